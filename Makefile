@@ -1,0 +1,64 @@
+# Everything a contributor runs. `make venv` needs Python 3.11+, a C++17 compiler and a package index; CMake and
+# ninja are fetched by the build if the system has none. Every other target makes the environment first.
+
+PYTHON3 ?= python3
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+SOURCES := $(wildcard goldstick/kernels/cpu/*.cpp goldstick/kernels/cpu/*.hpp)
+SANITIZED := build/sanitize
+SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib'))")
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help venv quickstart test lint format pytest bench train-reference sanitize clean
+
+help: ## show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+venv: $(STAMP) ## make or renew the environment in .venv, exactly as pinned, kernels compiled
+
+$(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(SOURCES)
+	test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
+	$(PYTHON) -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	@touch $@
+
+quickstart: $(STAMP) ## quantize and evaluate the small model that comes with goldstick
+	$(PYTHON) tools/quickstart.py
+
+lint: $(STAMP) ## ruff and mypy
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+
+pytest: $(STAMP) ## the tests alone
+	$(PYTHON) -m pytest
+
+test: lint pytest ## what CI runs: lint, types, tests
+
+format: $(STAMP) ## let ruff rewrite what it can
+	$(PYTHON) -m ruff check --fix .
+	$(PYTHON) -m ruff format .
+
+bench: $(STAMP) ## time the kernels against the reference
+	$(PYTHON) benchmarks/unpack.py
+
+train-reference: $(STAMP) ## train the reference model again, going on where a stopped run left off (about two hours)
+	$(PYTHON) -m tools.reference_model.train --out build/reference-training --minutes 110 --resume
+
+# The sanitized build is a copy beside the environment. -S leaves out .venv's own editable install, so that the copy
+# is what gets imported; -P leaves out the checkout.
+sanitize: $(STAMP) ## run the kernel tests with the address and undefined-behaviour sanitizers
+	rm -rf $(SANITIZED)/site
+	$(PYTHON) -m pip install --disable-pip-version-check --quiet --no-deps --target $(SANITIZED)/site \
+	    -C cmake.define.GOLDSTICK_SANITIZE=ON -C build-dir=$(SANITIZED)/cmake .
+	cp -r tests $(SANITIZED)/site/
+	cd $(SANITIZED)/site && PYTHONPATH=$(CURDIR)/$(SANITIZED)/site:$(SITE) PYTHONDONTWRITEBYTECODE=1 \
+	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 CI=true \
+	    LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
+	    $(CURDIR)/$(PYTHON) -S -P -m pytest -c $(CURDIR)/pyproject.toml --rootdir . -o pythonpath=$(CURDIR)/$(SANITIZED)/site \
+	    -p no:cacheprovider -q tests/kernels/test_cpu.py tests/kernels/test_cpu_extension.py
+
+clean: ## remove builds and caches; the environment stays (rm -rf .venv removes it)
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find goldstick tests tools benchmarks -name __pycache__ -type d -exec rm -rf {} + 2>/dev/null || true

@@ -1,0 +1,9 @@
+"""The algorithms, each a frozen dataclass in a file of its own."""
+
+from goldstick.algorithms.base import Algorithm, Exposure
+from goldstick.algorithms.rtn import RTN
+
+#: Every algorithm a recipe can name.
+ALGORITHMS: dict[str, type[Algorithm]] = {"rtn": RTN}
+
+__all__ = ["ALGORITHMS", "RTN", "Algorithm", "Exposure"]

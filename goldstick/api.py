@@ -1,0 +1,178 @@
+"""The Python interface: wiring only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from goldstick.errors import UsageError
+from goldstick.evaluation.evaluate import Evaluation, find_tasks
+from goldstick.evaluation.evaluate import evaluate as run_tasks
+from goldstick.evaluation.language_model import LanguageModel
+from goldstick.pipeline.load import load
+from goldstick.pipeline.models import data_directory, find_model
+from goldstick.pipeline.plan import Plan, make_plan
+from goldstick.pipeline.proof import ProofMethod
+from goldstick.pipeline.quantize import Quantized, execute
+from goldstick.pipeline.result import Result, apply_recipe
+from goldstick.pipeline.staging import check_output
+from goldstick.recipes.recipe import Recipe
+from goldstick.recipes.run import Progress, quiet
+
+RecipeLike = str | Path | Mapping[str, Any] | Recipe
+
+__all__ = ["apply", "evaluate", "load", "plan", "quantize"]
+
+
+def apply(
+    model: nn.Module,
+    recipe: RecipeLike,
+    *,
+    data: Any = None,
+    inplace: bool = False,
+    progress: Progress = quiet,
+) -> Result:
+    """Compress a module in memory.
+
+    Args:
+        model: Any ``nn.Module``. It is left untouched unless ``inplace``.
+        recipe: A preset's name, a YAML file, a mapping, or a :class:`Recipe`.
+        data: Calibration data, for algorithms that look at data; RTN takes none.
+        inplace: Rewrite ``model`` itself, which saves the memory of a copy.
+        progress: Called with (description, done, total).
+
+    Returns:
+        The compressed ``model``, its ``report``, and ``save(directory)``.
+
+    Raises:
+        RecipeError: The recipe is wrong, or illegal for this model.
+        QuantizationError: A weight is not finite.
+    """
+    if data is not None:
+        raise UsageError("None of the recipe's algorithms looks at data; leave out data=.")
+    return apply_recipe(model, Recipe.load(recipe), inplace=inplace, progress=progress)
+
+
+def plan(model: str | Path, recipe: RecipeLike) -> Plan:
+    """What a recipe would do to a checkpoint, from its config and file headers alone.
+
+    Raises:
+        SourceError: The model cannot be read.
+        RecipeError: The recipe is wrong, or illegal for this model.
+        FormatError: The recipe's storage format cannot hold the result.
+    """
+    return make_plan(find_model(model), Recipe.load(recipe))
+
+
+def quantize(
+    model: str | Path,
+    recipe: RecipeLike,
+    *,
+    output: str | Path,
+    overwrite: bool = False,
+    evaluate: Sequence[str] | None = None,
+    data_dir: str | Path | None = None,
+    limit: int | None = None,
+    device: str = "cpu",
+    proof: ProofMethod = "auto",
+    progress: Progress = quiet,
+) -> Quantized:
+    """Compress a checkpoint directory into another, tensor by tensor.
+
+    Args:
+        model: A local directory in the hub's layout, a hub id, or ``reference``.
+        recipe: A preset's name, a YAML file, a mapping, or a :class:`Recipe`.
+        output: The directory to make; it appears whole or not at all.
+        overwrite: Whether it may replace a checkpoint that goldstick wrote.
+        evaluate: Tasks to run before and after; those of the recipe where ``None``.
+        data_dir: Where the tasks find their data; ``reference`` for what comes with the reference model.
+        limit: At most so many items of each task.
+        device: Where weights are rounded.
+        proof: How the result is proven in a fresh process: its ``outputs`` against those of the model quantized in
+            memory, or its ``tensors``, one at a time, against the source; ``auto`` takes outputs up to 256 MiB.
+        progress: Called with (description, done, total).
+
+    Raises:
+        OutputError: ``output`` exists or cannot be written.
+        SourceError: The model cannot be read, or holds NaN.
+        RecipeError: The recipe is wrong, or illegal for this model.
+        CheckpointError: What was written and read back is not what it should be.
+    """
+    planned = plan(model, recipe)
+    tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
+    check_output(Path(output), overwrite)
+    measure = _comparison(planned, tasks, model, data_dir, limit, progress) if tasks else None
+    return execute(
+        planned,
+        Path(output),
+        base_model=str(model),
+        overwrite=overwrite,
+        device=device,
+        proof=proof,
+        progress=progress,
+        evaluate=measure,
+    )
+
+
+def _comparison(
+    planned: Plan,
+    tasks: Sequence[str],
+    model: str | Path,
+    data_dir: str | Path | None,
+    limit: int | None,
+    progress: Progress,
+) -> Callable[[Path], Mapping[str, Any]]:
+    find_tasks(tasks)
+    directory = data_directory(data_dir, model)
+    before = _run(planned.source.directory, tasks, directory, limit, progress)
+
+    def measure(checkpoint: Path) -> Mapping[str, Any]:
+        after = _run(checkpoint, tasks, directory, limit, progress)
+        return {"before": before.to_dict(), "after": after.to_dict()}
+
+    return measure
+
+
+def evaluate(
+    model: str | Path | nn.Module,
+    tasks: Sequence[str],
+    *,
+    tokenizer: str | Path | None = None,
+    data_dir: str | Path | None = None,
+    limit: int | None = None,
+    progress: Progress = quiet,
+) -> Evaluation:
+    """Run evaluation tasks on a model.
+
+    Args:
+        model: A checkpoint directory (float or compressed), a hub id, ``reference``, or a loaded causal language model.
+        tasks: Names of tasks, such as ``wikitext2``.
+        tokenizer: Directory of the tokenizer, for a model that is loaded already.
+        data_dir: Where local data lie; ``reference`` for what comes with the reference model.
+        limit: At most so many items of each task.
+        progress: Called with (description, done, total).
+
+    Raises:
+        UsageError: There is no such task.
+        DataError: The data of a task are neither local nor on the hub.
+    """
+    if isinstance(model, nn.Module):
+        origin = tokenizer or getattr(model, "name_or_path", "")
+        if not origin:
+            raise UsageError("A loaded model needs its tokenizer: evaluate(model, tasks, tokenizer=DIRECTORY).")
+        language_model = LanguageModel.from_directory(model, Path(origin))
+        return run_tasks(language_model, tasks, data_directory(data_dir, None), limit, progress)
+    find_tasks(tasks)  # before a model is loaded
+    return _run(find_model(model), tasks, data_directory(data_dir, model), limit, progress)
+
+
+def _run(
+    directory: Path, tasks: Sequence[str], data_dir: Path | None, limit: int | None, progress: Progress
+) -> Evaluation:
+    with torch.no_grad():
+        language_model = LanguageModel.from_directory(load(directory), directory)
+        return run_tasks(language_model, tasks, data_dir, limit, progress)

@@ -1,0 +1,59 @@
+"""The command line. Commands import what they need when they run, so that ``--help`` answers at once."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from goldstick.cli.evaluate import evaluate, generate
+from goldstick.cli.inspect import inspect, verify
+from goldstick.cli.quantize import plan, quantize
+from goldstick.cli.recipes import recipes
+from goldstick.errors import GoldstickError
+
+
+class _Group(click.Group):
+    """A group whose errors are one readable paragraph, and a traceback only with ``--debug``."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except GoldstickError as error:
+            if ctx.params.get("debug"):
+                raise
+            click.echo(f"Error: {error}", err=True)
+            sys.exit(error.exit_code)
+        except (KeyboardInterrupt, click.Abort):
+            click.echo("Interrupted; nothing was left behind.", err=True)
+            sys.exit(130)
+        except (click.ClickException, click.exceptions.Exit, SystemExit):
+            raise
+        except Exception as error:
+            if ctx.params.get("debug"):
+                raise
+            text = f"{type(error).__name__}: {error}".strip()
+            click.echo(
+                f"Error: goldstick met something it did not expect: {text} Run again with 'goldstick --debug …' for "
+                "the traceback, and please report it.",
+                err=True,
+            )
+            sys.exit(1)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="goldstick")
+@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+def main(debug: bool) -> None:
+    """Compress PyTorch models after training, and prove the result.
+
+    MODEL is a local directory in the hub's layout, a hub id (owner/name), or 'reference', the small model that comes
+    with goldstick. Exit codes: 0 done, 2 usage or recipe error, 1 any other failure.
+
+    Shell completion: eval "$(_GOLDSTICK_COMPLETE=bash_source goldstick)" (or zsh_source, fish_source).
+    """
+
+
+for command in (quantize, plan, evaluate, inspect, verify, generate, recipes):
+    main.add_command(command)

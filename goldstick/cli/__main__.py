@@ -1,0 +1,5 @@
+"""``python -m goldstick.cli``."""
+
+from goldstick.cli import main
+
+main()

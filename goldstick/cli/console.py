@@ -1,0 +1,79 @@
+"""What commands print: tables on a terminal, plain lines elsewhere, one JSON object with ``--json``."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import click
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from goldstick.recipes.run import Progress
+
+
+def console() -> Console:
+    """The console for results, on standard output."""
+    from rich.console import Console
+
+    return Console(soft_wrap=not sys.stdout.isatty(), no_color="NO_COLOR" in os.environ or None)
+
+
+def print_json(value: Any) -> None:
+    """One JSON object on standard output."""
+    from goldstick.report.storage import dump_json
+
+    click.echo(dump_json(value).rstrip("\n"))
+
+
+@contextmanager
+def progress_bar(shown: bool) -> Iterator[Progress]:
+    """A progress callback: bars on a terminal, a line for each stage elsewhere, nothing where not ``shown``."""
+    if not shown:
+        yield lambda description, done, total: None
+    elif sys.stderr.isatty():
+        yield from _bars()
+    else:
+        yield _lines()
+
+
+def _bars() -> Iterator[Progress]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Bars(*columns, console=Console(stderr=True), transient=True) as bars:
+        tasks: dict[str, TaskID] = {}
+
+        def advance(description: str, done: int, total: int) -> None:
+            if description not in tasks:
+                tasks[description] = bars.add_task(description, total=total)
+            bars.update(tasks[description], completed=done, total=total)
+
+        yield advance
+
+
+def _lines() -> Progress:
+    last: list[str] = []
+
+    def advance(description: str, done: int, total: int) -> None:
+        if last != [description]:
+            last[:] = [description]
+            click.echo(f"{description} ({total})" if total > 1 else description, err=True)
+
+    return advance
+
+
+def split_names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
+    """``a,b`` as ("a", "b")."""
+    if value is None:
+        return None
+    names = tuple(name.strip() for name in value.split(",") if name.strip())
+    if not names:
+        raise click.BadParameter("name at least one")
+    return names

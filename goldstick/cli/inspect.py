@@ -1,0 +1,43 @@
+"""``goldstick inspect`` and ``goldstick verify``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from goldstick.cli.console import console, print_json
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--verbose", "-v", is_flag=True, help="A line for every layer, without gathering equal ones.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def inspect(directory: Path, verbose: bool, as_json: bool) -> None:
+    """Show a compressed checkpoint: layer, scheme, shape, bytes, bits per weight, error."""
+    from goldstick.pipeline.inspect import read_report
+    from goldstick.report.terminal import print_report
+
+    report = read_report(directory)
+    if as_json:
+        import json
+
+        print_json(json.loads(report.to_json()))
+        return
+    print_report(console(), report, verbose=verbose)
+    click.echo(f"format: {report.format}; made from {report.model} by goldstick {report.goldstick_version}")
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def verify(directory: Path, as_json: bool) -> None:
+    """Check a compressed checkpoint: the sha256 of every file, and its proof once more in a fresh process."""
+    from goldstick.pipeline.verify import verify_checkpoint
+
+    found = verify_checkpoint(directory)
+    if as_json:
+        print_json(found)
+        return
+    click.echo(f"{found['files']} files have the sha256 the manifest records")
+    click.echo(found["proof"])

@@ -1,0 +1,212 @@
+"""``goldstick quantize`` and ``goldstick plan``."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from goldstick.cli.console import console, print_json, progress_bar, split_names
+
+if TYPE_CHECKING:
+    from goldstick.pipeline.plan import Plan
+    from goldstick.recipes.recipe import Recipe
+
+DEFAULT_RECIPE = "rtn-w4a16-g128"
+
+
+def _recipe_options(command: Any) -> Any:
+    options = [
+        click.option("--recipe", "-r", default=DEFAULT_RECIPE, show_default=True, metavar="NAME|FILE",
+                     help="A preset (see 'goldstick recipes list') or a YAML file."),
+        click.option("--dataset", metavar="PATH|NAME", help="Calibration data, for algorithms that look at data."),
+        click.option("--samples", type=click.IntRange(1), help="Number of calibration samples."),
+        click.option("--seq-len", type=click.IntRange(1), help="Tokens of a calibration sample."),
+        click.option("--seed", type=int, help="Seed of the calibration sampling."),
+        click.option("--format", "format_", metavar="F", type=click.Choice(["auto", "compressed-tensors", "native"]),
+                     help="Storage format; 'auto' takes compressed-tensors wherever it can hold the result."),
+        click.option("--indivisible", type=click.Choice(["error", "channel", "skip"]),
+                     help="What a layer becomes whose inputs the group size does not divide."),
+        click.option("--tie", type=click.Choice(["error", "untie", "keep"]),
+                     help="What to do with a targeted weight that is tied to another."),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
+    ]  # fmt: skip
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+@click.command()
+@click.argument("model")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The directory to make.")
+@click.option("--evaluate", "tasks", metavar="TASKS", callback=split_names, help="Tasks to run before and after.")
+@click.option("--data-dir", metavar="DIR", help="Where the tasks' data lie; 'reference' for the bundled data.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many items of each task.")
+@click.option("--device", default="cpu", show_default=True, help="Where weights are rounded.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+@click.option(
+    "--proof",
+    type=click.Choice(["auto", "outputs", "tensors"]),
+    default="auto",
+    show_default=True,
+    help="How the result is proven: outputs builds the model twice, tensors reads one at a time.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
+@click.option("--dry-run", is_flag=True, help="Plan only; the same as 'goldstick plan'.")
+@_recipe_options
+def quantize(
+    model: str,
+    output: Path,
+    tasks: tuple[str, ...] | None,
+    data_dir: str | None,
+    limit: int | None,
+    device: str,
+    threads: int | None,
+    proof: Literal["auto", "outputs", "tensors"],
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+    **recipe_options: Any,
+) -> None:
+    """Compress MODEL into a new, proven checkpoint directory."""
+    from goldstick.pipeline.staging import check_output
+
+    recipe = _recipe(**recipe_options)
+    check_output(output, overwrite)
+    if dry_run:
+        _show_plan(_plan(model, recipe), as_json)
+        return
+    _set_threads(threads)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the clean-up, as Ctrl-C does
+    from goldstick.formats.transformers_names import quiet_libraries
+
+    quiet_libraries()
+    from goldstick import api
+    from goldstick.evaluation.compare import compare
+    from goldstick.report.terminal import print_report
+
+    with progress_bar(not as_json) as progress:
+        result = api.quantize(
+            model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
+            device=device, proof=proof, progress=progress,
+        )  # fmt: skip
+    if as_json:
+        import json
+
+        print_json({"directory": str(output), "report": json.loads(result.report.to_json())})
+        return
+    evaluation = result.report.evaluation
+    rows = compare(evaluation["after"], evaluation["before"]) if evaluation else ()
+    print_report(console(), result.report, rows)
+    click.echo(f"proof: {_proof_words(result.report.proof)}")
+    click.echo(f"checkpoint: {output}\nreport: {output / 'report.json'}")
+
+
+@click.command()
+@click.argument("model")
+@_recipe_options
+def plan(model: str, as_json: bool, **recipe_options: Any) -> None:
+    """Show what a recipe would do to MODEL, layer by layer.
+
+    Reads the config and the file headers only, so it answers in seconds for a model of any size.
+    """
+    _show_plan(_plan(model, _recipe(**recipe_options)), as_json)
+
+
+def _plan(model: str, recipe: Recipe) -> Plan:
+    from goldstick.formats.transformers_names import quiet_libraries
+
+    quiet_libraries()
+    from goldstick.pipeline.models import find_model
+    from goldstick.pipeline.plan import make_plan
+
+    return make_plan(find_model(model), recipe)
+
+
+def _recipe(
+    recipe: str,
+    dataset: str | None,
+    samples: int | None,
+    seq_len: int | None,
+    seed: int | None,
+    format_: str | None,
+    indivisible: str | None,
+    tie: str | None,
+) -> Recipe:
+    from goldstick.recipes.recipe import Recipe
+
+    loaded = Recipe.load(recipe)
+    calibration = {"dataset": dataset, "samples": samples, "seq_len": seq_len, "seed": seed}
+    given = {name: value for name, value in calibration.items() if value is not None}
+    if given:
+        click.echo("note: no stage of this recipe looks at data; the calibration options change nothing", err=True)
+    stage_options: dict[str, Any] = {}
+    stage_options |= {"indivisible": indivisible} if indivisible else {}
+    stage_options |= {"tie": tie} if tie else {}
+    return loaded.model_copy(
+        update={
+            "stages": tuple(dataclasses.replace(stage, **stage_options) for stage in loaded.stages),
+            "calibration": loaded.calibration.model_copy(update=given),
+            "export": loaded.export.model_copy(update={"format": format_} if format_ else {}),
+        }
+    )
+
+
+def _set_threads(threads: int | None) -> None:
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def _show_plan(planned: Plan, as_json: bool) -> None:
+    from goldstick.pipeline.plan import layer_table
+    from goldstick.report.terminal import format_bytes, print_table
+
+    rows = layer_table(planned)
+    if as_json:
+        print_json(
+            {
+                "format": planned.format.name,
+                "bytes_before": planned.bytes_before,
+                "bytes_after": planned.bytes_after,
+                "peak_memory_forecast": planned.peak_memory,
+                "seconds_forecast": round(planned.seconds, 1),
+                "streams": planned.streams,
+                "warnings": list(planned.warnings),
+                "layers": rows,
+            }
+        )
+        return
+    cells = [
+        [row["name"], "×".join(map(str, row["shape"])), row["dtype"], row["scheme"] or "",
+         format_bytes(row["bytes_before"]), format_bytes(row["bytes_after"]), row["note"] or ""]
+        for row in rows
+    ]  # fmt: skip
+    columns = ("tensor", "shape", "dtype", "becomes", "<before", "<after", "note")
+    print_table(console(), "Plan", columns, cells)
+    click.echo(
+        f"format: {planned.format.name}; size: {format_bytes(planned.bytes_before)} -> "
+        f"{format_bytes(planned.bytes_after)}; "
+        f"peak memory about {format_bytes(planned.peak_memory)}; about {planned.seconds:.0f} s on this recipe's "
+        f"{'stream' if planned.streams else 'whole model in memory'}"
+    )
+    for warning in planned.warnings:
+        click.echo(f"warning: {warning}")
+
+
+def _proof_words(proof: Any) -> str:
+    if proof.get("method") == "outputs":
+        return (
+            "read back in a fresh process; largest difference of outputs "
+            f"{proof['max_abs_difference']:.3g} (outputs reach {proof['largest_output']:.3g})"
+        )
+    return (
+        f"read back in a fresh process; {proof['tensors_quantized']} quantized and {proof['tensors_copied']} copied "
+        "tensors as "
+        "they should be"
+    )

@@ -1,0 +1,98 @@
+"""Scheme: what a layer becomes (never how), with the names people write."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import ClassVar
+
+from goldstick.core.grid import Grid
+from goldstick.errors import RecipeError
+
+_NAME = re.compile(
+    r"w(?P<bits>[1-8])a(?P<activation>16|8)"
+    r"(?:-(?P<dynamic>dynamic))?"
+    r"(?:-(?:g(?P<group>\d+)|(?P<channel>channel)))?"
+    r"(?:-(?P<asymmetric>asym))?"
+)
+
+#: The names that help and error texts offer; any ``w<bits>a16-g<size>`` of this pattern is understood.
+PRESETS: dict[str, str] = {
+    "w8a16": "8-bit weights, one scale per output channel",
+    "w8a16-g128": "8-bit weights, groups of 128",
+    "w8a8-dynamic": "8-bit weights per channel, 8-bit activations per token at run time",
+    "w4a16-g32": "4-bit weights, groups of 32",
+    "w4a16-g64": "4-bit weights, groups of 64",
+    "w4a16-g128": "4-bit weights, groups of 128",
+    "w4a16-channel": "4-bit weights, one scale per output channel",
+    "w4a16-g32-asym": "4-bit weights, groups of 32, asymmetric",
+    "w4a16-g64-asym": "4-bit weights, groups of 64, asymmetric",
+    "w4a16-g128-asym": "4-bit weights, groups of 128, asymmetric",
+    "w3a16-g32": "3-bit weights, groups of 32",
+    "w3a16-g64": "3-bit weights, groups of 64",
+    "w3a16-g128": "3-bit weights, groups of 128",
+    "w3a16-g128-asym": "3-bit weights, groups of 128, asymmetric",
+    "w3a16-channel": "3-bit weights, one scale per output channel",
+    "w2a16-g32": "2-bit weights, groups of 32",
+    "w2a16-g64": "2-bit weights, groups of 64",
+    "w2a16-g64-asym": "2-bit weights, groups of 64, asymmetric",
+    "w2a16-g128": "2-bit weights, groups of 128",
+    "w2a16-channel": "2-bit weights, one scale per output channel",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scheme:
+    """What a layer becomes: the grid of its weight and, where it has one, of its input activations.
+
+    Attributes:
+        weight: Grid of the weight.
+        activation: Grid of the layer's input, or ``None`` for float activations.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    weight: Grid
+    activation: Grid | None = None
+
+    def __post_init__(self) -> None:
+        if self.weight.granularity == "token":
+            raise RecipeError("A weight has no tokens: its granularity is channel or group.")
+        if self.activation is not None and self.activation != Grid(bits=8, granularity="token"):
+            raise RecipeError(
+                "Activations are quantized to 8 bits, symmetric, per token at run time "
+                f"(bits: 8, symmetric: true, granularity: token), not as {self.activation.label}."
+            )
+
+    @classmethod
+    def parse(cls, name: str) -> Scheme:
+        """The scheme of a name such as ``w4a16-g128``, ``w3a16-channel-asym`` or ``w8a8-dynamic``.
+
+        Raises:
+            RecipeError: The name is no scheme; the message gives the nearest ones.
+        """
+        match = _NAME.fullmatch(name)
+        if match is None or (match["activation"] == "8") != (match["dynamic"] is not None):
+            near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4)
+            raise RecipeError(
+                f"No scheme is called {name!r}. "
+                + (f"Near it: {', '.join(near)}. " if near else "")
+                + "A name reads w<bits>a16-g<group size>, w<bits>a16-channel or w8a8-dynamic, then -asym for an "
+                "asymmetric weight."
+            )
+        group = None if match["group"] is None else int(match["group"])
+        weight = Grid(
+            bits=int(match["bits"]),
+            symmetric=match["asymmetric"] is None,
+            granularity="channel" if group is None else "group",
+            group_size=group,
+        )
+        activation = Grid(bits=8, granularity="token") if match["activation"] == "8" else None
+        return cls(weight=weight, activation=activation)
+
+    @property
+    def label(self) -> str:
+        """The name of the scheme, as :meth:`parse` understands it."""
+        activation = "8-dynamic" if self.activation else "16"
+        return f"w{self.weight.bits}a{activation}" + self.weight.label.removeprefix(str(self.weight.bits))

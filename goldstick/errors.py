@@ -1,0 +1,71 @@
+"""The exceptions goldstick raises on purpose.
+
+Every message is one paragraph that says what is wrong, where, and what to do about it. The command line prints
+it without a traceback and leaves with the class's ``exit_code``.
+
+::
+
+    GoldstickError                 1   the root: catch this to catch everything below
+    ├── UsageError                 2   a call or a command line that cannot mean anything
+    │   └── RecipeError            2   a recipe, scheme or target pattern that is wrong or illegal for the model
+    ├── SourceError                1   the model to be compressed cannot be read or must not be trusted
+    ├── StructureError             1   the network's structure cannot be understood well enough to go on
+    ├── QuantizationError          1   numbers that cannot be quantized (NaN, infinity, overflowing scales)
+    ├── FormatError                1   a storage format cannot hold, or a file does not hold, what it should
+    ├── CheckpointError            1   a compressed checkpoint that is damaged, incomplete or fails its proof
+    ├── OutputError                1   the output directory exists, is not writable or the disk is full
+    ├── DataError                  1   a data set that is missing, malformed or too short
+    └── KernelError                1   no backend runs this layer, or a backend was given wrong shapes
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class GoldstickError(Exception):
+    """Root of the tree; never raised itself."""
+
+    exit_code: ClassVar[int] = 1
+
+
+class UsageError(GoldstickError):
+    """A call or a command line that cannot mean anything."""
+
+    exit_code = 2
+
+
+class RecipeError(UsageError):
+    """A recipe, a scheme or a target pattern that is wrong, or illegal for this model."""
+
+
+class SourceError(GoldstickError):
+    """The model to be compressed cannot be read, or must not be trusted."""
+
+
+class StructureError(GoldstickError):
+    """The structure of the network cannot be understood well enough to go on."""
+
+
+class QuantizationError(GoldstickError):
+    """Numbers that cannot be quantized: NaN, infinity, a scale that overflows its type."""
+
+
+class FormatError(GoldstickError):
+    """A storage format that cannot hold, or a file that does not hold, what it should."""
+
+
+class CheckpointError(GoldstickError):
+    """A compressed checkpoint that is damaged or incomplete, or that fails its proof."""
+
+
+class OutputError(GoldstickError):
+    """The output directory exists, is not writable, or the disk is full."""
+
+
+class DataError(GoldstickError):
+    """A data set that is missing, malformed or too short."""
+
+
+class KernelError(GoldstickError):
+    """No backend runs this layer, or a backend was handed wrong shapes or types."""

@@ -1,0 +1,122 @@
+"""Comparing an evaluation with its baseline, metric by metric."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from goldstick.evaluation.evaluate import Evaluation
+from goldstick.evaluation.metrics import Items, paired_interval
+
+LOWER_IS_BETTER = frozenset({"perplexity", "bits_per_byte"})
+DEPENDS_ON_TOKENIZER = frozenset({"perplexity"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ComparisonRow:
+    """One metric of one task, before and after.
+
+    Args:
+        task: the task's name.
+        metric: the metric's name.
+        before: the baseline's value, None where it has none.
+        after: the evaluation's value, None where it has none.
+        direction: which way is better.
+        difference: after - before, None unless both are there and comparable.
+        relative: the difference as a fraction of ``before``, None where that is 0 or there is no difference.
+        interval: the 95 % bootstrap interval of the difference over the same items, None without items to
+            pair.
+        note: why the values do not compare, or None.
+    """
+
+    task: str
+    metric: str
+    before: float | None
+    after: float | None
+    direction: Literal["lower", "higher"]
+    difference: float | None = None
+    relative: float | None = None
+    interval: tuple[float, float] | None = None
+    note: str | None = None
+
+    @property
+    def worse(self) -> bool:
+        """Whether the metric moved the wrong way, by however little."""
+        if self.difference is None:
+            return False
+        return self.difference > 0 if self.direction == "lower" else self.difference < 0
+
+
+def compare(
+    evaluation: Evaluation | Mapping[str, Any], baseline: Evaluation | Mapping[str, Any]
+) -> list[ComparisonRow]:
+    """Return a row for each metric of each task in either of the two, in the evaluation's order.
+
+    Both may be given as `Evaluation` or as what its ``to_dict`` returned. Values under different protocols,
+    over different numbers of items or, for perplexity, with different tokenizers get no difference and a note
+    instead.
+    """
+    after, before = _tasks(evaluation), _tasks(baseline)
+    return [row for name in {**after, **before} for row in _compare_task(name, after.get(name), before.get(name))]
+
+
+def _tasks(evaluation: Evaluation | Mapping[str, Any]) -> Mapping[str, Any]:
+    data = evaluation.to_dict() if isinstance(evaluation, Evaluation) else evaluation
+    tasks: Mapping[str, Any] = data["tasks"]
+    return tasks
+
+
+def _compare_task(name: str, after: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -> list[ComparisonRow]:
+    new, old = (after or {}).get("metrics", {}), (before or {}).get("metrics", {})
+    return [_compare_metric(name, metric, after, before) for metric in {**new, **old}]
+
+
+def _compare_metric(
+    name: str, metric: str, after: Mapping[str, Any] | None, before: Mapping[str, Any] | None
+) -> ComparisonRow:
+    new = (after or {}).get("metrics", {}).get(metric)
+    old = (before or {}).get("metrics", {}).get(metric)
+    note = _why_not(metric, after, before, new, old)
+    difference = None if note else new - old
+    return ComparisonRow(
+        task=name,
+        metric=metric,
+        before=old,
+        after=new,
+        direction="lower" if metric in LOWER_IS_BETTER else "higher",
+        difference=difference,
+        relative=None if difference is None or old == 0 else difference / old,
+        interval=None if note else _interval(metric, after, before),
+        note=note,
+    )
+
+
+def _why_not(
+    metric: str,
+    after: Mapping[str, Any] | None,
+    before: Mapping[str, Any] | None,
+    new: float | None,
+    old: float | None,
+) -> str | None:
+    if after is None or before is None or new is None or old is None:
+        return "only before" if new is None else "only after"
+    if after["protocol"] != before["protocol"]:
+        return f"protocols differ: {before['protocol']} before, {after['protocol']} after"
+    if after["n"] != before["n"]:
+        return f"items differ: {before['n']} before, {after['n']} after"
+    if metric in DEPENDS_ON_TOKENIZER and after.get("tokenizer") != before.get("tokenizer"):
+        return "tokenizers differ"
+    if not (math.isfinite(new) and math.isfinite(old)):
+        return "not finite"
+    return None
+
+
+def _interval(
+    metric: str, after: Mapping[str, Any] | None, before: Mapping[str, Any] | None
+) -> tuple[float, float] | None:
+    items = [((side or {}).get("details") or {}).get("items", {}).get(metric) for side in (after, before)]
+    if items[0] is None or items[1] is None:
+        return None
+    return paired_interval(Items.from_dict(items[0]), Items.from_dict(items[1]))

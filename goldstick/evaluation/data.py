@@ -1,0 +1,146 @@
+"""Where evaluation data come from: a local directory first, then the Hugging Face hub with a bounded wait."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from goldstick.errors import DataError, UsageError
+from goldstick.evaluation.hub import HUB_TIMEOUT, HubDataset, load_from_hub
+
+Row = TypeVar("Row")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dataset:
+    """One data set's two homes.
+
+    Args:
+        name: what messages call it.
+        files: the local files it may be in, relative to the data directory, best first; glob patterns are
+            allowed and each is looked for as it is and with ``.gz`` behind it.
+        hub: where it is on the hub, one entry per configuration; empty where it is not there.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    hub: tuple[HubDataset, ...] = ()
+
+
+class DataSource:
+    """Finds and reads data sets, each once.
+
+    Args:
+        data_dir: the directory with local copies, or None for the hub alone.
+        hub_timeout: how many seconds the hub has to answer. The download that follows an answer has no limit.
+    """
+
+    def __init__(self, data_dir: Path | str | None = None, *, hub_timeout: float = HUB_TIMEOUT) -> None:
+        self.data_dir = None if data_dir is None else Path(data_dir)
+        self.hub_timeout = hub_timeout
+        self._read: dict[tuple[str, Dataset], list[Any]] = {}
+        if self.data_dir is not None and not self.data_dir.is_dir():
+            raise UsageError(f"the data directory {self.data_dir} does not exist")
+
+    def find(self, dataset: Dataset) -> Path | None:
+        """Return the local file that holds ``dataset``, or None."""
+        if self.data_dir is None:
+            return None
+        for pattern in dataset.files:
+            for candidate in (pattern, pattern + ".gz"):
+                found = sorted(path for path in self.data_dir.glob(candidate) if path.is_file())
+                if found:
+                    return found[0]
+        return None
+
+    def rows(self, dataset: Dataset, required: Sequence[str] = ()) -> list[Mapping[str, Any]]:
+        """Return the rows of a JSON-lines file or of the hub; each must have the ``required`` fields."""
+        key = ("rows", dataset)
+        if key not in self._read:
+            path = self.find(dataset)
+            origin = dataset.name if path is None else str(path)
+            rows = self._rows_from_hub(dataset) if path is None else list(_json_lines(path))
+            for line, row in rows:
+                missing = [name for name in required if name not in row]
+                if missing:
+                    raise DataError(f"{origin}, line {line}: no field {missing[0]!r}, only {', '.join(row)}")
+            if not rows:
+                raise DataError(f"{origin}: the file holds no rows")
+            self._read[key] = [row for _, row in rows]
+        return list(self._read[key])
+
+    def lines(self, dataset: Dataset) -> list[str]:
+        """Return the lines of a local text file, ends kept, or the ``text`` fields of the hub's rows."""
+        key = ("lines", dataset)
+        if key not in self._read:
+            path = self.find(dataset)
+            if path is None:
+                self._read[key] = [str(row["text"]) for row in self.rows(dataset, ["text"])]
+            else:
+                self._read[key] = list(_read_lines(path))
+        return list(self._read[key])
+
+    def document(self, path: Path) -> Any:
+        """Return the JSON document in the local file ``path``."""
+        try:
+            return json.loads("".join(_read_lines(path)))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
+
+    def _rows_from_hub(self, dataset: Dataset) -> list[tuple[int, Mapping[str, Any]]]:
+        local = f"give --data-dir DIR with DIR/{dataset.files[0]} (or .gz)"
+        if self.data_dir is not None:
+            local = f"there is no {dataset.files[0]} (or .gz) under --data-dir {self.data_dir}"
+        if not dataset.hub:
+            raise DataError(f"{dataset.name}: this data set is read from a local file only; {local}")
+        rows: list[Mapping[str, Any]] = []
+        for hub in dataset.hub:
+            try:
+                rows += load_from_hub(hub, self.hub_timeout)
+            except DataError as error:
+                raise DataError(f"{dataset.name}: {error}; {local}") from error
+        return list(enumerate(rows, start=1))
+
+
+def evenly_spaced(rows: Sequence[Row], limit: int | None) -> list[Row]:
+    """Return ``limit`` of ``rows`` at equal distances, all of them where ``limit`` is None or larger.
+
+    For files grouped by subject or article, whose first rows are about one thing.
+    """
+    if limit is None or limit >= len(rows):
+        return list(rows)
+    return [rows[index * len(rows) // limit] for index in range(limit)]
+
+
+def _read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 text file, gzip-compressed where its name says so."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path, "rt", encoding="utf-8") as file:
+                yield from file
+        else:
+            with path.open(encoding="utf-8") as file:
+                yield from file
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+
+
+def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    """Yield (line number, row) of a JSON-lines file; blank lines are left out."""
+    for number, line in enumerate(_read_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from error
+        if not isinstance(row, dict):
+            raise DataError(f"{path}, line {number}: a row must be a JSON object, not {type(row).__name__}")
+        yield number, row

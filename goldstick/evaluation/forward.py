@@ -1,0 +1,60 @@
+"""Calling a causal language model: its device, its mode and the arguments its ``forward`` knows."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from goldstick.errors import QuantizationError
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return the device of the model's first parameter or buffer, the CPU where it has neither."""
+    tensor = next(chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if tensor is None else tensor.device
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put every module into evaluation mode without gradients, and give each its own mode back afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def takes(model: nn.Module, argument: str) -> bool:
+    """Return whether the model's ``forward`` names ``argument``."""
+    return argument in inspect.signature(model.forward).parameters
+
+
+def forward(model: nn.Module, ids: Tensor, mask: Tensor, **extra: Any) -> Any:
+    """Return ``model(input_ids, attention_mask, **extra)``, without the extras its ``forward`` does not name.
+
+    Whether padding positions need ``position_ids``, or logits can be restricted by ``logits_to_keep``,
+    differs between model families; both are named in the signature where they exist.
+    """
+    device = device_of(model)
+    arguments = {name: value for name, value in extra.items() if takes(model, name)}
+    moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
+    return model(input_ids=ids.to(device), attention_mask=mask.to(device), **moved)
+
+
+def require_numbers(values: Tensor) -> Tensor:
+    """Return ``values``; raise QuantizationError where one is NaN, which no metric could show."""
+    if bool(torch.isnan(values).any()):
+        raise QuantizationError(
+            "the model's logits are NaN, so no metric means anything: its weights are damaged or its "
+            "activations overflow; look for layers with NaN scales, or evaluate in bfloat16 or float32"
+        )
+    return values

@@ -1,0 +1,94 @@
+"""The Hugging Face hub through `datasets`, with a bounded wait: the one file that imports it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from goldstick.errors import DataError
+
+HUB_TIMEOUT = 10.0
+"""Seconds; without this bound, `datasets` retries for 23 s where there is no network."""
+
+OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubDataset:
+    """A data set on the hub.
+
+    Args:
+        path: its repository, ``owner/name``.
+        configuration: the configuration's name, or None for the only one.
+        split: the split's name.
+        configuration_field: the field of each row that takes the configuration's name, or None.
+    """
+
+    path: str
+    configuration: str | None = None
+    split: str
+    configuration_field: str | None = None
+
+
+def load_from_hub(dataset: HubDataset, timeout: float = HUB_TIMEOUT) -> list[Mapping[str, Any]]:
+    """Return the rows of one split from the hub or from the local cache of `datasets`.
+
+    The hub has ``timeout`` seconds to answer which files make up the data set; downloading them is not
+    bounded. Where the environment says offline only the cache is asked, at once. Raises DataError with the
+    cause and the state of the offline switch.
+    """
+    offline = _offline_variable()
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise DataError(f"{dataset.path} would come from the hub, but `datasets` is not installed") from error
+    if offline and not datasets.config.HF_HUB_OFFLINE:  # set after the library read its environment
+        raise DataError(f"{dataset.path} is on the hub and {offline} forbids asking it")
+    try:
+        builder = _bounded(dataset, timeout)
+        builder.download_and_prepare()
+        rows: list[Mapping[str, Any]] = [dict(row) for row in builder.as_dataset(split=dataset.split)]
+    except Exception as error:  # the library raises OSError, ValueError and its own classes for one cause
+        cause = " ".join(f"{type(error).__name__}: {error}".split())
+        state = f"{offline} is set" if offline else "HF_HUB_OFFLINE is not set"
+        raise DataError(f"{dataset.path} cannot be had from the hub ({cause}; {state})") from error
+    if dataset.configuration_field is not None:
+        rows = [{dataset.configuration_field: dataset.configuration, **row} for row in rows]
+    return rows
+
+
+def _bounded(dataset: HubDataset, timeout: float) -> Any:
+    """Return the data set's builder, or raise TimeoutError after ``timeout`` seconds.
+
+    The thread is a daemon: one that still waits for the network does not keep the program from ending.
+    """
+    from datasets import load_dataset_builder
+
+    outcome: list[Any] = []
+
+    def ask() -> None:
+        try:
+            outcome.append(load_dataset_builder(dataset.path, dataset.configuration))
+        except Exception as error:  # handed to the caller's thread
+            outcome.append(error)
+
+    thread = threading.Thread(target=ask, daemon=True, name="goldstick-hub")
+    thread.start()
+    thread.join(timeout)
+    if not outcome:
+        raise TimeoutError(f"no answer within {timeout:g} s")
+    if isinstance(outcome[0], Exception):
+        raise outcome[0]
+    return outcome[0]
+
+
+def _offline_variable() -> str | None:
+    """Return ``NAME=value`` of the environment variable that asks for offline work, or None."""
+    for name in OFFLINE_VARIABLES:
+        value = os.environ.get(name, "")
+        if value.upper() in {"1", "ON", "YES", "TRUE"}:
+            return f"{name}={value}"
+    return None

@@ -1,0 +1,211 @@
+"""A causal language model as the evaluation tasks see it: text in, log-probabilities or text out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from goldstick.errors import SourceError, UsageError
+from goldstick.evaluation.batching import Advance, batches_by_length
+from goldstick.evaluation.forward import evaluating, takes
+from goldstick.evaluation.generation import greedy
+from goldstick.evaluation.scoring import score
+
+CONTEXT_ATTRIBUTES = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len", "seq_length")
+DEFAULT_CONTEXT = 2048
+TOKENS_PER_BATCH = 4096
+
+
+class LanguageModel:
+    """A causal language model and its tokenizer. The model's weights, mode and device stay as they are.
+
+    Args:
+        model: any module with a ``config`` whose ``forward(input_ids, attention_mask)`` returns ``.logits``.
+        tokenizer: a transformers tokenizer.
+        context_length: the most tokens a forward pass may see; read from the configuration where None.
+        tokens_per_batch: rows times longest sequence of a batch at most, which bounds the memory for logits.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Any,
+        *,
+        context_length: int | None = None,
+        tokens_per_batch: int = TOKENS_PER_BATCH,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.context_length = _context_length(model, tokenizer) if context_length is None else context_length
+        self.tokens_per_batch = tokens_per_batch
+        if self.context_length < 2 or tokens_per_batch < 1:
+            raise UsageError(
+                f"context_length={self.context_length} must be 2 or more and "
+                f"tokens_per_batch={tokens_per_batch} positive"
+            )
+
+    @classmethod
+    def from_directory(cls, model: nn.Module, directory: Path | str, **options: Any) -> LanguageModel:
+        """Pair ``model`` with the tokenizer in ``directory``: no downloads, and no code of its own is run."""
+        from transformers import AutoTokenizer
+
+        if not Path(directory).is_dir():
+            raise SourceError(f"{directory}: no such directory, so no tokenizer can be read from it")
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        except (OSError, ValueError, ImportError, KeyError, json.JSONDecodeError) as error:
+            reason = " ".join(str(error).split())
+            raise SourceError(f"{directory}: its tokenizer cannot be read ({reason}); evaluation needs it") from error
+        return cls(model, tokenizer, **options)
+
+    def encode(self, text: str) -> list[int]:
+        """Return the token ids of ``text``, with the special tokens this tokenizer adds by itself.
+
+        A text that already begins with the beginning-of-sequence token gets no second one.
+        """
+        beginning = getattr(self.tokenizer, "bos_token", None)
+        return self._encode(text, special=not (beginning and text.startswith(beginning)))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, special tokens left out."""
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """SHA-256 of what the tokenizer does: equal hashes, equal token ids for every text."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:
+            state = json.loads(backend.to_str())
+            state.pop("truncation", None)  # set by calls, not by the tokenizer
+            state.pop("padding", None)
+        else:
+            state = {"class": type(self.tokenizer).__name__, "vocabulary": self.tokenizer.get_vocab()}
+        return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+    def token_log_probabilities(self, ids: Sequence[Sequence[int]], advance: Advance | None = None) -> list[Tensor]:
+        """Return log p(ids[t] | ids[:t]) for t = 1, 2, … of each sequence: float32 [len - 1], on the CPU.
+
+        Batched by length with padding on the right, which a causal model's earlier positions cannot see.
+        Raises UsageError for a sequence longer than the context, QuantizationError for NaN.
+        """
+        longest = max((len(sequence) for sequence in ids), default=0)
+        if longest > self.context_length:
+            raise UsageError(f"a sequence of {longest} tokens exceeds the model's context of {self.context_length}")
+        scores = self._score([(list(s[:-1]), [list(s[1:])]) for s in ids], advance)
+        return [row[0] for row in scores]
+
+    def continuation_log_likelihood(
+        self, pairs: Sequence[tuple[str, str]], advance: Advance | None = None
+    ) -> list[float]:
+        """Return log p(continuation | context) in nats for each (context, continuation).
+
+        As lm-evaluation-harness defines it: spaces at the end of the context move to the continuation, both
+        are encoded together and split at the length of the encoded context, an empty context becomes the
+        beginning (or end) token, and what does not fit is cut from the left. Equal inputs, such as one
+        context with several continuations of a single token, run once.
+        """
+        rows: dict[tuple[int, ...], list[list[int]]] = {}
+        places = []
+        for context, continuation in pairs:
+            start, target = self._encode_pair(context, continuation)
+            kept = (start + target)[-(self.context_length + 1) :]
+            row = rows.setdefault(tuple(kept[:-1]), [])
+            places.append((tuple(kept[:-1]), len(row)))
+            row.append(target[-(len(kept) - 1) :])
+        scored = dict(zip(rows, self._score(list(rows.items()), advance), strict=True))
+        return [float(scored[key][position].double().sum()) for key, position in places]
+
+    def generate_greedy(
+        self,
+        prompts: Sequence[str],
+        max_new_tokens: int,
+        stop: Sequence[str] = (),
+        advance: Advance | None = None,
+    ) -> list[str]:
+        """Return the greedy continuation of each prompt, up to the first of ``stop`` (not included).
+
+        Prompts are cut from the left to leave ``max_new_tokens`` of the context.
+        """
+        room = self.context_length - max_new_tokens
+        if room < 1 or max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens={max_new_tokens} must be within the context of {self.context_length}")
+        encoded = [(self.encode(prompt) or [self._prefix_id()])[-room:] for prompt in prompts]
+        texts, done = [""] * len(prompts), 0
+        lengths = [len(ids) + max_new_tokens for ids in encoded]
+
+        def finished(generated: list[int]) -> bool:
+            return any(word in self.decode(generated) for word in stop)
+
+        with evaluating(self.model):
+            mixed = takes(self.model, "position_ids")  # without them, padding would shift positions
+            for batch in batches_by_length(lengths, self.tokens_per_batch, mixed):
+                rows = [encoded[i] for i in batch]
+                new = greedy(self.model, rows, max_new_tokens, self._end_ids(), finished, self._pad_id())
+                for index, ids in zip(batch, new, strict=True):
+                    text = self._continuation(encoded[index], ids)
+                    texts[index] = text[: min([text.find(word) for word in stop if word in text], default=None)]
+                done += len(batch)
+                if advance is not None:
+                    advance(done, len(prompts))
+        return texts
+
+    def _continuation(self, prompt: Sequence[int], new: Sequence[int]) -> str:
+        """The text that ``new`` adds to ``prompt``; decoded alone, some tokenizers drop a leading space."""
+        before, whole = self.decode(prompt), self.decode([*prompt, *new])
+        return whole.removeprefix(before) if whole.startswith(before) else self.decode(new)
+
+    def _score(
+        self, rows: Sequence[tuple[Sequence[int], list[list[int]]]], advance: Advance | None
+    ) -> list[list[Tensor]]:
+        with evaluating(self.model):
+            return score(self.model, rows, self._pad_id(), self.tokens_per_batch, advance)
+
+    def _encode(self, text: str, special: bool) -> list[int]:
+        return [int(i) for i in self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]]
+
+    def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
+        stripped = context.rstrip()
+        whole = stripped + context[len(stripped) :] + continuation
+        if not stripped:
+            start, target = [self._prefix_id()], self._encode(whole, special=False)
+        else:
+            start, together = self.encode(stripped), self.encode(whole)
+            target = together[len(start) :]
+        if not target:
+            raise UsageError(f"the continuation {continuation!r} has no token of its own after {context[-40:]!r}")
+        return start, target
+
+    def _prefix_id(self) -> int:
+        for name in ("bos_token_id", "eos_token_id"):
+            value = getattr(self.tokenizer, name, None)
+            if value is not None:
+                return int(value)
+        return 0
+
+    def _pad_id(self) -> int:
+        value = getattr(self.tokenizer, "pad_token_id", None)
+        return 0 if value is None else int(value)
+
+    def _end_ids(self) -> set[int]:
+        found: set[int] = set()
+        for owner in (self.tokenizer, getattr(self.model, "generation_config", None), self.model.config):
+            value = getattr(owner, "eos_token_id", None)
+            found.update([] if value is None else [value] if isinstance(value, int) else value)
+        return found
+
+
+def _context_length(model: nn.Module, tokenizer: Any) -> int:
+    """Return the context that the configuration or its text part names, else the tokenizer's."""
+    configuration = model.config
+    for owner in (configuration, getattr(configuration, "text_config", None)):
+        for name in CONTEXT_ATTRIBUTES:
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and value > 1:
+                return value
+    limit = getattr(tokenizer, "model_max_length", None)
+    return limit if isinstance(limit, int) and 1 < limit < 10**9 else DEFAULT_CONTEXT

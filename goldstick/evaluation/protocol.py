@@ -1,0 +1,58 @@
+"""What a task is, and what it returns: the only contract between `evaluate` and the tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from goldstick.evaluation.data import DataSource
+    from goldstick.evaluation.language_model import LanguageModel
+
+
+class Progress(Protocol):
+    """Called as a task advances; ``total`` is the number of items of ``description``."""
+
+    def __call__(self, description: str, done: int, total: int, /) -> None:
+        """Take note that ``done`` of ``total`` items are finished."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResult:
+    """The outcome of one task.
+
+    Args:
+        protocol: the versioned name of the procedure actually followed, such as ``gptq@2048``. Two results
+            compare only where their protocols are equal.
+        n: the number of items scored (windows, documents, questions).
+        metrics: each metric's value; perplexity and bits per byte as they are, every score in percent.
+        details: plain data beside the metrics: ``standard_error`` and ``interval_95`` by metric, ``items``
+            (see `goldstick.evaluation.metrics.Items`) so that two runs can be compared item by item, and what
+            is particular to the task.
+    """
+
+    protocol: str
+    n: int
+    metrics: Mapping[str, float]
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Task(Protocol):
+    """A data set, a prompt and a metric under a versioned protocol; a frozen dataclass without state."""
+
+    @property
+    def name(self) -> str:
+        """The name in the registry."""
+
+    @property
+    def protocol(self) -> str:
+        """The versioned name of the procedure; changed whenever the numbers could change."""
+
+    def load(self, data: DataSource) -> Sequence[Any]:
+        """Return what `run` will read, so that missing data is known before any task has begun."""
+
+    def run(
+        self, language_model: LanguageModel, data: DataSource, limit: int | None, progress: Progress | None
+    ) -> TaskResult:
+        """Score ``language_model`` on at most ``limit`` items."""

@@ -1,0 +1,93 @@
+"""SQuAD 1.1 (arXiv:1606.05250): generate the answer to a question about a paragraph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from goldstick.errors import DataError
+from goldstick.evaluation.data import Dataset, DataSource, evenly_spaced
+from goldstick.evaluation.hub import HubDataset
+from goldstick.evaluation.language_model import LanguageModel
+from goldstick.evaluation.metrics import Items, squad_exact_match, squad_f1, uncertainty
+from goldstick.evaluation.protocol import Progress, TaskResult
+
+DATASET = Dataset(
+    name="squad",
+    files=("squad/dev-v1.1.json", "squad/dev*-v1.1.json"),
+    hub=(HubDataset(path="rajpurkar/squad", split="validation"),),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadingQuestion:
+    """A prompt and the answers people gave."""
+
+    prompt: str
+    answers: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Squad:
+    """Exact match and F1 in percent, officially normalised, of the greedy answer up to the end of its line.
+
+    The prompt is that of lm-evaluation-harness's ``squadv2``; version 1.1 has no unanswerable questions.
+    """
+
+    name: str = "squad"
+    protocol: str = "generative@1"
+    max_new_tokens: int = 48
+    dataset: Dataset = DATASET
+
+    def load(self, data: DataSource) -> list[ReadingQuestion]:
+        """Return the questions of the official JSON file or of the hub's rows."""
+        path = data.find(self.dataset)
+        if path is None:
+            rows = data.rows(self.dataset, ["title", "context", "question", "answers"])
+            return [_question(row, row["title"], row["context"], row["answers"]["text"]) for row in rows]
+        questions = _official(data.document(path), path)
+        if not questions:
+            raise DataError(f"{path}: the file holds no questions")
+        return questions
+
+    def run(
+        self, language_model: LanguageModel, data: DataSource, limit: int | None, progress: Progress | None
+    ) -> TaskResult:
+        """Score ``limit`` questions, evenly spaced over the articles."""
+        questions = evenly_spaced(self.load(data), limit)
+        advance = None if progress is None else lambda done, total: progress(self.name, done, total)
+        prompts = [question.prompt for question in questions]
+        texts = language_model.generate_greedy(prompts, self.max_new_tokens, ["\n"], advance)
+        pairs = [(text.strip(), question.answers) for text, question in zip(texts, questions, strict=True)]
+        items = {
+            "exact_match": Items(values=[squad_exact_match(text, answers) for text, answers in pairs]),
+            "f1": Items(values=[squad_f1(text, answers) for text, answers in pairs]),
+        }
+        return TaskResult(
+            protocol=self.protocol,
+            n=len(questions),
+            metrics={name: item.metric() for name, item in items.items()},
+            details={
+                "one_answer_only": sum(len(question.answers) == 1 for question in questions),
+                **uncertainty(items),
+            },
+        )
+
+
+def _official(document: Any, path: Path) -> list[ReadingQuestion]:
+    try:
+        return [
+            _question(question, article["title"], paragraph["context"], [a["text"] for a in question["answers"]])
+            for article in document["data"]
+            for paragraph in article["paragraphs"]
+            for question in paragraph["qas"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{path}: not the official SQuAD 1.1 layout ({type(error).__name__}: {error})") from error
+
+
+def _question(row: Mapping[str, Any], title: str, context: str, answers: Sequence[str]) -> ReadingQuestion:
+    prompt = f"Title: {title}\n\nBackground: {context}\n\nQuestion: {row['question']}\n\nAnswer:"
+    return ReadingQuestion(prompt=prompt, answers=list(answers))

@@ -1,0 +1,71 @@
+"""What a storage format is: how one quantized matrix becomes named tensors, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.scheme import Scheme
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredLayer:
+    """One matrix as a checkpoint stores it.
+
+    Attributes:
+        name: Name of the float tensor it replaces, as the checkpoint calls it (``….q_proj.weight``).
+        site: Name of the site it belongs to in the model.
+        kind: Layout of the site (``linear``, ``transposed``, ``conv2d``, ``embedding``, ``experts``, …).
+        shape: Shape of the canonical matrix stored under that name, [..., out, in].
+        scheme: What it becomes.
+        fractional_zeros: Whether its zeros may be fractions.
+    """
+
+    name: str
+    site: str
+    kind: str
+    shape: torch.Size
+    scheme: Scheme
+    fractional_zeros: bool
+
+
+class StorageFormat(Protocol):
+    """Pure functions between a :class:`QuantizedTensor` and the tensors of a file.
+
+    Tensors of a layer are named by what is appended to the float tensor's name: ``_packed``, ``_scale``, …
+    """
+
+    name: str
+
+    def refuses(self, layer: StoredLayer) -> str | None:
+        """Why this format cannot hold ``layer`` without loss, or ``None`` where it can."""
+        ...
+
+    def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Shape and dtype of every tensor of a layer by suffix, without any data."""
+        ...
+
+    def pack(self, tensor: QuantizedTensor, scheme: Scheme) -> dict[str, Tensor]:
+        """The tensors of a layer by suffix."""
+        ...
+
+    def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
+        """The layer from its tensors by suffix; inverse of :meth:`pack`."""
+        ...
+
+    def config(
+        self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """The ``quantization_config`` of the checkpoint.
+
+        Args:
+            layers: Everything quantized.
+            left_alone: Names of the matrices that stay float, as the checkpoint calls their modules.
+            ties: Sites that run on another's quantized weight: site → owner.
+        """
+        ...

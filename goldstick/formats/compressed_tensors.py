@@ -1,0 +1,181 @@
+"""compressed-tensors: the default format, read by transformers, vLLM and SGLang.
+
+Two layouts: ``pack-quantized`` for float activations and ``int-quantized`` for 8-bit ones. The config writes the
+``format`` into every group, since readers take the layout from there and not from the top.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldstick.core.bitpack import pack_rows, packed_width, unpack_rows
+from goldstick.core.grid import Grid
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.scheme import Scheme
+from goldstick.errors import FormatError
+from goldstick.formats.base import StoredLayer
+from goldstick.formats.name_patterns import patterns_for
+
+
+class CompressedTensors:
+    """The tensors and config of compressed-tensors, written by goldstick's own packer."""
+
+    name = "compressed-tensors"
+
+    def refuses(self, layer: StoredLayer) -> str | None:
+        """Layouts, zeros and mixtures that readers of this format do not load correctly."""
+        grid = layer.scheme.weight
+        if layer.kind not in ("linear", "experts"):
+            return f"compressed-tensors readers quantize linear layers only, not a {layer.kind} weight"
+        if not layer.name.endswith(".weight") or len(layer.shape) != 2:
+            return "the checkpoint stores these experts in one fused tensor, which its readers cannot quantize"
+        if layer.fractional_zeros:
+            return "its zeros are integers and this algorithm's are fractions"
+        if layer.kind == "experts" and (not grid.symmetric or layer.scheme.activation):
+            return "its readers in transformers load experts with symmetric weights and float activations only"
+        if layer.scheme.activation and (not grid.symmetric or grid.granularity != "channel" or grid.bits != 8):
+            return "with 8-bit activations it holds 8-bit symmetric weights by channel only"
+        return None
+
+    def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Shapes and dtypes by suffix."""
+        out_features, in_features = layer.shape
+        grid = layer.scheme.weight
+        groups = grid.groups(in_features)
+        scale = (torch.Size([out_features, groups]), scale_dtype)
+        if layer.scheme.activation:
+            return {"": (layer.shape, torch.int8), "_scale": scale}
+        specs = {
+            "_packed": (torch.Size([out_features, packed_width(in_features, grid.bits)]), torch.int32),
+            "_scale": scale,
+            "_shape": (torch.Size([2]), torch.int64),
+        }
+        if not grid.symmetric:
+            specs["_zero_point"] = (torch.Size([packed_width(out_features, grid.bits), groups]), torch.int32)
+        return specs
+
+    def pack(self, tensor: QuantizedTensor, scheme: Scheme) -> dict[str, Tensor]:
+        """The tensors of a layer by suffix; zeros are packed along the output rows.
+
+        Raises:
+            FormatError: A zero is not a whole number of the grid.
+        """
+        grid = tensor.grid
+        if scheme.activation:
+            return {"": (tensor.codes.short() - grid.midpoint).to(torch.int8), "_scale": tensor.scale}
+        parts = {
+            "_packed": pack_rows(tensor.codes, grid.bits),
+            "_scale": tensor.scale,
+            "_shape": torch.tensor(tensor.codes.shape, dtype=torch.int64),
+        }
+        if tensor.zero is not None:
+            zero = tensor.zero.float()
+            if not bool(((zero == zero.round()) & (zero >= 0) & (zero <= grid.code_max)).all()):
+                raise FormatError("compressed-tensors holds whole zeros only; export to the native format instead.")
+            parts["_zero_point"] = pack_rows(zero.T.contiguous().to(torch.uint8), grid.bits).T.contiguous()
+        return parts
+
+    def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
+        """The layer from its tensors."""
+        grid = scheme.weight
+        if "" in parts:
+            codes = (parts[""].short() + grid.midpoint).to(torch.uint8)
+        else:
+            codes = unpack_rows(parts["_packed"], grid.bits, in_features)
+        zero = None
+        if not grid.symmetric:
+            rows = codes.shape[-2]
+            zero = unpack_rows(parts["_zero_point"].T.contiguous(), grid.bits, rows).T.contiguous().float()
+        return QuantizedTensor(codes=codes, scale=parts["_scale"], zero=zero, grid=grid)
+
+    def config(
+        self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """``quant_method: compressed-tensors``, a group for each scheme."""
+        if ties:
+            raise FormatError("compressed-tensors cannot tie a quantized head to its embedding; use format native.")
+        by_scheme: dict[str, list[StoredLayer]] = {}
+        for layer in layers:
+            by_scheme.setdefault(layer.scheme.label, []).append(layer)
+        modules = {label: [_module(layer.name) for layer in group] for label, group in by_scheme.items()}
+        groups = {}
+        for index, (label, group) in enumerate(by_scheme.items()):
+            others = [name for other, names in modules.items() if other != label for name in names]
+            targets = ["Linear"] if not others else patterns_for(modules[label], others)
+            groups[f"group_{index}"] = _group(group[0].scheme, targets)
+        layouts = {group["format"] for group in groups.values()}
+        config = {
+            "quant_method": "compressed-tensors",
+            "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
+            "quantization_status": "compressed",
+            "config_groups": groups,
+            "ignore": patterns_for(left_alone, [name for names in modules.values() for name in names]),
+        }
+        if any(not layer.scheme.weight.symmetric for layer in layers):
+            # Plain loading of asymmetric weights fails in compressed-tensors 0.20; dequantizing at load works.
+            config["dequantize"] = True
+        return config
+
+
+def _module(tensor_name: str) -> str:
+    return tensor_name.removesuffix(".weight")
+
+
+def _group(scheme: Scheme, targets: list[str]) -> dict[str, Any]:
+    activation = None
+    if scheme.activation:
+        activation = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+    weights = {
+        "num_bits": scheme.weight.bits,
+        "type": "int",
+        "symmetric": scheme.weight.symmetric,
+        "strategy": scheme.weight.granularity,
+        "group_size": scheme.weight.group_size,
+    }
+    return {
+        "targets": targets,
+        "format": "int-quantized" if scheme.activation else "pack-quantized",
+        "weights": weights,
+        "input_activations": activation,
+        "output_activations": None,
+    }
+
+
+def scheme_of_group(group: Mapping[str, Any]) -> Scheme:
+    """The scheme a config group describes.
+
+    Raises:
+        FormatError: The group describes something goldstick does not run.
+    """
+    weights, inputs = group.get("weights"), group.get("input_activations")
+    if not weights or weights.get("type") != "int" or weights.get("strategy") not in ("group", "channel"):
+        raise FormatError(f"goldstick runs integer weights by group or channel, and this checkpoint has {weights}.")
+    if inputs and not (inputs.get("num_bits") == 8 and inputs.get("dynamic") and inputs.get("strategy") == "token"):
+        raise FormatError(f"goldstick runs 8-bit activations per token, and this checkpoint has {inputs}.")
+    grid = Grid(
+        bits=weights["num_bits"],
+        symmetric=weights.get("symmetric", True),
+        granularity=weights["strategy"],
+        group_size=weights["group_size"] if weights["strategy"] == "group" else None,
+    )
+    return Scheme(weight=grid, activation=Grid(bits=8, granularity="token") if inputs else None)
+
+
+def group_of(module: str, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The group of a ``quantization_config`` that a module's checkpoint name falls in; exact names come first."""
+    groups = list(config["config_groups"].values())
+    for names_only in (True, False):
+        for group in groups:
+            for target in group["targets"]:
+                if target.startswith("re:"):
+                    hit = re.match(target[3:], module) is not None
+                else:
+                    hit = target == module or (not names_only and "." not in target)
+                if hit:
+                    return dict(group)
+    return None

@@ -1,0 +1,31 @@
+"""Name patterns: long lists of layer names said in few regular expressions."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+
+
+def patterns_for(names: Sequence[str], others: Sequence[str]) -> list[str]:
+    """Targets that match every one of ``names`` and none of ``others``, in compressed-tensors' syntax.
+
+    Names that differ only in layer or expert numbers share one ``re:`` pattern, unless that pattern would match one
+    of ``others``; those are then listed by their full names.
+    """
+    taken = {_generalise(name) for name in others}
+    by_shape: dict[str, list[str]] = {}
+    for name in names:
+        by_shape.setdefault(_generalise(name), []).append(name)
+    result = []
+    for shape, members in by_shape.items():
+        if len(members) == 1 or shape in taken:
+            result.extend(members)
+        else:
+            result.append(f"re:^{shape}$")
+    return result
+
+
+def _generalise(name: str) -> str:
+    return r"\d+".join(re.escape(part) for part in _NUMBER.split(name))

@@ -1,0 +1,224 @@
+"""Safetensors files read tensor by tensor and written front to back, without mapping or holding a whole file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import re
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldstick.errors import FormatError, OutputError
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_HEADER_LIMIT = 100_000_000
+_TENSOR_LIMIT = 1_000_000
+_NDIM_LIMIT = 8
+_PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorInfo:
+    """Where one tensor lies in a safetensors file.
+
+    Attributes:
+        name: Its name.
+        file: The file.
+        dtype: Its dtype.
+        shape: Its shape.
+        start: First byte, counted from the start of the file.
+        nbytes: Its length in bytes.
+    """
+
+    name: str
+    file: Path
+    dtype: torch.dtype
+    shape: torch.Size
+    start: int
+    nbytes: int
+
+    def read(self, digest: Any = None) -> Tensor:
+        """The tensor, read by its position; ``digest`` is fed the bytes.
+
+        Raises:
+            FormatError: The file ends inside the tensor.
+        """
+        buffer = bytearray(self.nbytes)
+        view = memoryview(buffer)
+        with self.file.open("rb", buffering=0) as file:
+            file.seek(self.start)
+            done = 0
+            while done < self.nbytes:
+                count = file.readinto(view[done:])
+                if not count:
+                    raise FormatError(f"{self.file} ends inside the tensor {self.name!r}: it was cut short.")
+                done += count
+        if digest is not None:
+            digest.update(buffer)
+        if not buffer:
+            return torch.empty(self.shape, dtype=self.dtype)
+        return torch.frombuffer(buffer, dtype=self.dtype).reshape(self.shape)
+
+
+def read_header(file: Path) -> dict[str, TensorInfo]:
+    """The tensors of a safetensors file, in the order of their bytes.
+
+    Stricter than the library: also refuses odd names, unknown dtypes, more than 8 dimensions and a million tensors.
+
+    Raises:
+        FormatError: The file is no safetensors file, is damaged, or claims what cannot be.
+    """
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+        if not 2 <= length <= min(_HEADER_LIMIT, size - 8):
+            raise FormatError(f"{file} is not a safetensors file, or was cut short: its header does not fit the file.")
+        try:
+            header = json.loads(stream.read(length), object_pairs_hook=_no_duplicates)
+        except (ValueError, RecursionError) as error:
+            raise FormatError(f"The header of {file} is not valid JSON: {error}.") from error
+    if not isinstance(header, dict) or len(header) > _TENSOR_LIMIT:
+        raise FormatError(f"The header of {file} is not a table of tensors.")
+    header.pop("__metadata__", None)
+    infos = [_entry(file, name, value, 8 + length) for name, value in header.items()]
+    infos.sort(key=lambda info: (info.start, info.nbytes))
+    position = 8 + length
+    for info in infos:
+        if info.start != position:
+            raise FormatError(f"{file}: the bytes of {info.name!r} overlap another tensor or leave a gap.")
+        position += info.nbytes
+    if position != size:
+        raise FormatError(f"{file} holds {size} bytes and its header promises {position}: it was cut short or damaged.")
+    return {info.name: info for info in infos}
+
+
+def file_head(file: Path) -> bytes:
+    """The bytes of a safetensors file before its first tensor."""
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        return prefix + stream.read(struct.unpack("<Q", prefix)[0])
+
+
+def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table = dict(pairs)
+    if len(table) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return table
+
+
+def _entry(file: Path, name: str, value: Any, base: int) -> TensorInfo:
+    try:
+        dtype, shape, (begin, end) = DTYPES[value["dtype"]], value["shape"], value["data_offsets"]
+        numbers = [*shape, begin, end]
+        valid = len(shape) <= _NDIM_LIMIT and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{file}: the header's entry of {name!r} makes no sense ({error!r}).") from error
+    nbytes = math.prod(shape) * dtype.itemsize if valid else 0
+    if not valid or end - begin != nbytes or not _PLAIN_NAME.fullmatch(name):
+        raise FormatError(f"{file}: the header's entry of {name!r} does not fit its own shape and dtype.")
+    return TensorInfo(name=name, file=file, dtype=dtype, shape=torch.Size(shape), start=base + begin, nbytes=nbytes)
+
+
+class SafetensorsWriter:
+    """Writes one safetensors file whose tensors are known by shape beforehand and arrive in order.
+
+    The header comes first, so nothing but the tensor at hand is ever in memory. ``sha256`` is complete after closing;
+    the file is synced to disk.
+
+    Args:
+        file: Where to write; must not exist.
+        specs: Name → (shape, dtype), in the order in which tensors will be written.
+    """
+
+    def __init__(self, file: Path, specs: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
+        self.file = file
+        self.sha256 = hashlib.sha256()
+        self._specs = dict(specs)
+        self._waiting = list(specs)
+        self._stream = file.open("xb", buffering=0)
+        self._write(self._head())
+
+    def _head(self) -> bytes:
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        position = 0
+        for name, (shape, dtype) in self._specs.items():
+            end = position + math.prod(shape) * dtype.itemsize
+            header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [position, end]}
+            position = end
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        return struct.pack("<Q", len(text)) + text
+
+    def write(self, name: str, tensor: Tensor) -> None:
+        """The next tensor.
+
+        Raises:
+            FormatError: It is not the tensor, shape or dtype that was promised.
+            OutputError: The disk is full.
+        """
+        shape, dtype = self._specs[name] if self._waiting and self._waiting[0] == name else (None, None)
+        if (tensor.shape, tensor.dtype) != (shape, dtype):
+            expected = f"{self._waiting[0]} {self._specs[self._waiting[0]]}" if self._waiting else "no more tensors"
+            raise FormatError(f"{self.file}: {name} {tensor.shape} {tensor.dtype} came where {expected} was due.")
+        self._waiting.pop(0)
+        if tensor.numel():
+            self._write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+    def _write(self, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        try:
+            while view:
+                view = view[self._stream.write(view) or 0 :]
+        except OSError as error:
+            raise OutputError(
+                f"Writing {self.file} failed after {self._stream.tell():,} bytes: {error.strerror}. Free space on "
+                "that disk, or choose another output directory; nothing that existed before was touched."
+            ) from error
+        self.sha256.update(data)
+
+    def close(self) -> None:
+        """Sync the file to disk and close it.
+
+        Raises:
+            FormatError: Tensors are missing.
+        """
+        if self._waiting:
+            self._stream.close()
+            raise FormatError(f"{self.file} was closed before {len(self._waiting)} tensors came: {self._waiting[:3]}.")
+        os.fsync(self._stream.fileno())
+        self._stream.close()
+
+    def __enter__(self) -> SafetensorsWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self._stream.close()

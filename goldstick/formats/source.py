@@ -1,0 +1,164 @@
+"""A source checkpoint: a directory in the hub's layout, looked at without reading any weight."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from goldstick.errors import FormatError, SourceError
+from goldstick.formats.safetensors_file import TensorInfo, read_header
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+_SHARD_NAME = re.compile(r"[A-Za-z0-9._-]+\.safetensors")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_JSON_LIMIT = 200_000_000
+
+#: Files beside the weights that a checkpoint carries on, byte for byte.
+SIDECARS = re.compile(
+    r"(generation_config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt|"
+    r"spiece\.model|sentencepiece\.bpe\.model|chat_template.*|.*preprocessor_config\.json|processor_config\.json|"
+    r"LICENSE.*|NOTICE.*|USE_POLICY.*)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceCheckpoint:
+    """A readable, unquantized checkpoint.
+
+    Attributes:
+        directory: Where it lies.
+        config: Its config.json.
+        tensors: Every tensor by name, in file order.
+        sidecars: Files to be carried on byte for byte.
+    """
+
+    directory: Path
+    config: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    sidecars: tuple[Path, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The weight files, in order."""
+        return tuple(dict.fromkeys(info.file for info in self.tensors.values()))
+
+
+def open_source(directory: Path) -> SourceCheckpoint:
+    """Look at a model directory: config, file headers, nothing else.
+
+    Raises:
+        SourceError: It is missing, is not a model, is quantized already, or must not be trusted.
+    """
+    if not directory.is_dir():
+        raise SourceError(
+            f"There is no model directory {str(directory)!r}. MODEL is a local directory in the hub's layout, a hub id "
+            "(owner/name), or the word 'reference'."
+        )
+    config = read_json(directory / "config.json", "not a model directory: it has no config.json")
+    if "quantization_config" in config:
+        method = (config["quantization_config"] or {}).get("quant_method", "an unknown method")
+        raise SourceError(
+            f"{directory} is quantized already ({method}). Quantize the float model it came from; rounding twice "
+            "loses accuracy for nothing."
+        )
+    tensors = open_tensors(directory)
+    sidecars = tuple(sorted(path for path in directory.iterdir() if path.is_file() and SIDECARS.fullmatch(path.name)))
+    return SourceCheckpoint(directory=directory, config=config, tensors=tensors, sidecars=sidecars)
+
+
+def open_tensors(directory: Path) -> dict[str, TensorInfo]:
+    """Every tensor of a checkpoint directory by name, from the headers of its files.
+
+    Raises:
+        SourceError: Files are missing, damaged, named outside the directory, or only pickles are there.
+    """
+    index = directory / INDEX_NAME
+    try:
+        if index.exists():
+            return _indexed(directory, index)
+        single = directory / SINGLE_NAME
+        if single.exists():
+            return read_header(_inside(directory, single.name))
+    except FormatError as error:
+        raise SourceError(f"{error} Fetch the file again.") from error
+    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
+    if pickles:
+        raise SourceError(
+            f"{directory} holds its weights as pickles ({', '.join(pickles[:3])}), which can run code when opened. "
+            "Convert "
+            "them to safetensors first: load the model with transformers and call save_pretrained."
+        )
+    raise SourceError(f"{directory} holds no weights: neither {SINGLE_NAME} nor {INDEX_NAME} is there.")
+
+
+def _indexed(directory: Path, index: Path) -> dict[str, TensorInfo]:
+    weight_map = read_json(index, "missing").get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise SourceError(f"{index} has no table 'weight_map' of tensor → file.")
+    shards: dict[str, dict[str, TensorInfo]] = {}
+    for shard in dict.fromkeys(weight_map.values()):
+        shards[shard] = read_header(_inside(directory, shard))
+    tensors: dict[str, TensorInfo] = {}
+    for shard, infos in shards.items():
+        for name, info in infos.items():
+            if name in tensors:
+                raise SourceError(f"The tensor {name!r} is stored twice: in {tensors[name].file.name} and in {shard}.")
+            if weight_map.get(name) != shard:
+                raise SourceError(
+                    f"{shard} holds the tensor {name!r}, which {index.name} places in "
+                    f"{weight_map.get(name, 'no file')}."
+                )
+            tensors[name] = info
+    lost = sorted(set(weight_map) - set(tensors))
+    if lost:
+        raise SourceError(f"{index.name} places {lost[0]!r} in {weight_map[lost[0]]}, which does not hold it.")
+    return tensors
+
+
+def _inside(directory: Path, name: str) -> Path:
+    path = directory / name
+    if not _SHARD_NAME.fullmatch(name):
+        raise SourceError(
+            f"{directory}: the weight file name {name!r} is refused; a shard is a plain '*.safetensors' name in the "
+            "same directory."
+        )
+    if not path.is_file():
+        raise SourceError(f"The shard {name} is missing from {directory}; fetch it again.")
+    return path
+
+
+def read_json(path: Path, when_missing: str) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        SourceError: The file is missing, too large, or not a JSON object without duplicate keys.
+    """
+    if not path.is_file():
+        raise SourceError(f"{path.parent} is {when_missing}.")
+    if path.stat().st_size > _JSON_LIMIT:
+        raise SourceError(f"{path} is implausibly large for a JSON file.")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
+    except (ValueError, RecursionError) as error:
+        raise SourceError(f"{path} cannot be read as JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise SourceError(f"{path} holds no JSON object.")
+    return value
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    table: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in table:
+            raise ValueError(f"the key {key!r} occurs twice")
+        table[key] = value
+    return table

@@ -1,0 +1,88 @@
+"""Loading a compressed checkpoint as a transformers model: its config translated, its tensors all accounted for."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from goldstick.core.scheme import Scheme
+from goldstick.errors import CheckpointError, FormatError
+from goldstick.formats.base import StoredLayer
+from goldstick.formats.compressed_tensors import group_of, scheme_of_group
+from goldstick.formats.native import Native
+from goldstick.formats.source import open_tensors
+from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.formats.transformers_quantizer import METHOD
+from goldstick.structure.network import Network
+
+
+def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | torch.dtype) -> nn.Module:
+    """A transformers model on packed weights from a checkpoint directory.
+
+    Raises:
+        CheckpointError: Tensors are missing, unexpected or of the wrong shape.
+        FormatError: The checkpoint's method or scheme is not one goldstick reads.
+    """
+    settings = load_config(directory)
+    cls = model_class(config, str(directory))
+    settings.quantization_config = _translated(directory, settings, cls, config["quantization_config"])
+    model, info = cls.from_pretrained(
+        directory, config=settings, dtype=dtype, output_loading_info=True, local_files_only=True
+    )
+    problems = {
+        kind: sorted(map(str, info[kind]))
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        if info.get(kind)
+    }
+    if problems:
+        kind, names = next(iter(problems.items()))
+        raise CheckpointError(
+            f"{directory} does not hold what its config promises: {kind.replace('_', ' ')} {', '.join(names[:3])}"
+            f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}. The checkpoint is damaged or incomplete."
+        )
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def _translated(directory: Path, settings: Any, cls: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    method = config.get("quant_method")
+    if method == METHOD:
+        return {**config, "storage": "native"}
+    if method != "compressed-tensors":
+        raise FormatError(
+            f"{directory} is quantized with {method!r}, which goldstick does not load. It loads compressed-tensors and "
+            "its own native format."
+        )
+    model = empty_model(settings, cls)
+    names = CheckpointNames(model)
+    network = Network(model)
+    owners = {site.parameter_name: site for site in network.sites}
+    sites: dict[str, Scheme] = {}
+    for tensor, info in open_tensors(directory).items():
+        base = tensor.removesuffix("_packed")
+        if base == tensor and info.dtype is not torch.int8:
+            continue
+        site = owners.get(names.piece(base).parameter)
+        group = group_of(base.removesuffix(".weight"), config)
+        if site is None or group is None:
+            raise FormatError(
+                f"{directory}: the packed tensor {tensor!r} belongs to no layer that the config describes."
+            )
+        scheme = scheme_of_group(group)
+        if sites.setdefault(site.name, scheme) != scheme:
+            raise FormatError(f"{directory}: the experts fused in {site.name} have several schemes; they need one.")
+    return native_table(sites, {}) | {"storage": "compressed-tensors"}
+
+
+def native_table(sites: Mapping[str, Scheme], ties: Mapping[str, str]) -> dict[str, Any]:
+    """A native ``quantization_config`` for given sites."""
+    layers: Sequence[StoredLayer] = [
+        StoredLayer(name=name, site=name, kind="", shape=torch.Size(), scheme=scheme, fractional_zeros=False)
+        for name, scheme in sites.items()
+    ]
+    table = Native().config(layers, [], ties)
+    return json.loads(json.dumps(table))  # type: ignore[no-any-return]

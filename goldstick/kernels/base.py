@@ -1,0 +1,140 @@
+"""What a backend is: the run-time weight it is handed, and the two things it computes from it.
+
+The canonical run-time weight of a layer is the packed row stream of ``core/bitpack.py``, int32
+[out, ⌈in·bits/32⌉] of unsigned codes u, with ``scale`` [out, groups] in the layer's dtype and ``zero``
+[out, groups] in any floating dtype, or ``None`` for 2^(bits−1) everywhere:
+
+    w[o, i] = (u[o, i] − zero[o, g]) · scale[o, g],   g = i // group_size
+
+with both operations rounded to the scale's dtype, in this order. That is what compressed-tensors computes,
+and every backend's weights are bit-equal to it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from goldstick.core.bitpack import packed_width
+from goldstick.errors import KernelError
+
+Activation = Literal["int8-token"] | None
+"""How a layer's input is quantized: not at all, or to int8 with one scale per token, found on the fly."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightSpec:
+    """Everything about a quantized linear layer but its numbers.
+
+    Attributes:
+        bits: Width of a code, 1 to 8.
+        group_size: Neighbouring columns that share a scale; ``in_features`` for one scale a row. The last
+            group is shorter where the group size does not divide the row.
+        in_features: Columns of the weight matrix.
+        out_features: Rows of the weight matrix.
+        has_zero: Whether the weight has zeros of its own (is asymmetric).
+        activation: How the input is quantized.
+        dtype: The dtype of scales, inputs and outputs.
+    """
+
+    bits: int
+    group_size: int
+    in_features: int
+    out_features: int
+    has_zero: bool
+    dtype: torch.dtype
+    activation: Activation = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits <= 8:
+            raise KernelError(f"a quantized weight has 1 to 8 bits, not {self.bits}")
+        if self.in_features < 1 or self.out_features < 0:
+            raise KernelError(f"a weight of shape [{self.out_features}, {self.in_features}] is not a linear layer's")
+        if not 1 <= self.group_size <= self.in_features:
+            raise KernelError(
+                f"a group of {self.group_size} columns does not fit into rows of {self.in_features}; "
+                f"use the row length itself for one scale a row"
+            )
+        if not self.dtype.is_floating_point:
+            raise KernelError(f"a layer computes in a floating dtype, not {self.dtype}")
+        if self.activation not in (None, "int8-token"):
+            raise KernelError(f"unknown activation {self.activation!r}; known: None, 'int8-token'")
+
+    @property
+    def groups(self) -> int:
+        """Scales in a row: ⌈in_features / group_size⌉."""
+        return -(-self.in_features // self.group_size)
+
+    @property
+    def packed_width(self) -> int:
+        """32-bit words in a packed row."""
+        return packed_width(self.in_features, self.bits)
+
+
+class Backend(Protocol):
+    """One way to run quantized linear layers. Stateless: everything it needs comes with the call."""
+
+    @property
+    def name(self) -> str:
+        """What ``GOLDSTICK_BACKEND`` calls it."""
+        ...
+
+    def supports(self, spec: WeightSpec, device: torch.device) -> str | None:
+        """``None`` if such a layer runs here on such a device, otherwise the reason why not."""
+        ...
+
+    def linear(
+        self,
+        x: Tensor,
+        packed: Tensor,
+        scale: Tensor,
+        zero: Tensor | None,
+        bias: Tensor | None,
+        spec: WeightSpec,
+    ) -> Tensor:
+        """y = f(x) · wᵀ + bias, [..., out] for x [..., in], where f quantizes x if the spec says so."""
+        ...
+
+    def dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> Tensor:
+        """The weight w [out, in] in the dtype of ``scale``."""
+        ...
+
+
+def check_weight(packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> None:
+    """Raise a KernelError unless the tensors of a weight are what its spec promises."""
+    if packed.dtype != torch.int32:
+        raise KernelError(f"packed codes must be int32, not {packed.dtype}")
+    if scale.dtype != spec.dtype:
+        raise KernelError(f"scales must be {spec.dtype} as the layer is, not {scale.dtype}")
+    _expect_shape("packed codes", packed, (spec.out_features, spec.packed_width), spec)
+    _expect_shape("scales", scale, (spec.out_features, spec.groups), spec)
+    if (zero is not None) != spec.has_zero:
+        layer = "asymmetric, but its zeros are missing" if spec.has_zero else "symmetric, but zeros are given"
+        raise KernelError(f"the layer is {layer}")
+    if zero is not None:
+        if not zero.is_floating_point():
+            raise KernelError(f"zeros must be floating point, not {zero.dtype}")
+        _expect_shape("zeros", zero, (spec.out_features, spec.groups), spec)
+
+
+def check_input(x: Tensor, bias: Tensor | None, spec: WeightSpec) -> None:
+    """Raise a KernelError unless an input (and bias) fits the layer."""
+    if x.ndim == 0 or x.shape[-1] != spec.in_features:
+        raise KernelError(f"an input of shape {list(x.shape)} does not end in the {spec.in_features} input features")
+    if x.dtype != spec.dtype:
+        raise KernelError(f"the layer computes in {spec.dtype}, but its input is {x.dtype}: cast one of them")
+    if bias is not None:
+        if bias.dtype != spec.dtype:
+            raise KernelError(f"the bias must be {spec.dtype} as the layer is, not {bias.dtype}")
+        _expect_shape("bias", bias, (spec.out_features,), spec)
+
+
+def _expect_shape(what: str, tensor: Tensor, shape: tuple[int, ...], spec: WeightSpec) -> None:
+    if tuple(tensor.shape) != shape:
+        raise KernelError(
+            f"{what} of shape {list(tensor.shape)} where a [{spec.out_features}, {spec.in_features}] weight "
+            f"of {spec.bits} bits in groups of {spec.group_size} needs {list(shape)}"
+        )

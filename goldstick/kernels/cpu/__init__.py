@@ -1,0 +1,107 @@
+"""The CPU backend: C++ turns codes into weights, torch multiplies.
+
+The compiled module is imported after torch, so that both use torch's copy of the OpenMP runtime.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from goldstick.kernels.base import WeightSpec, check_input, check_weight
+from goldstick.kernels.reference import fake_quantize_per_token
+
+_C: ModuleType | Any
+try:
+    from goldstick.kernels.cpu import _C
+
+    _missing: str | None = None
+except ImportError as error:
+    _C, _missing = (
+        None,
+        f"the compiled kernels cannot be imported ({error}); install goldstick with a C++ compiler",
+    )
+
+_THREADED_FROM = 1 << 16
+"""Weights below this many elements take one thread: starting a team costs more than it saves."""
+
+_SCRATCH_LIMIT = 1 << 28
+"""Bytes of scratch kept between calls, per thread; larger weights allocate and free theirs."""
+
+_scratch = threading.local()
+
+
+class CpuBackend:
+    """Dequantizes with vector instructions into a scratch buffer; results are bit-equal to the reference."""
+
+    name = "cpu"
+
+    def supports(self, spec: WeightSpec, device: torch.device) -> str | None:
+        """Float32 and bfloat16 layers on the CPU, where the extension was built."""
+        if _missing:
+            return _missing
+        if device.type != "cpu":
+            return f"it runs on the CPU, not on {device.type}"
+        if spec.dtype not in (torch.float32, torch.bfloat16):
+            return f"it computes in float32 and bfloat16, not {spec.dtype}"
+        return None
+
+    def linear(
+        self,
+        x: Tensor,
+        packed: Tensor,
+        scale: Tensor,
+        zero: Tensor | None,
+        bias: Tensor | None,
+        spec: WeightSpec,
+    ) -> Tensor:
+        """Fake-quantize the input if the spec says so, then multiply by the dequantized weight."""
+        check_input(x, bias, spec)
+        weight = _scratch_matrix(spec)
+        self._dequantize_into(weight, packed, scale, zero, spec)
+        return F.linear(fake_quantize_per_token(x) if spec.activation else x, weight, bias)
+
+    def dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> Tensor:
+        """(u − zero) · scale, both operations rounded to the dtype of the scale."""
+        weight = torch.empty(spec.out_features, spec.in_features, dtype=spec.dtype)
+        self._dequantize_into(weight, packed, scale, zero, spec)
+        return weight
+
+    def _dequantize_into(
+        self, weight: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec
+    ) -> None:
+        check_weight(packed, scale, zero, spec)
+        threads = torch.get_num_threads() if weight.numel() >= _THREADED_FROM else 1
+        _C.dequantize_rows(
+            packed.detach().contiguous(),
+            _as_stored(scale),
+            None if zero is None else _as_stored(zero.to(scale.dtype)),
+            _as_stored(weight),
+            spec.bits,
+            spec.group_size,
+            threads,
+        )
+
+
+def _as_stored(tensor: Tensor) -> Tensor:
+    """A dense tensor as it crosses into C++: bfloat16 travels as int16."""
+    dense = tensor.detach().contiguous()
+    return dense.view(torch.int16) if dense.dtype == torch.bfloat16 else dense
+
+
+def _scratch_matrix(spec: WeightSpec) -> Tensor:
+    """Uninitialized memory for one weight matrix, valid until this thread's next call."""
+    count = spec.out_features * spec.in_features
+    size = count * spec.dtype.itemsize
+    if size > _SCRATCH_LIMIT:
+        return torch.empty(spec.out_features, spec.in_features, dtype=spec.dtype)
+    buffer: Tensor | None = getattr(_scratch, "buffer", None)
+    if buffer is None or buffer.numel() < size:
+        with torch.inference_mode(False):  # the buffer outlives a caller's inference mode
+            buffer = _scratch.buffer = torch.empty(size, dtype=torch.uint8)
+    return buffer[:size].view(spec.dtype).view(spec.out_features, spec.in_features)

@@ -1,0 +1,108 @@
+// The Python face of the kernels: shapes and types are checked here, before any pointer is followed.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <stdexcept>
+#include <string>
+
+#include "dequantize.hpp"
+#include "gptq_binding.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+namespace {
+
+using goldstick::bfloat16;
+
+template <typename T>
+using Array = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+// "avx2" or "scalar": what the processor offers, unless GOLDSTICK_ISA asks for less.
+std::string isa() {
+    const std::string best = goldstick::has_avx2() ? "avx2" : "scalar";
+    const char* asked = std::getenv("GOLDSTICK_ISA");
+    if (asked == nullptr || *asked == '\0') {
+        return best;
+    }
+    const std::string wanted = asked;
+    if (wanted != "avx2" && wanted != "scalar") {
+        throw std::invalid_argument("GOLDSTICK_ISA is '" + wanted + "'; it can be 'avx2' or 'scalar'");
+    }
+    if (wanted == "avx2" && best != "avx2") {
+        throw std::invalid_argument("GOLDSTICK_ISA asks for avx2, which this processor does not have");
+    }
+    return wanted;
+}
+
+std::string shape_text(std::size_t rows, std::size_t columns) {
+    return "[" + std::to_string(rows) + ", " + std::to_string(columns) + "]";
+}
+
+template <typename Given>
+void expect_shape(const char* name, const Given& given, std::int64_t rows, std::int64_t columns) {
+    if (static_cast<std::int64_t>(given.shape(0)) != rows || static_cast<std::int64_t>(given.shape(1)) != columns) {
+        throw std::invalid_argument(std::string(name) + " has the shape " +
+                                    shape_text(given.shape(0), given.shape(1)) + ", expected " +
+                                    shape_text(static_cast<std::size_t>(rows), static_cast<std::size_t>(columns)));
+    }
+}
+
+// `Stored` is how an element crosses the border (bfloat16 travels as int16), `T` how the kernel sees it.
+template <typename T, typename Stored>
+void dequantize_rows(Array<const std::int32_t> packed, Array<const Stored> scale,
+                     nb::object zero_or_none, Array<Stored> out, int bits, std::int64_t group_size, int threads) {
+    static_assert(sizeof(T) == sizeof(Stored));
+    const auto rows = static_cast<std::int64_t>(out.shape(0));
+    const auto columns = static_cast<std::int64_t>(out.shape(1));
+    if (bits < 1 || bits > 8) {
+        throw std::invalid_argument("bits is " + std::to_string(bits) + ", expected 1 to 8");
+    }
+    if (group_size < 1) {
+        throw std::invalid_argument("group_size is " + std::to_string(group_size) + ", expected 1 or more");
+    }
+    const std::int64_t width = (columns * bits + 31) / 32;
+    const std::int64_t groups = columns == 0 ? 0 : (columns - 1) / group_size + 1;
+    expect_shape("packed", packed, rows, width);
+    expect_shape("scale", scale, rows, groups);
+    goldstick::Matrix<T> matrix{};
+    Array<const Stored> zero;
+    if (!zero_or_none.is_none()) {
+        if (!nb::try_cast<Array<const Stored>>(zero_or_none, zero, false)) {
+            throw nb::type_error("zero must be a dense matrix of the type of the scale");
+        }
+        expect_shape("zero", zero, rows, groups);
+        matrix.zero = reinterpret_cast<const T*>(zero.data());
+    }
+    matrix.packed = reinterpret_cast<const std::uint32_t*>(packed.data());
+    matrix.scale = reinterpret_cast<const T*>(scale.data());
+    matrix.out = reinterpret_cast<T*>(out.data());
+    matrix.rows = rows;
+    matrix.columns = columns;
+    matrix.width = width;
+    matrix.groups = groups;
+    matrix.group_size = group_size;
+    matrix.bits = bits;
+    const bool use_avx2 = isa() == "avx2";
+    nb::gil_scoped_release released;
+    goldstick::dequantize_matrix(matrix, std::max(threads, 1), use_avx2);
+}
+
+template <typename T, typename Stored>
+void define_dequantize_rows(nb::module_& module) {
+    module.def("dequantize_rows", &dequantize_rows<T, Stored>, "packed"_a.noconvert(), "scale"_a.noconvert(),
+               "zero"_a.none(), "out"_a.noconvert(), "bits"_a, "group_size"_a, "threads"_a = 1);
+}
+
+}  // namespace
+
+NB_MODULE(_C, module) {
+    module.doc() = "CPU kernels of goldstick. Import torch first, so that both share one OpenMP runtime.";
+    define_dequantize_rows<float, float>(module);
+    define_dequantize_rows<bfloat16, std::int16_t>(module);
+    define_gptq_block(module);
+    module.def("isa", &isa);
+}

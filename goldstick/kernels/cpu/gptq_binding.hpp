@@ -1,0 +1,6 @@
+// Adds `gptq_block` to the module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+void define_gptq_block(nanobind::module_& module);

@@ -1,0 +1,61 @@
+"""The column loop of GPTQ as a torch operator, ``goldstick::gptq_block``.
+
+Algorithms may not import kernels: they use the operator where it is registered (the extension is built, the weight is
+on the CPU), and plain torch otherwise, with the same bits.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+from goldstick.errors import KernelError
+from goldstick.kernels import cpu
+
+_library = Library("goldstick", "FRAGMENT")
+
+available = hasattr(cpu._C, "gptq_block")
+"""Whether the compiled module is there and has the loop."""
+
+_THREADED_FROM = 64
+"""Rows below this take one thread: starting a team costs more than it saves."""
+
+
+def _gptq_block(
+    weight: Tensor, factor: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor, bits: int
+) -> tuple[Tensor, Tensor]:
+    """Codes uint8 and errors float64 [rows, width], as ``algorithms/column_loop.py`` computes them."""
+    if scale.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise KernelError(f"gptq_block takes scales in float32, bfloat16 or float16, not {scale.dtype}")
+    codes = torch.empty(weight.shape, dtype=torch.uint8)
+    errors = torch.empty(weight.shape, dtype=torch.float64)
+    cpu._C.gptq_block(
+        weight.detach().contiguous(),
+        factor.detach().contiguous(),
+        scale.detach().float().contiguous(),
+        None if zero is None else zero.detach().float().contiguous(),
+        group.contiguous(),
+        codes,
+        errors,
+        bits,
+        str(scale.dtype).removeprefix("torch."),
+        torch.get_num_threads() if len(weight) >= _THREADED_FROM else 1,
+        cpu._C.isa() == "avx2",
+    )
+    return codes, errors
+
+
+def _fake_gptq_block(
+    weight: Tensor, factor: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor, bits: int
+) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(weight, dtype=torch.uint8), torch.empty_like(weight)
+
+
+if available:
+    _library.define(
+        "gptq_block(Tensor weight, Tensor factor, Tensor scale, Tensor? zero, Tensor group, int bits)"
+        " -> (Tensor codes, Tensor errors)"
+    )
+    _library.impl("gptq_block", _gptq_block, "CPU")
+    torch.library.register_fake("goldstick::gptq_block", _fake_gptq_block, lib=_library)

@@ -1,0 +1,140 @@
+"""The kernels as torch operators, so that ``torch.compile`` and ``torch.export`` see one opaque call.
+
+``goldstick::quantized_linear`` and ``goldstick::dequantize`` choose a backend when they run
+(``kernels.select``), not when they are traced. They are for inference: no gradient is defined. Defined
+through ``Library`` because the ``custom_op`` decorator costs 12 µs a call more.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+from goldstick import kernels
+from goldstick.kernels import gptq_op as _gptq_op  # noqa: F401  (registers goldstick::gptq_block)
+from goldstick.kernels.base import Activation, Backend, WeightSpec, check_input, check_weight
+
+_library = Library("goldstick", "FRAGMENT")
+_library.define(
+    "quantized_linear(Tensor x, Tensor packed, Tensor scale, Tensor? zero, Tensor? bias, "
+    "int bits, int group_size, int in_features, str activation) -> Tensor"
+)
+_library.define(
+    "dequantize(Tensor packed, Tensor scale, Tensor? zero, int bits, int group_size, int in_features) -> Tensor"
+)
+
+
+def quantized_linear(
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    *,
+    bits: int,
+    group_size: int,
+    in_features: int,
+    activation: Activation = None,
+) -> Tensor:
+    """y = f(x) · wᵀ + bias, [..., out] for x [..., in]; w and f as ``kernels/base.py`` defines them."""
+    return cast(
+        Tensor,
+        torch.ops.goldstick.quantized_linear(
+            x, packed, scale, zero, bias, bits, group_size, in_features, activation or ""
+        ),
+    )
+
+
+def dequantize(
+    packed: Tensor, scale: Tensor, zero: Tensor | None, *, bits: int, group_size: int, in_features: int
+) -> Tensor:
+    """The weight w [out, in] in the dtype of ``scale``."""
+    return cast(Tensor, torch.ops.goldstick.dequantize(packed, scale, zero, bits, group_size, in_features))
+
+
+def _run_linear(
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    bits: int,
+    group_size: int,
+    in_features: int,
+    activation: str,
+) -> Tensor:
+    spec = _known_spec(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation)
+    return _backend(spec, x.device, os.environ.get("GOLDSTICK_BACKEND")).linear(x, packed, scale, zero, bias, spec)
+
+
+def _run_dequantize(
+    packed: Tensor, scale: Tensor, zero: Tensor | None, bits: int, group_size: int, in_features: int
+) -> Tensor:
+    spec = _known_spec(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, "")
+    return _backend(spec, packed.device, os.environ.get("GOLDSTICK_BACKEND")).dequantize(packed, scale, zero, spec)
+
+
+def _fake_linear(
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    bits: int,
+    group_size: int,
+    in_features: int,
+    activation: str,
+) -> Tensor:
+    spec = _spec(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation)
+    check_input(x, bias, spec)
+    check_weight(packed, scale, zero, spec)
+    return x.new_empty(*x.shape[:-1], spec.out_features)
+
+
+def _fake_dequantize(
+    packed: Tensor, scale: Tensor, zero: Tensor | None, bits: int, group_size: int, in_features: int
+) -> Tensor:
+    spec = _spec(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, "")
+    check_weight(packed, scale, zero, spec)
+    return scale.new_empty(spec.out_features, in_features)
+
+
+def _spec(
+    bits: int,
+    group_size: int,
+    in_features: int,
+    out_features: int,
+    has_zero: bool,
+    dtype: torch.dtype,
+    activation: str,
+) -> WeightSpec:
+    return WeightSpec(
+        bits=bits,
+        group_size=group_size,
+        in_features=in_features,
+        out_features=out_features,
+        has_zero=has_zero,
+        dtype=dtype,
+        activation=cast(Activation, activation or None),
+    )
+
+
+_known_spec = lru_cache(maxsize=4096)(_spec)
+"""The same for sizes that are numbers: while tracing they are symbols, and cannot be looked up."""
+
+
+@lru_cache(maxsize=4096)
+def _backend(spec: WeightSpec, device: torch.device, wanted: str | None) -> Backend:
+    """The backend of a layer, remembered; ``wanted``, what GOLDSTICK_BACKEND holds, only keys the cache."""
+    return kernels.select(spec, device)
+
+
+_library.impl("quantized_linear", _run_linear, "CompositeExplicitAutograd")
+_library.impl("dequantize", _run_dequantize, "CompositeExplicitAutograd")
+torch.library.register_fake("goldstick::quantized_linear", _fake_linear, lib=_library)
+torch.library.register_fake("goldstick::dequantize", _fake_dequantize, lib=_library)

@@ -1,0 +1,68 @@
+"""The plain-torch backend: runs everywhere, and is what the others must equal bit for bit."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from goldstick.core.bitpack import unpack_rows
+from goldstick.kernels.base import WeightSpec, check_input, check_weight
+
+
+def fake_quantize_per_token(x: Tensor) -> Tensor:
+    """Round every token (a vector along the last dimension) to 256 levels of its own and back.
+
+    scale = absmax / 127.5, where that is 0 the dtype's epsilon; q = clamp(x / scale, −128, 127) rounded to
+    even; the result is q · scale. All steps in x's dtype, which makes it bit-equal to compressed-tensors'
+    dynamic per-token activations of [batch, token, feature]. (It gives a whole matrix one scale; we do not.)
+    """
+    if x.numel() == 0:
+        return x
+    steps = torch.tensor(127.5, dtype=x.dtype, device=x.device)
+    scale = x.abs().amax(dim=-1, keepdim=True) / steps  # [..., 1]
+    scale = torch.where(scale == 0, torch.finfo(x.dtype).eps, scale)
+    return (x / scale).clamp_(-128, 127).round_() * scale
+
+
+class ReferenceBackend:
+    """Unpacks, dequantizes and multiplies with torch."""
+
+    name = "reference"
+
+    def supports(self, spec: WeightSpec, device: torch.device) -> str | None:
+        """Every layer on every device."""
+        return None
+
+    def linear(
+        self,
+        x: Tensor,
+        packed: Tensor,
+        scale: Tensor,
+        zero: Tensor | None,
+        bias: Tensor | None,
+        spec: WeightSpec,
+    ) -> Tensor:
+        """Fake-quantize the input if the spec says so, then multiply by the dequantized weight."""
+        check_input(x, bias, spec)
+        weight = self.dequantize(packed, scale, zero, spec)
+        return F.linear(fake_quantize_per_token(x) if spec.activation else x, weight, bias)
+
+    def dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> Tensor:
+        """(u − zero) · scale, both operations in the dtype of the scale."""
+        check_weight(packed, scale, zero, spec)
+        weight = unpack_rows(packed, spec.bits, spec.in_features).to(scale.dtype)  # [out, in]
+        if spec.in_features % spec.group_size == 0:
+            grouped = weight.view(spec.out_features, spec.groups, spec.group_size)
+            grouped -= _middle(spec) if zero is None else zero.to(scale.dtype).unsqueeze(-1)
+            grouped *= scale.unsqueeze(-1)
+        else:
+            columns = torch.arange(spec.in_features, device=scale.device) // spec.group_size
+            weight -= _middle(spec) if zero is None else zero.to(scale.dtype)[:, columns]
+            weight *= scale[:, columns]
+        return weight
+
+
+def _middle(spec: WeightSpec) -> float:
+    """The zero of a symmetric weight."""
+    return float(1 << (spec.bits - 1))

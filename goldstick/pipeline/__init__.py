@@ -1,0 +1,1 @@
+"""The main jobs, end to end: plan, stream, save, prove, verify, load."""

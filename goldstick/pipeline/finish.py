@@ -1,0 +1,105 @@
+"""Finish: everything a checkpoint holds beside its weights, the proof, and the manifest that binds them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import goldstick
+from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.pipeline.card import model_card
+from goldstick.pipeline.entries import write_small
+from goldstick.pipeline.proof import Observation, prove, require
+from goldstick.pipeline.records import environment
+from goldstick.pipeline.staging import MANIFEST_NAME, replace_file
+from goldstick.recipes import Recipe
+from goldstick.report.storage import dump_json
+
+MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What the files of a checkpoint are made from, beside the weights.
+
+    Attributes:
+        config: The model's config.json before quantization; ``None`` for a plain module.
+        sidecars: Files carried on byte for byte.
+        format: The storage format.
+        layers: Everything quantized, as stored.
+        left_alone: Modules whose matrices stay float, as the checkpoint calls them.
+        ties: Sites that run on another's quantized weight.
+        untied: Whether embeddings are no longer tied in the way the config says.
+        recipe: The recipe.
+        source: Name and file hashes of the source.
+        base_model: What the card names as the base model.
+        errors: Site → error figures of its weight.
+        architecture: For a plain module: what it takes to rebuild it.
+    """
+
+    config: Mapping[str, Any] | None
+    sidecars: Sequence[Path]
+    format: StorageFormat
+    layers: Sequence[StoredLayer]
+    left_alone: Sequence[str]
+    ties: Mapping[str, str]
+    untied: bool
+    recipe: Recipe
+    source: Mapping[str, Any]
+    base_model: str
+    errors: Mapping[str, Mapping[str, float | None]]
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
+    """Write config, sidecars, card and a manifest without proof; ``hashes`` holds and receives the files' sha256."""
+    table = content.format.config(content.layers, content.left_alone, content.ties)
+    if content.config is not None:
+        config = dict(content.config) | {"quantization_config": table}
+        if (content.ties or content.untied) and "tie_word_embeddings" in config:
+            config["tie_word_embeddings"] = False
+        elif content.ties or content.untied:
+            config = {**config, "tie_word_embeddings": False}
+        hashes["config.json"] = write_small(work / "config.json", dump_json(config).encode())
+    for path in content.sidecars:
+        hashes[path.name] = write_small(work / path.name, path.read_bytes())
+    card = model_card(content.base_model, content.recipe, content.format.name, content.config)
+    hashes["README.md"] = write_small(work / "README.md", card.encode())
+    manifest = {
+        "manifest_version": MANIFEST_VERSION,
+        "goldstick": goldstick.__version__,
+        "format": content.format.name,
+        "quantization": table,
+        "architecture": dict(content.architecture),
+        "source": dict(content.source),
+        "recipe": content.recipe.model_dump(mode="json"),
+        "layers": {
+            layer.site: {"scheme": layer.scheme.label, **content.errors.get(layer.site, {})} for layer in content.layers
+        },
+        "files": dict(sorted(hashes.items())),
+        "environment": environment(),
+    }
+    write_small(work / MANIFEST_NAME, dump_json(manifest).encode())
+
+
+def prove_and_record(work: Path, request: Mapping[str, Any], expected: Observation | None) -> dict[str, Any]:
+    """Prove what lies in ``work`` and write the findings into its manifest.
+
+    Raises:
+        CheckpointError: The proof failed, or could not be made.
+    """
+    proof = prove(work, request, expected)
+    require(proof, work)
+    manifest = json.loads((work / MANIFEST_NAME).read_text(encoding="utf-8"))
+    replace_file(work / MANIFEST_NAME, dump_json(manifest | {"proof": proof}).encode())
+    return proof
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,45 @@
+"""Inspect: what a compressed checkpoint holds, by its report and by its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from goldstick.errors import CheckpointError, DataError
+from goldstick.formats.source import open_tensors, read_json
+from goldstick.pipeline.staging import MANIFEST_NAME
+from goldstick.report import Report
+
+
+def read_report(directory: Path) -> Report:
+    """The report of a checkpoint, after a check that the files hold what it says.
+
+    Raises:
+        CheckpointError: It is no checkpoint of goldstick, or the sizes of files and report differ.
+        SourceError: A file is missing or damaged.
+    """
+    read_manifest(directory)
+    try:
+        report = Report.read(directory)
+    except DataError as error:
+        raise CheckpointError(f"The report of {directory} cannot be read: {error}") from error
+    stored = sum(info.nbytes for info in open_tensors(directory).values())
+    if stored < report.size.bytes_after:
+        raise CheckpointError(
+            f"The files of {directory} hold {stored:,} bytes of tensors and its report promises "
+            f"{report.size.bytes_after:,}; "
+            "'goldstick verify' says which file changed."
+        )
+    return report
+
+
+def read_manifest(directory: Path) -> dict[str, object]:
+    """The manifest of a checkpoint.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    if not (directory / MANIFEST_NAME).is_file():
+        raise CheckpointError(
+            f"{directory} holds no {MANIFEST_NAME}: it is no checkpoint made by goldstick, or its making was cut short."
+        )
+    return read_json(directory / MANIFEST_NAME, "no checkpoint")

@@ -1,0 +1,72 @@
+"""Load: a checkpoint directory as a model that runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from goldstick.errors import CheckpointError, UsageError
+from goldstick.formats.source import open_source, read_json
+from goldstick.formats.transformers_names import load_config, model_class
+
+
+def load(directory: str | Path, *, model: nn.Module | None = None, dtype: str | torch.dtype = "auto") -> nn.Module:
+    """A model on packed weights from a compressed checkpoint.
+
+    Args:
+        directory: A checkpoint in the compressed-tensors or the native format.
+        model: The float module a native checkpoint was made from, for modules that are no transformers models; it is
+            rewritten in place and returned.
+        dtype: What float tensors are read as; ``auto`` keeps the checkpoint's.
+
+    Raises:
+        CheckpointError: Tensors are missing, unexpected or misshapen.
+        FormatError: The checkpoint is of a kind goldstick does not read.
+        SourceError: There is no such directory, or it must not be trusted.
+    """
+    directory = Path(directory)
+    if model is not None or not (directory / "config.json").exists():
+        from goldstick.pipeline.plain_module import load_into
+
+        if model is None:
+            raise CheckpointError(
+                f"{directory} has no config.json, so goldstick cannot build its model: give the float module it was "
+                "made "
+                "from, goldstick.load(directory, model=module)."
+            )
+        return load_into(model, directory)
+    config = read_json(directory / "config.json", "no checkpoint: it has no config.json")
+    if "quantization_config" not in config:
+        return load_float(directory, dtype)
+    from goldstick.formats.transformers_loading import load_transformers
+
+    return load_transformers(directory, config, dtype)
+
+
+def load_float(directory: Path, dtype: str | torch.dtype = "auto") -> nn.Module:
+    """The float model of a source directory, through transformers.
+
+    Raises:
+        SourceError: The directory is no readable float model.
+    """
+    source = open_source(directory)
+    cls: Any = model_class(source.config, str(directory))
+    model: nn.Module = cls.from_pretrained(directory, config=load_config(directory), dtype=dtype, local_files_only=True)
+    return model.eval()
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device of a name.
+
+    Raises:
+        UsageError: There is no such device here.
+    """
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise UsageError(f"There is no device {name!r} here: {str(error).splitlines()[0]} Use --device cpu.") from error
+    return device

@@ -1,0 +1,104 @@
+"""Modules that are no transformers models: stored natively, rebuilt from the user's own float module."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from goldstick import surgery
+from goldstick.core.edits import Quantize
+from goldstick.errors import CheckpointError
+from goldstick.formats.native import Native, schemes_of
+from goldstick.formats.source import open_tensors, read_json
+from goldstick.nn import PackedWeight, QuantizedExperts
+from goldstick.pipeline.staging import MANIFEST_NAME
+from goldstick.structure.network import Network
+
+_SUFFIXES = ("_packed", "_scale", "_zero_point")
+
+
+def load_into(model: nn.Module, directory: Path) -> nn.Module:
+    """Rewrite a float module to what a native checkpoint holds.
+
+    Raises:
+        CheckpointError: The checkpoint is not of this module, or is incomplete.
+    """
+    manifest = read_json(directory / MANIFEST_NAME, f"no goldstick checkpoint: it has no {MANIFEST_NAME}")
+    table = manifest["quantization"]
+    network = Network(model)
+    tensors = open_tensors(directory)
+    used: set[str] = set()
+    for name, scheme in schemes_of(table).items():
+        site = network.by_name.get(name)
+        if site is None:
+            raise CheckpointError(f"{directory} quantizes {name!r}, which this {type(model).__name__} does not have.")
+        stored = {suffix: site.parameter_name + suffix for suffix in _SUFFIXES}
+        parts = {suffix: tensors[full].read() for suffix, full in stored.items() if full in tensors}
+        if not {"_packed", "_scale"} <= set(parts):
+            raise CheckpointError(f"{directory} lacks the tensors of {name!r}.")
+        used.update(stored.values())
+        tensor = Native().unpack(parts, scheme, site.in_features)
+        surgery.apply(network, [Quantize(site=name, scheme=scheme, tensor=tensor, algorithm="loaded")])
+    for tied, owner in table["ties"].items():
+        surgery.tie(network, network.by_name[tied], network.by_name[owner])
+    floats = {name: info.read() for name, info in tensors.items() if name not in used}
+    _load_floats(model, floats, directory)
+    return model.eval()
+
+
+def _load_floats(model: nn.Module, floats: Mapping[str, Tensor], directory: Path) -> None:
+    packed = {name for name, module in model.named_modules() if isinstance(module, PackedWeight)}
+    expected: dict[str, Tensor] = {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if name.rpartition(".")[0] not in packed or name.endswith(".bias")
+    }
+    owners: dict[int, str] = {}
+    for name, value in expected.items():
+        first = owners.setdefault(id(value), name)
+        source = floats.get(name, floats.get(first))
+        if source is None or source.shape != value.shape:
+            raise CheckpointError(f"{directory} lacks the tensor {name!r} of shape {tuple(value.shape)}.")
+        value.data.copy_(source)
+    unexpected = set(floats) - set(expected)
+    if unexpected:
+        raise CheckpointError(f"{directory} holds {sorted(unexpected)[0]!r}, which the module does not have.")
+
+
+def tensor_hashes(model: nn.Module) -> dict[str, str]:
+    """sha256 of everything a rewritten plain module stores, by the name of its tensor in the checkpoint."""
+    names = {"weight_packed": "_packed", "weight_scale": "_scale", "weight_zero_point": "_zero_point"}
+    hashes = {}
+    modules: dict[str, Any] = dict(model.named_modules())
+    for name, value in model.state_dict().items():
+        owner, _, leaf = name.rpartition(".")
+        if isinstance(modules[owner], PackedWeight) and leaf in names:
+            parameter = owner if isinstance(modules[owner], QuantizedExperts) else f"{owner}.weight"
+            name = parameter + names[leaf]
+        hashes[name] = tensor_hash(value)
+    return hashes
+
+
+def tensor_hash(value: Tensor) -> str:
+    """sha256 of a tensor's bytes."""
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"").hexdigest()
+
+
+def compare_stored(directory: Path, expected: Mapping[str, str]) -> dict[str, Any]:
+    """Read every tensor of a checkpoint back and compare its hash with the one in memory."""
+    found = {name: tensor_hash(info.read()) for name, info in open_tensors(directory).items()}
+    wrong = sorted(name for name, digest in found.items() if expected.get(name) != digest)
+    values = set(found.values())
+    lost = sorted(name for name, digest in expected.items() if name not in found and digest not in values)
+    return {
+        "method": "stored",
+        "tensors": len(found),
+        "wrong": (wrong + lost)[:5],
+        "passed": not wrong and not lost,
+    }

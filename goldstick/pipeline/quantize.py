@@ -1,0 +1,188 @@
+"""Quantize: one checkpoint directory in, one compressed and proven checkpoint directory out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from goldstick.core.error import WeightError
+from goldstick.errors import UsageError
+from goldstick.formats.base import StoredLayer
+from goldstick.formats.source import SourceCheckpoint
+from goldstick.formats.transformers_names import CheckpointNames
+from goldstick.pipeline.entries import write_entries
+from goldstick.pipeline.finish import Content, prove_and_record, write_rest
+from goldstick.pipeline.load import find_device, load_float
+from goldstick.pipeline.plan import Plan
+from goldstick.pipeline.proof import OUTPUTS_LIMIT, ProofMethod
+from goldstick.pipeline.records import environment, layer_records, shapes_of
+from goldstick.pipeline.save import error_sums, float_tensors, quantized_pieces, save_entries
+from goldstick.pipeline.staging import check_output, check_space, staged
+from goldstick.pipeline.stream import SourceReader, stream_entries
+from goldstick.pipeline.structure import structure_of_source
+from goldstick.recipes.run import Progress, quiet, run
+from goldstick.report import Report, SizeSummary
+from goldstick.structure.network import Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """A finished checkpoint.
+
+    Attributes:
+        directory: Where it lies.
+        report: What was done; also in ``report.json`` there.
+    """
+
+    directory: Path
+    report: Report
+
+
+def execute(
+    plan: Plan,
+    output: Path,
+    *,
+    base_model: str,
+    overwrite: bool = False,
+    device: str = "cpu",
+    proof: ProofMethod = "auto",
+    progress: Progress = quiet,
+    evaluate: Callable[[Path], Mapping[str, Any]] | None = None,
+) -> Quantized:
+    """Carry out a plan into ``output``.
+
+    The checkpoint is written beside ``output`` and renamed at the end; a data-free plan never builds the model.
+
+    Args:
+        plan: What to do.
+        output: The directory to make.
+        base_model: What the card names as the base model.
+        overwrite: Whether ``output`` may replace a checkpoint that goldstick wrote.
+        device: Where weights are rounded, such as ``cuda``.
+        proof: Whether the proof compares ``outputs``, for which the model is built twice, or ``tensors``; ``auto``
+            compares outputs of models up to ``OUTPUTS_LIMIT``.
+        progress: Told what is done.
+        evaluate: Called with the finished checkpoint before it is moved into place; its result goes into the report.
+
+    Raises:
+        OutputError: ``output`` exists or cannot be written.
+        SourceError: A weight is not finite, or a file is damaged.
+        CheckpointError: The result did not pass its proof.
+    """
+    if proof == "tensors" and not plan.streams:
+        raise UsageError(f"This model cannot be proven tensor by tensor: {plan.warnings[-1]} Use --proof outputs.")
+    target = find_device(device)
+    check_output(output, overwrite)
+    check_space(output, plan.bytes_after)
+    started = time.perf_counter()
+    with staged(output, overwrite) as work:
+        errors: dict[str, WeightError] = {}
+        if plan.streams:
+            reader = SourceReader()
+            hashes = write_entries(
+                work, stream_entries(plan, reader, errors, target), plan.recipe.export.max_shard_size, progress
+            )
+            source_hashes = reader.hashes()
+            layers = [tensor.stored for tensor in plan.tensors if tensor.stored]
+            write_rest(work, _content(plan, base_model, errors, source_hashes, layers), hashes)
+        else:
+            network = Network(load_float(plan.source.directory).to(target))
+            errors = {name: result.error for name, result in run(network, plan.resolution, progress).items()}
+            names = CheckpointNames(plan.network.model)
+            pieces = quantized_pieces(network, plan.resolution, names)
+            floats = float_tensors(network, names)
+            limit = plan.recipe.export.max_shard_size
+            hashes = write_entries(work, save_entries(pieces, floats, plan.format), limit, progress)
+            layers = [piece.layer for piece in pieces]
+            write_rest(work, _content(plan, base_model, errors, {}, layers), hashes)
+        written = time.perf_counter()
+        progress("proving", 0, 1)
+        found = prove_and_record(work, _proof_request(plan, errors, proof), None)
+        proven = time.perf_counter()
+        progress("proving", 1, 1)
+        evaluation = evaluate(work) if evaluate else {}
+        report = Report(
+            goldstick_version=environment()["goldstick"],
+            model=base_model,
+            recipe=plan.recipe.model_dump(mode="json"),
+            format=plan.format.name,
+            **_account(plan, errors),
+            structure=structure_of_source(plan),
+            evaluation=evaluation,
+            proof={key: value for key, value in found.items() if key != "observed"},
+            warnings=plan.warnings,
+            timing={"quantize_and_write": written - started, "prove": proven - written},
+            environment=environment(),
+        )
+        report.write(work)
+    return Quantized(directory=output, report=report)
+
+
+def _proof_request(plan: Plan, errors: Mapping[str, WeightError], proof: ProofMethod) -> dict[str, Any]:
+    small = plan.bytes_before <= OUTPUTS_LIMIT or not plan.streams
+    return {
+        "method": ("outputs" if small else "tensors") if proof == "auto" else proof,
+        "source": str(plan.source.directory),
+        "recipe": plan.recipe.model_dump(mode="json"),
+        "errors": {name: {"noise": error.noise} for name, error in errors.items()},
+    }
+
+
+def _content(
+    plan: Plan,
+    base_model: str,
+    errors: Mapping[str, WeightError],
+    source_hashes: Mapping[str, str],
+    layers: Sequence[StoredLayer],
+) -> Content:
+    return Content(
+        config=plan.source.config,
+        sidecars=plan.source.sidecars,
+        format=plan.format,
+        layers=layers,
+        left_alone=float_matrices(plan),
+        ties=plan.resolution.ties,
+        untied=plan.resolution.untied,
+        recipe=plan.recipe,
+        source=source_record(plan.source, source_hashes),
+        base_model=base_model,
+        errors=error_sums(errors),
+    )
+
+
+def float_matrices(plan: Plan) -> list[str]:
+    """Modules whose matrices stay float, as the checkpoint calls them; embeddings are none of a linear's business."""
+    embeddings = {site.parameter_name for site in plan.network.sites if site.role == "embedding"}
+    return [
+        tensor.name.removesuffix(".weight")
+        for tensor in plan.tensors
+        if tensor.assignment is None
+        and len(tensor.source.shape) == 2
+        and tensor.name.endswith(".weight")
+        and tensor.parameter not in embeddings
+    ] + _tied_heads(plan)
+
+
+def _tied_heads(plan: Plan) -> list[str]:
+    stored = {tensor.parameter for tensor in plan.tensors}
+    return [site.module for site in plan.network.sites if site.role == "head" and site.parameter_name not in stored]
+
+
+def source_record(source: SourceCheckpoint, hashes: Mapping[str, str]) -> dict[str, Any]:
+    """What the manifest says of the source: its name and the sha256 of its weight files."""
+    return {"name": source.directory.name, "files": dict(hashes)}
+
+
+def _account(plan: Plan, errors: Mapping[str, WeightError]) -> dict[str, Any]:
+    before: dict[str, int] = {}
+    after: dict[str, int] = {}
+    for tensor in plan.tensors:
+        if tensor.parameter:
+            after[tensor.parameter] = after.get(tensor.parameter, 0) + tensor.bytes_after
+            if tensor.source.name == tensor.name:
+                before[tensor.parameter] = before.get(tensor.parameter, 0) + tensor.source.nbytes
+    layers = layer_records(plan.network, shapes_of(plan.network), plan.resolution, errors, before, after)
+    return {"layers": layers, "size": SizeSummary.of(layers)}

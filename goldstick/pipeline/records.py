@@ -1,0 +1,79 @@
+"""Records: the report's account of every parameter, for both ways of making a checkpoint."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping
+
+import torch
+
+import goldstick
+from goldstick.core.error import WeightError
+from goldstick.recipes.resolve import Resolution
+from goldstick.report import LayerRecord
+from goldstick.structure.network import Network
+
+Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+
+
+def shapes_of(network: Network) -> Shapes:
+    """Shape and dtype of every parameter and buffer of a network, in its order."""
+    model = network.model
+    values = [*model.named_parameters(remove_duplicate=False), *model.named_buffers()]
+    return {name: (tuple(value.shape), value.dtype) for name, value in values}
+
+
+def layer_records(
+    network: Network,
+    shapes: Shapes,
+    resolution: Resolution,
+    errors: Mapping[str, WeightError],
+    before: Mapping[str, int],
+    after: Mapping[str, int],
+) -> tuple[LayerRecord, ...]:
+    """A record for every parameter and buffer a network had, in its order.
+
+    Args:
+        network: The network, with the sites it had before.
+        shapes: From :func:`shapes_of`, taken before.
+        resolution: What was decided.
+        errors: Site name → error of its weight.
+        before: Parameter name → bytes before.
+        after: Parameter name → bytes after; names that are missing are not stored.
+    """
+    sites = {site.parameter_name: site for site in network.sites}
+    records = []
+    for name, (shape, dtype) in shapes.items():
+        site = sites.get(name)
+        assignment = resolution.assignments.get(site.name) if site else None
+        error = errors.get(site.name) if site else None
+        tie = resolution.ties.get(site.name) if site else None
+        records.append(
+            LayerRecord(
+                name=name,
+                shape=shape,
+                dtype=str(dtype).removeprefix("torch."),
+                bytes_before=before.get(name, 0),
+                bytes_after=after.get(name, 0),
+                scheme=assignment.scheme.label if assignment else None,
+                algorithm=assignment.stage.name if assignment else None,
+                reason=(assignment.note or None)
+                if assignment
+                else (f"runs on the quantized {tie}" if tie else resolution.left_alone.get(name, "buffer")),
+                weight_sqnr_db=error.sqnr_db if error else None,
+                max_abs_error=error.max_abs if error else None,
+            )
+        )
+    return tuple(records)
+
+
+def environment() -> dict[str, str]:
+    """Versions that a result depends on."""
+    packages = ("torch", "transformers", "safetensors", "numpy")
+    return {
+        "goldstick": goldstick.__version__,
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in packages},
+        "threads": str(torch.get_num_threads()),
+    }

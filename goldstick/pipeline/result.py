@@ -1,0 +1,188 @@
+"""Result: a compressed model in memory, its report, and how to save it."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from goldstick.core.error import WeightError
+from goldstick.formats.source import SIDECARS
+from goldstick.formats.transformers_names import CheckpointNames, empty_model
+from goldstick.pipeline.entries import write_entries
+from goldstick.pipeline.finish import Content, prove_and_record, write_rest
+from goldstick.pipeline.plain_module import tensor_hashes
+from goldstick.pipeline.plan import choose_format
+from goldstick.pipeline.proof import Observation, buffer_dtypes, observe
+from goldstick.pipeline.records import environment, layer_records, shapes_of
+from goldstick.pipeline.save import (
+    StoredPiece,
+    error_sums,
+    float_tensors,
+    quantized_pieces,
+    save_entries,
+    stored_bytes,
+)
+from goldstick.pipeline.staging import staged
+from goldstick.pipeline.structure import structure_of
+from goldstick.recipes import Recipe
+from goldstick.recipes.resolve import Resolution, resolve
+from goldstick.recipes.run import Progress, quiet, run
+from goldstick.report import Report, SizeSummary
+from goldstick.structure.network import Network
+
+_NOTHING = torch.empty(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What :func:`goldstick.apply` gives.
+
+    Attributes:
+        model: The compressed model, ready to run.
+        report: What was done.
+    """
+
+    model: nn.Module
+    report: Report
+    _network: Network
+    _resolution: Resolution
+    _recipe: Recipe
+    _errors: Mapping[str, WeightError]
+
+    def save(self, directory: str | Path, *, overwrite: bool = False, progress: Progress = quiet) -> Path:
+        """Write the model as a checkpoint, read it back in a fresh process, and compare.
+
+        A transformers model is stored as its recipe says; its tokenizer files are carried on from the directory it was
+        loaded from. Any other module is stored in the native format.
+
+        Raises:
+            OutputError: The directory exists or cannot be written.
+            FormatError: The recipe's format cannot hold the result.
+            CheckpointError: What was read back is not what was written.
+        """
+        names = _names(self.model)
+        pieces = quantized_pieces(self._network, self._resolution, names)
+        wanted = self._recipe.export.format if names else "native"
+        storage, _ = choose_format(wanted, [piece.layer for piece in pieces], self._resolution.ties)
+        floats = float_tensors(self._network, names)
+        config, origin = _config(self.model), _origin(self.model)
+        with staged(Path(directory), overwrite) as work:
+            entries = save_entries(pieces, floats, storage)
+            hashes = write_entries(work, entries, self._recipe.export.max_shard_size, progress)
+            content = Content(
+                config=config,
+                sidecars=_sidecars(origin),
+                format=storage,
+                layers=[piece.layer for piece in pieces],
+                left_alone=_float_matrices(self._network, pieces, floats, names),
+                ties=self._resolution.ties,
+                untied=self._resolution.untied,
+                recipe=self._recipe,
+                source={"name": origin.name if origin else type(self.model).__name__, "files": {}},
+                base_model=self.report.model,
+                errors=error_sums(self._errors),
+            )
+            write_rest(work, content, hashes)
+            proof = prove_and_record(work, *_proof_request(self.model, config is not None, origin))
+            self._final_report(storage.name, proof).write(work)
+        return Path(directory)
+
+    def _final_report(self, format_name: str, proof: Mapping[str, Any]) -> Report:
+        fields = {name: getattr(self.report, name) for name in Report.__dataclass_fields__}
+        found = {key: value for key, value in proof.items() if key != "observed"}
+        return Report(**fields | {"format": format_name, "proof": found})
+
+
+def apply_recipe(model: nn.Module, recipe: Recipe, *, inplace: bool, progress: Progress = quiet) -> Result:
+    """Compress a model in memory; see :func:`goldstick.apply`."""
+    original = Network(model)
+    resolution = resolve(recipe.stages, original)
+    before = {name: value.nbytes for name, value in float_tensors(original, None).items()}
+    shapes, structure = shapes_of(original), structure_of(model)
+    target = model if inplace else copy.deepcopy(model)
+    network = Network(target)
+    errors = {name: result.error for name, result in run(network, resolution, progress).items()}
+    names = _names(target)
+    pieces = quantized_pieces(network, resolution, names)
+    storage, warnings = choose_format(
+        recipe.export.format if names else "native", [piece.layer for piece in pieces], resolution.ties
+    )
+    floats, quantized = stored_bytes(network, pieces, storage)
+    layers = layer_records(network, shapes, resolution, errors, before, floats | quantized)
+    report = Report(
+        goldstick_version=environment()["goldstick"],
+        model=getattr(model, "name_or_path", "") or type(model).__name__,
+        recipe=recipe.model_dump(mode="json"),
+        format=storage.name,
+        layers=layers,
+        size=SizeSummary.of(layers),
+        structure=structure,
+        warnings=tuple(warnings),
+        environment=environment(),
+    )
+    return Result(model=target, report=report, _network=network, _resolution=resolution, _recipe=recipe, _errors=errors)
+
+
+def _is_transformers(model: nn.Module) -> bool:
+    return hasattr(model, "config") and hasattr(model, "base_model_prefix")
+
+
+def _names(model: nn.Module) -> CheckpointNames | None:
+    if not _is_transformers(model):
+        return None
+    return CheckpointNames(empty_model(copy.deepcopy(model.config), type(model)))
+
+
+def _config(model: nn.Module) -> dict[str, Any] | None:
+    if not _is_transformers(model):
+        return None
+    settings: Any = model.config
+    config: dict[str, Any] = json.loads(settings.to_json_string(use_diff=True))
+    config["architectures"] = [type(model).__name__]
+    first = next((p for p in model.parameters() if p.is_floating_point()), None)
+    if first is not None:
+        config["dtype"] = str(first.dtype).removeprefix("torch.")
+    return config
+
+
+def _origin(model: nn.Module) -> Path | None:
+    directory = Path(getattr(model, "name_or_path", "") or "/nonexistent")
+    return directory if directory.is_dir() else None
+
+
+def _sidecars(origin: Path | None) -> list[Path]:
+    if origin is None:
+        return []
+    return sorted(path for path in origin.iterdir() if path.is_file() and SIDECARS.fullmatch(path.name))
+
+
+def _float_matrices(
+    network: Network, pieces: list[StoredPiece], floats: Mapping[str, Any], names: CheckpointNames | None
+) -> list[str]:
+    embeddings = {site.parameter_name for site in network.sites if site.role == "embedding"}
+    skip = set(names.to_checkpoint(dict.fromkeys(embeddings, _NOTHING))) if names else embeddings
+    stored = [
+        name.removesuffix(".weight")
+        for name, value in floats.items()
+        if value.ndim == 2 and name.endswith(".weight") and name not in skip
+    ]
+    quantized = {piece.layer.site for piece in pieces}
+    tied_heads = [site.module for site in network.sites if site.role == "head" and site.name not in quantized]
+    return list(dict.fromkeys(stored + tied_heads))
+
+
+def _proof_request(
+    model: nn.Module, is_transformers: bool, origin: Path | None
+) -> tuple[dict[str, Any], Observation | None]:
+    if is_transformers:
+        attention = getattr(model.config, "_attn_implementation", None)
+        request = {"method": "outputs", "attention": attention, "buffers": buffer_dtypes(model)}
+        return request, observe(model, origin)
+    return {"method": "stored", "tensors": tensor_hashes(model)}, None

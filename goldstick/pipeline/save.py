@@ -1,0 +1,136 @@
+"""Save: a rewritten network in memory becomes the files of a checkpoint."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from goldstick.core.error import WeightError
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.transformers_names import CheckpointNames
+from goldstick.nn import PackedWeight
+from goldstick.pipeline.entries import Entry
+from goldstick.recipes.resolve import Assignment, Resolution
+from goldstick.structure.network import Layout, Network, Site
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredPiece:
+    """One quantized matrix under the name a checkpoint gives it."""
+
+    layer: StoredLayer
+    tensor: QuantizedTensor
+
+
+def quantized_pieces(network: Network, resolution: Resolution, names: CheckpointNames | None) -> list[StoredPiece]:
+    """Every quantized weight of a rewritten network, split into the tensors its checkpoint stores.
+
+    Args:
+        network: Rewritten; its ``sites`` are those it had before.
+        resolution: What was decided.
+        names: How the model's checkpoint names tensors; ``None`` keeps the parameters' names.
+    """
+    pieces = []
+    for site in network.sites:
+        assignment = resolution.assignments.get(site.name)
+        if assignment is not None:
+            for name, tensor in _split(site, _packed(network, site).quantized_tensor(), names).items():
+                pieces.append(StoredPiece(layer=_layer(name, site, tensor, assignment), tensor=tensor))
+    return pieces
+
+
+def _packed(network: Network, site: Site) -> PackedWeight:
+    module = network.module(site)
+    found = module if isinstance(module, PackedWeight) else getattr(module, site.parameter)
+    assert isinstance(found, PackedWeight)
+    return found
+
+
+def _split(site: Site, tensor: QuantizedTensor, names: CheckpointNames | None) -> dict[str, QuantizedTensor]:
+    parameter = site.parameter_name
+    if names is None or not names.rows_survive(parameter):
+        return {parameter: tensor}
+    codes = names.to_checkpoint({parameter: tensor.codes})
+    scale = names.to_checkpoint({parameter: tensor.scale})
+    zero = names.to_checkpoint({parameter: tensor.zero}) if tensor.zero is not None else {}
+    return {
+        name: QuantizedTensor(codes=codes[name], scale=scale[name], zero=zero.get(name), grid=tensor.grid)
+        for name in codes
+    }
+
+
+def _layer(name: str, site: Site, tensor: QuantizedTensor, assignment: Assignment) -> StoredLayer:
+    return StoredLayer(
+        name=name,
+        site=site.name,
+        kind="experts" if site.layout is Layout.TRANSPOSED_EXPERTS else site.layout.value,
+        shape=tensor.codes.shape,
+        scheme=assignment.scheme,
+        fractional_zeros=assignment.stage.fractional_zeros,
+    )
+
+
+def float_tensors(network: Network, names: CheckpointNames | None) -> dict[str, Tensor]:
+    """Every float parameter and persistent buffer a rewritten network still holds, once, as a checkpoint names it."""
+    packed = {name for name, module in network.model.named_modules() if isinstance(module, PackedWeight)}
+    state: dict[str, Tensor] = {}
+    seen: set[tuple[int, torch.Size]] = set()
+    for name, value in network.model.state_dict().items():
+        owner, _, leaf = name.rpartition(".")
+        if owner in packed and leaf != "bias":
+            continue
+        identity = (value.data_ptr(), value.shape)
+        if value.numel() and identity in seen:
+            continue  # tied to one that is stored already
+        seen.add(identity)
+        state[name] = value
+    return names.to_checkpoint(state) if names else state
+
+
+def save_entries(pieces: list[StoredPiece], floats: Mapping[str, Tensor], storage: StorageFormat) -> list[Entry]:
+    """Entries of a network in memory: float tensors as they are, quantized ones packed when their turn comes."""
+    entries = [
+        Entry(name=name, outputs={name: (value.shape, value.dtype)}, produce=partial(_copy, name, value))
+        for name, value in floats.items()
+    ]
+    for piece in pieces:
+        specs = storage.specs(piece.layer, piece.tensor.scale.dtype)
+        outputs = {piece.layer.name + suffix: spec for suffix, spec in specs.items()}
+        entries.append(Entry(name=piece.layer.name, outputs=outputs, produce=partial(_pack, piece, storage)))
+    return sorted(entries, key=lambda entry: entry.name)
+
+
+def _copy(name: str, value: Tensor) -> dict[str, Tensor]:
+    return {name: value.detach().cpu()}
+
+
+def _pack(piece: StoredPiece, storage: StorageFormat) -> dict[str, Tensor]:
+    parts = storage.pack(piece.tensor, piece.layer.scheme)
+    return {piece.layer.name + suffix: part.cpu() for suffix, part in parts.items()}
+
+
+def stored_bytes(
+    network: Network, pieces: list[StoredPiece], storage: StorageFormat
+) -> tuple[dict[str, int], dict[str, int]]:
+    """Bytes of every parameter and buffer of a rewritten network, as (float ones, quantized sites)."""
+    quantized: dict[str, int] = {}
+    for piece in pieces:
+        specs = storage.specs(piece.layer, piece.tensor.scale.dtype)
+        parameter = network.by_name[piece.layer.site].parameter_name
+        size = sum(shape.numel() * dtype.itemsize for shape, dtype in specs.values())
+        quantized[parameter] = quantized.get(parameter, 0) + size
+    floats = {name: value.nbytes for name, value in float_tensors(network, None).items()}
+    return floats, quantized
+
+
+def error_sums(errors: Mapping[str, WeightError]) -> dict[str, dict[str, float | None]]:
+    """Errors as plain data for a manifest."""
+    return {
+        name: {"sqnr_db": error.sqnr_db, "noise": error.noise, "max_abs_error": error.max_abs}
+        for name, error in errors.items()
+    }

@@ -1,0 +1,129 @@
+"""Staging: an output directory appears whole, by one rename, or not at all."""
+
+from __future__ import annotations
+
+import glob
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from goldstick.errors import OutputError
+
+MANIFEST_NAME = "goldstick.json"
+
+
+def check_output(output: Path, overwrite: bool) -> None:
+    """Refuse an output directory that would lose something, before any work is done.
+
+    Raises:
+        OutputError: It exists and may not be overwritten, or its parent cannot be written.
+    """
+    if output.is_symlink():
+        raise OutputError(f"The output {output} is a symbolic link; name the directory itself.")
+    if output.exists():
+        if not overwrite:
+            raise OutputError(f"The output {output} exists already. Choose another -o, or give --overwrite.")
+        if not (output / MANIFEST_NAME).is_file():
+            raise OutputError(
+                f"The output {output} holds no {MANIFEST_NAME}, so goldstick did not write it and will not overwrite "
+                "it. "
+                "Choose another -o, or remove it yourself."
+            )
+    parent = output.absolute().parent
+    if parent.exists() and not (parent.is_dir() and os.access(parent, os.W_OK)):
+        raise OutputError(f"Nothing can be written in {parent}. Choose another -o.")
+
+
+def check_space(output: Path, nbytes: int) -> None:
+    """Refuse to start what the disk cannot hold.
+
+    Raises:
+        OutputError: Fewer bytes are free than will be written.
+    """
+    parent = output.absolute().parent
+    while not parent.exists():
+        parent = parent.parent
+    free = shutil.disk_usage(parent).free
+    if free < nbytes:
+        raise OutputError(
+            f"{output} needs {nbytes:,} bytes and the disk has {free:,} free. Free some space, or choose another -o."
+        )
+
+
+@contextmanager
+def staged(output: Path, overwrite: bool) -> Iterator[Path]:
+    """A working directory beside ``output`` that becomes it at the end, or vanishes on an error.
+
+    Raises:
+        OutputError: See :func:`check_output`; also where writing fails.
+    """
+    check_output(output, overwrite)
+    output = output.absolute()
+    work = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(output)
+        work.mkdir()
+        yield work
+        _sync_directory(work)
+        if output.exists():
+            old = output.with_name(f".{output.name}.old-{os.getpid()}")
+            output.rename(old)
+            work.rename(output)
+            shutil.rmtree(old)
+        else:
+            work.rename(output)
+        _sync_directory(output.parent)
+    except OSError as error:
+        raise OutputError(
+            f"Writing {output} failed: {error.strerror or error}. Free space or choose another -o; nothing that "
+            "existed "
+            "before was touched."
+        ) from error
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _remove_leftovers(output: Path) -> None:
+    """Remove the working directories of runs for the same output that were killed."""
+    for path in output.parent.glob(f".{glob.escape(output.name)}.partial-*"):
+        pid = path.name.rpartition("-")[2]
+        if pid.isdigit() and (int(pid) == os.getpid() or not _alive(int(pid))):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a small file and sync it to disk."""
+    with path.open("xb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a small file in place of an older one, whole or not at all."""
+    fresh = path.with_name(path.name + ".new")
+    fresh.unlink(missing_ok=True)
+    write_file(fresh, data)
+    fresh.replace(path)
+    _sync_directory(path.parent)
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,56 @@
+"""Verify: the hashes of a checkpoint's files, and its proof once more."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from goldstick.errors import CheckpointError
+from goldstick.pipeline.finish import file_sha256
+from goldstick.pipeline.inspect import read_manifest
+from goldstick.pipeline.proof import TOLERANCE, prove
+
+
+def verify_checkpoint(directory: Path) -> dict[str, Any]:
+    """Hash every file of a checkpoint and run its proof again in a fresh process.
+
+    Returns:
+        ``files``: how many were hashed, ``proof``: the finding in words, ``passed``: true.
+
+    Raises:
+        CheckpointError: A file is missing or changed, or the model gives other outputs than it did.
+    """
+    manifest: dict[str, Any] = read_manifest(directory)
+    for name, expected in manifest["files"].items():
+        path = directory / name
+        if not path.is_file():
+            raise CheckpointError(f"{name} is missing from {directory}. Copy the checkpoint again.")
+        if file_sha256(path) != expected:
+            raise CheckpointError(
+                f"{name} in {directory} has changed since it was written: its sha256 is not the one in goldstick.json. "
+                "Copy "
+                "the checkpoint again; if you meant to change the file, the checkpoint is no longer the proven one."
+            )
+    return {"files": len(manifest["files"]), "proof": _prove_again(directory, manifest.get("proof")), "passed": True}
+
+
+def _prove_again(directory: Path, recorded: Mapping[str, Any] | None) -> str:
+    if recorded is None:
+        raise CheckpointError(f"The manifest of {directory} holds no proof: its making was cut short.")
+    if recorded["method"] != "outputs":
+        return f"recorded proof by {recorded['method']}; equal hashes carry it over"
+    before = recorded["observed"]
+    found = prove(directory, {**recorded, "method": "observe"}, None)["observed"]
+    if found["sha256"] == before["sha256"]:
+        return f"outputs are equal to the bit to those recorded ({found['numel']:,} values)"
+    largest = max(abs(value) for value in before["samples"])
+    difference = max(abs(a - b) for a, b in zip(before["samples"], found["samples"], strict=True))
+    # Another machine or another number of threads rounds differently in the last bits.
+    if found["numel"] != before["numel"] or difference > 100 * TOLERANCE * largest:
+        raise CheckpointError(
+            f"{directory} gives other outputs than when it was proven: {difference:.3g} apart where outputs reach "
+            f"{largest:.3g}. "
+            "The libraries in use may be at fault; compare 'environment' in goldstick.json."
+        )
+    return f"outputs are equal to those recorded up to rounding (largest difference {difference:.3g})"

@@ -1,0 +1,234 @@
+"""Recipe: an ordered list of stages, with calibration, evaluation and export beside it; a closed YAML schema."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    field_serializer,
+    model_validator,
+)
+
+from goldstick.algorithms import ALGORITHMS, Algorithm
+from goldstick.core.grid import Grid
+from goldstick.core.scheme import Scheme
+from goldstick.errors import RecipeError
+from goldstick.structure.targets import Targets
+
+_SIZE_LIMIT = 1_000_000
+_DEPTH_LIMIT = 20
+
+
+class Calibration(BaseModel):
+    """The data that calibrated algorithms look at."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    dataset: str = "wikitext2"
+    samples: int = Field(default=128, ge=1)
+    seq_len: int = Field(default=2048, ge=1)
+    seed: int = 0
+
+
+class Export(BaseModel):
+    """How the result is stored."""
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal["auto", "compressed-tensors", "native"] = "auto"
+    max_shard_size: int = Field(default=5_000_000_000, ge=1_000_000, description="bytes a weight file may have")
+
+
+#: Keys below the top of a recipe or of a stage, for the nearest name of an unknown one.
+_NESTED_KEYS = [field.name for part in (Scheme, Grid, Targets) for field in dataclasses.fields(part)] + [
+    *Calibration.model_fields,
+    *Export.model_fields,
+]
+
+
+class Recipe(BaseModel):
+    """What to do to a network. Only ``stages`` is required.
+
+    Every stage is a mapping of one algorithm's name to its options, or the name alone.
+    """
+
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+    goldstick: Literal[1] = Field(default=1, description="version of the recipe language")
+    description: str = ""
+    stages: Annotated[tuple[InstanceOf[Algorithm], ...], WithJsonSchema({})] = Field(min_length=1)
+    calibration: Calibration = Calibration()
+    evaluate: tuple[str, ...] = ()
+    export: Export = Export()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_stages(cls, value: Any) -> Any:
+        if isinstance(value, Mapping) and isinstance(value.get("stages"), list | tuple):
+            stages = [_stage(index, entry) for index, entry in enumerate(value["stages"])]
+            return {**value, "stages": stages}
+        return value
+
+    @field_serializer("stages")
+    def _write_stages(self, stages: tuple[Algorithm, ...]) -> list[dict[str, Any]]:
+        return [{stage.name: TypeAdapter(type(stage)).dump_python(stage, mode="json")} for stage in stages]
+
+    @classmethod
+    def load(cls, source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
+        """A recipe from a preset's name, a YAML file, a mapping, or a recipe.
+
+        Raises:
+            RecipeError: No such preset or file, or its content is wrong; the message names the place.
+        """
+        if isinstance(source, Recipe):
+            return source
+        if isinstance(source, Mapping):
+            return cls._validated(source, "the recipe")
+        try:
+            path = Path(source)
+        except TypeError as error:
+            raise RecipeError(
+                f"A recipe is a preset's name, a YAML file, a mapping with 'stages' or a Recipe, not {source!r}."
+            ) from error
+        if path.suffix in (".yaml", ".yml"):
+            if not path.is_file():
+                raise RecipeError(f"There is no recipe file {str(source)!r}.")
+            return cls._validated(_parse_yaml(path.read_bytes(), str(path)), str(path))
+        names = preset_names()
+        if str(source) not in names:
+            near = difflib.get_close_matches(str(source), names, n=3, cutoff=0.3)
+            raise RecipeError(
+                f"No recipe is called {str(source)!r}. "
+                + (f"Near it: {', '.join(near)}. " if near else "")
+                + "'goldstick recipes list' shows the presets; a file ends in .yaml."
+            )
+        return cls._validated(_parse_yaml(preset_text(str(source)).encode(), f"preset {source}"), f"preset {source}")
+
+    @classmethod
+    def _validated(cls, value: Any, where: str) -> Recipe:
+        if not isinstance(value, Mapping):
+            raise RecipeError(f"{where} is not a mapping with a list 'stages'.")
+        try:
+            return cls.model_validate(dict(value))
+        except ValidationError as error:
+            raise RecipeError(f"{where}: " + _explain(error, cls.model_fields)) from error
+
+
+def _stage(index: int, entry: Any) -> Algorithm:
+    if isinstance(entry, Algorithm):
+        return entry
+    if isinstance(entry, str):
+        entry = {entry: {}}
+    if not isinstance(entry, Mapping) or len(entry) != 1:
+        raise RecipeError(
+            f"stages[{index}] must be one algorithm with its options, such as '- rtn: {{scheme: w8a16}}'."
+        )
+    (name, options), *_ = entry.items()
+    algorithm = ALGORITHMS.get(name)
+    if algorithm is None:
+        near = difflib.get_close_matches(str(name), ALGORITHMS, n=1)
+        raise RecipeError(
+            f"stages[{index}]: no algorithm is called {name!r}"
+            + (f"; did you mean {near[0]!r}? " if near else ". ")
+            + f"Known: {', '.join(ALGORITHMS)}."
+        )
+    options = {} if options is None else options
+    if not isinstance(options, Mapping):
+        raise RecipeError(f"stages[{index}].{name}: its options must be a mapping, not {options!r}.")
+    try:
+        return TypeAdapter(algorithm).validate_python(dict(options))
+    except ValidationError as error:
+        raise RecipeError(f"stages[{index}].{name}: " + _explain(error, algorithm.__dataclass_fields__)) from error
+    except RecipeError as error:
+        raise RecipeError(f"stages[{index}].{name}: {error}") from error
+
+
+def _explain(error: ValidationError, fields: Mapping[str, Any]) -> str:
+    problems = error.errors()
+    if any("Scheme" in problem["loc"] for problem in problems):
+        # A scheme is a mapping or a name; where the mapping has a fault, that it is no name either says nothing.
+        problems = [problem for problem in problems if problem["loc"][-1] != "str"]
+    parts = []
+    for problem in problems:
+        place = ".".join(str(part) for part in problem["loc"] if part != "Scheme")
+        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            key = str(problem["loc"][-1])
+            known = fields if len(problem["loc"]) == 1 else _NESTED_KEYS
+            near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.4)
+            parts.append(f"unknown key {place!r}" + (f"; did you mean {near[0]!r}?" if near else "."))
+        else:
+            parts.append(f"{place}: {problem['msg']}.")
+    return " ".join(dict.fromkeys(parts))
+
+
+def recipe_schema() -> dict[str, Any]:
+    """The JSON schema of a recipe, for editors: every algorithm with its options."""
+    schema = Recipe.model_json_schema()
+    definitions = schema["$defs"]
+    stages: list[dict[str, Any]] = [{"enum": list(ALGORITHMS)}]
+    for name, algorithm in ALGORITHMS.items():
+        options = TypeAdapter(algorithm).json_schema(ref_template="#/$defs/{model}")
+        definitions.update(options.pop("$defs", {}))
+        stage = {
+            "type": "object",
+            "properties": {name: options},
+            "required": [name],
+            "additionalProperties": False,
+        }
+        stages.append(stage)
+    schema["properties"]["stages"] = {"type": "array", "minItems": 1, "items": {"anyOf": stages}}
+    return schema
+
+
+def _parse_yaml(text: bytes, where: str) -> Any:
+    if len(text) > _SIZE_LIMIT:
+        raise RecipeError(f"{where} is larger than {_SIZE_LIMIT:,} bytes; a recipe is a page of text.")
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+            if isinstance(event, yaml.AliasEvent):
+                raise RecipeError(f"{where}: YAML aliases (*name) are not allowed.")
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEPTH_LIMIT:
+                raise RecipeError(f"{where} is nested deeper than {_DEPTH_LIMIT} levels.")
+        return yaml.load(text, Loader=_UniqueKeys)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """A safe loader that refuses a key given twice instead of keeping the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: list[Any] = []
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                line = key_node.start_mark.line + 1
+                raise yaml.YAMLError(f"the key {str(key)!r} is given twice, the second time in line {line}.")
+            seen.append(key)
+        return super().construct_mapping(node, deep)
+
+
+def preset_names() -> list[str]:
+    """Names of the recipes that come with goldstick."""
+    folder = resources.files("goldstick.recipes") / "presets"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def preset_text(name: str) -> str:
+    """The YAML of a preset."""
+    return (resources.files("goldstick.recipes") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")

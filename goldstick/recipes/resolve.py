@@ -1,0 +1,162 @@
+"""Resolve: which stage does what to which site, and why the rest is left alone; from shapes alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from goldstick.algorithms import Algorithm
+from goldstick.core.scheme import Scheme
+from goldstick.errors import RecipeError
+from goldstick.recipes.left_alone import left_alone
+from goldstick.structure.network import Layout, Network, Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """What happens to one site.
+
+    Attributes:
+        site: The site.
+        stage: The stage that acts on it.
+        scheme: What it becomes, after overrides and divisibility.
+        note: What was decided differently from the stage's scheme, and why; or empty.
+    """
+
+    site: Site
+    stage: Algorithm
+    scheme: Scheme
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolution:
+    """Everything a recipe means for a network.
+
+    Attributes:
+        assignments: Site name → what happens to it.
+        ties: Sites that will run on another's quantized weight: site name → name of the owner.
+        untied: Whether a tied weight is quantized on one side only.
+        left_alone: Parameter or buffer name → why it stays as it is.
+    """
+
+    assignments: dict[str, Assignment]
+    ties: dict[str, str]
+    untied: bool
+    left_alone: dict[str, str]
+
+
+def resolve(stages: Sequence[Algorithm], network: Network) -> Resolution:
+    """What the stages mean for the network; reads no weight. All that is illegal is said at once.
+
+    Raises:
+        RecipeError: A pattern matches nothing, a site is meant twice, a group size does not divide, a tie is undecided.
+        StructureError: More than a fifth of the model's matrices are of a kind goldstick does not recognise.
+    """
+    problems: list[str] = []
+    assignments: dict[str, Assignment] = {}
+    skipped: dict[str, str] = {}
+    for index, stage in enumerate(stages):
+        _assign(f"stages[{index}].{stage.name}", stage, network, assignments, skipped, problems)
+    problems += [problem for assignment in assignments.values() if (problem := _impossible(assignment))]
+    ties, untied = _resolve_ties(network, assignments, problems)
+    if problems:
+        numbered = " ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
+        raise RecipeError(problems[0] if len(problems) == 1 else f"{len(problems)} things are illegal. {numbered}")
+    reasons = left_alone(network, stages, set(assignments) | set(ties), skipped)
+    return Resolution(assignments=assignments, ties=ties, untied=untied, left_alone=reasons)
+
+
+def _assign(
+    place: str,
+    stage: Algorithm,
+    network: Network,
+    assignments: dict[str, Assignment],
+    skipped: dict[str, str],
+    problems: list[str],
+) -> None:
+    """Add a stage's sites to ``assignments`` or ``skipped``, and what is wrong with it to ``problems``."""
+    try:
+        sites = stage.sites(network)
+    except RecipeError as error:
+        problems.append(f"{place}: {error}")
+        return
+    twice, indivisible = [], []
+    for site in sites:
+        scheme = stage.scheme_for(site)
+        size = scheme.weight.group_size
+        what = f"{site.in_features} inputs do not divide into groups of {size}"
+        if site.name in assignments:
+            twice.append(site.name)
+        elif scheme.weight.divides(site.in_features):
+            assignments[site.name] = Assignment(site=site, stage=stage, scheme=scheme)
+        elif stage.indivisible == "error":
+            indivisible.append(f"{site.name} ({site.in_features} inputs, groups of {size})")
+        elif stage.indivisible == "skip":
+            skipped[site.parameter_name] = f"skipped: {what}"
+        else:
+            channel = dataclasses.replace(scheme.weight, granularity="channel", group_size=None)
+            by_channel = dataclasses.replace(scheme, weight=channel)
+            note = f"by channel: {what}"
+            assignments[site.name] = Assignment(site=site, stage=stage, scheme=by_channel, note=note)
+    if twice:
+        problems.append(
+            f"{place}: {_some(twice)} would be quantized twice, since a stage before does it already. Exclude such "
+            "layers from one of the stages (targets: {exclude: [...]})."
+        )
+    if indivisible:
+        problems.append(
+            f"{place}: the group size does not divide the inputs of {_some(indivisible)}. Decide what such layers "
+            "become: "
+            "'--indivisible channel' gives them one scale per output channel, '--indivisible skip' leaves them float "
+            "(the same as 'indivisible:' in the recipe), or choose a group size that divides."
+        )
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+
+
+def _impossible(assignment: Assignment) -> str | None:
+    layout = assignment.site.layout
+    if assignment.scheme.activation and layout not in (Layout.LINEAR, Layout.TRANSPOSED):
+        return (
+            f"{assignment.site.name} is a {layout.value} weight and cannot take 8-bit activations; give it a scheme "
+            "such "
+            "as w8a16 in 'overrides', or exclude it."
+        )
+    return None
+
+
+def _resolve_ties(
+    network: Network, assignments: dict[str, Assignment], problems: list[str]
+) -> tuple[dict[str, str], bool]:
+    by_parameter = {site.parameter_name: site for site in network.sites}
+    ties: dict[str, str] = {}
+    untied = False
+    for site in [site for site in network.sites if site.tied_to]:
+        owner = by_parameter.get(site.tied_to or "")
+        chosen = assignments.get(site.name) or (assignments.get(owner.name) if owner else None)
+        if owner is None or chosen is None:
+            continue
+        if chosen.stage.tie == "untie":
+            untied = True
+        elif chosen.stage.tie == "error":
+            problems.append(
+                f"{site.name} shares its weight with {owner.name}, and the recipe quantizes {chosen.site.name}. "
+                "Decide: 'tie: keep' quantizes both ends as one weight, 'tie: untie' quantizes only what is targeted "
+                "and stores the other end as a float copy."
+            )
+        elif owner.layout is not Layout.EMBEDDING:
+            problems.append(f"'tie: keep' is for embeddings, and {owner.name} is none. Use 'tie: untie'.")
+        elif (other := assignments.get(owner.name, chosen)).scheme != chosen.scheme:
+            problems.append(
+                f"{site.name} and {owner.name} are one weight, and 'tie: keep' leaves it one, but the recipe makes it "
+                f"{chosen.scheme.label} here and {other.scheme.label} there. Give both one scheme, or 'tie: untie'."
+            )
+        else:
+            assignments.pop(site.name, None)
+            assignments[owner.name] = dataclasses.replace(chosen, site=owner)
+            ties[site.name] = owner.name
+    return ties, untied

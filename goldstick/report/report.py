@@ -1,0 +1,182 @@
+"""The contents of ``report.json``: plain records that others fill in.
+
+The file is a function of its contents: no clock is read, so equal runs write equal bytes (but for
+``timing``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from goldstick.errors import DataError, UsageError
+from goldstick.report.storage import dump_json, parse_json, write_atomically
+
+FILE_NAME = "report.json"
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerRecord:
+    """What became of one parameter.
+
+    Args:
+        name: the parameter's full name.
+        shape: its shape before.
+        dtype: its type before, such as ``bfloat16``.
+        bytes_before: its size before; 0 for a name that shares another parameter's memory.
+        bytes_after: the size of all that stands for it now: codes, scales and zeros.
+        scheme: the label of what it became, or None where it was not quantized.
+        algorithm: what decided on it, or None where nothing did.
+        reason: why it was left alone, or None where it was not.
+        weight_sqnr_db: 10·log10(Σw² / Σ(w − ŵ)²) in decibels; infinite where nothing was lost.
+        max_abs_error: the largest |w − ŵ|.
+
+    Raises UsageError for a record that says neither what was done nor why nothing was.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes_before: int
+    bytes_after: int
+    scheme: str | None = None
+    algorithm: str | None = None
+    reason: str | None = None
+    weight_sqnr_db: float | None = None
+    max_abs_error: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse a record nobody could read."""
+        if self.bytes_before < 0 or self.bytes_after < 0:
+            raise UsageError(f"{self.name}: a size in bytes cannot be negative")
+        if self.scheme is None and self.algorithm is None and self.reason is None:
+            raise UsageError(f"{self.name}: the record must say what was done, or the reason why nothing was")
+
+    @property
+    def elements(self) -> int:
+        """The number of values."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SizeSummary:
+    """Sizes of all parameters together, in bytes of tensors (the headers of files are not counted).
+
+    Args:
+        bytes_before: before.
+        bytes_after: after.
+        bits_per_weight: stored bits, scales and zeros included, per value of the quantized parameters; None
+            where none was quantized.
+    """
+
+    bytes_before: int
+    bytes_after: int
+    bits_per_weight: float | None = None
+
+    @classmethod
+    def of(cls, layers: Sequence[LayerRecord]) -> SizeSummary:
+        """Add up ``layers``."""
+        quantized = [layer for layer in layers if layer.scheme is not None]
+        elements = sum(layer.elements for layer in quantized)
+        return cls(
+            bytes_before=sum(layer.bytes_before for layer in layers),
+            bytes_after=sum(layer.bytes_after for layer in layers),
+            bits_per_weight=8 * sum(layer.bytes_after for layer in quantized) / elements if elements else None,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """One compression, from the recipe to the proof.
+
+    Args:
+        goldstick_version: the version that made it.
+        model: the model's name or directory, as the user gave it.
+        recipe: the recipe as plain data.
+        format: the storage format's name.
+        size: the sizes; must equal the sums over ``layers``.
+        layers: a record for every parameter of the network.
+        structure: what looking at the network found.
+        evaluation: ``{"before": …, "after": …}``, each what `goldstick.evaluation.Evaluation.to_dict`
+            returns.
+        proof: what was done to show that the checkpoint holds what was decided.
+        warnings: sentences for the user.
+        timing: seconds by stage; durations, never a time of day.
+        environment: versions of the libraries in use.
+
+    Raises UsageError where the sizes do not add up or a parameter is recorded twice.
+    """
+
+    goldstick_version: str
+    model: str
+    recipe: Mapping[str, Any]
+    format: str
+    size: SizeSummary
+    layers: tuple[LayerRecord, ...]
+    structure: Mapping[str, Any] = field(default_factory=dict)
+    evaluation: Mapping[str, Any] = field(default_factory=dict)
+    proof: Mapping[str, Any] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+    timing: Mapping[str, float] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check that every byte is accounted for, once."""
+        names = [layer.name for layer in self.layers]
+        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        if twice:
+            raise UsageError(f"the report records {twice[0]} twice")
+        for side in ("bytes_before", "bytes_after"):
+            total, summed = getattr(self.size, side), sum(getattr(layer, side) for layer in self.layers)
+            if total != summed:
+                raise UsageError(
+                    f"the report's {side} is {total} but its {len(self.layers)} records add up to {summed}: "
+                    "a parameter is missing from the records or counted wrongly"
+                )
+
+    def to_json(self) -> str:
+        """Return the report as JSON text; infinities and NaN as strings, see `goldstick.report.storage`."""
+        fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
+        fields["size"] = dataclasses.asdict(self.size)
+        fields["layers"] = [dataclasses.asdict(layer) for layer in self.layers]
+        return dump_json({"report_version": VERSION, **fields})
+
+    @classmethod
+    def from_json(cls, text: str) -> Report:
+        """Read what `to_json` wrote; DataError for anything else."""
+        data = parse_json(text, "the report")
+        if not isinstance(data, dict) or data.pop("report_version", None) != VERSION:
+            raise DataError(f"not a goldstick report of version {VERSION}, the only one this release reads")
+        try:
+            layers = tuple(LayerRecord(**{**layer, "shape": tuple(layer["shape"])}) for layer in data.pop("layers"))
+            size = SizeSummary(**data.pop("size"))
+            return cls(layers=layers, size=size, warnings=tuple(data.pop("warnings")), **data)
+        except (KeyError, TypeError) as error:
+            raise DataError(f"the report lacks a field or has one too many ({error})") from error
+
+    @classmethod
+    def read(cls, directory: Path | str) -> Report:
+        """Read ``report.json`` from ``directory``; DataError where there is none."""
+        path = Path(directory) / FILE_NAME
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: cannot be read ({error})") from error
+        try:
+            return cls.from_json(text)
+        except (DataError, UsageError) as error:
+            raise DataError(f"{path}: {error}") from error
+
+    def write(self, directory: Path | str) -> Path:
+        """Write ``report.json`` into ``directory`` and return its path; whole even after a crash.
+
+        OutputError where the directory cannot be written to.
+        """
+        path = Path(directory) / FILE_NAME
+        write_atomically(path, self.to_json().encode())
+        return path

@@ -1,0 +1,5 @@
+"""What a network is made of: its sites, its repeated blocks, who shares inputs, what can absorb a scale."""
+
+from goldstick.structure.network import Layout, Network, Site
+
+__all__ = ["Layout", "Network", "Site"]

@@ -1,0 +1,181 @@
+"""Network: a model seen as sites that can be quantized, and everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from goldstick.errors import StructureError
+from goldstick.structure.blocks import block_of, find_blocks
+from goldstick.structure.overrides import (
+    FUSED_EXPERT_PARAMETERS,
+    TRANSPOSED_EXPERTS_FLAG,
+    TRANSPOSED_LINEAR_CLASSES,
+)
+
+Role = Literal["inner", "embedding", "head"]
+
+
+class Layout(StrEnum):
+    """How a parameter stores the matrix [out, in] (or one per expert)."""
+
+    LINEAR = "linear"  # [out, in]
+    TRANSPOSED = "transposed"  # [in, out]
+    CONV2D = "conv2d"  # [out, in / groups, height, width]
+    EMBEDDING = "embedding"  # [rows, features]
+    EXPERTS = "experts"  # [experts, out, in]
+    TRANSPOSED_EXPERTS = "transposed_experts"  # [experts, in, out]
+
+    def to_matrix(self, parameter: Tensor) -> Tensor:
+        """The canonical view [..., out, in] of a stored parameter."""
+        if self in (Layout.TRANSPOSED, Layout.TRANSPOSED_EXPERTS):
+            return parameter.transpose(-1, -2)
+        return parameter.flatten(1) if self is Layout.CONV2D else parameter
+
+    def from_matrix(self, matrix: Tensor, shape: torch.Size) -> Tensor:
+        """The stored form of a canonical matrix; inverse of :meth:`to_matrix`."""
+        if self in (Layout.TRANSPOSED, Layout.TRANSPOSED_EXPERTS):
+            return matrix.transpose(-1, -2)
+        return matrix.reshape(shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Site:
+    """One weight that can be quantized.
+
+    Attributes:
+        module: Path of the module that holds it.
+        parameter: Name of the parameter in that module.
+        layout: How the parameter stores its matrix.
+        shape: Shape of the parameter as stored.
+        dtype: Its dtype.
+        role: ``embedding`` and ``head`` are left alone unless a recipe names them.
+        block: Path of the repeated block it lies in, or ``None``.
+        tied_to: Name of the parameter it shares storage with, or ``None``.
+    """
+
+    module: str
+    parameter: str
+    layout: Layout
+    shape: torch.Size
+    dtype: torch.dtype
+    role: Role
+    block: str | None
+    tied_to: str | None
+
+    @property
+    def name(self) -> str:
+        """What recipes and reports call it: the module's path, with the parameter where that is not ``weight``."""
+        return self.module if self.parameter == "weight" else f"{self.module}.{self.parameter}"
+
+    @property
+    def parameter_name(self) -> str:
+        """Full name of the parameter in the model."""
+        return f"{self.module}.{self.parameter}" if self.module else self.parameter
+
+    @property
+    def matrix_shape(self) -> torch.Size:
+        """Shape of the canonical matrix, [..., out, in]."""
+        return self.layout.to_matrix(torch.empty(self.shape, device="meta")).shape
+
+    @property
+    def in_features(self) -> int:
+        """Length of a row of the matrix."""
+        return self.matrix_shape[-1]
+
+
+class Network:
+    """A model and its sites. Looks at the model, never changes it; works on the meta device too.
+
+    Attributes:
+        model: The module.
+        sites: Every weight that can be quantized, in the order of ``named_modules``.
+        blocks: Paths of the repeated blocks, in order of execution as far as the module lists tell.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.blocks = find_blocks(model)
+        self._owner = _parameter_owners(model)
+        self.sites = tuple(self._find_sites())
+        self.by_name = {site.name: site for site in self.sites}
+
+    def _find_sites(self) -> list[Site]:
+        head = _output_head(self.model)
+        sites = []
+        for path, module in self.model.named_modules():
+            for parameter_name, parameter in module.named_parameters(recurse=False):
+                layout = layout_of(module, parameter_name, parameter)
+                if layout is None:
+                    continue
+                full = f"{path}.{parameter_name}" if path else parameter_name
+                owner = self._owner[full]
+                sites.append(
+                    Site(
+                        module=path,
+                        parameter=parameter_name,
+                        layout=layout,
+                        shape=parameter.shape,
+                        dtype=parameter.dtype,
+                        role="embedding" if layout is Layout.EMBEDDING else ("head" if module is head else "inner"),
+                        block=block_of(path, self.blocks),
+                        tied_to=None if owner == full else owner,
+                    )
+                )
+        return sites
+
+    def module(self, site: Site) -> nn.Module:
+        """The module that holds a site's parameter."""
+        return self.model.get_submodule(site.module)
+
+    def weight(self, site: Site) -> Tensor:
+        """The canonical matrix [..., out, in] of a site, detached."""
+        parameter = getattr(self.module(site), site.parameter, None)
+        if not isinstance(parameter, nn.Parameter):  # a quantized layer gives its dequantized numbers as a tensor
+            raise StructureError(
+                f"{site.name} no longer holds a float parameter {site.parameter!r}: it was quantized already."
+            )
+        return site.layout.to_matrix(parameter.detach())
+
+    def tied(self) -> dict[str, str]:
+        """Parameters that share storage with an earlier one: name → name of the owner."""
+        return {name: owner for name, owner in self._owner.items() if name != owner}
+
+
+def layout_of(module: nn.Module, parameter_name: str, parameter: Tensor) -> Layout | None:
+    """How ``module`` stores a matrix in this parameter, or ``None`` where it is no quantizable weight."""
+    if parameter_name == "weight":
+        if isinstance(module, nn.Linear):
+            return Layout.LINEAR
+        if isinstance(module, nn.Conv2d):
+            return Layout.CONV2D
+        if isinstance(module, nn.Embedding):
+            return Layout.EMBEDDING
+        if type(module).__name__ in TRANSPOSED_LINEAR_CLASSES and parameter.ndim == 2:
+            return Layout.TRANSPOSED
+    if parameter.ndim == 3 and parameter_name in FUSED_EXPERT_PARAMETERS:
+        transposed = getattr(module, TRANSPOSED_EXPERTS_FLAG, False)
+        return Layout.TRANSPOSED_EXPERTS if transposed else Layout.EXPERTS
+    return None
+
+
+def _output_head(model: nn.Module) -> nn.Module | None:
+    getter: Callable[[], nn.Module | None] | None = getattr(model, "get_output_embeddings", None)
+    return getter() if callable(getter) else None
+
+
+def _parameter_owners(model: nn.Module) -> dict[str, str]:
+    first: dict[int, str] = {}
+    owners = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        owners[name] = first.setdefault(id(parameter), name)
+    # A model on the meta device may not be tied yet: transformers then says what it will tie.
+    for name, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
+        if name in owners and source in owners and owners[name] == name:
+            owners[name] = owners[source]
+    return owners

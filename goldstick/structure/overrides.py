@@ -1,0 +1,28 @@
+"""The few facts about model families that cannot be read off a module. Data only."""
+
+from __future__ import annotations
+
+#: Classes of linear layers that store their weight as [in, out] (transformers' Conv1D of GPT-2).
+TRANSPOSED_LINEAR_CLASSES = frozenset({"Conv1D"})
+
+#: Names under which modules hold the weights of all experts fused in one 3-D parameter [experts, out, in].
+FUSED_EXPERT_PARAMETERS = frozenset(
+    {
+        "gate_up_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+        "w1",
+        "w2",
+        "w3",
+        "w13",
+        "input_linear",
+        "output_linear",
+    }
+)
+
+#: Those of them that read the experts' inner activations; the others read what the module is given.
+EXPERT_OUTPUT_PARAMETERS = frozenset({"down_proj", "w2", "output_linear"})
+
+#: Attribute by which a fused experts module says that it stores [experts, in, out] instead.
+TRANSPOSED_EXPERTS_FLAG = "is_transposed"

@@ -1,0 +1,76 @@
+"""Targets: which sites a stage means, as patterns on their names."""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from goldstick.errors import RecipeError
+from goldstick.structure.network import Network, Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """Patterns that pick sites by name: shell wildcards, where ``*`` also crosses dots.
+
+    A pattern matches a site's whole name, or, when it holds no wildcard, the last parts of it (``lm_head``,
+    ``mlp.down_proj``). Without ``include`` every site is meant but embeddings and the output head; those are
+    reached only by an ``include`` pattern that names them: one whose last part says more than ``*``.
+
+    Attributes:
+        include: Sites to take; empty for all inner ones.
+        exclude: Sites to leave alone, taken out of the former.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    include: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+
+    def select(self, network: Network) -> tuple[Site, ...]:
+        """The sites of ``network`` that the patterns mean.
+
+        Raises:
+            RecipeError: A pattern matches nothing; the message names the nearest site.
+        """
+        for pattern in (*self.include, *self.exclude):
+            if not any(matches(pattern, site.name) for site in network.sites):
+                raise unmatched(pattern, network.sites, "targets")
+        return tuple(site for site in network.sites if self._takes(site))
+
+    def excludes(self, site: Site) -> str | None:
+        """The ``exclude`` pattern that takes a site out, or ``None``."""
+        return next((pattern for pattern in self.exclude if matches(pattern, site.name)), None)
+
+    def _takes(self, site: Site) -> bool:
+        if self.excludes(site):
+            return False
+        if not self.include:
+            return site.role == "inner"
+        # A catch-all such as * or model.* must not sweep in the embeddings: they have to be meant.
+        return any(
+            matches(pattern, site.name) and (site.role == "inner" or pattern.rpartition(".")[2].strip("*?") != "")
+            for pattern in self.include
+        )
+
+
+def matches(pattern: str, name: str) -> bool:
+    """Whether a pattern of :class:`Targets` matches a name."""
+    if any(character in pattern for character in "*?["):
+        return fnmatch.fnmatchcase(name, pattern)
+    return name == pattern or name.endswith("." + pattern)
+
+
+def unmatched(pattern: str, sites: Iterable[Site], where: str) -> RecipeError:
+    """The error for a pattern that matches no site, with the nearest names."""
+    names = [site.name for site in sites]
+    tails = {name.rsplit(".", 1)[-1] for name in names}
+    bare = pattern.replace("*", "").strip(".")
+    near = difflib.get_close_matches(bare, sorted(tails | set(names)), n=3, cutoff=0.5)
+    hint = f"Near it: {', '.join(near)}." if near else f"Names look like {names[0]!r}." if names else ""
+    return RecipeError(
+        f"The pattern {pattern!r} in {where} matches no layer of this model, so it would do nothing. {hint}"
+    )

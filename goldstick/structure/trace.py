@@ -1,0 +1,207 @@
+"""What a block is given, and which tensor each of its layers receives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from goldstick.errors import StructureError
+
+#: Positional and keyword arguments of one call of a block.
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Call:
+    """One call of a layer inside a block.
+
+    Attributes:
+        module: Path of the layer relative to the block (empty for the block itself).
+        tensor: What it received: the first tensor among its arguments. Held, so that no other tensor can take
+            its place in memory while the trace is in use.
+        key: Equal for two calls exactly when they received the same numbers in the same memory.
+    """
+
+    module: str
+    tensor: Tensor
+    key: tuple[object, ...]
+
+
+def capture_block_inputs(model: nn.Module, block_path: str, inputs: Mapping[str, Any], *, seed: int = 0) -> Arguments:
+    """What the block at ``block_path`` is given when the model runs on ``inputs``; the forward stops there.
+
+    See :func:`capture_inputs`.
+    """
+    return capture_inputs(model, (block_path,), inputs, seed=seed)[block_path]
+
+
+def capture_inputs(
+    model: nn.Module, paths: Collection[str], inputs: Mapping[str, Any], *, seed: int = 0
+) -> dict[str, Arguments]:
+    """What each of the blocks ``paths`` is given in one forward, which stops at the last of them.
+
+    The model runs in evaluation mode and is left as it was. Caches of keys and values are replaced by
+    ``None``. A model on the meta device works too: shapes are computed there, and the tensors are then filled
+    with numbers drawn from ``seed`` (see :func:`materialise`).
+
+    Raises:
+        StructureError: The forward fails, or ends without calling one of the blocks.
+    """
+    captured: dict[str, Arguments] = {}
+
+    def hook_for(path: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            if path not in captured:
+                captured[path] = _keep(args), _keep(kwargs)
+            if len(captured) == len(paths):
+                raise _AllCaptured
+
+        return hook
+
+    handles = [model.get_submodule(path).register_forward_pre_hook(hook_for(path), with_kwargs=True) for path in paths]
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    placed = map_tensors(dict(inputs), lambda tensor: tensor.to(device))
+    missing = "ended without calling it"
+    try:
+        with evaluating(model), torch.inference_mode(False), torch.no_grad():
+            model(**placed)
+    except _AllCaptured:
+        pass
+    except Exception as error:  # any code of the model may fail, in any way
+        missing = f"failed first: {type(error).__name__}: {error}"
+    finally:
+        for handle in handles:
+            handle.remove()
+    for path in paths:
+        if path not in captured:
+            raise StructureError(
+                f"The inputs of block {path} cannot be captured: the forward of {type(model).__name__} on "
+                f"{', '.join(inputs)} {missing}. Pass the inputs that this model wants."
+            )
+    generator = torch.Generator().manual_seed(seed)
+    return {path: map_tensors(captured[path], lambda x: materialise(x, generator)) for path in paths}
+
+
+def trace_block(
+    block: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], *, also: Collection[str] = ()
+) -> list[Call]:
+    """Run ``block`` once; what each layer received, in order of execution.
+
+    Layers are the modules without children and those that hold parameters themselves (fused experts,
+    routers). Two contiguous views of the same memory with the same last dimension, as [batch, tokens,
+    features] and [batch · tokens, features], count as the same tensor; a tensor changed in place in between
+    does not.
+
+    Args:
+        block: The block; not changed.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        also: Paths of further modules to watch.
+    """
+    calls: list[Call] = []
+
+    def hook_for(path: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
+        def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            tensor = next(tensors_in((args, kwargs)), None)
+            if tensor is not None:
+                calls.append(Call(module=path, tensor=tensor, key=_identity(tensor)))
+
+        return hook
+
+    handles = [
+        module.register_forward_pre_hook(hook_for(path), with_kwargs=True)
+        for path, module in block.named_modules()
+        if path in also or not list(module.children()) or list(module.parameters(recurse=False))
+    ]
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            block(*args, **kwargs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return calls
+
+
+def materialise(tensor: Tensor, generator: torch.Generator) -> Tensor:
+    """A meta tensor filled with plausible numbers on the CPU; any other tensor unchanged.
+
+    Floats are N(0, 1). Integers count up along the last dimension, as positions do. Booleans are true on and
+    below the diagonal, as a causal mask is.
+    """
+    if not tensor.is_meta:
+        return tensor
+    shape = tensor.shape
+    if tensor.is_floating_point():
+        return torch.randn(shape, generator=generator).to(tensor.dtype)
+    if tensor.is_complex():
+        return torch.randn(shape, generator=generator, dtype=tensor.dtype)
+    if tensor.dtype == torch.bool:
+        every = torch.ones(shape, dtype=torch.bool)
+        return every.tril() if tensor.ndim >= 2 else every
+    if not shape:
+        return torch.zeros((), dtype=tensor.dtype)
+    return torch.arange(shape[-1]).to(tensor.dtype).expand(shape).contiguous()
+
+
+def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """``value`` with every tensor in its tuples, lists and dicts replaced by ``change`` of it."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        return {key: map_tensors(item, change) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(map_tensors(item, change) for item in value))
+    if isinstance(value, (tuple, list)):
+        return type(value)(map_tensors(item, change) for item in value)
+    return value
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """Every tensor in nested tuples, lists and mappings, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from tensors_in(item)
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode inside the context; afterwards each module is in the mode it was in."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+class _AllCaptured(BaseException):
+    """Leaves a forward that has done its work; no ``except Exception`` of a model may swallow it."""
+
+
+def _keep(value: Any) -> Any:
+    """A copy that later in-place changes cannot reach, without caches."""
+    if type(value).__name__.endswith("Cache"):
+        return None
+    if isinstance(value, dict):
+        return {key: _keep(item) for key, item in value.items()}
+    if isinstance(value, tuple) and not hasattr(value, "_fields"):
+        return tuple(_keep(item) for item in value)
+    return map_tensors(value, lambda tensor: tensor.detach().clone())
+
+
+def _identity(tensor: Tensor) -> tuple[object, ...]:
+    where = (tensor.data_ptr(), tensor._version, tensor.dtype)
+    if tensor.is_contiguous() and tensor.ndim > 0:
+        return (*where, tensor.numel() // max(tensor.shape[-1], 1), tensor.shape[-1])
+    return (*where, tuple(tensor.shape), tensor.stride())

@@ -1,0 +1,140 @@
+"""The surgeon: applies edits to a network. The only code that changes a model; it decides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+
+from goldstick.core.edits import Edit, Fold, Quantize, SetWeight
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.scheme import Scheme
+from goldstick.errors import StructureError
+from goldstick.nn import (
+    QuantizedConv2d,
+    QuantizedEmbedding,
+    QuantizedExperts,
+    QuantizedLinear,
+    TiedQuantizedLinear,
+)
+from goldstick.structure.fold import apply_fold
+from goldstick.structure.network import Layout, Network, Site
+
+
+def apply(network: Network, edits: Iterable[Edit]) -> None:
+    """Apply edits in their order, in place.
+
+    Raises:
+        StructureError: An edit names a site that the network does not have, or that was quantized already.
+    """
+    for edit in edits:
+        match edit:
+            case Quantize():
+                _quantize(network, edit)
+            case SetWeight():
+                site = _site(network, edit.site)
+                parameter = _float_parameter(network.module(site), site)
+                parameter.data.copy_(site.layout.from_matrix(edit.weight, parameter.shape))
+            case Fold():
+                apply_fold(network.model, edit, [_site(network, name) for name in edit.consumers])
+
+
+def tie(network: Network, site: Site, owner: Site) -> None:
+    """Let a site run on the quantized embedding that it is tied to."""
+    source = network.module(owner)
+    if not isinstance(source, QuantizedEmbedding):
+        raise StructureError(f"{site.name} is tied to {owner.name}, which is not a quantized embedding.")
+    if site.layout is Layout.EMBEDDING:
+        _replace(network.model, site.module, source)
+    else:
+        bias = getattr(network.module(site), "bias", None)
+        _replace(network.model, site.module, TiedQuantizedLinear(source, bias))
+
+
+def forget_ties(network: Network) -> None:
+    """Tell a transformers model not to tie its embeddings again: its ties are modules now, or were cut."""
+    model: Any = network.model
+    if hasattr(model, "config") and hasattr(model.config, "tie_word_embeddings"):
+        model.config.tie_word_embeddings = False
+    if hasattr(model, "all_tied_weights_keys"):
+        model.all_tied_weights_keys = {}
+
+
+def _quantize(network: Network, edit: Quantize) -> None:
+    site = _site(network, edit.site)
+    module = network.module(site)
+    _float_parameter(module, site)
+    new = _BUILDERS[site.layout](edit.tensor, edit.scheme, module)
+    if site.layout in (Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS):
+        del module._parameters[site.parameter]
+        setattr(module, site.parameter, new)
+        _index_experts_one_by_one(network.model)
+    else:
+        new.train(module.training)
+        _replace(network.model, site.module, new)
+
+
+def _replace(model: nn.Module, path: str, new: nn.Module) -> None:
+    if not path:
+        raise StructureError(
+            f"The model is itself a {type(model).__name__} and cannot be replaced from within: give "
+            "torch.nn.Sequential(model)."
+        )
+    old = model.get_submodule(path)
+    for parent in list(model.modules()):  # a module may be registered under several names
+        for name, child in list(parent._modules.items()):  # named_children() gives each module once
+            if child is old:
+                setattr(parent, name, new)
+
+
+def _site(network: Network, name: str) -> Site:
+    if name not in network.by_name:
+        raise StructureError(f"The network has no site {name!r}.")
+    return network.by_name[name]
+
+
+def _float_parameter(module: nn.Module, site: Site) -> nn.Parameter:
+    # Not any tensor will do: a quantized layer gives its dequantized numbers as ``weight``.
+    parameter = getattr(module, site.parameter, None)
+    if not isinstance(parameter, nn.Parameter):
+        raise StructureError(f"{site.name} was quantized already.")
+    return parameter
+
+
+def _index_experts_one_by_one(model: nn.Module) -> None:
+    # transformers may run all experts as one grouped multiply over the fused float parameter, which is gone.
+    choose: Callable[[str], None] | None = getattr(model, "set_experts_implementation", None)
+    if callable(choose):
+        choose("eager")
+
+
+def _linear(tensor: QuantizedTensor, scheme: Scheme, old: nn.Module) -> nn.Module:
+    return QuantizedLinear(tensor, scheme, getattr(old, "bias", None))
+
+
+def _conv(tensor: QuantizedTensor, scheme: Scheme, old: nn.Module) -> nn.Module:
+    if not isinstance(old, nn.Conv2d):
+        raise StructureError(f"A {type(old).__name__} cannot become a quantized convolution.")
+    return QuantizedConv2d(tensor, scheme, old)
+
+
+def _embedding(tensor: QuantizedTensor, scheme: Scheme, old: nn.Module) -> nn.Module:
+    plain = type(old).forward is nn.Embedding.forward or hasattr(old, "embed_scale")
+    if not plain or getattr(old, "max_norm", None) is not None:
+        raise StructureError(
+            f"A {type(old).__name__} does more than look up rows, and its quantized form would not; exclude it."
+        )
+    # transformers' scaled embeddings keep the factor as a number, and as a buffer that may still be empty.
+    multiplier: Any = getattr(old, "scalar_embed_scale", None) or getattr(old, "embed_scale", 1.0)
+    return QuantizedEmbedding(tensor, scheme, multiplier)
+
+
+_BUILDERS: dict[Layout, Callable[[QuantizedTensor, Scheme, nn.Module], nn.Module]] = {
+    Layout.LINEAR: _linear,
+    Layout.TRANSPOSED: _linear,
+    Layout.CONV2D: _conv,
+    Layout.EMBEDDING: _embedding,
+    Layout.EXPERTS: lambda tensor, scheme, old: QuantizedExperts(tensor, scheme, transposed=False),
+    Layout.TRANSPOSED_EXPERTS: lambda tensor, scheme, old: QuantizedExperts(tensor, scheme, transposed=True),
+}

@@ -1,0 +1,287 @@
+"""Whatever is wrong with the input: an exit code, one readable paragraph, nothing left behind."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from goldstick.formats.safetensors_file import TensorInfo
+from goldstick.formats.source import INDEX_NAME
+from tests.cli.conftest import run
+
+Refused = Callable[..., str]
+
+
+def quantize(source: Path | str, *options: str) -> tuple[str, ...]:
+    """The arguments of a quantization of ``source`` into a directory beside it."""
+    return ("quantize", str(source), "-o", str(Path(source).parent / "out"), "--recipe", "rtn-w4a16-g32", *options)
+
+
+def change_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    value = json.loads(path.read_text())
+    change(value)
+    path.write_text(json.dumps(value))
+
+
+def shards(source: Path) -> list[Path]:
+    return sorted(source.glob("*.safetensors"))
+
+
+def test_a_directory_that_is_not_there(refused: Refused, tmp_path: Path) -> None:
+    refused(*quantize(tmp_path / "nowhere"), says=("nowhere", "hub id", "reference"))
+
+
+def test_a_directory_that_is_no_model(refused: Refused, tmp_path: Path) -> None:
+    (tmp_path / "holidays").mkdir()
+    (tmp_path / "holidays" / "photo.jpg").write_bytes(b"\xff\xd8")
+    refused(*quantize(tmp_path / "holidays"), says=("not a model directory", "config.json"))
+
+
+def test_a_directory_without_weights(refused: Refused, source: Path) -> None:
+    for path in (*shards(source), source / INDEX_NAME):
+        path.unlink()
+    refused(*quantize(source), says=("holds no weights", "model.safetensors"))
+
+
+def test_a_config_that_is_no_json(refused: Refused, source: Path) -> None:
+    (source / "config.json").write_text('{"architectures": ["LlamaForCausalLM"')
+    refused(*quantize(source), says=("config.json", "JSON"))
+
+
+def test_an_architecture_nobody_knows(refused: Refused, source: Path) -> None:
+    change_json(source / "config.json", lambda config: config.update(architectures=["LamaForCausalML"]))
+    refused(*quantize(source), says=("LamaForCausalML", "transformers"))
+
+
+def test_a_model_type_nobody_knows(refused: Refused, source: Path) -> None:
+    change_json(source / "config.json", lambda config: config.update(model_type="lama"))
+    refused(*quantize(source), says=("config.json", "lama"))
+
+
+def test_a_model_that_brings_code(refused: Refused, source: Path) -> None:
+    change_json(source / "config.json", lambda config: config.update(auto_map={"AutoModel": "modeling.Evil"}))
+    refused(*quantize(source), says=("auto_map", "does not run"))
+
+
+def test_a_shard_cut_short(refused: Refused, source: Path) -> None:
+    shard = shards(source)[1]
+    shard.write_bytes(shard.read_bytes()[:-100])
+    refused(*quantize(source), says=(shard.name, "cut short", "Fetch the file again"))
+
+
+def test_a_shard_of_a_few_bytes(refused: Refused, source: Path) -> None:
+    shard = shards(source)[1]
+    shard.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+    refused(*quantize(source), says=(shard.name, "safetensors"))
+
+
+def test_a_shard_that_is_missing(refused: Refused, source: Path) -> None:
+    shards(source)[1].unlink()
+    refused(*quantize(source), says=(shards(source)[0].name[:5], "missing", "fetch it again"))
+
+
+def test_a_shard_outside_the_directory(refused: Refused, source: Path) -> None:
+    shard = shards(source)[0]
+    shard.rename(source.parent / "stolen.safetensors")
+
+    def point_outside(index: dict[str, Any]) -> None:
+        names = index["weight_map"]
+        names.update({name: "../stolen.safetensors" for name, file in names.items() if file == shard.name})
+
+    change_json(source / INDEX_NAME, point_outside)
+    refused(*quantize(source), says=("'../stolen.safetensors'", "refused"))
+
+
+def test_an_index_that_names_a_tensor_twice(refused: Refused, source: Path) -> None:
+    text = (source / INDEX_NAME).read_text()
+    name, file = re.findall(r'"(model\.[^"]+)": "([^"]+)"', text)[0]
+    (source / INDEX_NAME).write_text(text.replace(f'"{name}": "{file}"', f'"{name}": "{file}",\n "{name}": "{file}"'))
+    refused(*quantize(source), says=(INDEX_NAME, name, "twice"))
+
+
+def test_a_tensor_stored_in_two_shards(refused: Refused, source: Path) -> None:
+    first, second = shards(source)[:2]
+    name, value = next(iter(load_file(first).items()))
+    save_file({**load_file(second), name: value}, second)
+    refused(*quantize(source), says=(name, first.name, second.name))
+
+
+def test_an_index_that_points_into_the_wrong_file(refused: Refused, source: Path) -> None:
+    first, second = shards(source)[:2]
+    name = next(iter(load_file(first)))
+    change_json(source / INDEX_NAME, lambda index: index["weight_map"].update({name: second.name}))
+    refused(*quantize(source), says=(name, first.name, second.name))
+
+
+def test_an_index_that_promises_a_tensor_nobody_holds(refused: Refused, source: Path) -> None:
+    change_json(source / INDEX_NAME, lambda index: index["weight_map"].update(ghost=shards(source)[0].name))
+    refused(*quantize(source), says=("'ghost'", "does not hold it"))
+
+
+def test_a_parameter_the_checkpoint_lacks(refused: Refused, source: Path) -> None:
+    change_json(source / "config.json", lambda config: config.update(num_hidden_layers=3))
+    refused(*quantize(source), says=("lacks the parameter", "model.layers.2"))
+
+
+def test_a_weight_of_another_shape_than_the_config_says(refused: Refused, source: Path) -> None:
+    change_json(source / "config.json", lambda config: config.update(intermediate_size=256))
+    refused(*quantize(source), says=("mlp", "(64, 128)", "(64, 256)", "config.json"))
+
+
+def test_a_checkpoint_of_pickles(refused: Refused, source: Path) -> None:
+    for path in (*shards(source), source / INDEX_NAME):
+        path.unlink()
+    torch.save({"x": torch.ones(1)}, source / "pytorch_model.bin")
+    refused(*quantize(source), says=("pytorch_model.bin", "pickles", "safetensors"))
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
+def test_a_weight_that_is_not_finite(refused: Refused, source: Path, name: str, number: str) -> None:
+    index = json.loads((source / INDEX_NAME).read_text())
+    file = source / index["weight_map"][name]
+    tensors = load_file(file)
+    tensors[name].view(-1)[5] = float(number)
+    save_file(tensors, file)
+    refused(*quantize(source), says=(name, file.name, "holds 1 value", "NaN or infinite"))
+
+
+def test_a_checkpoint_that_is_quantized_already(refused: Refused, made: Path, tmp_path: Path) -> None:
+    output = str(tmp_path / "again")
+    arguments = ("quantize", str(made), "-o", output, "--recipe", "rtn-w4a16-g32")
+    refused(*arguments, says=("quantized already", "compressed-tensors", "float model"))
+
+
+def test_a_group_size_that_does_not_divide(refused: Refused, source: Path) -> None:
+    arguments = ("quantize", str(source), "-o", str(source.parent / "out"), "--recipe", "rtn-w4a16-g128")
+    ways_out = ("--indivisible channel", "--indivisible skip", "a group size that divides")
+    refused(*arguments, code=2, says=("q_proj", "64 inputs", *ways_out))
+
+
+def test_a_device_that_is_not_there(refused: Refused, source: Path) -> None:
+    refused(*quantize(source, "--device", "warp9"), code=2, says=("'warp9'", "--device cpu"))
+
+
+def test_a_task_that_is_not_there(refused: Refused, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TensorInfo, "read", _no_weight)
+    refused(*quantize(source, "--evaluate", "wikitext3"), code=2, says=("wikitext3", "'wikitext2'"))
+    refused("evaluate", str(source), "--tasks", "wikitext3", code=2, says=("wikitext3", "'wikitext2'"))
+
+
+def test_an_output_directory_that_exists(refused: Refused, source: Path) -> None:
+    output = source.parent / "out"
+    output.mkdir()
+    (output / "thesis.tex").write_text("seven years")
+    refused(*quantize(source), says=(str(output), "exists already", "--overwrite"))
+    refused(*quantize(source, "--overwrite"), says=("goldstick did not write it", "thesis")[:1])
+    assert (output / "thesis.tex").read_text() == "seven years"
+
+
+def test_an_output_whose_parent_is_a_file(refused: Refused, source: Path) -> None:
+    (source.parent / "file").write_text("")
+    arguments = ("quantize", str(source), "-o", str(source.parent / "file" / "out"), "--recipe", "rtn-w4a16-g32")
+    refused(*arguments, says=("file", "-o"))
+
+
+def test_overwrite_replaces_a_checkpoint_of_goldsticks_own(source: Path) -> None:
+    output = source.parent / "out"
+    assert run(*quantize(source)).exit_code == 0
+    (output / "leftover.txt").write_text("old")
+    assert run(*quantize(source)).exit_code == 1
+    again = run(*quantize(source, "--overwrite", "--json"))
+    assert again.exit_code == 0, again.output
+    assert json.loads(again.stdout)["report"]["proof"]["passed"] is True
+    assert not (output / "leftover.txt").exists()
+    assert sorted(path.name for path in source.parent.iterdir()) == ["llama", "out"]
+
+
+def _no_weight(*_: object) -> torch.Tensor:
+    raise AssertionError("a weight was read before the recipe was found wrong")
+
+
+RECIPES = {
+    "an_unknown_key": ("stages: [{rtn: {scheme: w8a16}}]\ncalibraton: {samples: 3}", ("calibraton", "'calibration'")),
+    "an_unknown_option": ("stages: [{rtn: {sheme: w8a16}}]", ("stages[0].rtn", "sheme", "'scheme'")),
+    "an_unknown_key_in_a_scheme": (
+        "stages: [{rtn: {scheme: {weight: {bits: 4, symetric: true}}}}]",
+        ("symetric", "'symmetric'"),
+    ),
+    "an_unknown_scheme": ("stages: [{rtn: {scheme: w4a16-128}}]", ("w4a16-128", "w4a16-g128")),
+    "an_unknown_algorithm": ("stages: [{rnt: {scheme: w8a16}}]", ("stages[0]", "'rnt'", "'rtn'")),
+    "a_value_of_the_wrong_kind": ("stages: [{rtn: {indivisible: perhaps}}]", ("indivisible", "'channel'")),
+    "no_stage": ("stages: []", ("stages",)),
+    "a_list_instead_of_a_mapping": ("- rtn", ("not a mapping", "stages")),
+    "a_yaml_alias": ("stages: [&a {rtn: {scheme: w8a16}}, *a]", ("aliases",)),
+    "a_key_given_twice": ("stages: [{rtn: {}}]\nstages: [{rtn: {}}]", ("'stages'", "twice")),
+    "broken_yaml": ("stages: [{rtn: {scheme: w8a16}", ("not valid YAML", "line")),
+    "python_in_yaml": ("stages: !!python/object/apply:os.system [ls]", ("not valid YAML",)),
+    "another_language_version": ("goldstick: 2\nstages: [rtn]", ("goldstick",)),
+    "a_pattern_that_matches_nothing": (
+        "stages: [{rtn: {scheme: w8a16, targets: {exclude: ['*.donw_proj']}}}]",
+        ("*.donw_proj", "down_proj"),
+    ),
+    "an_override_that_matches_nothing": (
+        "stages: [{rtn: {scheme: w8a16, overrides: {'*.upproj': w4a16-g32}}}]",
+        ("*.upproj", "overrides", "up_proj"),
+    ),
+    "a_layer_quantized_twice": (
+        "stages: [{rtn: {scheme: w8a16}}, {rtn: {scheme: w4a16-g32, targets: {include: ['*q_proj']}}}]",
+        ("q_proj", "quantized twice", "stages[1]", "exclude"),
+    ),
+    "zeros_that_a_symmetric_grid_does_not_have": (
+        "stages: [{rtn: {scheme: w4a16-g32, range_search: hqq}}]",
+        ("hqq", "w4a16-g32-asym"),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", RECIPES)
+def test_a_recipe_error_names_the_place_before_any_weight_is_read(
+    refused: Refused, source: Path, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TensorInfo, "read", _no_weight)
+    monkeypatch.setattr("goldstick.pipeline.quantize.load_float", _no_weight)
+    text, says = RECIPES[case]
+    recipe = source.parent / "recipe.yaml"
+    recipe.write_text(text)
+    for command in (("quantize", str(source), "-o", str(source.parent / "out")), ("plan", str(source))):
+        refused(*command, "--recipe", str(recipe), code=2, says=says)
+
+
+def test_a_recipe_that_is_not_there(refused: Refused, source: Path) -> None:
+    refused("plan", str(source), "--recipe", "my.yaml", code=2, says=("my.yaml", "no recipe file"))
+    refused("plan", str(source), "--recipe", "rtn-w4a16", code=2, says=("rtn-w4a16", "rtn-w4a16-g", "recipes list"))
+
+
+def test_debug_shows_the_traceback_of_an_error(tmp_path: Path) -> None:
+    result = run("--debug", *quantize(tmp_path / "nowhere"))
+    assert result.exit_code != 0
+    assert result.exc_info is not None
+    assert type(result.exception).__name__ == "SourceError"
+
+
+def test_an_error_nobody_foresaw_is_one_paragraph_that_asks_for_a_report(
+    source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def explode(*_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("goldstick.pipeline.plan.make_plan", explode)
+    result = run("plan", str(source))
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: goldstick met something it did not expect: ZeroDivisionError")
+    assert "--debug" in result.stderr
+    assert "Traceback" not in result.output
+
+
+def test_inspect_and_verify_say_what_is_no_checkpoint(refused: Refused, source: Path, tmp_path: Path) -> None:
+    for command in ("inspect", "verify"):
+        refused(command, str(source), says=("goldstick.json", "no checkpoint made by goldstick"))
+        refused(command, str(tmp_path / "nowhere"), says=("nowhere",))

@@ -1,0 +1,98 @@
+"""What the commands print, for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from goldstick.cli import main
+from goldstick.recipes.recipe import preset_names
+from tests.tiny_models import FAMILIES
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, list(arguments))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("llama")
+    FAMILIES["llama_gqa"]().save_pretrained(directory)
+    return directory
+
+
+def test_recipes_list_names_every_preset_with_its_description() -> None:
+    described = json.loads(run("recipes", "list", "--json").stdout)
+    assert sorted(described) == preset_names()
+    assert all(described.values())
+
+
+def test_recipes_show_prints_the_yaml_and_an_unknown_name_gives_the_nearest() -> None:
+    assert "scheme: w8a16" in run("recipes", "show", "rtn-w8a16").stdout
+    missing = run("recipes", "show", "rtn-w8a61")
+    assert missing.exit_code == 2
+    assert "rtn-w8a16" in missing.stderr
+
+
+def test_recipes_schema_describes_every_algorithm_with_its_options() -> None:
+    schema = json.loads(run("recipes", "schema").stdout)
+    stages = schema["properties"]["stages"]["items"]["anyOf"]
+    options = next(stage["properties"]["rtn"]["properties"] for stage in stages if "rtn" in stage.get("properties", {}))
+    assert {"scheme", "targets", "overrides", "indivisible", "tie", "range_search"} == set(options)
+
+
+def test_plan_as_json_accounts_for_every_tensor_of_the_checkpoint(llama: Path) -> None:
+    plan = json.loads(run("plan", str(llama), "--recipe", "rtn-w4a16-g32", "--json").stdout)
+    assert sum(layer["bytes_before"] for layer in plan["layers"]) == plan["bytes_before"]
+    assert sum(layer["bytes_after"] for layer in plan["layers"]) == plan["bytes_after"]
+    assert plan["bytes_after"] < plan["bytes_before"]
+    assert plan["format"] == "compressed-tensors"
+    assert all(layer["scheme"] or layer["note"] for layer in plan["layers"])
+
+
+def test_plan_names_every_illegal_combination_at_once(llama: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        "stages:\n"
+        "  - rtn: {scheme: w4a16-g48, targets: {include: ['*q_proj']}}\n"
+        "  - rtn: {scheme: w8a16, targets: {include: ['*nothing_like_it']}}\n"
+        "  - rtn: {scheme: w8a16, targets: {include: ['*up_proj']}}\n"
+        "  - rtn: {scheme: w8a16, targets: {include: ['*up_proj']}}\n"
+    )
+    refused = run("plan", str(llama), "--recipe", str(recipe))
+    assert refused.exit_code == 2
+    for part in ("q_proj", "nothing_like_it", "quantized twice", "3 things"):
+        assert part in refused.stderr
+
+
+def test_a_dry_run_writes_nothing(llama: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    shown = run("quantize", str(llama), "-o", str(output), "--recipe", "rtn-w4a16-g32", "--dry-run")
+    assert shown.exit_code == 0
+    assert "q_proj" in shown.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_flag_for_indivisible_layers_overrides_the_recipe(llama: Path) -> None:
+    refused = run("plan", str(llama), "--recipe", "rtn-w4a16-g128")
+    assert refused.exit_code == 2
+    assert "--indivisible channel" in refused.stderr
+    plan = json.loads(run("plan", str(llama), "--recipe", "rtn-w4a16-g128", "--indivisible", "skip", "--json").stdout)
+    assert any("skipped: 64 inputs" in (layer["note"] or "") for layer in plan["layers"])
+
+
+def test_help_lists_every_command_and_completion_is_a_script() -> None:
+    text = run("--help").stdout
+    for command in ("quantize", "plan", "evaluate", "inspect", "verify", "generate", "recipes"):
+        assert command in text
+    environment = os.environ | {"_GOLDSTICK_COMPLETE": "bash_source"}
+    script = "from goldstick.cli import main; main(prog_name='goldstick')"
+    found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+    assert "complete" in found.stdout
+    assert "goldstick" in found.stdout

@@ -1,0 +1,48 @@
+"""What every test runs under: offline, two threads, a fixed seed."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before any library reads them: tests never reach for a network, and say nothing to anyone.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["HF_DATASETS_OFFLINE"] = "1"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["DO_NOT_TRACK"] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+
+import pytest
+import torch
+from hypothesis import settings
+
+ROOT = Path(__file__).resolve().parent.parent
+
+torch.set_num_threads(2)
+# Examples found at random are for a developer's machine; CI repeats the same ones.
+settings.register_profile("ci", derandomize=True, deadline=None, database=None)
+settings.register_profile("local", deadline=None)
+settings.load_profile("ci" if os.environ.get("CI") else "local")
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed() -> Iterator[None]:
+    """Seed torch and random, and leave torch's default dtype as it was found."""
+    random.seed(0)
+    torch.manual_seed(0)
+    dtype = torch.get_default_dtype()
+    yield
+    torch.set_default_dtype(dtype)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Models and data sets: $GOLDSTICK_SHARED/data, by default ../shared/data beside the checkout."""
+    shared = Path(os.environ.get("GOLDSTICK_SHARED") or ROOT.parent / "shared")
+    data = shared / "data" if (shared / "data").is_dir() else shared
+    if not data.is_dir():
+        pytest.skip(f"no data sets at {shared}: set GOLDSTICK_SHARED to the directory that holds them")
+    return data

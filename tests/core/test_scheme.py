@@ -1,0 +1,98 @@
+"""Schemes: names in, names out, and what no layer can become."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from goldstick.core.grid import Grid
+from goldstick.core.scheme import PRESETS, Scheme
+from goldstick.errors import RecipeError
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_name_is_read_back_from_its_own_label(name: str) -> None:
+    scheme = Scheme.parse(name)
+    assert Scheme.parse(scheme.label) == scheme
+
+
+@pytest.mark.parametrize(("name", "description"), PRESETS.items())
+def test_every_preset_is_what_its_description_says(name: str, description: str) -> None:
+    scheme = Scheme.parse(name)
+    assert description.startswith(f"{scheme.weight.bits}-bit weights")
+    assert ("asymmetric" in description) is not scheme.weight.symmetric
+    if scheme.weight.group_size is None:
+        assert "per channel" in description or "per output channel" in description
+    else:
+        assert f"groups of {scheme.weight.group_size}" in description
+    assert ("per token" in description) is (scheme.activation is not None)
+
+
+def test_a_name_says_bits_grain_symmetry_and_activations() -> None:
+    assert Scheme.parse("w4a16-g128-asym") == Scheme(
+        weight=Grid(bits=4, symmetric=False, granularity="group", group_size=128)
+    )
+    assert Scheme.parse("w8a8-dynamic") == Scheme(
+        weight=Grid(bits=8, granularity="channel"), activation=Grid(bits=8, granularity="token")
+    )
+    assert Scheme.parse("w3a16") == Scheme.parse("w3a16-channel") == Scheme(weight=Grid(bits=3))
+
+
+@given(
+    bits=st.integers(1, 8),
+    symmetric=st.booleans(),
+    group=st.none() | st.integers(2, 4096),
+    activation=st.sampled_from([None, Grid(bits=8, granularity="token")]),
+)
+def test_any_scheme_is_read_back_from_its_label(
+    bits: int, symmetric: bool, group: int | None, activation: Grid | None
+) -> None:
+    weight = Grid(bits=bits, symmetric=symmetric, granularity="group" if group else "channel", group_size=group)
+    scheme = Scheme(weight=weight, activation=activation)
+    assert Scheme.parse(scheme.label) == scheme
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [
+        ("w4a16g128", "w4a16-g128"),
+        ("W8A16", "w2a16|w3a16|w8a16|A name reads"),
+        ("w8a8", "w8a8-dynamic|w8a16"),
+        ("w4a16-dynamic", "w4a16-"),
+        ("w4a16-g128-sym", "w4a16-g128-asym"),
+        ("int4-g128", "g128"),
+    ],
+)
+def test_a_wrong_name_brings_the_nearest_right_ones(name: str, nearest: str) -> None:
+    with pytest.raises(RecipeError, match=f"No scheme is called '{name}'.*({nearest})"):
+        Scheme.parse(name)
+
+
+@pytest.mark.parametrize("name", ["w9a16", "w0a16", "w4a4", "", "w4a16-g0", "w4a16-g1", "w4a16-", " w8a16", "w8a16\n"])
+def test_a_name_that_is_almost_one_is_none(name: str) -> None:
+    with pytest.raises(RecipeError):
+        Scheme.parse(name)
+
+
+def test_a_group_of_none_is_refused_as_a_group() -> None:
+    with pytest.raises(RecipeError, match="group_size of at least 2, not 0"):
+        Scheme.parse("w4a16-g0")
+
+
+def test_weights_have_no_tokens() -> None:
+    with pytest.raises(RecipeError, match="channel or group"):
+        Scheme(weight=Grid(bits=8, granularity="token"))
+
+
+@pytest.mark.parametrize(
+    "activation",
+    [
+        Grid(bits=4, granularity="token"),
+        Grid(bits=8, granularity="channel"),
+        Grid(bits=8, granularity="token", symmetric=False),
+    ],
+)
+def test_activations_are_8_bit_symmetric_by_token_or_float(activation: Grid) -> None:
+    with pytest.raises(RecipeError, match="per token at run time"):
+        Scheme(weight=Grid(bits=8), activation=activation)

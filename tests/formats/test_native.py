@@ -1,0 +1,80 @@
+"""The native format: golden words, its table of layers, and configs it cannot read."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from goldstick.core.grid import Grid
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.scheme import Scheme
+from goldstick.errors import FormatError
+from goldstick.formats.base import StoredLayer
+from goldstick.formats.native import Native, scheme_from_dict, schemes_of
+
+
+def layer(site: str, name: str, kind: str = "linear") -> StoredLayer:
+    return StoredLayer(
+        name=f"{site}.weight",
+        site=site,
+        kind=kind,
+        shape=torch.Size([8, 64]),
+        scheme=Scheme.parse(name),
+        fractional_zeros=True,
+    )
+
+
+LAYERS = [
+    layer("a", "w4a16-g32-asym"),
+    layer("b", "w8a8-dynamic"),
+    layer("c", "w4a16-g32-asym", "conv2d"),
+    layer("d", "w2a16", "embedding"),
+]
+
+
+def test_nothing_is_refused() -> None:
+    assert [Native().refuses(one) for one in LAYERS] == [None] * 4
+
+
+def test_the_config_gives_back_the_scheme_of_every_site_after_json() -> None:
+    config = json.loads(json.dumps(Native().config(LAYERS, ["lm_head"], {"head": "d"})))
+    assert schemes_of(config) == {one.site: one.scheme for one in LAYERS}
+    assert config["ties"] == {"head": "d"}
+    assert config["quant_method"] == "goldstick"
+    assert len(config["schemes"]) == 3, "each scheme is written once"
+
+
+def test_a_later_version_is_refused_and_named() -> None:
+    config = Native().config(LAYERS, [], {})
+    with pytest.raises(FormatError, match=r"version 2 .*reads version 1"):
+        schemes_of({**config, "version": 2})
+    with pytest.raises(FormatError, match="version None"):
+        schemes_of({key: value for key, value in config.items() if key != "version"})
+
+
+def test_a_site_without_a_scheme_is_refused() -> None:
+    config = Native().config(LAYERS, [], {})
+    with pytest.raises(FormatError, match="does not define: w9"):
+        schemes_of({**config, "sites": {"a": "w9"}})
+
+
+def test_a_scheme_is_read_from_its_dictionary() -> None:
+    value = {"weight": {"bits": 8, "symmetric": True, "granularity": "channel", "group_size": None}, "activation": None}
+    assert scheme_from_dict(value) == Scheme.parse("w8a16")
+
+
+def test_golden_words() -> None:
+    grid = Grid(bits=3, symmetric=False, granularity="group", group_size=6)
+    tensor = QuantizedTensor(
+        codes=torch.tensor([[7, 0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 6]], dtype=torch.uint8),
+        scale=torch.tensor([[0.5, 2.0]]),
+        zero=torch.tensor([[3.5, 0.25]]),
+        grid=grid,
+    )
+    parts = Native().pack(tensor, Scheme(weight=grid))
+    assert sorted(parts) == ["_packed", "_scale", "_zero_point"]
+    assert parts["_packed"].tolist() == [[0x47D63447 - (1 << 32) if 0x47D63447 >> 31 else 0x47D63447, 0xC]]
+    assert parts["_scale"].tolist() == [[0.5, 2.0]]
+    assert parts["_zero_point"].tolist() == [[3.5, 0.25]]

@@ -1,0 +1,108 @@
+"""Looking at a checkpoint directory: what is carried on, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from goldstick.errors import SourceError
+from goldstick.formats.source import INDEX_NAME, open_source, open_tensors, read_json
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    save_file({"a": torch.ones(2), "b": torch.ones(3)}, tmp_path / "one.safetensors")
+    save_file({"c": torch.ones(4)}, tmp_path / "two.safetensors")
+    write_index(tmp_path, {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"})
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    return tmp_path
+
+
+def write_index(directory: Path, weight_map: object) -> None:
+    (directory / INDEX_NAME).write_text(json.dumps({"weight_map": weight_map}))
+
+
+def test_tensors_come_in_file_order_with_their_sizes(source: Path) -> None:
+    checkpoint = open_source(source)
+    assert list(checkpoint.tensors) == ["a", "b", "c"]
+    assert checkpoint.nbytes == 4 * (2 + 3 + 4)
+    assert [file.name for file in checkpoint.files] == ["one.safetensors", "two.safetensors"]
+
+
+def test_tokenizers_licences_and_templates_are_carried_on_and_nothing_else(source: Path) -> None:
+    text = (
+        "LICENSE.txt chat_template.jinja generation_config.json merges.txt preprocessor_config.json "
+        "special_tokens_map.json tokenizer.json tokenizer.model tokenizer_config.json vocab.json"
+    )
+    carried = text.split()
+    for name in (*carried, "modeling_evil.py", "optimizer.pt", "README.md", ".gitattributes", "training_args.bin"):
+        (source / name).write_text(name)
+    assert [path.name for path in open_source(source).sidecars] == carried
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../one.safetensors",
+        "/etc/passwd",
+        "a/b.safetensors",
+        "..",
+        "one.bin",
+        "one.safetensors\n",
+        "öne.safetensors",
+        "",
+    ],
+)
+def test_a_shard_name_that_is_no_plain_name_is_refused(source: Path, name: str) -> None:
+    write_index(source, {"a": name})
+    with pytest.raises(SourceError, match="is refused"):
+        open_tensors(source)
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {"a": 1}, {"a": None}, "one.safetensors"])
+def test_an_index_without_a_table_of_names_is_refused(source: Path, weight_map: object) -> None:
+    write_index(source, weight_map)
+    with pytest.raises(SourceError, match="weight_map"):
+        open_tensors(source)
+
+
+def test_the_index_is_believed_over_a_single_file_beside_it(source: Path) -> None:
+    save_file({"z": torch.ones(1)}, source / "model.safetensors")
+    assert "z" not in open_tensors(source)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "cannot be read as JSON"),
+        ("[1]", "no JSON object"),
+        ('{"a": 1, "a": 2}', "'a' occurs twice"),
+        ('{"a": {"b": 1, "b": 2}}', "'b' occurs twice"),
+        ("[" * 100_000, "cannot be read as JSON"),
+    ],
+)
+def test_json_that_cannot_be_trusted_is_refused(tmp_path: Path, text: str, says: str) -> None:
+    (tmp_path / "x.json").write_text(text)
+    with pytest.raises(SourceError, match=says):
+        read_json(tmp_path / "x.json", "missing")
+
+
+def test_json_that_is_no_utf8_or_implausibly_large_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_bytes(b'{"a": "\xff\xfe"}')
+    with pytest.raises(SourceError, match="cannot be read as JSON"):
+        read_json(tmp_path / "x.json", "missing")
+    with (tmp_path / "x.json").open("wb") as file:
+        file.truncate(10**9)
+    with pytest.raises(SourceError, match="implausibly large"):
+        read_json(tmp_path / "x.json", "missing")
+
+
+@pytest.mark.parametrize("method", [{"quant_method": "gptq"}, {}, None])
+def test_any_quantization_config_means_quantized_already(source: Path, method: object) -> None:
+    (source / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": method}))
+    with pytest.raises(SourceError, match="quantized already"):
+        open_source(source)

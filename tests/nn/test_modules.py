@@ -1,0 +1,245 @@
+"""Modules on packed weights: each equals the float operation on the dequantized weight."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from goldstick.algorithms.ranges import quantize_with_search
+from goldstick.core.grid import Grid
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.scheme import Scheme
+from goldstick.nn import (
+    PackedWeight,
+    QuantizedConv2d,
+    QuantizedEmbedding,
+    QuantizedExperts,
+    QuantizedLinear,
+    TiedQuantizedLinear,
+)
+
+SCHEMES = ["w4a16-g16", "w3a16-g16-asym", "w8a16", "w2a16-channel-asym", "w5a16-g16"]
+every_scheme = pytest.mark.parametrize("name", SCHEMES)
+
+
+@pytest.fixture(autouse=True)
+def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other backends promise closeness only, and have tests of their own."""
+    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
+
+
+def quantized(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> tuple[QuantizedTensor, Scheme]:
+    scheme = Scheme.parse(name)
+    search = "minmax" if scheme.weight.symmetric else "hqq"
+    return quantize_with_search(torch.randn(shape).to(dtype), scheme.weight, search), scheme
+
+
+@every_scheme
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_equals_the_float_one_on_the_dequantized_weight(
+    name: str, dtype: torch.dtype, bias: bool
+) -> None:
+    tensor, scheme = quantized(name, 24, 48, dtype=dtype)
+    shift = torch.randn(24).to(dtype) if bias else None
+    layer = QuantizedLinear(tensor, scheme, shift)
+    x = torch.randn(2, 5, 48).to(dtype)
+    assert torch.equal(layer(x), F.linear(x, tensor.dequantize(), shift))
+
+
+def test_8_bit_activations_round_every_token_by_itself() -> None:
+    tensor, scheme = quantized("w8a8-dynamic", 24, 48)
+    layer = QuantizedLinear(tensor, scheme)
+    x = torch.randn(2, 5, 48) * torch.tensor([1.0, 100.0]).view(2, 1, 1)
+    steps = x.abs().amax(-1, keepdim=True) / 127.5
+    rounded = (x / steps).clamp(-128, 127).round() * steps
+    torch.testing.assert_close(layer(x), F.linear(rounded, tensor.dequantize()), rtol=1e-5, atol=1e-3)
+    assert not torch.allclose(layer(x), F.linear(x, tensor.dequantize()), rtol=1e-5, atol=1e-3)
+
+
+@every_scheme
+@pytest.mark.parametrize("multiplier", [1.0, 8.0])
+def test_an_embedding_equals_the_float_one_on_the_dequantized_weight(name: str, multiplier: float) -> None:
+    tensor, scheme = quantized(name, 30, 32)
+    layer = QuantizedEmbedding(tensor, scheme, multiplier)
+    ids = torch.tensor([[0, 29, 3], [3, 3, 7]])
+    assert torch.equal(layer(ids), F.embedding(ids, tensor.dequantize()) * multiplier)
+    assert layer(torch.empty(0, dtype=torch.long)).shape == (0, 32)
+    assert layer(torch.tensor(4)).shape == (32,)
+
+
+@every_scheme
+def test_a_tied_head_multiplies_by_the_embeddings_weight(name: str) -> None:
+    tensor, scheme = quantized(name, 30, 32)
+    embedding = QuantizedEmbedding(tensor, scheme, 8.0)
+    head = TiedQuantizedLinear(embedding, torch.randn(30))
+    x = torch.randn(3, 32)
+    assert torch.equal(head(x), F.linear(x, tensor.dequantize(), head.bias)), "without the embedding's multiplier"
+    assert list(head.state_dict()) == ["bias"], "the weight is the embedding's alone"
+
+
+@pytest.mark.parametrize("name", ["w4a16-g9", "w3a16-channel-asym", "w8a16"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"stride": 2, "padding": 1, "bias": False},
+        {"padding": "same", "dilation": 2},
+        {"padding": (1, 2), "padding_mode": "reflect"},
+        {"padding": 1, "padding_mode": "replicate"},
+        {"padding": "same", "padding_mode": "circular"},
+        {"groups": 2},
+        {"groups": 4, "padding": 1},
+    ],
+    ids=str,
+)
+def test_a_convolution_equals_the_float_one_on_the_dequantized_kernel(name: str, options: dict[str, Any]) -> None:
+    conv = nn.Conv2d(4, 8, 3, **options)
+    scheme = Scheme.parse(name)
+    tensor = quantize_with_search(conv.weight.detach().flatten(1), scheme.weight, "minmax")
+    layer = QuantizedConv2d(tensor, scheme, conv)
+    x = torch.randn(2, 4, 9, 10)
+    with torch.no_grad():
+        conv.weight.copy_(tensor.dequantize().reshape(conv.weight.shape))
+        assert torch.equal(layer(x), conv(x))
+
+
+@every_scheme
+@pytest.mark.parametrize("transposed", [True, False])
+def test_each_expert_is_the_matrix_that_the_parameter_would_give(name: str, transposed: bool) -> None:
+    tensor, scheme = quantized(name, 3, 8, 32)
+    experts = QuantizedExperts(tensor, scheme, transposed)
+    whole = tensor.dequantize()
+    for index in range(3):
+        expected = whole[index].T if transposed else whole[index]
+        assert torch.equal(experts[index], expected)
+        assert torch.equal(experts[torch.tensor(index)], expected)
+        assert torch.equal(experts[torch.tensor([index])], expected.unsqueeze(0))
+
+
+def linear(name: str) -> PackedWeight:
+    return QuantizedLinear(*quantized(name, 24, 48), torch.randn(24))
+
+
+def embedding(name: str) -> PackedWeight:
+    return QuantizedEmbedding(*quantized(name, 24, 48))
+
+
+def experts(name: str) -> PackedWeight:
+    return QuantizedExperts(*quantized(name, 2, 24, 48), transposed=False)
+
+
+def convolution(name: str) -> PackedWeight:
+    return QuantizedConv2d(*quantized(name, 24, 48), nn.Conv2d(12, 24, 2))
+
+
+every_kind = pytest.mark.parametrize("build", [linear, embedding, experts, convolution])
+
+
+@every_scheme
+@every_kind
+def test_a_module_gives_back_the_tensor_it_was_made_from(build: Callable[[str], PackedWeight], name: str) -> None:
+    torch.manual_seed(3)
+    shape = (2, 24, 48) if build is experts else (24, 48)
+    tensor, _ = quantized(name, *shape)
+    torch.manual_seed(3)
+    found = build(name).quantized_tensor()
+    assert torch.equal(found.codes, tensor.codes)
+    assert torch.equal(found.scale, tensor.scale)
+    assert (found.zero is None) == (tensor.zero is None)
+    assert tensor.zero is None or torch.equal(found.zero, tensor.zero)
+    assert found.grid == tensor.grid
+
+
+@every_scheme
+@every_kind
+def test_a_state_dict_carries_everything_from_one_module_to_another(
+    build: Callable[[str], PackedWeight], name: str
+) -> None:
+    first, second = build(name), build(name)
+    assert not torch.equal(first.dequantized(), second.dequantized())
+    result = second.load_state_dict(first.state_dict())
+    assert not result.missing_keys and not result.unexpected_keys
+    assert torch.equal(first.dequantized(), second.dequantized())
+
+
+@every_scheme
+@every_kind
+def test_a_deep_copy_is_equal_and_shares_no_memory(build: Callable[[str], PackedWeight], name: str) -> None:
+    module = build(name)
+    twin = copy.deepcopy(module)
+    assert torch.equal(module.dequantized(), twin.dequantized())
+    mine, theirs = dict(module.named_buffers()), dict(twin.named_buffers())
+    assert all(mine[key].data_ptr() != theirs[key].data_ptr() for key in mine)
+
+
+def test_a_deep_copy_of_a_tied_model_is_tied_to_its_own_embedding() -> None:
+    body = QuantizedEmbedding(*quantized("w4a16-g16", 30, 32))
+    model = nn.ModuleDict({"head": TiedQuantizedLinear(body), "embedding": body})
+    twin = copy.deepcopy(model)
+    x = torch.randn(2, 32)
+    before = twin["head"](x)
+    assert torch.equal(before, model["head"](x))
+    twin["embedding"].weight_scale.mul_(2)
+    torch.testing.assert_close(twin["head"](x), before * 2)
+    assert torch.equal(model["head"](x), before)
+
+
+@every_scheme
+@every_kind
+def test_a_cast_changes_scales_only(build: Callable[[str], PackedWeight], name: str) -> None:
+    module = build(name)
+    before = module.quantized_tensor()
+    module.to(torch.bfloat16)
+    after = module.quantized_tensor()
+    assert module.weight_packed.dtype == torch.int32
+    assert torch.equal(after.codes, before.codes)
+    assert torch.equal(after.scale, before.scale.bfloat16())
+    if before.zero is not None:
+        assert after.zero is not None and after.zero.dtype == torch.float32
+        assert torch.equal(after.zero, before.zero), "fractional zeros survive a cast down and up"
+    assert module.dequantized().dtype == torch.bfloat16
+    assert torch.equal(module.dequantized(), after.dequantize())
+    module.float()
+    assert module.weight_scale.dtype == torch.float32
+
+
+def test_a_cast_layer_runs_in_its_new_dtype() -> None:
+    layer = QuantizedLinear(*quantized("w4a16-g16-asym", 24, 48), torch.randn(24)).to(torch.bfloat16)
+    x = torch.randn(3, 48).bfloat16()
+    y: Tensor = layer(x)
+    assert y.dtype == torch.bfloat16
+    assert torch.equal(y, F.linear(x, layer.dequantized(), layer.bias))
+
+
+def test_a_module_can_be_moved_through_the_meta_device() -> None:
+    layer = QuantizedLinear(*quantized("w4a16-g16-asym", 24, 48))
+    state = copy.deepcopy(layer.state_dict())
+    before = layer.dequantized()
+    layer.to("meta").to_empty(device="cpu").load_state_dict(state)
+    assert torch.equal(layer.dequantized(), before)
+
+
+def test_model_code_may_ask_for_a_weight_and_gets_numbers() -> None:
+    tensor, scheme = quantized("w4a16-g16", 24, 48)
+    layer = QuantizedLinear(tensor, scheme)
+    assert torch.equal(layer.weight, tensor.dequantize())
+    assert (layer.in_features, layer.out_features) == (48, 24)
+    assert "w4a16-g16" in repr(layer)
+
+
+def test_nothing_of_a_quantized_layer_is_trained() -> None:
+    layer = QuantizedLinear(*quantized("w4a16-g16", 24, 48), nn.Parameter(torch.randn(24)))
+    assert [name for name, value in layer.named_parameters() if value.requires_grad] == []
+
+
+def test_a_packed_weight_takes_the_bits_it_promises() -> None:
+    layer = QuantizedLinear(*quantized("w3a16-g16", 32, 64))
+    assert layer.weight_packed.nbytes * 8 == 3 * 32 * 64
+    assert Grid(bits=3, granularity="group", group_size=16) == layer.grid

@@ -1,0 +1,119 @@
+"""Verify and inspect: a sound checkpoint passes, a spoiled one is found out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from goldstick.errors import CheckpointError, SourceError
+from goldstick.pipeline import verify as verify_module
+from goldstick.pipeline.inspect import read_report
+from goldstick.pipeline.verify import verify_checkpoint
+from tests.pipeline.conftest import Job, prove_here
+
+
+@pytest.fixture
+def checkpoint(family_job: Callable[[str], Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(verify_module, "prove", prove_here)
+    return Path(shutil.copytree(family_job("llama_gqa").made.directory, tmp_path / "copy"))
+
+
+def change_manifest(directory: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    path = directory / "goldstick.json"
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def test_a_sound_checkpoint_passes_in_a_fresh_process(family_job: Callable[[str], Job]) -> None:
+    found = verify_checkpoint(family_job("llama_gqa").made.directory)
+    assert found["passed"] is True
+    assert found["files"] >= 3
+    assert "equal to the bit" in found["proof"]
+
+
+def test_a_copy_elsewhere_passes(checkpoint: Path) -> None:
+    assert verify_checkpoint(checkpoint)["passed"] is True
+
+
+def test_a_flipped_bit_is_found(checkpoint: Path) -> None:
+    shard = checkpoint / "model.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1000] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors .* has changed since it was written"):
+        verify_checkpoint(checkpoint)
+
+
+def test_a_changed_config_is_found(checkpoint: Path) -> None:
+    config = checkpoint / "config.json"
+    config.write_text(config.read_text().replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1e-05'))
+    with pytest.raises(CheckpointError, match=r"config\.json .* has changed"):
+        verify_checkpoint(checkpoint)
+
+
+def test_a_missing_file_is_found(checkpoint: Path) -> None:
+    (checkpoint / "README.md").unlink()
+    with pytest.raises(CheckpointError, match=r"README\.md is missing"):
+        verify_checkpoint(checkpoint)
+
+
+def test_a_missing_proof_is_found(checkpoint: Path) -> None:
+    change_manifest(checkpoint, lambda manifest: manifest.pop("proof"))
+    with pytest.raises(CheckpointError, match="holds no proof"):
+        verify_checkpoint(checkpoint)
+
+
+def test_other_outputs_than_those_recorded_are_found(checkpoint: Path) -> None:
+    def spoil(manifest: dict[str, Any]) -> None:
+        observed = manifest["proof"]["observed"]
+        observed["sha256"] = "0" * 64
+        observed["samples"][3] += 0.5
+
+    change_manifest(checkpoint, spoil)
+    with pytest.raises(CheckpointError, match=r"gives other outputs than when it was proven: 0\.5"):
+        verify_checkpoint(checkpoint)
+
+
+def test_outputs_that_differ_by_rounding_pass_and_are_called_so(checkpoint: Path) -> None:
+    def nudge(manifest: dict[str, Any]) -> None:
+        observed = manifest["proof"]["observed"]
+        observed["sha256"] = "0" * 64
+        observed["samples"][3] += 1e-6
+
+    change_manifest(checkpoint, nudge)
+    assert "up to rounding" in verify_checkpoint(checkpoint)["proof"]
+
+
+def test_a_proof_by_tensors_is_carried_by_the_hashes(checkpoint: Path) -> None:
+    change_manifest(checkpoint, lambda manifest: manifest["proof"].update(method="tensors"))
+    assert "equal hashes" in verify_checkpoint(checkpoint)["proof"]
+
+
+def test_a_manifest_that_is_missing_or_broken_is_said(checkpoint: Path) -> None:
+    (checkpoint / "goldstick.json").write_text("{")
+    with pytest.raises(SourceError, match=r"goldstick\.json cannot be read"):
+        verify_checkpoint(checkpoint)
+    (checkpoint / "goldstick.json").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no goldstick\.json"):
+        verify_checkpoint(checkpoint)
+
+
+def test_inspect_reads_the_report_and_doubts_one_that_promises_more_than_is_there(checkpoint: Path) -> None:
+    report = read_report(checkpoint)
+    assert report.proof["passed"] is True
+    text = (checkpoint / "report.json").read_text()
+    value = json.loads(text)
+    value["layers"][0]["bytes_after"] += 10**6
+    value["size"]["bytes_after"] += 10**6
+    (checkpoint / "report.json").write_text(json.dumps(value))
+    with pytest.raises(CheckpointError, match="promises"):
+        read_report(checkpoint)
+    (checkpoint / "report.json").unlink()
+    with pytest.raises(CheckpointError, match=r"report\.json"):
+        read_report(checkpoint)

@@ -1,0 +1,305 @@
+"""Recipes: a closed language, read from presets, files and mappings, whose errors name the place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from goldstick.algorithms import ALGORITHMS, RTN
+from goldstick.core.scheme import Scheme
+from goldstick.errors import RecipeError
+from goldstick.recipes.recipe import Recipe, preset_names, preset_text, recipe_schema
+from goldstick.recipes.resolve import resolve
+from goldstick.structure.network import Network
+from goldstick.structure.targets import Targets
+from tests.tiny_models import FAMILIES
+
+every_preset = pytest.mark.parametrize("name", preset_names())
+
+
+def stage(**options: Any) -> dict[str, Any]:
+    return {"stages": [{"rtn": options}]}
+
+
+@pytest.fixture(scope="module")
+def llama() -> Network:
+    return Network(FAMILIES["llama_gqa"]().to("meta"))
+
+
+@every_preset
+def test_every_preset_means_something_for_a_llama(name: str, llama: Network) -> None:
+    recipe = Recipe.load(name)
+    assert recipe.description
+    stages = [
+        # Its rows of 64 are shorter than the groups of some presets.
+        type(one)(**{**vars(one), "indivisible": "channel"})
+        for one in recipe.stages
+    ]
+    resolution = resolve(stages, llama)
+    assert set(resolution.assignments) == {site.name for site in llama.sites if site.role == "inner"}
+
+
+@every_preset
+def test_a_preset_keeps_what_its_name_says(name: str) -> None:
+    schemes = [scheme.label for one in Recipe.load(name).stages for scheme in one.schemes()]
+    said = [part for part in name.split("-") if part not in ("rtn", "hqq", "mixed")]
+    for part in said:
+        assert any(part.replace("w8a8", "w8a8-dynamic") in label or f"{part}a16" in label for label in schemes), part
+
+
+def test_a_stage_is_a_mapping_or_a_name_alone() -> None:
+    assert Recipe.load({"stages": ["rtn"]}).stages == (RTN(),)
+    assert Recipe.load({"stages": [{"rtn": None}]}).stages == (RTN(),)
+    assert Recipe.load({"stages": [{"rtn": {}}]}).stages == (RTN(),)
+    assert Recipe.load({"stages": [RTN(scheme="w8a16")]}).stages == (RTN(scheme="w8a16"),)
+
+
+def test_the_example_of_the_documents_is_read(tmp_path: Path) -> None:
+    text = """
+    goldstick: 1                                    # optional version of the recipe language
+    stages:
+      - rtn: {scheme: w4a16-g128, targets: {exclude: ["*.down_proj", lm_head]}}
+      - rtn: {scheme: {weight: {bits: 8, symmetric: true, granularity: channel}}, targets: {include: ["*.down_proj"]}}
+    calibration: {dataset: wikitext2, samples: 128, seq_len: 2048, seed: 0}
+    evaluate: [wikitext2]
+    export: {format: compressed-tensors}
+    """
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    recipe = Recipe.load(path)
+    assert recipe == Recipe.load(str(path)) == Recipe.load(yaml.safe_load(text))
+    first, second = recipe.stages
+    assert first == RTN(scheme="w4a16-g128", targets=Targets(exclude=("*.down_proj", "lm_head")))
+    assert second == RTN(scheme=Scheme.parse("w8a16"), targets=Targets(include=("*.down_proj",)))
+    assert recipe.evaluate == ("wikitext2",)
+    assert recipe.export.format == "compressed-tensors"
+
+
+MAPPINGS: list[dict[str, Any]] = [
+    {"stages": ["rtn"]},
+    stage(scheme="w3a16-g32-asym", range_search="hqq", overrides={"*down_proj": "w8a16-asym"}),
+    stage(scheme={"weight": {"bits": 5, "granularity": "group", "group_size": 48}}, indivisible="skip", tie="untie"),
+    stage(
+        scheme="w8a8-dynamic",
+        targets={"include": ["*"], "exclude": ["lm_head"]},
+        overrides={"q_proj": {"weight": {"bits": 2}, "activation": {"bits": 8, "granularity": "token"}}},
+    ),
+    {
+        "stages": ["rtn", {"rtn": {"scheme": "w8a16"}}],
+        "description": "two",
+        "calibration": {"dataset": "c4", "samples": 3, "seq_len": 7, "seed": 5},
+        "evaluate": ["wikitext2", "boolq"],
+        "export": {"format": "native", "max_shard_size": 2_000_000},
+    },
+]
+
+
+@pytest.mark.parametrize("mapping", [*MAPPINGS, *preset_names()], ids=str)
+def test_a_recipe_written_as_json_or_yaml_is_read_back_the_same(mapping: Any, tmp_path: Path) -> None:
+    recipe = Recipe.load(mapping)
+    dump = recipe.model_dump(mode="json")
+    assert Recipe.load(dump) == recipe
+    assert Recipe.load(json.loads(json.dumps(dump))) == recipe
+    path = tmp_path / "again.yaml"
+    path.write_text(yaml.safe_dump(dump))
+    assert Recipe.load(path) == recipe
+    assert Recipe.load(recipe) is recipe
+
+
+@pytest.mark.parametrize(
+    ("mapping", "place", "nearest"),
+    [
+        ({"stage": ["rtn"]}, "'stage'", "'stages'"),
+        ({"stages": ["rtn"], "calibrate": {}}, "'calibrate'", "'calibration'"),
+        ({"stages": ["rtn"], "calibration": {"sample": 3}}, "'calibration.sample'", "'samples'"),
+        ({"stages": ["rtn"], "export": {"fromat": "native"}}, "'export.fromat'", "'format'"),
+        ({"stages": ["rtnn"]}, "stages[0]: no algorithm is called 'rtnn'", "'rtn'"),
+        ({"stages": ["rtn", {"rtn": {"schem": "w8a16"}}]}, "stages[1].rtn: unknown key 'schem'", "'scheme'"),
+        (stage(targets={"exlude": ["a"]}), "stages[0].rtn: unknown key 'targets.exlude'", "'exclude'"),
+        (stage(scheme={"wieght": {"bits": 4}}), "stages[0].rtn: scheme.weight: Field required", "'weight'"),
+        (stage(scheme={"weight": {"bitz": 4}}), "stages[0].rtn: unknown key 'scheme.weight.bitz'", "'bits'"),
+        (stage(overrides={"q": {"weight": {"groupsize": 4}}}), "'overrides.q.weight.groupsize'", "'group_size'"),
+    ],
+)
+def test_an_unknown_key_names_its_place_and_the_nearest(mapping: dict[str, Any], place: str, nearest: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        Recipe.load(mapping)
+    assert place in str(caught.value)
+    assert f"did you mean {nearest}?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("mapping", "complaint"),
+    [
+        ({"stages": []}, "stages: .*at least 1"),
+        ({"stages": "rtn"}, "stages: .*valid tuple"),
+        ({"stages": [{"rtn": {}, "gptq": {}}]}, r"stages\[0\] must be one algorithm"),
+        ({"stages": [3]}, r"stages\[0\] must be one algorithm"),
+        ({"stages": [{"rtn": []}]}, r"stages\[0\].rtn: its options must be a mapping, not \[\]"),
+        ({"stages": [{"rtn": 0}]}, r"stages\[0\].rtn: its options must be a mapping, not 0"),
+        ({"stages": ["rtn"], "goldstick": 2}, "goldstick: Input should be 1"),
+        ({"stages": ["rtn"], "evaluate": "wikitext2"}, "evaluate: .*valid tuple"),
+        ({"stages": ["rtn"], "calibration": {"samples": 0}}, "calibration.samples: .*greater than or equal to 1"),
+        (
+            {"stages": ["rtn"], "export": {"format": "gguf"}},
+            "export.format: .*'auto', .* or 'native'",
+        ),
+        (stage(indivisible="round"), r"stages\[0\].rtn: indivisible: .*'error', 'channel' or 'skip'"),
+        (stage(targets={"include": "q_proj"}), r"targets.include: .*valid tuple"),
+        (stage(scheme="w4a16-128"), r"stages\[0\].rtn: No scheme is called 'w4a16-128'. Near it: .*w4a16-g128"),
+        (stage(scheme={"weight": {"bits": 9}}), r"stages\[0\].rtn: A grid has 1 to 8 bits"),
+        (stage(scheme={"weight": {"bits": 4.5}}), r"scheme.weight.bits: .*valid integer"),
+        (stage(scheme=3), r"scheme: "),
+        (stage(range_search="hqq"), r"stages\[0\].rtn: range_search hqq moves zeros"),
+        ({1: 2}, "stages: Field required"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_said_with_its_place(mapping: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(RecipeError, match=complaint) as caught:
+        Recipe.load(mapping)
+    assert "str: Input should be a valid string" not in str(caught.value), "no noise from the other form of a scheme"
+
+
+@pytest.mark.parametrize("source", [3, None, ["rtn"], RTN()], ids=str)
+def test_what_is_no_recipe_at_all_is_refused(source: Any) -> None:
+    with pytest.raises(RecipeError, match="preset's name, a YAML file, a mapping"):
+        Recipe.load(source)
+
+
+def test_an_unknown_preset_brings_the_nearest() -> None:
+    with pytest.raises(RecipeError, match=r"No recipe is called 'rtn-w4a16-g33'.*Near it: .*rtn-w4a16-g32"):
+        Recipe.load("rtn-w4a16-g33")
+
+
+def test_a_missing_file_is_named() -> None:
+    with pytest.raises(RecipeError, match=r"no recipe file 'nowhere/mine\.yaml'"):
+        Recipe.load("nowhere/mine.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("stages: &a [rtn]\nevaluate: *a\n", "aliases"),
+        ("stages: [rtn]\nexport: {}\nexport: {}\n", "'export' is given twice, the second time in line 3"),
+        ("stages:\n  - rtn:\n      scheme: w8a16\n      scheme: w4a16-g32\n", "'scheme' is given twice.* line 4"),
+        ("stages: [rtn]\n1: a\n1: b\n", "'1' is given twice"),
+        ("stages: " + "[" * 30 + "]" * 30, "deeper than 20"),
+        ("stages: [rtn]\n# " + "x" * 1_000_001, "larger than 1,000,000 bytes"),
+        ("stages: [rtn", "not valid YAML"),
+        ("- rtn\n", "not a mapping"),
+        ("", "not a mapping"),
+        ("stages: [rtn]\n--- \nstages: [rtn]\n", "not valid YAML"),
+        ("stages: !!python/object/apply:os.system ['true']\n", "not valid YAML"),
+        ("base: {a: 1}\n<<: {stages: [rtn]}\n", "not valid YAML"),
+        ("stages: [rtn]\n? [a, b]\n: 1\n", "not valid YAML"),
+        ("stages: [\x00]", "not valid YAML"),
+    ],
+    ids=lambda value: value[:30].strip(),
+)
+def test_a_file_that_is_no_plain_yaml_is_refused_by_name(text: str, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=complaint) as caught:
+        Recipe.load(path)
+    assert "mine.yaml" in str(caught.value)
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yml"
+    path.write_bytes(b"stages: [rtn] \xff\x80")
+    with pytest.raises(RecipeError, match="not valid YAML"):
+        Recipe.load(path)
+
+
+def problems(value: Any, schema: dict[str, Any], definitions: dict[str, Any]) -> list[str]:
+    """The parts of JSON Schema that pydantic writes; anything else in a schema fails the test."""
+    if "$ref" in schema:
+        schema = {**definitions[schema["$ref"].removeprefix("#/$defs/")], **schema}
+    found: list[str] = []
+    for keyword, rule in schema.items():
+        match keyword:
+            case "anyOf":
+                if not any(not problems(value, option, definitions) for option in rule):
+                    found.append(f"{value!r} fits no option")
+            case "type":
+                kinds = {
+                    "object": dict,
+                    "array": list,
+                    "string": str,
+                    "integer": int,
+                    "boolean": bool,
+                    "null": type(None),
+                }
+                if not isinstance(value, kinds[rule]) or (rule == "integer" and isinstance(value, bool)):
+                    found.append(f"{value!r} is no {rule}")
+            case "enum":
+                found += [] if value in rule else [f"{value!r} is none of {rule}"]
+            case "const":
+                found += [] if value == rule else [f"{value!r} is not {rule!r}"]
+            case "properties":
+                for key in rule.keys() & (value.keys() if isinstance(value, dict) else set()):
+                    found += problems(value[key], rule[key], definitions)
+            case "required":
+                found += [f"{key} is missing" for key in rule if isinstance(value, dict) and key not in value]
+            case "additionalProperties":
+                extra = value.keys() - schema.get("properties", {}).keys() if isinstance(value, dict) else set()
+                for key in extra:
+                    found += [f"{key} is too much"] if rule is False else problems(value[key], rule, definitions)
+            case "items":
+                found += (
+                    [one for item in value for one in problems(item, rule, definitions)]
+                    if (isinstance(value, list))
+                    else []
+                )
+            case "minItems":
+                found += [] if not isinstance(value, list) or len(value) >= rule else ["too few"]
+            case "minimum":
+                found += [] if not isinstance(value, int) or value >= rule else [f"{value} is below {rule}"]
+            case "$ref" | "$defs" | "title" | "description" | "default":
+                pass
+            case _:
+                raise AssertionError(f"the schema uses {keyword!r}, which this check does not know")
+    return found
+
+
+@pytest.mark.parametrize(
+    "mapping", [*MAPPINGS, *(yaml.safe_load(preset_text(name)) for name in preset_names())], ids=str
+)
+def test_the_json_schema_accepts_every_preset(mapping: dict[str, Any]) -> None:
+    schema = json.loads(json.dumps(recipe_schema()))
+    assert problems(mapping, schema, schema["$defs"]) == []
+
+
+@pytest.mark.parametrize(
+    "mapping",
+    [
+        {},
+        {"stages": []},
+        {"stages": ["rtnn"]},
+        {"stages": ["rtn"], "exports": {}},
+        stage(schem="w8a16"),
+        stage(tie="cut"),
+        stage(scheme={"weight": {"bitz": 4}}),
+        stage(targets={"exlude": []}),
+        {"stages": [{"rtn": {}, "more": {}}]},
+        {"stages": ["rtn"], "calibration": {"samples": 0}},
+        {"stages": ["rtn"], "export": {"format": "gguf"}},
+    ],
+    ids=str,
+)
+def test_the_json_schema_refuses_what_a_recipe_refuses(mapping: dict[str, Any]) -> None:
+    schema = json.loads(json.dumps(recipe_schema()))
+    assert problems(mapping, schema, schema["$defs"])
+    with pytest.raises(RecipeError):
+        Recipe.load(mapping)
+
+
+def test_the_json_schema_knows_every_algorithm() -> None:
+    items = recipe_schema()["properties"]["stages"]["items"]["anyOf"]
+    assert items[0]["enum"] == list(ALGORITHMS)
+    assert [name for one in items[1:] for name in one["properties"]] == list(ALGORITHMS)

@@ -1,0 +1,233 @@
+"""Resolving a recipe: what happens to which layer, what is refused, and why the rest stays as it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from goldstick.algorithms import RTN
+from goldstick.core.scheme import Scheme
+from goldstick.errors import QuantizationError, RecipeError, StructureError
+from goldstick.nn import PackedWeight, TiedQuantizedLinear
+from goldstick.recipes.resolve import Resolution, resolve
+from goldstick.recipes.run import run
+from goldstick.structure.network import Network
+from goldstick.structure.targets import Targets
+from tests.tiny_models import FAMILIES, output_tensor, sample_inputs
+
+
+def meta(family: str) -> Network:
+    return Network(FAMILIES[family]().to("meta"))
+
+
+def only(*include: str) -> Targets:
+    return Targets(include=include)
+
+
+def accounted(network: Network, resolution: Resolution) -> None:
+    """Every parameter and buffer is either quantized, tied to a quantized one, or left alone with a reason."""
+    quantized = {network.by_name[name].parameter_name for name in (*resolution.assignments, *resolution.ties)}
+    everything = {name for name, _ in network.model.named_parameters(remove_duplicate=False)}
+    everything |= {name for name, _ in network.model.named_buffers()}
+    assert quantized | set(resolution.left_alone) == everything
+    assert not quantized & set(resolution.left_alone)
+    assert all(resolution.left_alone.values())
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_parameter_and_buffer_is_accounted_for(family: str) -> None:
+    network = meta(family)
+    resolution = resolve([RTN(scheme="w4a16-g32", indivisible="channel")], network)
+    accounted(network, resolution)
+    assert set(resolution.assignments) == {site.name for site in network.sites if site.role == "inner"}
+
+
+def test_the_reasons_say_what_was_decided() -> None:
+    network = meta("qwen2")
+    stage = RTN(scheme="w4a16-g48", indivisible="skip", targets=Targets(exclude=("*up_proj",)))
+    rest = RTN(scheme="w8a16", targets=only("*q_proj"))
+    reasons = resolve([stage], network).left_alone
+    layer = "model.layers.0"
+    assert reasons[f"{layer}.mlp.up_proj.weight"] == "excluded by the pattern '*up_proj'"
+    assert reasons[f"{layer}.mlp.gate_proj.weight"] == "skipped: 64 inputs do not divide into groups of 48"
+    assert "bias, norm" in reasons[f"{layer}.self_attn.q_proj.bias"]
+    assert reasons["model.embed_tokens.weight"].startswith("embedding: left alone")
+    assert reasons["lm_head.weight"].startswith("output head: left alone")
+    assert "buffer" in reasons["model.rotary_emb.inv_freq"]
+    both = resolve([stage, rest], network)
+    assert f"{layer}.self_attn.q_proj" in both.assignments, "what one stage skips another may take"
+    accounted(network, both)
+    assert resolve([rest], network).left_alone[f"{layer}.mlp.up_proj.weight"] == "included by no stage"
+
+
+def test_a_layer_that_two_stages_mean_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"stages\[1\]\.rtn: model\.layers\.0\.mlp\.down_proj, .*twice"):
+        resolve([RTN(scheme="w4a16-g32"), RTN(scheme="w8a16", targets=only("*down_proj"))], meta("llama_gqa"))
+
+
+def test_stages_that_mean_different_layers_go_together() -> None:
+    network = meta("llama_gqa")
+    stages = [
+        RTN(scheme="w4a16-g32", targets=Targets(exclude=("*down_proj",)), overrides={"*.1.*.q_proj": "w2a16-g32"}),
+        RTN(scheme="w8a16", targets=only("*down_proj")),
+    ]
+    labels = {name: one.scheme.label for name, one in resolve(stages, network).assignments.items()}
+    assert labels["model.layers.0.mlp.down_proj"] == "w8a16-channel"
+    assert labels["model.layers.0.self_attn.q_proj"] == "w4a16-g32"
+    assert labels["model.layers.1.self_attn.q_proj"] == "w2a16-g32"
+
+
+def test_a_group_size_that_does_not_divide_stops_with_the_layers_and_the_ways_out() -> None:
+    with pytest.raises(RecipeError, match="does not divide") as caught:
+        resolve([RTN(scheme="w4a16-g48")], meta("llama_gqa"))
+    text = str(caught.value)
+    assert "model.layers.0.self_attn.q_proj (64 inputs" in text
+    assert "10 more" in text
+    assert "indivisible channel" in text and "indivisible skip" in text
+
+
+def test_or_gives_such_layers_one_scale_per_channel_and_says_so() -> None:
+    resolution = resolve([RTN(scheme="w4a16-g128", indivisible="channel")], meta("llama_gqa"))
+    narrow = resolution.assignments["model.layers.0.self_attn.q_proj"]
+    wide = resolution.assignments["model.layers.0.mlp.down_proj"]
+    assert narrow.scheme == Scheme.parse("w4a16-channel")
+    assert narrow.note == "by channel: 64 inputs do not divide into groups of 128"
+    assert (wide.scheme, wide.note) == (Scheme.parse("w4a16-g128"), "")
+
+
+def test_or_leaves_them_float() -> None:
+    resolution = resolve([RTN(scheme="w4a16-g128", indivisible="skip")], meta("llama_gqa"))
+    assert set(resolution.assignments) == {f"model.layers.{index}.mlp.down_proj" for index in range(2)}
+
+
+def test_8_bit_activations_are_for_linear_layers() -> None:
+    with pytest.raises(RecipeError, match="is a conv2d weight and cannot take 8-bit activations"):
+        resolve([RTN(scheme="w8a8-dynamic")], meta("resnet"))
+    with pytest.raises(RecipeError, match="experts weight and cannot take 8-bit activations"):
+        resolve([RTN(scheme="w8a8-dynamic")], meta("mixtral"))
+    resolve([RTN(scheme="w8a8-dynamic")], meta("gpt2"))
+
+
+@pytest.mark.parametrize("end", ["lm_head", "transformer.wte"])
+def test_a_tied_weight_needs_a_decision(end: str) -> None:
+    with pytest.raises(RecipeError, match=r"lm_head shares its weight with transformer\.wte.*tie: keep.*tie: untie"):
+        resolve([RTN(scheme="w8a16", targets=only(end))], meta("gpt2"))
+
+
+@pytest.mark.parametrize("end", ["lm_head", "transformer.wte"])
+def test_a_kept_tie_quantizes_both_ends_as_one(end: str) -> None:
+    network = meta("gpt2")
+    resolution = resolve([RTN(scheme="w8a16", targets=only(end), tie="keep")], network)
+    assert list(resolution.assignments) == ["transformer.wte"]
+    assert resolution.ties == {"lm_head": "transformer.wte"}
+    assert not resolution.untied
+    accounted(network, resolution)
+
+
+@pytest.mark.parametrize("end", ["lm_head", "transformer.wte"])
+def test_a_cut_tie_quantizes_only_what_is_targeted(end: str) -> None:
+    network = meta("gpt2")
+    resolution = resolve([RTN(scheme="w8a16", targets=only(end), tie="untie")], network)
+    assert list(resolution.assignments) == [end]
+    assert resolution.untied and not resolution.ties
+    accounted(network, resolution)
+
+
+def test_a_tie_that_no_stage_touches_needs_no_decision() -> None:
+    resolution = resolve([RTN(scheme="w8a16")], meta("gpt2"))
+    assert not resolution.ties and not resolution.untied
+    assert resolution.left_alone["lm_head.weight"] == "tied to transformer.wte.weight"
+
+
+def test_a_kept_tie_cannot_become_two_things() -> None:
+    stage = RTN(scheme="w8a16", targets=only("lm_head", "wte"), overrides={"wte": "w4a16-g32"}, tie="keep")
+    with pytest.raises(RecipeError, match=r"one weight.*w8a16-channel here and w4a16-g32 there"):
+        resolve([stage], meta("gpt2"))
+    same = RTN(scheme="w8a16", targets=only("lm_head", "wte"), tie="keep")
+    assert list(resolve([same], meta("gpt2")).assignments) == ["transformer.wte"]
+
+
+def test_a_kept_tie_between_linear_layers_is_refused() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    model[1].weight = model[0].weight
+    with pytest.raises(RecipeError, match="'tie: keep' is for embeddings"):
+        resolve([RTN(scheme="w8a16", tie="keep")], Network(model))
+
+
+def test_several_faults_are_said_at_once() -> None:
+    stages = [RTN(scheme="w4a16-g48"), RTN(scheme="w8a16", targets=only("*.down_prj"))]
+    with pytest.raises(RecipeError) as caught:
+        resolve(stages, meta("llama_gqa"))
+    assert "does not divide" in str(caught.value) and "down_proj" in str(caught.value)
+
+
+class Unknown(nn.Module):
+    """A layer whose matrix no layout recognises."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.mixing = nn.Parameter(torch.randn(size, 64))
+        self.known = nn.Linear(64, 64)
+
+
+def test_a_big_matrix_that_is_not_recognised_is_an_error() -> None:
+    with pytest.raises(StructureError, match=r"50% .*mixing.*structure/overrides\.py"):
+        resolve([RTN(scheme="w8a16")], Network(Unknown(64)))
+
+
+def test_a_small_one_is_left_alone_with_its_reason() -> None:
+    network = Network(Unknown(8))
+    resolution = resolve([RTN(scheme="w8a16")], network)
+    accounted(network, resolution)
+    assert "kind that is not quantized" in resolution.left_alone["mixing"]
+
+
+@pytest.mark.parametrize(
+    ("family", "options"),
+    [
+        ("llama_gqa", {"scheme": "w4a16-g32", "range_search": "mse"}),
+        ("gpt2", {"scheme": "w8a16", "tie": "keep", "targets": Targets(include=("*", "lm_head"))}),
+        ("gemma2", {"scheme": "w8a16", "tie": "untie", "targets": Targets(include=("*", "lm_head"))}),
+        ("mixtral", {"scheme": "w4a16-g32-asym", "range_search": "hqq"}),
+        ("resnet", {"scheme": "w8a16"}),
+        ("bert", {"scheme": "w8a8-dynamic"}),
+    ],
+)
+def test_running_a_resolution_quantizes_what_was_assigned_and_nothing_else(
+    family: str, options: dict[str, Any]
+) -> None:
+    model: PreTrainedModel = FAMILIES[family]()
+    inputs = sample_inputs(model)
+    before = output_tensor(model, inputs)
+    network = Network(model)
+    resolution = resolve([RTN(**options)], network)
+    weights = {name: network.weight(network.by_name[name]).clone() for name in resolution.assignments}
+    told: list[tuple[int, int]] = []
+    results = run(network, resolution, lambda description, done, total: told.append((done, total)))
+    assert list(results) == [site.name for site in network.sites if site.name in resolution.assignments]
+    assert told == [(count, len(results)) for count in range(len(results) + 1)]
+    packed = {name: module for name, module in model.named_modules() if isinstance(module, PackedWeight)}
+    assert packed.keys() == results.keys()
+    for name, result in results.items():
+        lost = (weights[name] - packed[name].dequantized()).double()
+        assert result.error.noise == pytest.approx(lost.square().sum().item(), rel=1e-4)
+        assert result.assignment == resolution.assignments[name]
+    tied = [name for name, module in model.named_modules() if isinstance(module, TiedQuantizedLinear)]
+    assert tied == list(resolution.ties)
+    after = output_tensor(model, inputs)
+    assert not torch.equal(after, before)
+    correlation = torch.corrcoef(torch.stack([after.flatten(), before.flatten()]))[0, 1]
+    assert correlation > 0.9
+
+
+def test_a_weight_that_is_not_finite_is_named() -> None:
+    model = FAMILIES["llama_gqa"]()
+    model.model.layers[1].mlp.up_proj.weight.data[3, 5] = torch.nan
+    network = Network(model)
+    resolution = resolve([RTN(scheme="w8a16")], network)
+    with pytest.raises(QuantizationError, match=r"model\.layers\.1\.mlp\.up_proj \(128, 64\) .*1 values.*exclude"):
+        run(network, resolution)

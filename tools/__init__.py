@@ -1,0 +1,1 @@
+"""Tools for the maintainers of goldstick; not part of the installed package."""

@@ -1,0 +1,1 @@
+"""Builds, trains, measures and exports the reference model bundled with goldstick."""
