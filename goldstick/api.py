@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from goldstick.errors import UsageError
 from goldstick.evaluation.evaluate import Evaluation, find_tasks
 from goldstick.evaluation.evaluate import evaluate as run_tasks
 from goldstick.evaluation.language_model import LanguageModel
+from goldstick.pipeline.calibrate import calibration_data
 from goldstick.pipeline.load import load
 from goldstick.pipeline.models import data_directory, find_model
 from goldstick.pipeline.plan import Plan, make_plan
@@ -21,7 +22,7 @@ from goldstick.pipeline.quantize import Quantized, execute
 from goldstick.pipeline.result import Result, apply_recipe
 from goldstick.pipeline.staging import check_output
 from goldstick.recipes.recipe import Recipe
-from goldstick.recipes.run import Progress, quiet
+from goldstick.recipes.run import Progress, needs_data, quiet
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
@@ -41,7 +42,8 @@ def apply(
     Args:
         model: Any ``nn.Module``. It is left untouched unless ``inplace``.
         recipe: A preset's name, a YAML file, a mapping, or a :class:`Recipe`.
-        data: Calibration data, for algorithms that look at data; RTN takes none.
+        data: Calibration data, for algorithms that look at data: batches of the model's keyword arguments
+            (``{"input_ids": …}``) or of token ids [batch, tokens].
         inplace: Rewrite ``model`` itself, which saves the memory of a copy.
         progress: Called with (description, done, total).
 
@@ -52,9 +54,22 @@ def apply(
         RecipeError: The recipe is wrong, or illegal for this model.
         QuantizationError: A weight is not finite.
     """
-    if data is not None:
+    loaded = Recipe.load(recipe)
+    if data is not None and not needs_data(loaded.stages):
         raise UsageError("None of the recipe's algorithms looks at data; leave out data=.")
-    return apply_recipe(model, Recipe.load(recipe), inplace=inplace, progress=progress)
+    batches = [] if data is None else [_as_batch(batch) for batch in data]
+    return apply_recipe(model, loaded, inplace=inplace, batches=batches, progress=progress)
+
+
+def _as_batch(batch: Any) -> Mapping[str, Tensor]:
+    if isinstance(batch, Tensor):
+        return {"input_ids": batch if batch.ndim > 1 else batch.unsqueeze(0)}
+    if isinstance(batch, Mapping):
+        return dict(batch)
+    raise UsageError(
+        f"data is a list of batches: dictionaries of the forward's arguments, or tensors of token ids; not "
+        f"{type(batch).__name__}."
+    )
 
 
 def plan(model: str | Path, recipe: RecipeLike) -> Plan:
@@ -89,7 +104,8 @@ def quantize(
         output: The directory to make; it appears whole or not at all.
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
         evaluate: Tasks to run before and after; those of the recipe where ``None``.
-        data_dir: Where the tasks find their data; ``reference`` for what comes with the reference model.
+        data_dir: Where the tasks, and calibration data known by name, lie; ``reference`` for what comes with the
+            reference model.
         limit: At most so many items of each task.
         device: Where weights are rounded.
         proof: How the result is proven in a fresh process: its ``outputs`` against those of the model quantized in
@@ -105,7 +121,8 @@ def quantize(
     planned = plan(model, recipe)
     tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
     check_output(Path(output), overwrite)
-    measure = _comparison(planned, tasks, model, data_dir, limit, progress) if tasks else None
+    local = data_directory(data_dir, model)
+    measure = _comparison(planned, tasks, local, limit, progress) if tasks else None
     return execute(
         planned,
         Path(output),
@@ -114,6 +131,7 @@ def quantize(
         device=device,
         proof=proof,
         progress=progress,
+        calibrate=calibration_data(planned.recipe.calibration, planned.source.directory, local),
         evaluate=measure,
     )
 
@@ -121,13 +139,11 @@ def quantize(
 def _comparison(
     planned: Plan,
     tasks: Sequence[str],
-    model: str | Path,
-    data_dir: str | Path | None,
+    directory: Path | None,
     limit: int | None,
     progress: Progress,
 ) -> Callable[[Path], Mapping[str, Any]]:
     find_tasks(tasks)
-    directory = data_directory(data_dir, model)
     before = _run(planned.source.directory, tasks, directory, limit, progress)
 
     def measure(checkpoint: Path) -> Mapping[str, Any]:

@@ -69,7 +69,7 @@ def _quantize(network: Network, edit: Quantize) -> None:
     if site.layout in (Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS):
         del module._parameters[site.parameter]
         setattr(module, site.parameter, new)
-        _index_experts_one_by_one(network.model)
+        index_experts_one_by_one(network.model)
     else:
         new.train(module.training)
         _replace(network.model, site.module, new)
@@ -102,8 +102,11 @@ def _float_parameter(module: nn.Module, site: Site) -> nn.Parameter:
     return parameter
 
 
-def _index_experts_one_by_one(model: nn.Module) -> None:
-    # transformers may run all experts as one grouped multiply over the fused float parameter, which is gone.
+def index_experts_one_by_one(model: nn.Module) -> None:
+    """Let a transformers model take its experts one at a time.
+
+    It may otherwise run them all as one grouped product over the fused float parameter, which quantizing removes.
+    """
     choose: Callable[[str], None] | None = getattr(model, "set_experts_implementation", None)
     if callable(choose):
         choose("eager")

@@ -38,7 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "nn": {"core", "kernels"},
     "surgery": {"core", "structure", "nn"},
     "algorithms": {"core", "structure"},
-    "calibration": {"core", "structure", "surgery", "algorithms.base"},
+    "calibration": {"core", "structure", "surgery", "algorithms.base", "evaluation"},
     "training": {"core", "structure", "surgery", "algorithms.base"},
     "evaluation": set(),
     "report": {"evaluation"},

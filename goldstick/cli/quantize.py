@@ -138,11 +138,12 @@ def _recipe(
     tie: str | None,
 ) -> Recipe:
     from goldstick.recipes.recipe import Recipe
+    from goldstick.recipes.run import needs_data
 
     loaded = Recipe.load(recipe)
     calibration = {"dataset": dataset, "samples": samples, "seq_len": seq_len, "seed": seed}
     given = {name: value for name, value in calibration.items() if value is not None}
-    if given:
+    if given and not needs_data(loaded.stages):
         click.echo("note: no stage of this recipe looks at data; the calibration options change nothing", err=True)
     stage_options: dict[str, Any] = {}
     stage_options |= {"indivisible": indivisible} if indivisible else {}

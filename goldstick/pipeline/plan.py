@@ -10,15 +10,17 @@ from typing import Any
 
 import torch
 
-from goldstick.errors import FormatError, SourceError
-from goldstick.formats import FORMATS, StorageFormat
+from goldstick.errors import SourceError
+from goldstick.formats import StorageFormat
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.pipeline.choose_format import choose_format
 from goldstick.pipeline.entries import Specs, specs_nbytes
 from goldstick.recipes import Recipe
 from goldstick.recipes.resolve import Assignment, Resolution, resolve
+from goldstick.recipes.run import needs_data
 from goldstick.structure.network import Layout, Network
 
 _WHOLE = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D, Layout.EMBEDDING)
@@ -27,6 +29,8 @@ _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 BASE_MEMORY = 600_000_000
 #: Bytes per second of reading, rounding and writing on one core, measured with range search minmax.
 STREAM_SPEED = 150_000_000
+#: Floating-point operations per second of a float32 matrix product on two cores, measured.
+MATMUL_SPEED = 100_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +96,12 @@ class Plan:
     @property
     def streams(self) -> bool:
         """Whether every tensor can be quantized on its own, without building the model."""
-        return not any(tensor.obstacle for tensor in self.tensors)
+        return not self.calibrated and not any(tensor.obstacle for tensor in self.tensors)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a stage looks at data."""
+        return needs_data(self.recipe.stages)
 
     @property
     def peak_memory(self) -> int:
@@ -104,7 +113,13 @@ class Plan:
     def seconds(self) -> float:
         """Forecast of the time in seconds."""
         searched = any(getattr(stage, "range_search", "minmax") != "minmax" for stage in self.recipe.stages)
-        return self.bytes_before / STREAM_SPEED * (8 if searched else 1) + 5
+        streaming = self.bytes_before / STREAM_SPEED * (8 if searched else 1) + 5
+        if not self.calibrated:
+            return streaming
+        # One forward pass, and one Hessian of about the same cost.
+        tokens = self.recipe.calibration.samples * self.recipe.calibration.seq_len
+        weights = sum(tensor.source.shape.numel() for tensor in self.tensors if tensor.assignment)
+        return streaming + 2 * 2 * weights * tokens / MATMUL_SPEED
 
 
 def make_plan(directory: Path, recipe: Recipe) -> Plan:
@@ -130,6 +145,8 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         for tensor in planned
         if not tensor.parameter
     ]
+    if needs_data(recipe.stages):
+        warnings.append("The whole model is held in memory while it is calibrated.")
     obstacles = [f"{tensor.name}: {tensor.obstacle}" for tensor in planned if tensor.obstacle]
     if obstacles:
         warnings.append(f"The whole model is built in memory, since {obstacles[0]}.")
@@ -142,31 +159,6 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         tensors=planned,
         warnings=tuple(warnings),
     )
-
-
-def choose_format(wanted: str, layers: Sequence[StoredLayer], ties: dict[str, str]) -> tuple[StorageFormat, list[str]]:
-    """The storage format for given layers, with a remark where it is not the first choice.
-
-    Raises:
-        FormatError: The format that was asked for cannot hold them.
-    """
-    first = FORMATS["compressed-tensors"]
-    refusals = [(layer.site, first.refuses(layer)) for layer in layers]
-    reasons = [f"{site}: {reason}" for site, reason in refusals if reason]
-    if ties:
-        reasons.append(f"{next(iter(ties))} runs on a quantized embedding, which compressed-tensors cannot say")
-    if wanted == "compressed-tensors" and reasons:
-        raise FormatError(
-            f"compressed-tensors cannot hold this: {reasons[0]}"
-            f"{f' (and {len(reasons) - 1} more)' if len(reasons) > 1 else ''}. Use --format native, or change the "
-            "recipe."
-        )
-    if wanted == "native" or not reasons:
-        return FORMATS["native" if wanted == "native" else "compressed-tensors"], []
-    return FORMATS["native"], [
-        "Stored in the native format, which only goldstick reads, because compressed-tensors cannot hold it: "
-        f"{reasons[0]}."
-    ]
 
 
 def _read_tensors(

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor, nn
+
+from goldstick.calibration.data import CalibrationData
 from goldstick.core.error import WeightError
 from goldstick.errors import UsageError
 from goldstick.formats.base import StoredLayer
@@ -17,7 +20,7 @@ from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
 from goldstick.pipeline.load import find_device, load_float
 from goldstick.pipeline.plan import Plan
-from goldstick.pipeline.proof import OUTPUTS_LIMIT, ProofMethod
+from goldstick.pipeline.proof import OUTPUTS_LIMIT, ProofMethod, observe
 from goldstick.pipeline.records import environment, layer_records, shapes_of
 from goldstick.pipeline.save import error_sums, float_tensors, quantized_pieces, save_entries
 from goldstick.pipeline.staging import check_output, check_space, staged
@@ -50,6 +53,7 @@ def execute(
     device: str = "cpu",
     proof: ProofMethod = "auto",
     progress: Progress = quiet,
+    calibrate: Callable[[nn.Module], CalibrationData] | None = None,
     evaluate: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> Quantized:
     """Carry out a plan into ``output``.
@@ -65,6 +69,7 @@ def execute(
         proof: Whether the proof compares ``outputs``, for which the model is built twice, or ``tensors``; ``auto``
             compares outputs of models up to ``OUTPUTS_LIMIT``.
         progress: Told what is done.
+        calibrate: Gives the data, for recipes that look at data, when the model is in memory.
         evaluate: Called with the finished checkpoint before it is moved into place; its result goes into the report.
 
     Raises:
@@ -80,6 +85,9 @@ def execute(
     started = time.perf_counter()
     with staged(output, overwrite) as work:
         errors: dict[str, WeightError] = {}
+        notes: dict[str, Mapping[str, float | str]] = {}
+        audit: Mapping[str, int | str] = {}
+        expected = None
         if plan.streams:
             reader = SourceReader()
             hashes = write_entries(
@@ -90,7 +98,14 @@ def execute(
             write_rest(work, _content(plan, base_model, errors, source_hashes, layers), hashes)
         else:
             network = Network(load_float(plan.source.directory).to(target))
-            errors = {name: result.error for name, result in run(network, plan.resolution, progress).items()}
+            batches: Sequence[Mapping[str, Tensor]] = ()
+            if calibrate is not None and plan.calibrated:
+                data = calibrate(network.model)
+                batches, audit = data.batches(), data.audit()
+            results = run(network, plan.resolution, progress, batches)
+            errors = {name: result.error for name, result in results.items()}
+            notes = {name: result.notes for name, result in results.items()}
+            expected = observe(network.model, plan.source.directory)
             names = CheckpointNames(plan.network.model)
             pieces = quantized_pieces(network, plan.resolution, names)
             floats = float_tensors(network, names)
@@ -100,7 +115,7 @@ def execute(
             write_rest(work, _content(plan, base_model, errors, {}, layers), hashes)
         written = time.perf_counter()
         progress("proving", 0, 1)
-        found = prove_and_record(work, _proof_request(plan, errors, proof), None)
+        found = prove_and_record(work, _proof_request(plan, errors, proof), expected)
         proven = time.perf_counter()
         progress("proving", 1, 1)
         evaluation = evaluate(work) if evaluate else {}
@@ -109,7 +124,8 @@ def execute(
             model=base_model,
             recipe=plan.recipe.model_dump(mode="json"),
             format=plan.format.name,
-            **_account(plan, errors),
+            **_account(plan, errors, notes),
+            calibration=audit,
             structure=structure_of_source(plan),
             evaluation=evaluation,
             proof={key: value for key, value in found.items() if key != "observed"},
@@ -176,7 +192,9 @@ def source_record(source: SourceCheckpoint, hashes: Mapping[str, str]) -> dict[s
     return {"name": source.directory.name, "files": dict(hashes)}
 
 
-def _account(plan: Plan, errors: Mapping[str, WeightError]) -> dict[str, Any]:
+def _account(
+    plan: Plan, errors: Mapping[str, WeightError], notes: Mapping[str, Mapping[str, float | str]]
+) -> dict[str, Any]:
     before: dict[str, int] = {}
     after: dict[str, int] = {}
     for tensor in plan.tensors:
@@ -184,5 +202,5 @@ def _account(plan: Plan, errors: Mapping[str, WeightError]) -> dict[str, Any]:
             after[tensor.parameter] = after.get(tensor.parameter, 0) + tensor.bytes_after
             if tensor.source.name == tensor.name:
                 before[tensor.parameter] = before.get(tensor.parameter, 0) + tensor.source.nbytes
-    layers = layer_records(plan.network, shapes_of(plan.network), plan.resolution, errors, before, after)
+    layers = layer_records(plan.network, shapes_of(plan.network), plan.resolution, errors, before, after, notes)
     return {"layers": layers, "size": SizeSummary.of(layers)}

@@ -31,6 +31,7 @@ def layer_records(
     errors: Mapping[str, WeightError],
     before: Mapping[str, int],
     after: Mapping[str, int],
+    notes: Mapping[str, Mapping[str, float | str]],
 ) -> tuple[LayerRecord, ...]:
     """A record for every parameter and buffer a network had, in its order.
 
@@ -41,6 +42,7 @@ def layer_records(
         errors: Site name → error of its weight.
         before: Parameter name → bytes before.
         after: Parameter name → bytes after; names that are missing are not stored.
+        notes: Site name → what its algorithm found out on the way.
     """
     sites = {site.parameter_name: site for site in network.sites}
     records = []
@@ -63,6 +65,7 @@ def layer_records(
                 else (f"runs on the quantized {tie}" if tie else resolution.left_alone.get(name, "buffer")),
                 weight_sqnr_db=error.sqnr_db if error else None,
                 max_abs_error=error.max_abs if error else None,
+                notes=dict(notes.get(site.name, {})) if site else {},
             )
         )
     return tuple(records)

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from goldstick.core.error import WeightError
 from goldstick.formats.source import SIDECARS
 from goldstick.formats.transformers_names import CheckpointNames, empty_model
+from goldstick.pipeline.choose_format import choose_format
 from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
 from goldstick.pipeline.plain_module import tensor_hashes
-from goldstick.pipeline.plan import choose_format
 from goldstick.pipeline.proof import Observation, buffer_dtypes, observe
 from goldstick.pipeline.records import environment, layer_records, shapes_of
 from goldstick.pipeline.save import (
@@ -100,7 +100,14 @@ class Result:
         return Report(**fields | {"format": format_name, "proof": found})
 
 
-def apply_recipe(model: nn.Module, recipe: Recipe, *, inplace: bool, progress: Progress = quiet) -> Result:
+def apply_recipe(
+    model: nn.Module,
+    recipe: Recipe,
+    *,
+    inplace: bool,
+    batches: Sequence[Mapping[str, Tensor]] = (),
+    progress: Progress = quiet,
+) -> Result:
     """Compress a model in memory; see :func:`goldstick.apply`."""
     original = Network(model)
     resolution = resolve(recipe.stages, original)
@@ -108,14 +115,16 @@ def apply_recipe(model: nn.Module, recipe: Recipe, *, inplace: bool, progress: P
     shapes, structure = shapes_of(original), structure_of(model)
     target = model if inplace else copy.deepcopy(model)
     network = Network(target)
-    errors = {name: result.error for name, result in run(network, resolution, progress).items()}
+    results = run(network, resolution, progress, batches)
+    errors = {name: result.error for name, result in results.items()}
+    notes = {name: result.notes for name, result in results.items()}
     names = _names(target)
     pieces = quantized_pieces(network, resolution, names)
     storage, warnings = choose_format(
         recipe.export.format if names else "native", [piece.layer for piece in pieces], resolution.ties
     )
     floats, quantized = stored_bytes(network, pieces, storage)
-    layers = layer_records(network, shapes, resolution, errors, before, floats | quantized)
+    layers = layer_records(network, shapes, resolution, errors, before, floats | quantized, notes)
     report = Report(
         goldstick_version=environment()["goldstick"],
         model=getattr(model, "name_or_path", "") or type(model).__name__,

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from goldstick import surgery
 from goldstick.algorithms import Algorithm, Exposure
+from goldstick.calibration.sweep import Task, sweep
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.error import WeightError, weight_error
 from goldstick.core.scheme import Scheme
@@ -32,27 +33,35 @@ class SiteResult:
     Attributes:
         assignment: What was to happen to it.
         error: How far the quantized weight lies from the original.
+        notes: What the algorithm found out on the way.
     """
 
     assignment: Assignment
     error: WeightError
+    notes: Mapping[str, float | str]
 
 
 def quiet(description: str, done: int, total: int) -> None:
     """A progress callback that shows nothing."""
 
 
-def decide(stage: Algorithm, site: Site, weight: Tensor, scheme: Scheme) -> tuple[Quantize, WeightError]:
-    """What a data-free stage decides for one matrix [..., out, in], and its error.
+def decide(
+    stage: Algorithm, site: Site, weight: Tensor, scheme: Scheme, state: Any = None
+) -> tuple[Quantize, WeightError]:
+    """What a stage decides for one matrix [..., out, in], and its error.
+
+    Args:
+        stage: The stage.
+        site: Where the matrix belongs.
+        weight: The matrix.
+        scheme: What it becomes.
+        state: What the stage saw there; ``None`` for data-free stages.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity; the message names the site.
-        RecipeError: The stage is not data-free.
     """
-    if stage.exposure is not Exposure.NONE:
-        raise RecipeError(f"{stage.name} needs data to look at; this path has none.")
     try:
-        edits = stage.solve(site, weight, stage.attach(site), scheme)
+        edits = stage.solve(site, weight, state, scheme)
     except QuantizationError as error:
         raise QuantizationError(
             f"{site.name} {tuple(weight.shape)} cannot be quantized: {error} Check the source checkpoint, or exclude "
@@ -69,23 +78,56 @@ def _the_quantization(edits: Sequence[Edit], site: Site) -> Quantize:
     return found[0]
 
 
-def run(network: Network, resolution: Resolution, progress: Progress = quiet) -> dict[str, SiteResult]:
+def needs_data(stages: Iterable[Algorithm]) -> bool:
+    """Whether a stage looks at data."""
+    return any(stage.exposure is not Exposure.NONE for stage in stages)
+
+
+def run(
+    network: Network,
+    resolution: Resolution,
+    progress: Progress = quiet,
+    batches: Sequence[Mapping[str, Tensor]] = (),
+) -> dict[str, SiteResult]:
     """Quantize every assigned site of a network, in place; ties follow.
+
+    Data-free stages go first, then one sweep over the blocks for all that look at data.
+
+    Args:
+        network: The network.
+        resolution: What is to happen.
+        progress: Told what is done.
+        batches: Calibration data: keyword arguments of the model's forward.
 
     Returns:
         Site name → what became of it, in the order of the network's sites.
+
+    Raises:
+        RecipeError: A stage looks at data and there are none.
     """
-    results = {}
-    order = [site for site in network.sites if site.name in resolution.assignments]
-    for index, site in enumerate(order):
-        progress("quantizing", index, len(order))
-        assignment = resolution.assignments[site.name]
-        edit, error = decide(assignment.stage, site, network.weight(site), assignment.scheme)
-        surgery.apply(network, [edit])
-        results[site.name] = SiteResult(assignment=assignment, error=error)
+    chosen = [resolution.assignments[site.name] for site in network.sites if site.name in resolution.assignments]
+    free = [assignment for assignment in chosen if not needs_data([assignment.stage])]
+    calibrated = {assignment.site.name: assignment for assignment in chosen if needs_data([assignment.stage])}
+    if calibrated and not batches:
+        stage = next(iter(calibrated.values())).stage.name
+        raise RecipeError(f"{stage} looks at data, and there are none: give data= (or --dataset).")
+    results: dict[str, SiteResult] = {}
+
+    def solve(assignment: Assignment, weight: Tensor, state: Any) -> Quantize:
+        edit, error = decide(assignment.stage, assignment.site, weight, assignment.scheme, state)
+        results[assignment.site.name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
+        return edit
+
+    for index, assignment in enumerate(free):
+        progress("quantizing", index, len(free))
+        state = assignment.stage.attach(assignment.site)
+        surgery.apply(network, [solve(assignment, network.weight(assignment.site), state)])
+    progress("quantizing", len(free), len(free))
+    if calibrated:
+        tasks = {name: Task(site=a.site, stage=a.stage, scheme=a.scheme) for name, a in calibrated.items()}
+        sweep(network, tasks, batches, lambda task, *seen: solve(calibrated[task.site.name], *seen), progress)
     for tied, owner in resolution.ties.items():
         surgery.tie(network, network.by_name[tied], network.by_name[owner])
     if resolution.ties or resolution.untied:
         surgery.forget_ties(network)
-    progress("quantizing", len(order), len(order))
-    return results
+    return {assignment.site.name: results[assignment.site.name] for assignment in chosen}

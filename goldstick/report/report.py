@@ -35,6 +35,7 @@ class LayerRecord:
         reason: why it was left alone, or None where it was not.
         weight_sqnr_db: 10·log10(Σw² / Σ(w − ŵ)²) in decibels; infinite where nothing was lost.
         max_abs_error: the largest |w − ŵ|.
+        notes: what the algorithm found out on the way: tokens seen, damping, why it fell back.
 
     Raises UsageError for a record that says neither what was done nor why nothing was.
     """
@@ -49,6 +50,7 @@ class LayerRecord:
     reason: str | None = None
     weight_sqnr_db: float | None = None
     max_abs_error: float | None = None
+    notes: Mapping[str, float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Refuse a record nobody could read."""
@@ -102,6 +104,7 @@ class Report:
         size: the sizes; must equal the sums over ``layers``.
         layers: a record for every parameter of the network.
         structure: what looking at the network found.
+        calibration: what data the algorithms looked at.
         evaluation: ``{"before": …, "after": …}``, each what `goldstick.evaluation.Evaluation.to_dict`
             returns.
         proof: what was done to show that the checkpoint holds what was decided.
@@ -119,6 +122,7 @@ class Report:
     size: SizeSummary
     layers: tuple[LayerRecord, ...]
     structure: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     proof: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

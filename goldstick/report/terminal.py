@@ -76,6 +76,8 @@ def _layer_cells(group: LayerGroup) -> list[str]:
     else:
         became = " ".join(word for word in (first.scheme, first.algorithm and f"({first.algorithm})") if word)
         became += f", {first.reason}" if first.reason else ""
+        fallbacks = [record.notes["fallback"] for record in group.records if "fallback" in record.notes]
+        became += f", {len(fallbacks)} fell back to rtn: {fallbacks[0]}" if fallbacks else ""
     size = f"{format_bytes(group.bytes_before)} -> {format_bytes(group.bytes_after)}"
     decibels = " … ".join(dict.fromkeys(f"{value:.1f}" for value in group.sqnr_range or ()))
     error = "" if group.max_abs_error is None else f"{group.max_abs_error:.3g}"

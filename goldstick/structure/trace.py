@@ -57,7 +57,7 @@ def capture_inputs(
     def hook_for(path: str) -> Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]:
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if path not in captured:
-                captured[path] = _keep(args), _keep(kwargs)
+                captured[path] = without_caches(args), without_caches(kwargs)
             if len(captured) == len(paths):
                 raise _AllCaptured
 
@@ -109,7 +109,7 @@ def trace_block(
         def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             tensor = next(tensors_in((args, kwargs)), None)
             if tensor is not None:
-                calls.append(Call(module=path, tensor=tensor, key=_identity(tensor)))
+                calls.append(Call(module=path, tensor=tensor, key=tensor_identity(tensor)))
 
         return hook
 
@@ -189,18 +189,19 @@ class _AllCaptured(BaseException):
     """Leaves a forward that has done its work; no ``except Exception`` of a model may swallow it."""
 
 
-def _keep(value: Any) -> Any:
+def without_caches(value: Any) -> Any:
     """A copy that later in-place changes cannot reach, without caches."""
     if type(value).__name__.endswith("Cache"):
         return None
     if isinstance(value, dict):
-        return {key: _keep(item) for key, item in value.items()}
+        return {key: without_caches(item) for key, item in value.items()}
     if isinstance(value, tuple) and not hasattr(value, "_fields"):
-        return tuple(_keep(item) for item in value)
+        return tuple(without_caches(item) for item in value)
     return map_tensors(value, lambda tensor: tensor.detach().clone())
 
 
-def _identity(tensor: Tensor) -> tuple[object, ...]:
+def tensor_identity(tensor: Tensor) -> tuple[object, ...]:
+    """Equal for two tensors exactly when they are the same numbers in the same memory; hold them while comparing."""
     where = (tensor.data_ptr(), tensor._version, tensor.dtype)
     if tensor.is_contiguous() and tensor.ndim > 0:
         return (*where, tensor.numel() // max(tensor.shape[-1], 1), tensor.shape[-1])

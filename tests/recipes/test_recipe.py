@@ -46,7 +46,7 @@ def test_every_preset_means_something_for_a_llama(name: str, llama: Network) -> 
 @every_preset
 def test_a_preset_keeps_what_its_name_says(name: str) -> None:
     schemes = [scheme.label for one in Recipe.load(name).stages for scheme in one.schemes()]
-    said = [part for part in name.split("-") if part not in ("rtn", "hqq", "mixed")]
+    said = [part for part in name.split("-") if part not in ("rtn", "gptq", "hqq", "mixed")]
     for part in said:
         assert any(part.replace("w8a8", "w8a8-dynamic") in label or f"{part}a16" in label for label in schemes), part
 

@@ -1,0 +1,98 @@
+"""The column loop of GPTQ: round a column, spread its error over the columns that are still to come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from goldstick.core.grid import Grid
+from goldstick.core.qtensor import QuantizedTensor, codes_on_grid
+from goldstick.core.rows import row_chunks
+
+_BLOCK = 128
+
+Block = tuple[Tensor, Tensor]  # codes uint8 [rows, width], errors float64 [rows, width]
+
+
+def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: QuantizedTensor) -> Tensor:
+    """The codes of GPTQ (arXiv 2210.17323, algorithm 1) for scales and zeros that are already fixed.
+
+    For each column j in the given order: q = Q(w_j), e = (w_j − q) / U_jj, then w_k −= e · U_jk for the columns k to
+    come: at once inside a block of 128, and for all the others as one product when the block is done.
+
+    Rows do not meet each other. Everything but Q is float64, so that neither the number of threads nor the size of a
+    product decides how a weight is rounded. Q works in float32 on the values that will be stored, exactly as rounding
+    to nearest does: without errors to spread, the codes are those of RTN.
+
+    Args:
+        weight: float [out, in].
+        factor: U, float64 [in, in], upper, of the Hessian in this order.
+        order: int64 [in], which column comes when.
+        ranges: Scales, zeros and grid, in the order of the weight.
+
+    Returns:
+        uint8 [out, in], in the order of the weight.
+    """
+    width = ranges.grid.group_width(weight.shape[-1])
+    group = order // width
+    codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    solve = _fused(weight.device) or solve_block
+    for part in row_chunks(weight):
+        work = weight[part][:, order].float().double()  # [rows, in]
+        scale = ranges.scale[part]
+        zero = None if ranges.zero is None else ranges.zero[part]
+        for start in range(0, len(order), _BLOCK):
+            stop = min(start + _BLOCK, len(order))
+            here = slice(start, stop)
+            block, errors = solve(
+                work[:, here].contiguous(),
+                factor[here, here].contiguous(),
+                scale,
+                zero,
+                group[here],
+                ranges.grid.bits,
+            )
+            codes[part, order[here]] = block
+            if stop < len(order):
+                work[:, stop:].addmm_(errors, factor[here, stop:], alpha=-1)
+    return codes
+
+
+def solve_block(weight: Tensor, factor: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor, bits: int) -> Block:
+    """One block of columns in plain torch; ``goldstick::gptq_block`` does the same, bit for bit.
+
+    The value a code stands for is what :meth:`QuantizedTensor.dequantize` gives: both operations are rounded to the
+    dtype of the scale.
+
+    Args:
+        weight: float64 [rows, width], errors of earlier blocks taken off.
+        factor: The block's own part of U, float64 [width, width].
+        scale: float [rows, groups].
+        zero: float [rows, groups], or ``None`` for a symmetric grid.
+        group: int64 [width], the group of each column.
+        bits: Bits of a code.
+    """
+    grid = Grid(bits=bits, symmetric=zero is None)
+    columns = weight.T.clone(memory_format=torch.contiguous_format)  # [width, rows]: a column lies together
+    codes = torch.empty(columns.shape, dtype=torch.uint8, device=weight.device)
+    errors = torch.empty_like(columns)
+    for j, g in enumerate(group.tolist()):
+        step = scale[:, g]
+        middle = None if zero is None else zero[:, g]
+        code = codes_on_grid(columns[j].float().unsqueeze(-1), step, middle, grid).squeeze(-1)
+        centred = code.to(step.dtype) - (grid.midpoint if middle is None else middle.to(step.dtype))
+        errors[j] = (columns[j] - (centred * step).double()) / factor[j, j]
+        codes[j] = code.to(torch.uint8)
+        # Two kernels, not addcmul: a fused multiply-add would round once.
+        columns[j + 1 :] -= factor[j, j + 1 :].unsqueeze(-1) * errors[j]
+    return codes.T.contiguous(), errors.T.contiguous()
+
+
+def _fused(device: torch.device) -> Callable[..., Block] | None:
+    """The C++ operator, where it is built and loaded."""
+    if device.type != "cpu" or not hasattr(torch.ops.goldstick, "gptq_block"):
+        return None
+    operator: Callable[..., Block] = torch.ops.goldstick.gptq_block
+    return operator

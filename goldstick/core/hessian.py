@@ -1,0 +1,181 @@
+"""The Hessian of a layer's output error, as an exact integer sum over the inputs it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from goldstick.errors import QuantizationError
+
+BITS = 18
+"""Bits of a rounded activation, without its sign."""
+
+_MOST_TOKENS = 1 << 26  # tokens · 2^(2·BITS) stays below 2^63
+_CHUNK_TOKENS = 1 << 16  # tokens · 2^(2·BITS) stays below 2^53
+_CHUNK_ELEMENTS = 2 * 2**20  # of one float64 temporary: 16 MiB
+_COLUMN_BLOCK = 512
+_MOST_DROPPED = 0.01
+
+
+class HessianObserver:
+    """H = (2/n) Σ x xᵀ over the n inputs of a layer (arXiv 2210.17323), with one bit pattern for one set of inputs.
+
+    Each channel j has a power of two 2^eⱼ, the least that exceeds every |xⱼ| seen. An input is rounded to whole
+    numbers qⱼ = round(xⱼ · 2^(BITS − eⱼ)), and Σ q qᵀ is summed as integers.
+
+    *Why no order, chunking or number of threads changes a bit.* (1) eⱼ comes from max|xⱼ|, and a maximum has no order.
+    (2) q depends on x and e alone, and on no other input; multiplying by a power of two is exact. (3) |q| ≤ 2^18, so a
+    product is at most 2^36 and any partial sum over the 2^16 tokens of a chunk at most 2^52: below 2^53 every partial
+    sum of a float64 matrix product is a whole number that float64 holds exactly, however it is associated or fused.
+    (4) Chunks are added in int64, exactly, for up to 2^26 tokens (2^26 · 2^36 = 2^62). (5) What follows, the rounding
+    to float64, the powers of two and 2/n, is done once, per element. Sums over several machines would add up alike.
+
+    *One pass, bounded memory.* (2) needs every maximum before the first product. There are two ways to have it:
+
+    - ``observe`` alone: the observer takes the maxima at once and keeps a reference to the batch, no copy, until
+      ``hessian`` is asked for. A sweep that lets all batches wait where a layer begins holds them anyway; so many
+      observers of one block cost no memory either, since each Hessian is summed only when its layer is solved.
+    - ``observe_range`` for all batches, then ``observe`` for the same ones: nothing is kept but the sum.
+
+    The error against a float64 sum is that of rounding to 18 bits of each channel's own largest value; outlier channels
+    do not harm the others.
+
+    Args:
+        in_features: Length of an input.
+
+    Attributes:
+        tokens: Inputs counted, n.
+        dropped: Inputs left out because they hold NaN or infinity.
+    """
+
+    def __init__(self, in_features: int) -> None:
+        self.in_features = in_features
+        self.tokens = 0
+        self.dropped = 0
+        self._largest = torch.zeros(in_features, dtype=torch.float64)
+        self._ranges_given = False
+        self._held: list[tuple[Tensor, Tensor | None, int | None]] = []
+        self._sums: Tensor | None = None
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the batches it keeps alive."""
+        return sum(x.nbytes for x, _, _ in self._held)
+
+    def observe_range(self, x: Tensor, mask: Tensor | None = None) -> None:
+        """Take note of the largest values of a batch that ``observe`` will see later.
+
+        Args:
+            x: float [..., in].
+            mask: Which inputs count (no padding), [...].
+        """
+        if self.tokens or self.dropped:
+            raise QuantizationError("The ranges of all batches come before the first batch itself.")
+        self._ranges_given = True
+        for rows, _ in self._chunks(x, mask):
+            self._widen(rows)
+
+    def observe(self, x: Tensor, mask: Tensor | None = None) -> None:
+        """Count a batch.
+
+        Args:
+            x: float [..., in]. Not to be changed in place before ``hessian`` is called, unless its range was given.
+            mask: Which inputs count (no padding), [...].
+
+        Raises:
+            QuantizationError: The shapes do not fit, or a value lies outside the range given before.
+        """
+        if self._sums is not None and not self._ranges_given:
+            raise QuantizationError("The Hessian was already asked for; later batches would need ranges of their own.")
+        if self._ranges_given and self._sums is None:
+            self._sums = self._zeros()
+        for rows, dropped in self._chunks(x, mask):
+            self.tokens += len(rows)
+            self.dropped += dropped
+            if self._sums is None:
+                self._widen(rows)
+            else:
+                self._add(self._sums, rows)
+        if self._sums is None:
+            x = x.detach()
+            self._held.append((x, mask, None if x.is_inference() else x._version))
+        if self.tokens > _MOST_TOKENS:
+            raise QuantizationError(f"{self.tokens} tokens are more than a Hessian is summed over ({_MOST_TOKENS}).")
+
+    def hessian(self, *, keep: bool = True) -> Tensor:
+        """H, float64 [in, in], symmetric to the bit; zero where nothing was observed.
+
+        Args:
+            keep: Keep the sum for the next call (layers that share an input) and let go of the batches. ``False``
+                leaves the batches where they are and sums them anew at the next call (many experts).
+
+        Raises:
+            QuantizationError: More than 1 % of the inputs were dropped, or a batch was changed in place.
+        """
+        seen = self.tokens + self.dropped
+        if self.dropped > _MOST_DROPPED * seen:
+            raise QuantizationError(
+                f"{self.dropped} of {seen} inputs hold NaN or infinity; check the calibration data, or load the model "
+                "in bfloat16 or float32."
+            )
+        sums = self._sums
+        if sums is None:
+            sums = self._zeros()
+            for x, mask, version in self._held:
+                if version is not None and x._version != version:
+                    raise QuantizationError("A batch was changed in place between observe() and hessian().")
+                for rows, _ in self._chunks(x, mask):
+                    self._add(sums, rows)
+            if keep:
+                self._sums, self._held = sums, []
+        for start in range(0, self.in_features, _COLUMN_BLOCK):  # only the upper blocks were summed
+            stop = start + _COLUMN_BLOCK
+            sums[stop:, start:stop] = sums[start:stop, stop:].T
+        down = _power_of_two(self._exponents() - BITS)
+        return sums.double().mul_(down).mul_(down.unsqueeze(-1)).mul_(2).div_(max(self.tokens, 1))
+
+    def _chunks(self, x: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, int]]:
+        """The rows of a batch that count and are finite, and how many are not; a few at a time."""
+        if x.ndim == 0 or x.shape[-1] != self.in_features:
+            raise QuantizationError(f"Inputs of shape {tuple(x.shape)} do not end in {self.in_features} features.")
+        if mask is not None and mask.shape != x.shape[:-1]:
+            raise QuantizationError(f"A mask of shape {tuple(mask.shape)} does not fit inputs {tuple(x.shape)}.")
+        rows = x.detach().reshape(-1, self.in_features)
+        counts = None if mask is None else mask.reshape(-1).bool()
+        step = max(1, min(_CHUNK_TOKENS, _CHUNK_ELEMENTS // self.in_features))
+        for start in range(0, len(rows), step):
+            chunk = rows[start : start + step]
+            if counts is not None:
+                chunk = chunk[counts[start : start + step]]
+            finite = torch.isfinite(chunk).all(-1)
+            dropped = int((~finite).sum())
+            yield (chunk[finite] if dropped else chunk), dropped
+
+    def _widen(self, rows: Tensor) -> None:
+        if len(rows):
+            largest = rows.abs().amax(0).to(device=self._largest.device, dtype=torch.float64)
+            self._largest = torch.maximum(self._largest, largest)
+
+    def _zeros(self) -> Tensor:
+        return torch.zeros(self.in_features, self.in_features, dtype=torch.int64)
+
+    def _exponents(self) -> Tensor:
+        """eⱼ with |xⱼ| < 2^eⱼ, int64 [in]; 0 for a channel of zeros."""
+        return torch.frexp(self._largest).exponent.long().clamp_(-960, 1022)
+
+    def _add(self, sums: Tensor, rows: Tensor) -> None:
+        """Add q qᵀ of some rows [tokens, in] to the blocks of ``sums`` on and above the diagonal."""
+        up = _power_of_two(BITS - self._exponents()).to(rows.device)
+        whole = (rows.double() * up).round_()  # [tokens, in]
+        if self._ranges_given and len(rows) and whole.abs().max() > 2**BITS:
+            raise QuantizationError("A batch exceeds the range given for it: the two passes saw different inputs.")
+        for start in range(0, self.in_features, _COLUMN_BLOCK):
+            product = whole[:, start : start + _COLUMN_BLOCK].T @ whole[:, start:]  # [block, in − start]
+            sums[start : start + _COLUMN_BLOCK, start:] += product.to(device=sums.device, dtype=torch.int64)
+
+
+def _power_of_two(exponent: Tensor) -> Tensor:
+    """2^exponent, float64, from the bits of the number: pow() may be off by one unit in the last place."""
+    return ((exponent + 1023) << 52).view(torch.float64)

@@ -1,0 +1,202 @@
+"""The exact Hessian: one bit pattern whatever the threads, chunks and order; bad data is counted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from goldstick.calibration.statistics import HessianObserver
+from goldstick.core import hessian as module
+from goldstick.errors import QuantizationError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def activations(tokens: int = 512, features: int = 48) -> Tensor:
+    """Correlated, heavy-tailed, some channels 50 times the others."""
+    mix = torch.eye(features) + 0.2 * torch.randn(features, features)
+    x = torch.distributions.StudentT(torch.tensor(5.0)).sample(torch.Size((tokens, features))) @ mix
+    x[:, ::16] *= 50
+    return x
+
+
+def observed(batches: list[Tensor], *, ranges_first: bool = False) -> Tensor:
+    observer = HessianObserver(batches[0].shape[-1])
+    if ranges_first:
+        for batch in batches:
+            observer.observe_range(batch)
+    for batch in batches:
+        observer.observe(batch)
+    return observer.hessian()
+
+
+def reference(x: Tensor) -> Tensor:
+    """2/n Σ x xᵀ, an outer product at a time in float64."""
+    total = torch.zeros(x.shape[-1], x.shape[-1], dtype=torch.float64)
+    for row in x.reshape(-1, x.shape[-1]).double():
+        total += torch.outer(row, row)
+    return 2 * total / x[..., 0].numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_it_equals_a_sum_of_outer_products_but_for_the_rounding(dtype: torch.dtype) -> None:
+    x = activations().to(dtype)
+    found, expected = observed([x]), reference(x)
+    size = expected.diagonal().sqrt()
+    assert found.dtype == torch.float64
+    assert torch.equal(found, found.T)
+    assert ((found - expected).abs() / torch.outer(size, size)).max() <= 1e-5
+
+
+def test_whole_numbers_are_summed_without_any_error() -> None:
+    x = torch.randint(-1000, 1001, (64, 20)).float()
+    assert torch.equal(observed([x]), reference(x))
+
+
+def test_batches_order_and_chunks_do_not_change_a_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = activations(128)
+    expected = observed([x])
+    for size in (1, 17, 100):
+        batches = list(x.split(size))
+        assert torch.equal(observed(batches), expected)
+        assert torch.equal(observed(batches[::-1]), expected)
+        assert torch.equal(observed(batches[::-1], ranges_first=True), expected)
+    assert torch.equal(observed([x[torch.randperm(len(x))].reshape(4, 32, -1)]), expected)
+    for tokens, block in ((9, 20), (33, 48), (100, 7)):
+        monkeypatch.setattr(module, "_CHUNK_TOKENS", tokens)
+        monkeypatch.setattr(module, "_COLUMN_BLOCK", block)
+        assert torch.equal(observed([x]), expected)
+
+
+SCRIPT = """
+import hashlib, torch
+from goldstick.core.hessian import HessianObserver
+torch.manual_seed(0)
+x = torch.randn(3000, 300) * torch.logspace(-3, 3, 300)
+observer = HessianObserver(300)
+for batch in x.split({size}):
+    observer.observe(batch)
+print(torch.get_num_threads(), hashlib.sha256(observer.hessian().numpy().tobytes()).hexdigest())
+"""
+
+
+def test_threads_do_not_change_a_bit() -> None:
+    found = {}
+    for threads, size in (("1", 3000), ("2", 170)):
+        result = subprocess.run(
+            [sys.executable, "-c", SCRIPT.format(size=size)],
+            cwd=ROOT,
+            env={"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads, "PATH": "", "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        used, digest = result.stdout.split()
+        assert used == threads
+        found[threads, size] = digest
+    assert len(set(found.values())) == 1
+
+
+def test_an_outlier_that_comes_last_counts_as_if_it_had_come_first() -> None:
+    x = activations(64)
+    x[-1] *= 4096
+    assert torch.equal(observed(list(x.split(8))), observed(list(x.flip(0).split(8))))
+
+
+def test_the_sum_stays_exact_where_every_value_is_the_largest() -> None:
+    x = torch.full((70_000, 2), -(1 - 2.0**-20), dtype=torch.float64)  # rounds up to 2^18 whole
+    assert torch.equal(observed([x]), torch.full((2, 2), 2.0, dtype=torch.float64))
+
+
+def test_padding_is_left_out() -> None:
+    x = activations(60).reshape(3, 20, -1)
+    mask = torch.ones(3, 20, dtype=torch.long)
+    mask[1, 12:] = 0
+    observer = HessianObserver(x.shape[-1])
+    observer.observe(x, mask)
+    assert observer.tokens == 52
+    assert torch.equal(observer.hessian(), observed([x[mask.bool()]]))
+
+
+def test_inputs_that_are_not_finite_are_dropped_and_counted() -> None:
+    x = activations(1000)
+    x[3, 5], x[700, 0] = float("nan"), float("inf")
+    observer = HessianObserver(x.shape[-1])
+    observer.observe(x)
+    assert (observer.tokens, observer.dropped) == (998, 2)
+    finite = x[torch.isfinite(x).all(-1)]
+    assert torch.equal(observer.hessian(), observed([finite]))
+    x[:20] = float("nan")
+    observer = HessianObserver(x.shape[-1])
+    observer.observe(x)
+    with pytest.raises(QuantizationError, match="21 of 1000 inputs hold NaN or infinity"):
+        observer.hessian()
+
+
+def test_batches_are_held_not_copied_and_let_go() -> None:
+    x = activations(32)
+    observer = HessianObserver(x.shape[-1])
+    observer.observe(x)
+    assert observer.held_bytes == x.nbytes
+    first = observer.hessian(keep=False)
+    assert observer.held_bytes == x.nbytes
+    assert torch.equal(observer.hessian(), first)
+    assert observer.held_bytes == 0
+    assert torch.equal(observer.hessian(), first)
+    with pytest.raises(QuantizationError, match="already asked for"):
+        observer.observe(x)
+
+
+def test_a_batch_changed_in_place_is_noticed() -> None:
+    x = activations(32)
+    observer = HessianObserver(x.shape[-1])
+    observer.observe(x)
+    x.mul_(2)
+    with pytest.raises(QuantizationError, match="changed in place"):
+        observer.hessian()
+
+
+def test_inference_tensors_are_welcome() -> None:
+    with torch.inference_mode():
+        x = activations(32)
+        found = observed([x])
+    assert torch.equal(found, observed([x.clone()]))
+
+
+def test_ranges_that_do_not_hold_are_an_error() -> None:
+    x = activations(32)
+    observer = HessianObserver(x.shape[-1])
+    observer.observe_range(x)
+    with pytest.raises(QuantizationError, match="two passes saw different inputs"):
+        observer.observe(x * 2)
+    with pytest.raises(QuantizationError, match="come before"):
+        observer.observe_range(x)
+
+
+@pytest.mark.parametrize("ranges_first", [False, True], ids=["held", "ranges first"])
+def test_nothing_seen_gives_zero(ranges_first: bool) -> None:
+    assert torch.equal(observed([torch.zeros(0, 4)], ranges_first=ranges_first), torch.zeros(4, 4, dtype=torch.float64))
+    assert torch.equal(HessianObserver(4).hessian(), torch.zeros(4, 4, dtype=torch.float64))
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    observer = HessianObserver(8)
+    with pytest.raises(QuantizationError, match=r"\(4, 7\) do not end in 8"):
+        observer.observe(torch.zeros(4, 7))
+    with pytest.raises(QuantizationError, match="mask"):
+        observer.observe(torch.zeros(4, 8), torch.ones(5))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30], ids=str)
+def test_extreme_scales_lose_nothing(scale: float) -> None:
+    x = activations(64).double() * scale
+    found, expected = observed([x.float()]), reference(x.float())
+    size = expected.diagonal().sqrt()
+    assert ((found - expected).abs() / torch.outer(size, size)).max() <= 1e-5
