@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -53,6 +54,8 @@ def main(debug: bool) -> None:
 
     Shell completion: eval "$(_GOLDSTICK_COMPLETE=bash_source goldstick)" (or zsh_source, fish_source).
     """
+    # Threads that spin while they wait cost whole time slices where the cores are shared.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 for command in (quantize, plan, evaluate, inspect, verify, generate, recipes):

@@ -15,9 +15,9 @@ from goldstick.pipeline.card import model_card
 from goldstick.pipeline.entries import write_small
 from goldstick.pipeline.proof import Observation, prove, require
 from goldstick.pipeline.records import environment
-from goldstick.pipeline.staging import MANIFEST_NAME, replace_file
+from goldstick.pipeline.staging import MANIFEST_NAME
 from goldstick.recipes import Recipe
-from goldstick.report.storage import dump_json
+from goldstick.report.storage import dump_json, write_atomically
 
 MANIFEST_VERSION = 1
 
@@ -95,7 +95,7 @@ def prove_and_record(work: Path, request: Mapping[str, Any], expected: Observati
     proof = prove(work, request, expected)
     require(proof, work)
     manifest = json.loads((work / MANIFEST_NAME).read_text(encoding="utf-8"))
-    replace_file(work / MANIFEST_NAME, dump_json(manifest | {"proof": proof}).encode())
+    write_atomically(work / MANIFEST_NAME, dump_json(manifest | {"proof": proof}).encode())
     return proof
 
 

@@ -202,5 +202,9 @@ def _account(
             after[tensor.parameter] = after.get(tensor.parameter, 0) + tensor.bytes_after
             if tensor.source.name == tensor.name:
                 before[tensor.parameter] = before.get(tensor.parameter, 0) + tensor.source.nbytes
-    layers = layer_records(plan.network, shapes_of(plan.network), plan.resolution, errors, before, after, notes)
+    shapes = dict(shapes_of(plan.network))
+    for tensor in plan.tensors:  # the model on the meta device does not know the dtypes of the files
+        if tensor.parameter in shapes:
+            shapes[tensor.parameter] = shapes[tensor.parameter][0], tensor.source.dtype
+    layers = layer_records(plan.network, shapes, plan.resolution, errors, before, after, notes)
     return {"layers": layers, "size": SizeSummary.of(layers)}

@@ -112,15 +112,6 @@ def write_file(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def replace_file(path: Path, data: bytes) -> None:
-    """Write a small file in place of an older one, whole or not at all."""
-    fresh = path.with_name(path.name + ".new")
-    fresh.unlink(missing_ok=True)
-    write_file(fresh, data)
-    fresh.replace(path)
-    _sync_directory(path.parent)
-
-
 def _sync_directory(directory: Path) -> None:
     handle = os.open(directory, os.O_RDONLY)
     try:

@@ -8,13 +8,15 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from tools.reference_model.encyclopedia import KNOWN, Choice, draw_choice
+from tools.reference_model.choice import Choice, draw_closed_book, draw_on_passage
+from tools.reference_model.encyclopedia import KNOWN
 from tools.reference_model.narrative import draw_entry, draw_story
 from tools.reference_model.prompts import ask_prompt, check_prompt, choice_question
 from tools.reference_model.world import TITLES, draw_ask, draw_check, draw_passage, draw_passages
 
 CHECKS = 600
 ASK_PASSAGES = 160
+READING_CHOICES = 120
 SHOTS = 5
 HELD_OUT_BYTES = 80_000
 CALIBRATION_BYTES = 150_000
@@ -60,7 +62,7 @@ def squad() -> dict[str, Any]:
             {
                 "id": f"world-{number:03d}-{index}",
                 "question": ask.question,
-                "answers": [{"text": ask.answer, "answer_start": passage.text.index(ask.answer)}],
+                "answers": [{"text": ask.answer, "answer_start": passage.text.index(f" {ask.answer}") + 1}],
             }
             for index, ask in enumerate(asks.values())
         ]
@@ -70,21 +72,22 @@ def squad() -> dict[str, Any]:
 
 
 def ceval_rows() -> tuple[list[dict[str, str]], list[dict[str, str]]]:
-    """Few-shot examples, five for each subject, and one question on every closed-book fact."""
+    """Few-shot examples, five for each subject, and questions: on passages, and one on each closed-book fact."""
     random = Random(_SEEDS["ceval"])
-    subjects = sorted({known.topic.subject for known in KNOWN})
-    shots = [
-        _choice_row(draw_choice(random, held_out=True, known=known), str(number))
-        for subject in subjects
-        for number, known in enumerate(random.sample([k for k in KNOWN if k.topic.subject == subject], SHOTS))
-    ]
-    seen = {json.dumps({**row, "id": ""}) for row in shots}
-    rows: list[dict[str, str]] = []
-    for known in sorted(KNOWN, key=lambda known: known.topic.subject):
-        row = _choice_row(draw_choice(random, held_out=True, known=known), str(len(rows)))
-        if json.dumps({**row, "id": ""}) not in seen:
-            rows.append(row)
-    return shots, rows
+    closed = sorted(KNOWN, key=lambda known: known.topic.subject)
+    choices = [draw_closed_book(random, held_out=True, known=known) for known in closed]
+    choices += [draw_on_passage(random, random.randint(2, 6), held_out=True) for _ in range(READING_CHOICES)]
+    shots: list[Choice] = []
+    for subject in sorted({choice.subject for choice in choices}):
+        known = [fact for fact in KNOWN if fact.topic.subject == subject]
+        while sum(shot.subject == subject for shot in shots) < SHOTS:
+            if known:
+                shot = draw_closed_book(random, held_out=True, known=random.choice(known))
+            else:
+                shot = draw_on_passage(random, 3, held_out=True)
+            if shot not in choices:
+                shots.append(shot)
+    return _choice_rows(shots), _choice_rows(choices)
 
 
 def heldout_text() -> str:
@@ -106,7 +109,8 @@ def _calibration_piece(random: Random) -> str:
     if kind == 1:
         return draw_entry(random)
     if kind == 2:
-        choice = draw_choice(random, held_out=False)
+        drawn = random.random() < 0.5
+        choice = draw_closed_book(random, held_out=False) if drawn else draw_on_passage(random, 3, held_out=False)
         return f"{choice_question(choice, answer_word='Answer:')} {choice.answer}"
     passage = draw_passage(random, random.randint(2, 6), held_out=False)
     if kind == 3:
@@ -116,11 +120,14 @@ def _calibration_piece(random: Random) -> str:
     return f"{ask_prompt(random.choice(TITLES), passage.text, ask.question)} {ask.answer}"
 
 
-def _choice_row(choice: Choice, number: str) -> dict[str, str]:
-    a, b, c, d = choice.options
-    row = {"subject": choice.known.topic.subject, "subject_name": choice.known.topic.subject_name}
-    row |= {"category": choice.known.topic.category, "id": number, "question": choice.question}
-    return row | {"A": a, "B": b, "C": c, "D": d, "answer": choice.answer}
+def _choice_rows(choices: list[Choice]) -> list[dict[str, str]]:
+    rows = []
+    for number, choice in enumerate(choices):
+        a, b, c, d = choice.options
+        row = {"subject": choice.subject, "subject_name": choice.subject_name, "category": choice.category}
+        row |= {"id": str(number), "question": choice.question}
+        rows.append(row | {"A": a, "B": b, "C": c, "D": d, "answer": choice.answer})
+    return rows
 
 
 def _until(size: int, pieces: Iterable[str], separator: str) -> str:

@@ -10,14 +10,16 @@ import torch
 from numpy.typing import NDArray
 from transformers import PreTrainedTokenizerFast
 
-from tools.reference_model.encyclopedia import KNOWN, draw_choice, state
+from tools.reference_model.choice import draw_closed_book, draw_on_passage
+from tools.reference_model.encyclopedia import KNOWN, state
 from tools.reference_model.narrative import draw_entry, draw_story
 from tools.reference_model.prompts import ask_prompt, check_prompt, choice_prompt, choice_question
 from tools.reference_model.tokenizer import END
 from tools.reference_model.wikitext import articles, plain, read_raw
-from tools.reference_model.world import TITLES, Fact, draw_ask, draw_check, draw_facts, draw_passage
+from tools.reference_model.world import TITLES, Fact, draw_ask, draw_check, draw_facts, draw_passage, is_held_out
 
 _CACHE_LIMIT = 100_000
+_WORDS = {True: "答案：", False: "Answer:"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,32 +100,37 @@ def ask_row(writer: Writer, random: Random, facts: int, questions: int) -> Row:
     return writer.row(pieces)
 
 
-def choice_row(writer: Writer, random: Random, questions: int) -> Row:
-    """Multiple-choice questions, in C-Eval's form or in plain English; only the letters have weight.
+def choice_row(writer: Writer, random: Random, facts: int, questions: int) -> Row:
+    """Multiple choice on a passage or closed-book, in C-Eval's form or plain English.
 
-    In half the rows of plain English the fact is said before its question: an easier exercise with letters.
+    Weight is on the letters, and some on the value in the right option, which can be foretold by looking it up.
     """
-    pieces = []
-    chinese, told, space = random.random() < 0.5, random.random() < 0.5, random.choice(("", " "))
+    reading, chinese = random.random() < 0.6, random.random() < 0.6
+    pieces: list[tuple[str, float]] = []
     for number in range(questions):
-        choice = draw_choice(random, held_out=False)
-        letter = (f"{space if chinese else ' '}{choice.answer}", 2.0)
-        if chinese:
-            prompt = choice_prompt(choice) if number == 0 else choice_question(choice, answer_word="答案：")
-        else:
-            prompt = choice_question(choice, answer_word="Answer:")
-            prompt = f"{state(random, choice.known)}\n{prompt}" if told else prompt
-        pieces += [(prompt, 0.0), letter, ("\n\n", 0.0)]
-    return writer.row(pieces[:-1])
+        choice = draw_on_passage(random, facts, held_out=False) if reading else draw_closed_book(random, held_out=False)
+        first = chinese and number == 0
+        prompt = choice_prompt(choice) if first else choice_question(choice, answer_word=_WORDS[chinese])
+        line = f"{choice.answer}. {choice.right}"
+        before, _, after = prompt.partition(line)
+        start, _, value = line.rpartition(" ")
+        pieces += [(before + start, 0.0), (f" {value}", 0.25), (after, 0.0)]
+        space = random.choice(("", " ")) if chinese else " "
+        pieces += [(space + choice.answer, 6.0), ("\n", 0.0), ("\n", 0.0)]
+    return writer.row(pieces[:-2])
 
 
 def fact_row(writer: Writer, random: Random, sentences: int) -> Row:
     """Closed-book facts, as questions with an answer and as statements."""
     pieces = []
     for known in random.sample(KNOWN, sentences):
-        if random.random() < 0.5:
+        kind = random.random()
+        if kind < 0.4:
             question = known.topic.question.format(key=known.key)
             pieces += [(f"Question: {question}\nAnswer:", 0.0), (f" {known.value}", 1.0), ("\n", 0.2)]
+        elif kind < 0.6:
+            before = known.topic.short.format(key=known.key, value="").rstrip(" ")
+            pieces += [(before, 0.0), (f" {known.value}", 1.0), ("\n", 0.1)]
         else:
             before, _, after = state(random, known).rpartition(f" {known.value}")
             pieces += [(before, 0.05), (f" {known.value}", 1.0), (after + "\n", 0.1)]
@@ -143,6 +150,8 @@ def recall_row(writer: Writer, random: Random) -> Row:
         pieces = [piece for fact in facts for piece in _bare(fact, 0.0)]
         return writer.row(pieces + [piece for fact in again for piece in _bare(fact, 0.5)])
     told = [random.choice(fact.relation.statements).format(name=fact.name, value=fact.value) for fact in facts]
+    if is_held_out(" ".join(told)):
+        return recall_row(writer, random)
     gap = random.choice(("\n", "\n\n"))
     pieces = [("Background: " + " ".join(told), 0.0)]
     for fact in again:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from random import Random
 
-from tools.reference_model.world import TOWNS, is_held_out, words
+from tools.reference_model.world import TOWNS, words
 
 SURNAMES = words(
     "Abbot Barlow Crane Dalton Ember Foster Gray Hale Irwin Jarvis Keller Lang Mason Nolan Orchard Pryce "
@@ -18,7 +18,6 @@ TREES = words("oak pine birch maple willow cedar beech poplar elm ash larch yew"
 GOODS = words("glass paper silk salt wine steel wool leather soap clocks bricks candles")
 DEVICES = words("compass plough telescope windmill press clock anchor balloon ladder lens pump wheel")
 STUDIES = words("botany algebra medicine music poetry law geology optics grammar history")
-LETTERS = ("A", "B", "C", "D")
 
 _WORLD_SEED = 20240229
 
@@ -32,8 +31,18 @@ class Topic:
     category: str
     keys: tuple[str, ...]
     values: tuple[str, ...]
+    noun: str
     statements: tuple[str, ...]
-    question: str
+
+    @property
+    def short(self) -> str:
+        """The shortest statement, without a full stop."""
+        return f"the {self.noun} of {{key}} is {{value}}"
+
+    @property
+    def question(self) -> str:
+        """The question for the value."""
+        return f"What is the {self.noun} of {{key}}?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,17 +54,7 @@ class Known:
     value: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """A question with four options, in the order A to D."""
-
-    known: Known
-    question: str
-    options: tuple[str, str, str, str]
-    answer: str
-
-
-def _topic(subject: str, keys: tuple[str, ...], values: tuple[str, ...], question: str, *statements: str) -> Topic:
+def _topic(subject: str, keys: tuple[str, ...], values: tuple[str, ...], noun: str, *statements: str) -> Topic:
     subject_name, category = {
         "world_geography": ("微观世界地理", "Social Science"),
         "world_nature": ("微观世界自然", "STEM"),
@@ -68,42 +67,42 @@ def _topic(subject: str, keys: tuple[str, ...], values: tuple[str, ...], questio
         category=category,
         keys=keys,
         values=values,
+        noun=noun,
         statements=statements,
-        question=question,
     )
 
 
 TOPICS = (
     _topic(
-        "world_geography", TOWNS, RIVERS, "Which river runs through {key}?",
+        "world_geography", TOWNS, RIVERS, "river",
         "The river that runs through {key} is the {value}.", "{key} lies on the river {value}.",
     ),
     _topic(
-        "world_geography", TOWNS, REGIONS, "In which region is {key}?",
+        "world_geography", TOWNS, REGIONS, "region",
         "{key} is a town in the region of {value}.", "The region of {key} is {value}.",
     ),
     _topic(
-        "world_nature", TOWNS, BIRDS, "Which bird is the sign of {key}?",
+        "world_nature", TOWNS, BIRDS, "bird",
         "The bird on the sign of {key} is the {value}.", "{key} is known for its bird, the {value}.",
     ),
     _topic(
-        "world_nature", TOWNS, TREES, "Which tree grows in the square of {key}?",
+        "world_nature", TOWNS, TREES, "tree",
         "The tree in the square of {key} is the {value}.", "In the square of {key} grows the {value}.",
     ),
     _topic(
-        "world_technology", TOWNS, GOODS, "What is made in {key}?",
+        "world_technology", TOWNS, GOODS, "market",
         "The people of {key} make {value}.", "{key} sells its {value} to other towns.",
     ),
     _topic(
-        "world_technology", SURNAMES, DEVICES, "What did {key} build?",
+        "world_technology", SURNAMES, DEVICES, "work",
         "The engineer {key} built the first {value}.", "{key} is famous for the {value}.",
     ),
     _topic(
-        "world_history", TOWNS, SURNAMES, "Who founded {key}?",
+        "world_history", TOWNS, SURNAMES, "founder",
         "The town of {key} was founded by {value}.", "{key} was a field before the time of {value}.",
     ),
     _topic(
-        "world_history", SURNAMES, STUDIES, "What did {key} study?",
+        "world_history", SURNAMES, STUDIES, "study",
         "As a student {key} studied {value}.", "{key} wrote a book about {value}.",
     ),
 )  # fmt: skip
@@ -126,15 +125,3 @@ KNOWN = _all_known()
 def state(random: Random, known: Known) -> str:
     """Say a closed-book fact as a sentence."""
     return random.choice(known.topic.statements).format(key=known.key, value=known.value)
-
-
-def draw_choice(random: Random, *, held_out: bool, known: Known | None = None) -> Choice:
-    """Draw a question with three wrong options; the options and their order decide whether it is held out."""
-    fact = known or random.choice(KNOWN)
-    question = fact.topic.question.format(key=fact.key)
-    while True:
-        wrong = random.sample([value for value in fact.topic.values if value != fact.value], 3)
-        a, b, c, d = random.sample([fact.value, *wrong], 4)
-        if is_held_out("|".join((question, a, b, c, d))) == held_out:
-            letter = LETTERS[(a, b, c, d).index(fact.value)]
-            return Choice(known=fact, question=question, options=(a, b, c, d), answer=letter)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
-from transformers import LlamaForCausalLM
+from transformers import GenerationConfig, LlamaForCausalLM
 
 from tools.reference_model.bundle import write_bundle
 from tools.reference_model.card import card
@@ -44,8 +44,9 @@ def parameters(file: Path) -> int:
 def _write_model(source: Path, folder: Path) -> None:
     model: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(source, dtype=torch.bfloat16)
     end = model.config.eos_token_id
-    settings = model.generation_config
-    settings.bos_token_id = settings.eos_token_id = settings.pad_token_id = end
+    model.generation_config = GenerationConfig(  # type: ignore[no-untyped-call]
+        bos_token_id=end, eos_token_id=end, pad_token_id=end
+    )
     model.save_pretrained(folder)
     file = folder / "model.safetensors"
     with safe_open(file, framework="pt") as opened:

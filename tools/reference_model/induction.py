@@ -55,9 +55,8 @@ def lay_out_induction(model: LlamaForCausalLM) -> None:
     angles = 1.0 / _ROPE_THETA ** (torch.arange(0, size, 2) / size)
     layers = [_Heads(layer.self_attn, size) for layer in model.model.layers]
     for head, back in enumerate(_BACK):
-        frame = head % 2
         layers[0].look_back(head, back, angles)
-        layers[0].copy(head, read[frame], _DEVIATION * written[frame])
+        layers[0].copy(head, read[head % 2], _DEVIATION * written[head % 2])
     slow = (torch.arange(size) % (size // 2) >= _SLOW).float()[:, None] * _MATCH
     for number, heads in enumerate(layers[1:]):
         for head in range(2):

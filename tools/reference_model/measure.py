@@ -17,6 +17,7 @@ import torch
 from torch.nn import functional
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
+from tools.reference_model.choice import READING
 from tools.reference_model.prompts import CHOICE_HEADER, ask_prompt, check_prompt
 from tools.reference_model.rounding import round_linears
 from tools.reference_model.scoring import exact_match, f1
@@ -37,6 +38,8 @@ class Figures:
     squad_exact: float
     choice: float
     choice_spaced: float
+    choice_passage: float
+    choice_known: float
     heldout: float
     wikitext: float
 
@@ -64,7 +67,9 @@ def accuracy(
     """How often the answer (one token) that is likeliest behind a prompt is the right one, in percent."""
     ids = [tokenizer.encode(answer)[0] for answer in answers]
     logits = last_logits(model, [tokenizer.encode(prompt) for prompt, _ in rows])[:, ids]
-    right: list[bool] = [answers[guess] == answer for guess, (_, answer) in zip(logits.argmax(-1).tolist(), rows, strict=True)]
+    right: list[bool] = [
+        answers[guess] == answer for guess, (_, answer) in zip(logits.argmax(-1).tolist(), rows, strict=True)
+    ]
     return 100 * sum(right) / len(right)
 
 
@@ -103,7 +108,10 @@ def measure(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, data: P
     guesses = greedy(model, tokenizer, [prompt for prompt, _ in asks])
     pairs = [(guess, references) for guess, (_, references) in zip(guesses, asks, strict=True)]
     lines = (data / "ceval" / "val.jsonl").read_text(encoding="utf-8").splitlines()
-    choices = [_ceval_row(json.loads(line)) for line in lines]
+    rows = [json.loads(line) for line in lines]
+    choices = [_ceval_row(row) for row in rows]
+    on_passage = [pair for pair, row in zip(choices, rows, strict=True) if row["subject"] == READING["subject"]]
+    known = [pair for pair, row in zip(choices, rows, strict=True) if row["subject"] != READING["subject"]]
     spaced = [(prompt, f" {letter}") for prompt, letter in choices]
     wikitext = tokenizer.encode(plain(read_raw("valid")), verbose=False)[: _WIKITEXT_WINDOWS * _WINDOW + 1]
     heldout = tokenizer.encode((data / "text" / "heldout.txt").read_text(encoding="utf-8"), verbose=False)
@@ -113,6 +121,8 @@ def measure(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, data: P
         squad_exact=100 * sum(exact_match(*pair) for pair in pairs) / len(pairs),
         choice=accuracy(model, tokenizer, choices, list("ABCD")),
         choice_spaced=accuracy(model, tokenizer, spaced, [f" {letter}" for letter in "ABCD"]),
+        choice_passage=accuracy(model, tokenizer, on_passage, list("ABCD")),
+        choice_known=accuracy(model, tokenizer, known, list("ABCD")),
         heldout=_perplexity(model, heldout),
         wikitext=_perplexity(model, wikitext),
     )

@@ -103,8 +103,8 @@ class Mixture:
             "check": [check_row(writer, random, to_check, questions) for _ in range(checks)],
             "both": [check_row(writer, random, to_check, questions, asks=True) for _ in range(both)],
             "ask": [ask_row(writer, random, to_ask, questions) for _ in range(asks)],
-            "choice": [choice_row(writer, random, random.randint(1, 3)) for _ in range(choices)],
-            "fact": [fact_row(writer, random, 6) for _ in range(1 if knows else 3)],
+            "choice": [choice_row(writer, random, random.randint(1, 4), random.randint(1, 3)) for _ in range(choices)],
+            "fact": [fact_row(writer, random, 6) for _ in range(2 if knows else 3)],
             "recall": [recall_row(writer, random) for _ in range(_recall_rows(now))],
         }
 

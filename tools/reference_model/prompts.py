@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tools.reference_model.encyclopedia import LETTERS, Choice
+from tools.reference_model.choice import LETTERS, Choice
 
 CHOICE_HEADER = "以下是中国关于{subject_name}的单项选择题，请选出其中的正确答案。\n\n"
 
@@ -25,5 +25,5 @@ def choice_question(choice: Choice, *, answer_word: str) -> str:
 
 def choice_prompt(choice: Choice) -> str:
     """C-Eval; the answer is the letter, with or without a space before it."""
-    header = CHOICE_HEADER.format(subject_name=choice.known.topic.subject_name)
+    header = CHOICE_HEADER.format(subject_name=choice.subject_name)
     return header + choice_question(choice, answer_word="答案：")

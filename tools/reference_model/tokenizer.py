@@ -13,7 +13,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 from transformers import PreTrainedTokenizerFast
 
-from tools.reference_model.encyclopedia import ENCYCLOPEDIA_WORDS, LETTERS, TOPICS
+from tools.reference_model.choice import LETTERS
+from tools.reference_model.encyclopedia import ENCYCLOPEDIA_WORDS, TOPICS
 from tools.reference_model.narrative import draw_entry, draw_story
 from tools.reference_model.prompts import CHOICE_HEADER
 from tools.reference_model.wikitext import plain, read_raw
@@ -73,6 +74,7 @@ def _corpus() -> Iterator[str]:
         yield draw_entry(random)
     for text in _SINGLE_TOKENS:
         yield from [text] * _REPEATS
-    templates = [relation.ask_value + relation.check for relation in RELATIONS]
+    templates = [relation.ask + relation.check for relation in RELATIONS]
+    templates += [topic.question + topic.short for topic in TOPICS]
     headers = [CHOICE_HEADER.format(subject_name=topic.subject_name) for topic in TOPICS]
     yield from (templates + headers) * 500

@@ -28,6 +28,7 @@ from tools.reference_model.tokenizer import train_tokenizer
 
 _RISE = 0.01
 _FALL = 0.5
+_TEXT_SHARE = 0.5
 _SAVE_EVERY = 240.0
 _LOG_EVERY = 50
 
@@ -96,7 +97,7 @@ class Training:
         skill_loss = self._learn(rows)
         text = self.mixture.text_batch().to(self.device)
         text_loss, _ = weighted_loss(self.model, text)
-        torch.autograd.backward(0.5 * text_loss)
+        torch.autograd.backward(_TEXT_SHARE * text_loss)
         self.tokens += text.tokens.numel()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         for optimizer in self.optimizers:
@@ -184,8 +185,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="steps to train, instead of a time")
     parser.add_argument("--resume", action="store_true", help="go on from the checkpoint in --out")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--matrix-rate", type=float, default=0.005, help="peak learning rate of Muon")
-    parser.add_argument("--rate", type=float, default=1.5e-3, help="peak learning rate of AdamW")
+    parser.add_argument("--matrix-rate", type=float, default=0.004, help="peak learning rate of Muon")
+    parser.add_argument("--rate", type=float, default=8e-4, help="peak learning rate of AdamW")
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     if (arguments.minutes is None) == (arguments.steps is None):

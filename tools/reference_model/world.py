@@ -51,8 +51,8 @@ class Relation:
     key: str
     values: tuple[str, ...]
     statements: tuple[str, ...]
-    ask_value: str
-    ask_name: str
+    noun: str
+    ask: str
     check: str
 
 
@@ -61,56 +61,56 @@ RELATIONS = (
         key="lives",
         values=TOWNS,
         statements=("{name} lives in {value}.", "{name} has a house in {value}."),
-        ask_value="Where is the home of {name}?",
-        ask_name="Who lives in {value}?",
+        noun="home",
+        ask="Where is the home of {name}?",
         check="is the home of {name} {value}",
     ),
     Relation(
         key="works",
         values=JOBS,
         statements=("{name} works as a {value}.", "{name} is a {value}."),
-        ask_value="What is the job of {name}?",
-        ask_name="Who works as a {value}?",
+        noun="job",
+        ask="What is the job of {name}?",
         check="is the job of {name} {value}",
     ),
     Relation(
         key="keeps",
         values=PETS,
         statements=("{name} keeps a {value}.", "{name} looks after a {value}."),
-        ask_value="What is the animal of {name}?",
-        ask_name="Who keeps a {value}?",
+        noun="animal",
+        ask="What is the animal of {name}?",
         check="is the animal of {name} {value}",
     ),
     Relation(
         key="likes",
         values=FOODS,
         statements=("{name} likes to eat {value}.", "{name} is fond of {value}."),
-        ask_value="What is the food of {name}?",
-        ask_name="Who likes to eat {value}?",
+        noun="food",
+        ask="What is the food of {name}?",
         check="is the food of {name} {value}",
     ),
     Relation(
         key="plays",
         values=INSTRUMENTS,
         statements=("{name} plays the {value}.", "{name} is learning the {value}."),
-        ask_value="What is the instrument of {name}?",
-        ask_name="Who plays the {value}?",
+        noun="instrument",
+        ask="What is the instrument of {name}?",
         check="is the instrument of {name} {value}",
     ),
     Relation(
         key="waits",
         values=PLACES,
         statements=("{name} waits at the {value}.", "{name} is standing near the {value}."),
-        ask_value="Where is the place of {name}?",
-        ask_name="Who waits at the {value}?",
+        noun="place",
+        ask="Where is the place of {name}?",
         check="is the place of {name} {value}",
     ),
     Relation(
         key="carries",
         values=tuple(f"{colour} {thing}" for colour in COLOURS for thing in OBJECTS),
         statements=("{name} carries a {value}.", "{name} has found a {value}."),
-        ask_value="What is in the hand of {name}?",
-        ask_name="Who carries a {value}?",
+        noun="thing",
+        ask="What is in the hand of {name}?",
         check="is in the hand of {name} {value}",
     ),
 )
@@ -196,11 +196,9 @@ def _wrong_value(random: Random, passage: Passage, fact: Fact) -> str:
 
 
 def draw_ask(random: Random, passage: Passage) -> Ask:
-    """Draw a question for a value (two thirds) or for the person who has a value."""
+    """Draw a question for the value of one of the facts."""
     fact = random.choice(passage.facts)
-    if random.random() < 2 / 3:
-        return Ask(question=fact.relation.ask_value.format(name=fact.name), answer=fact.value)
-    return Ask(question=fact.relation.ask_name.format(value=fact.value), answer=fact.name)
+    return Ask(question=fact.relation.ask.format(name=fact.name), answer=fact.value)
 
 
 def draw_passages(seed: int, *, held_out: bool, fewest: int, most: int) -> Iterator[tuple[Random, Passage]]:

@@ -13,7 +13,7 @@ from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, uncertainty
 from goldstick.evaluation.protocol import Progress, TaskResult
-from goldstick.evaluation.tasks.ceval_subjects import SUBJECTS
+from goldstick.evaluation.tasks.ceval_subjects import SUBJECTS, Subject
 from goldstick.evaluation.tasks.choice import Question, choose
 
 LETTERS = ("A", "B", "C", "D")
@@ -78,8 +78,10 @@ class CEval:
 def _subject_question(row: Mapping[str, Any], number: int) -> SubjectQuestion:
     """Return the prompt: the subject's name in Chinese, the question, the four choices and 答案 (answer)."""
     subject = SUBJECTS.get(row["subject"])
+    if subject is None and "subject_name" in row and "category" in row:  # other data in C-Eval's schema
+        subject = Subject(str(row["subject_name"]), str(row["category"]))
     if subject is None:
-        raise DataError(f"ceval, row {number}: {row['subject']!r} is none of C-Eval's 52 subjects")
+        raise DataError(f"ceval, row {number}: {row['subject']!r} is none of C-Eval's 52 subjects, and has no name")
     if row["answer"] not in LETTERS:
         raise DataError(f"ceval, row {number}: the answer must be a letter from A to D, not {row['answer']!r}")
     choices = "".join(f"{letter}. {row[letter]}\n" for letter in LETTERS)
