@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from goldstick.errors import CheckpointError, SourceError
 from goldstick.pipeline import verify as verify_module
 from goldstick.pipeline.inspect import read_report
+from goldstick.pipeline.proof import Observation, compare
 from goldstick.pipeline.verify import verify_checkpoint
 from tests.pipeline.conftest import Job, prove_here
 
@@ -117,3 +119,10 @@ def test_inspect_reads_the_report_and_doubts_one_that_promises_more_than_is_ther
     (checkpoint / "report.json").unlink()
     with pytest.raises(CheckpointError, match=r"report\.json"):
         read_report(checkpoint)
+
+
+@pytest.mark.parametrize(("perplexity", "passed"), [(20.0, True), (20.001, True), (20.1, False), (float("nan"), False)])
+def test_a_proof_compares_perplexities_too(perplexity: float, passed: bool) -> None:
+    outputs = torch.ones(4)
+    expected = Observation(outputs=outputs, perplexity=20.0)
+    assert compare(expected, Observation(outputs=outputs, perplexity=perplexity))["passed"] is passed
