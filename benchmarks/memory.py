@@ -161,9 +161,7 @@ def measure(command: list[str]) -> dict[str, Any]:
     }
 
 
-def run(
-    blocks: int, block_bytes: int, stage: dict[str, str], folder: Path, options: tuple[str, ...] = ()
-) -> dict[str, Any]:
+def run(blocks: int, block_bytes: int, stage: dict[str, str], folder: Path) -> dict[str, Any]:
     """Make a checkpoint, quantize it, and remove both."""
     config = llama_config(blocks, block_bytes)
     source, output, recipe = folder / "source", folder / "output", folder / "recipe.yaml"
@@ -171,7 +169,6 @@ def run(
     try:
         size = write_checkpoint(source, config)
         job = [sys.executable, "-m", "goldstick.cli", "quantize", str(source), "-o", str(output), "-r", str(recipe)]
-        job += options
         wrapper = [sys.executable, str(Path(__file__).resolve()), WRAPPED, *job, "--json"]
         found = json.loads(subprocess.run(wrapper, check=True, stdout=subprocess.PIPE, text=True).stdout)
         if found["returncode"]:

@@ -93,7 +93,7 @@ def quantize(
     data_dir: str | Path | None = None,
     limit: int | None = None,
     device: str = "cpu",
-    proof: ProofMethod = "auto",
+    proof: ProofMethod = "outputs",
     progress: Progress = quiet,
 ) -> Quantized:
     """Compress a checkpoint directory into another, tensor by tensor.
@@ -108,8 +108,8 @@ def quantize(
             reference model.
         limit: At most so many items of each task.
         device: Where weights are rounded.
-        proof: How the result is proven in a fresh process: its ``outputs`` against those of the model quantized in
-            memory, or its ``tensors``, one at a time, against the source; ``auto`` takes outputs up to 256 MiB.
+        proof: How the result is proven in a fresh process: its ``outputs``, block by block, against those of the
+            float model quantized in memory, or its ``tensors`` against the source, for models that cannot be run here.
         progress: Called with (description, done, total).
 
     Raises:

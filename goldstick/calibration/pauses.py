@@ -42,8 +42,8 @@ class Arrival:
 
 
 def run_with_pauses(
-    passes: Sequence[Callable[[], Tensor]], groups: Sequence[Sequence[nn.Module]], solve: Solve
-) -> list[Tensor]:
+    passes: Sequence[Callable[[], Any]], groups: Sequence[Sequence[nn.Module]], solve: Solve
+) -> list[Any]:
     """Run forward passes that stop together before each group of layers.
 
     Args:

@@ -50,10 +50,10 @@ def _recipe_options(command: Any) -> Any:
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option(
     "--proof",
-    type=click.Choice(["auto", "outputs", "tensors"]),
-    default="auto",
+    type=click.Choice(["outputs", "tensors"]),
+    default="outputs",
     show_default=True,
-    help="How the result is proven: outputs builds the model twice, tensors reads one at a time.",
+    help="How the result is proven: by what the model gives, block by block, or by its tensors alone.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
 @click.option("--dry-run", is_flag=True, help="Plan only; the same as 'goldstick plan'.")
@@ -66,7 +66,7 @@ def quantize(
     limit: int | None,
     device: str,
     threads: int | None,
-    proof: Literal["auto", "outputs", "tensors"],
+    proof: Literal["outputs", "tensors"],
     overwrite: bool,
     dry_run: bool,
     as_json: bool,

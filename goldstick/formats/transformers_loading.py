@@ -28,9 +28,7 @@ def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | t
         CheckpointError: Tensors are missing, unexpected or of the wrong shape.
         FormatError: The checkpoint's method or scheme is not one goldstick reads.
     """
-    settings = load_config(directory)
-    cls = model_class(config, str(directory))
-    settings.quantization_config = _translated(directory, settings, cls, config["quantization_config"])
+    cls, settings = quantized_class(directory, config)
     model, info = cls.from_pretrained(
         directory, config=settings, dtype=dtype, output_loading_info=True, local_files_only=True
     )
@@ -46,6 +44,18 @@ def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | t
             f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}. The checkpoint is damaged or incomplete."
         )
     return model.eval()  # type: ignore[no-any-return]
+
+
+def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The transformers class of a quantized checkpoint and its config, with a table of layers goldstick understands.
+
+    Raises:
+        FormatError: The checkpoint's method or scheme is not one goldstick reads.
+    """
+    settings = load_config(directory)
+    cls = model_class(config, str(directory))
+    settings.quantization_config = _translated(directory, settings, cls, config["quantization_config"])
+    return cls, settings
 
 
 def _translated(directory: Path, settings: Any, cls: Any, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -80,6 +80,8 @@ class GoldstickQuantizer(HfQuantizer):
 
     requires_calibration = True
     quantization_config: GoldstickConfig
+    #: Blocks that are read later, one at a time.
+    postponed: tuple[str, ...] = ()
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
         self.network = Network(model)
@@ -149,10 +151,17 @@ class GoldstickQuantizer(HfQuantizer):
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         for name, scheme in self.schemes.items():
-            self._finish(self.network.by_name[name], scheme)
+            if self.network.by_name[name].block not in self.postponed:
+                self._finish(self.network.by_name[name], scheme)
         for tied, owner in self.quantization_config.ties.items():
             surgery.tie(self.network, self.network.by_name[tied], self.network.by_name[owner])
         return model
+
+    def finish(self, block: str) -> None:
+        """Let the layers of a postponed block run on the tensors that were just read."""
+        for name, scheme in self.schemes.items():
+            if self.network.by_name[name].block == block:
+                self._finish(self.network.by_name[name], scheme)
 
     def _finish(self, site: Site, scheme: Scheme) -> None:
         place: Any = self.network.module(site)

@@ -13,7 +13,8 @@ import goldstick
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.pipeline.card import model_card
 from goldstick.pipeline.entries import write_small
-from goldstick.pipeline.proof import Observation, prove, require
+from goldstick.pipeline.observation import Observation
+from goldstick.pipeline.proof import prove, require
 from goldstick.pipeline.records import environment
 from goldstick.pipeline.staging import MANIFEST_NAME
 from goldstick.recipes import Recipe

@@ -19,8 +19,9 @@ from goldstick.formats.transformers_names import CheckpointNames
 from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
 from goldstick.pipeline.load import find_device, load_float
+from goldstick.pipeline.observation import observe
 from goldstick.pipeline.plan import Plan
-from goldstick.pipeline.proof import OUTPUTS_LIMIT, ProofMethod, observe
+from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.records import environment, layer_records, shapes_of
 from goldstick.pipeline.save import error_sums, float_tensors, quantized_pieces, save_entries
 from goldstick.pipeline.staging import check_output, check_space, staged
@@ -51,7 +52,7 @@ def execute(
     base_model: str,
     overwrite: bool = False,
     device: str = "cpu",
-    proof: ProofMethod = "auto",
+    proof: ProofMethod = "outputs",
     progress: Progress = quiet,
     calibrate: Callable[[nn.Module], CalibrationData] | None = None,
     evaluate: Callable[[Path], Mapping[str, Any]] | None = None,
@@ -66,8 +67,7 @@ def execute(
         base_model: What the card names as the base model.
         overwrite: Whether ``output`` may replace a checkpoint that goldstick wrote.
         device: Where weights are rounded, such as ``cuda``.
-        proof: Whether the proof compares ``outputs``, for which the model is built twice, or ``tensors``; ``auto``
-            compares outputs of models up to ``OUTPUTS_LIMIT``.
+        proof: Whether the proof compares ``outputs``, computed block by block, or ``tensors`` alone.
         progress: Told what is done.
         calibrate: Gives the data, for recipes that look at data, when the model is in memory.
         evaluate: Called with the finished checkpoint before it is moved into place; its result goes into the report.
@@ -138,9 +138,8 @@ def execute(
 
 
 def _proof_request(plan: Plan, errors: Mapping[str, WeightError], proof: ProofMethod) -> dict[str, Any]:
-    small = plan.bytes_before <= OUTPUTS_LIMIT or not plan.streams
     return {
-        "method": ("outputs" if small else "tensors") if proof == "auto" else proof,
+        "method": proof,
         "source": str(plan.source.directory),
         "recipe": plan.recipe.model_dump(mode="json"),
         "errors": {name: {"noise": error.noise} for name, error in errors.items()},

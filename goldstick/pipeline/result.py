@@ -18,8 +18,8 @@ from goldstick.formats.transformers_names import CheckpointNames, empty_model
 from goldstick.pipeline.choose_format import choose_format
 from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
+from goldstick.pipeline.observation import Observation, buffer_dtypes, observe
 from goldstick.pipeline.plain_module import tensor_hashes
-from goldstick.pipeline.proof import Observation, buffer_dtypes, observe
 from goldstick.pipeline.records import environment, layer_records, shapes_of
 from goldstick.pipeline.save import (
     StoredPiece,

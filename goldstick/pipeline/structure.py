@@ -7,8 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from goldstick.pipeline.observation import fixed_inputs
 from goldstick.pipeline.plan import Plan
-from goldstick.pipeline.proof import fixed_inputs
 from goldstick.structure.network import Network
 from goldstick.structure.probe import probe_network
 

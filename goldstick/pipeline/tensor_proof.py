@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from goldstick.core.error import WeightError, weight_error
 from goldstick.errors import CheckpointError
 from goldstick.formats.source import open_tensors
+from goldstick.pipeline.plain_module import tensor_hash
 from goldstick.pipeline.plan import make_plan
 from goldstick.recipes import Recipe
 
@@ -35,7 +34,7 @@ def compare_tensors(
             raise CheckpointError(f"{directory} lacks the tensor {missing[0]!r}.")
         original = tensor.source.read()
         if tensor.assignment is None:
-            if not torch.equal(stored[tensor.name].read().view(torch.uint8), original.view(torch.uint8)):
+            if tensor_hash(stored[tensor.name].read()) != tensor_hash(original):
                 raise CheckpointError(f"{tensor.name} in {directory} differs from the source, and should be its copy.")
             copies += 1
             continue

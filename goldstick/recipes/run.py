@@ -83,6 +83,30 @@ def needs_data(stages: Iterable[Algorithm]) -> bool:
     return any(stage.exposure is not Exposure.NONE for stage in stages)
 
 
+def round_sites(
+    network: Network, assignments: Sequence[Assignment], progress: Progress = quiet
+) -> dict[str, SiteResult]:
+    """Quantize sites with stages that need no data, in place; site name → what became of it."""
+    results = {}
+    for index, assignment in enumerate(assignments):
+        progress("quantizing", index, len(assignments))
+        site = assignment.site
+        state = assignment.stage.attach(site)
+        edit, error = decide(assignment.stage, site, network.weight(site), assignment.scheme, state)
+        surgery.apply(network, [edit])
+        results[site.name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
+    progress("quantizing", len(assignments), len(assignments))
+    return results
+
+
+def tie_up(network: Network, resolution: Resolution) -> None:
+    """Let tied sites run on the quantized weight of their owner, and cut the ties that a recipe unties."""
+    for tied, owner in resolution.ties.items():
+        surgery.tie(network, network.by_name[tied], network.by_name[owner])
+    if resolution.ties or resolution.untied:
+        surgery.forget_ties(network)
+
+
 def run(
     network: Network,
     resolution: Resolution,
@@ -118,16 +142,9 @@ def run(
         results[assignment.site.name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
         return edit
 
-    for index, assignment in enumerate(free):
-        progress("quantizing", index, len(free))
-        state = assignment.stage.attach(assignment.site)
-        surgery.apply(network, [solve(assignment, network.weight(assignment.site), state)])
-    progress("quantizing", len(free), len(free))
+    results.update(round_sites(network, free, progress))
     if calibrated:
         tasks = {name: Task(site=a.site, stage=a.stage, scheme=a.scheme) for name, a in calibrated.items()}
         sweep(network, tasks, batches, lambda task, *seen: solve(calibrated[task.site.name], *seen), progress)
-    for tied, owner in resolution.ties.items():
-        surgery.tie(network, network.by_name[tied], network.by_name[owner])
-    if resolution.ties or resolution.untied:
-        surgery.forget_ties(network)
+    tie_up(network, resolution)
     return {assignment.site.name: results[assignment.site.name] for assignment in chosen}

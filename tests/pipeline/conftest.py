@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 import goldstick
 from goldstick.pipeline import finish, prove_worker
-from goldstick.pipeline.proof import Observation
+from goldstick.pipeline.observation import Observation
 from goldstick.pipeline.quantize import Quantized
 from goldstick.pipeline.result import Result
 from tests.tiny_models import FAMILIES, output_tensor, sample_inputs

@@ -14,7 +14,8 @@ import torch
 from goldstick.errors import CheckpointError, SourceError
 from goldstick.pipeline import verify as verify_module
 from goldstick.pipeline.inspect import read_report
-from goldstick.pipeline.proof import Observation, compare
+from goldstick.pipeline.observation import Observation
+from goldstick.pipeline.proof import compare
 from goldstick.pipeline.verify import verify_checkpoint
 from tests.pipeline.conftest import Job, prove_here
 

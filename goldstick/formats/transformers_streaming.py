@@ -1,0 +1,143 @@
+"""A transformers model whose blocks are read from disk when their turn comes, and let go after it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
+
+from torch import Tensor, nn
+
+from goldstick.errors import CheckpointError
+from goldstick.formats.safetensors_file import TensorInfo
+from goldstick.formats.source import open_tensors, read_json
+from goldstick.formats.transformers_loading import quantized_class
+from goldstick.formats.transformers_names import CheckpointNames, load_config, model_class
+from goldstick.structure.blocks import block_of, find_blocks
+
+#: Tells transformers to read a tensor when its turn comes.
+_ONE_AT_A_TIME = "HF_DEACTIVATE_ASYNC_LOAD"
+
+
+class StreamedModel:
+    """The model of a checkpoint directory, float or quantized, with one block in memory at a time.
+
+    ``from_pretrained`` builds the model and reads everything outside the repeated blocks, exactly as it always does;
+    the weights of the blocks stay on the meta device until :meth:`load`, which reads them with the same code of
+    transformers. So a streamed model computes, to the bit, what the whole one computes.
+
+    Args:
+        directory: A float checkpoint, or a quantized one that goldstick loads.
+
+    Attributes:
+        model: The model.
+        blocks: Paths of its repeated blocks; empty where it has none, and everything was read.
+
+    Raises:
+        SourceError: The directory is no readable model.
+        CheckpointError: A tensor outside the blocks is missing.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._tensors = open_tensors(directory)
+        self._of_block: dict[str, dict[str, TensorInfo]] = {}
+        self.blocks: tuple[str, ...] = ()
+        config = read_json(directory / "config.json", "no checkpoint: it has no config.json")
+        if "quantization_config" in config:
+            cls, settings = quantized_class(directory, config)
+        else:
+            cls, settings = model_class(config, str(directory)), load_config(directory)
+        # To transformers a class from elsewhere is custom code, and gets no conversions.
+        own = {"__module__": cls.__module__, "_load_pretrained_model": staticmethod(self._read_the_rest)}
+        streaming: Any = type(cls.__name__, (cls,), own)
+        model, info = streaming.from_pretrained(
+            directory, config=settings, dtype="auto", output_loading_info=True, local_files_only=True
+        )
+        model.__class__ = cls
+        self.model: nn.Module = model.eval()
+        self._require(info["missing_keys"], info["mismatched_keys"], info["unexpected_keys"])
+
+    def load(self, block: str) -> None:
+        """Read the weights of a block.
+
+        Raises:
+            CheckpointError: A tensor of it is missing or does not fit.
+        """
+        found, _ = self._read(self._of_block[block])
+        state = self._model.get_submodule(block).state_dict()
+        found.missing_keys = {f"{block}.{name}" for name, value in state.items() if value.is_meta}
+        self._model._adjust_missing_and_unexpected_keys(found)
+        self._require(found.missing_keys, {*found.mismatched_keys, *found.conversion_errors}, found.unexpected_keys)
+        if self._quantizer is not None:
+            self._quantizer.finish(block)
+
+    def release(self, block: str) -> None:
+        """Let go of the weights of a block; buffers that no checkpoint holds stay. A float block can be read again."""
+        for module in self._model.get_submodule(block).modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
+            for name, buffer in module._buffers.items():
+                if buffer is not None and name not in module._non_persistent_buffers_set:
+                    module._buffers[name] = buffer.to("meta")
+
+    def _read_the_rest(
+        self, model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, expected_keys: Any = None
+    ) -> tuple[Any, Any]:
+        """In place of transformers' reading of all tensors: read those outside the blocks, remember the others."""
+        self._model, self._settings, self._quantizer = model, load_config, load_config.hf_quantizer
+        # The places for packed weights hold no matrices, by which blocks are recognised.
+        self.blocks = find_blocks(model) if self._quantizer is None else self._quantizer.network.blocks
+        names = CheckpointNames(model)
+        outside: dict[str, TensorInfo] = {}
+        for name, info in self._tensors.items():
+            block = block_of(names.piece(name).parameter, self.blocks)
+            (outside if block is None else self._of_block.setdefault(block, {}))[name] = info
+        if self._quantizer is not None:
+            self._quantizer.postponed = self.blocks
+        found, offloaded = self._read(outside)
+        found.missing_keys = {name for name in found.missing_keys if block_of(name, self.blocks) is None}
+        return found, offloaded
+
+    def _read(self, infos: Mapping[str, TensorInfo]) -> tuple[Any, Any]:
+        from transformers.core_model_loading import convert_and_load_state_dict_in_model
+
+        before = os.environ.get(_ONE_AT_A_TIME)
+        os.environ[_ONE_AT_A_TIME] = "1"  # threads that read ahead would hold the tensors twice
+        try:
+            lazy = {name: _Lazy(info) for name, info in infos.items()}
+            found, offloaded = convert_and_load_state_dict_in_model(self._model, lazy, self._settings)
+            return found, offloaded
+        finally:
+            if before is None:
+                del os.environ[_ONE_AT_A_TIME]
+            else:
+                os.environ[_ONE_AT_A_TIME] = before
+
+    def _require(self, missing: Iterable[Any], wrong: Iterable[Any], unexpected: Iterable[Any]) -> None:
+        problems = {"missing": missing, "misshapen": wrong}
+        if self._quantizer is not None:  # a float checkpoint may hold what its model has no use for
+            problems["unexpected"] = unexpected
+        for kind, names in problems.items():
+            if some := sorted(map(str, names)):
+                raise CheckpointError(
+                    f"{self.directory} does not hold what its config promises: {kind} {', '.join(some[:3])}"
+                    f"{f' and {len(some) - 3} more' if len(some) > 3 else ''}. The checkpoint is damaged or incomplete."
+                )
+
+
+class _Lazy:
+    """A tensor on disk, read when it is indexed with ``...``, as the slices of safetensors are."""
+
+    def __init__(self, info: TensorInfo) -> None:
+        self._info = info
+        self.dtype, self.shape = info.dtype, info.shape
+
+    def __getitem__(self, index: EllipsisType) -> Tensor:
+        return self._info.read()
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
