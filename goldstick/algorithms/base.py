@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
@@ -11,7 +11,9 @@ from typing import Any, ClassVar, Literal
 from torch import Tensor
 
 from goldstick.core.edits import Edit
+from goldstick.core.inputs import InputObserver
 from goldstick.core.scheme import Scheme
+from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network, Site
 from goldstick.structure.targets import Targets, matches, unmatched
 
@@ -28,11 +30,84 @@ class Exposure(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Member:
+    """One of the layers that read the same inputs, as a balancing stage sees it.
+
+    Attributes:
+        site: The site.
+        weight: float [out, in], the canonical matrix, in the dtype it will be stored in.
+        scheme: What the layer will become when all stages have acted.
+    """
+
+    site: Site
+    weight: Tensor
+    scheme: Scheme
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balance:
+    """What a balancing stage decided for an input group.
+
+    Attributes:
+        scale: s, positive float32 [in]: inputs are to be divided by it, the columns of every member multiplied; or
+            ``None`` to leave the group as it is.
+        notes: What it found out on the way, for the report.
+    """
+
+    scale: Tensor | None
+    notes: Mapping[str, float | str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Algorithm(ABC):
-    """One algorithm that turns weights into codes.
+    """One stage of a recipe: something that decides how a network changes.
 
     A frozen dataclass: its fields are its options, its YAML block is its constructor call. It decides and never
     touches the model.
+
+    Attributes:
+        targets: Which layers.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    name: ClassVar[str]
+    exposure: ClassVar[Exposure]
+    balances: ClassVar[bool] = False  # whether it chooses scales for input groups
+
+    targets: Targets = field(default_factory=Targets)
+
+    @property
+    def quantizes(self) -> bool:
+        """Whether it turns weights into codes."""
+        return False
+
+    @property
+    def fractional_zeros(self) -> bool:
+        """Whether it may give zeros that are not whole numbers, which some formats cannot hold."""
+        return False
+
+    def sites(self, network: Network) -> Sequence[Site]:
+        """The targeted sites."""
+        return self.targets.select(network)
+
+    def balance(self, members: Sequence[Member], observer: InputObserver) -> Balance:
+        """Which scale moves the difficulty of an input group from where rounding hurts to where it does not.
+
+        Args:
+            members: The layers that read the inputs.
+            observer: The inputs.
+
+        Raises:
+            QuantizationError: The algorithm chooses no scales (``balances`` is false), or more than 1 % of the inputs
+                hold NaN or infinity.
+        """
+        raise QuantizationError(f"{self.name} chooses no scales for input groups.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantizer(Algorithm):
+    """An algorithm that turns weights into codes.
 
     Attributes:
         scheme: What the layers become: a name such as ``w4a16-g128`` or a full :class:`Scheme`.
@@ -44,19 +119,18 @@ class Algorithm(ABC):
             quantize only the target, or ``keep`` the tie and quantize both ends as one.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    name: ClassVar[str]
-    exposure: ClassVar[Exposure]
-
     scheme: Scheme | str = "w4a16-g128"
-    targets: Targets = field(default_factory=Targets)
     overrides: dict[str, Scheme | str] = field(default_factory=dict)
     indivisible: Indivisible = "error"
     tie: Tie = "error"
 
     def __post_init__(self) -> None:
         self.schemes()
+
+    @property
+    def quantizes(self) -> bool:
+        """True, but where an option says otherwise."""
+        return True
 
     @abstractmethod
     def attach(self, site: Site) -> Any:
@@ -66,14 +140,9 @@ class Algorithm(ABC):
     def solve(self, site: Site, weight: Tensor, state: Any, scheme: Scheme) -> Sequence[Edit]:
         """What it decides for one site, from the canonical matrix [..., out, in] and what it saw."""
 
-    @property
-    def fractional_zeros(self) -> bool:
-        """Whether it may give zeros that are not whole numbers, which some formats cannot hold."""
-        return False
-
     def sites(self, network: Network) -> Sequence[Site]:
         """The targeted sites; every override pattern must match one of them."""
-        chosen = self.targets.select(network)
+        chosen = super().sites(network)
         for pattern in self.overrides:
             if not any(matches(pattern, site.name) for site in chosen):
                 raise unmatched(pattern, chosen, "overrides")

@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.base import Algorithm, Exposure
+from goldstick.algorithms.base import Exposure, Quantizer
 from goldstick.algorithms.column_loop import solve_columns
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor, without_dead
-from goldstick.algorithms.output_error import least_error, output_error
+from goldstick.algorithms.output_error import least_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
+from goldstick.algorithms.solution import Solution, finite_or_none, never_worse, observers_for, solve_each
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.grid import Grid
-from goldstick.core.hessian import HessianObserver
+from goldstick.core.inputs import InputObserver
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Site
-
-
-@dataclass(frozen=True, kw_only=True)
-class GPTQSolution:
-    """What GPTQ found for one matrix.
-
-    Attributes:
-        tensor: The codes, [out, in].
-        damping: λ of the factorization that succeeded, in units of the mean of diag(H); 0 if none did.
-        fallback: Why the codes are those of rounding to nearest, or ``None`` if they are GPTQ's.
-        dead: Inputs that were always zero.
-        loss: tr((W − Ŵ) H (W − Ŵ)ᵀ) of these codes, or ``None`` where H does not allow it to be measured.
-        rtn_loss: The least loss of rounding to nearest.
-    """
-
-    tensor: QuantizedTensor
-    damping: float = 0.0
-    fallback: str | None = None
-    dead: int = 0
-    loss: float | None = None
-    rtn_loss: float | None = None
 
 
 def solve_gptq(
@@ -53,7 +32,7 @@ def solve_gptq(
     order: Order = "gar",
     ladder: Sequence[float] = (0.01, 0.1, 1.0),
     search: RangeSearch = "mse",
-) -> GPTQSolution:
+) -> Solution:
     """Quantize ``weight`` so that tr((W − Ŵ) H (W − Ŵ)ᵀ) stays small, never larger than rounding to nearest.
 
     GPTQ (arXiv 2210.17323) with static groups: scales (in the weight's dtype, float32 for float64) and zeros come from
@@ -82,11 +61,11 @@ def solve_gptq(
     hessian = hessian.double()
     bad = int((~torch.isfinite(hessian)).sum())
     if bad:
-        return GPTQSolution(tensor=rounded, fallback=f"{bad} values of the Hessian are NaN or infinite")
+        return Solution(tensor=rounded, fallback=f"{bad} values of the Hessian are NaN or infinite")
     dead = hessian.diagonal() == 0
     count = int(dead.sum())
     if count == len(dead):
-        return GPTQSolution(tensor=rounded, dead=count, fallback="the Hessian is zero: no input ever reached the layer")
+        return Solution(tensor=rounded, dead=count, fallback="the Hessian is zero: no input ever reached the layer")
     columns = column_order(hessian.diagonal(), grid, order)
     ordered = without_dead(hessian, dead)[columns][:, columns]
     mean = float(hessian.diagonal()[~dead].mean())
@@ -102,36 +81,13 @@ def solve_gptq(
         return replace(never_worse(weight, solved, rivals, hessian), damping=damping, dead=count)
     reason = f"the Hessian is not positive definite, even damped by {ladder[-1]:g} of its mean diagonal"
     _, tensor, loss = least_error(weight, rivals, hessian)
-    return GPTQSolution(tensor=tensor, dead=count, fallback=reason, loss=_finite(loss), rtn_loss=_finite(loss))
-
-
-def never_worse(
-    weight: Tensor, tensor: QuantizedTensor, rivals: Mapping[str, QuantizedTensor], hessian: Tensor
-) -> GPTQSolution:
-    """GPTQ's codes if they give less error of the output than every rival, otherwise the best rival and why.
-
-    Args:
-        weight: float [out, in].
-        tensor: GPTQ's answer.
-        rivals: Roundings to nearest, by the name of their ranges.
-        hessian: H, float64 [in, in].
-    """
-    name, rounded, rtn_loss = least_error(weight, rivals, hessian)
-    loss = output_error(weight, tensor, hessian)
-    fallback = None
-    same = torch.equal(tensor.codes, rounded.codes) and torch.equal(tensor.scale, rounded.scale)
-    if not loss < rtn_loss and not same:
-        fallback = f"its output error {loss:.6g} is not below the {rtn_loss:.6g} of rounding with {name} ranges"
-        tensor, loss = rounded, rtn_loss
-    return GPTQSolution(tensor=tensor, fallback=fallback, loss=_finite(loss), rtn_loss=_finite(rtn_loss))
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+    return Solution(
+        tensor=tensor, dead=count, fallback=reason, loss=finite_or_none(loss), rtn_loss=finite_or_none(loss)
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTQ(Algorithm):
+class GPTQ(Quantizer):
     """Round column by column, each making up for the errors of those before it (arXiv 2210.17323).
 
     Never worse than rounding to nearest at the layer's output, on the inputs it saw: where it would be, or where the
@@ -165,36 +121,28 @@ class GPTQ(Algorithm):
         if self.order not in get_args(Order):
             raise RecipeError(f"order is gar, activation or natural, not {self.order!r}.")
 
-    def attach(self, site: Site) -> HessianObserver | list[HessianObserver]:
+    def attach(self, site: Site) -> InputObserver | list[InputObserver]:
         """The Hessian of the site's inputs; for experts a list of them, one each."""
-        experts = site.matrix_shape[:-2]
-        if not experts:
-            return HessianObserver(site.in_features)
-        return [HessianObserver(site.in_features) for _ in range(math.prod(experts))]
+        return observers_for(site)
 
     def solve(
-        self, site: Site, weight: Tensor, state: HessianObserver | Sequence[HessianObserver], scheme: Scheme
+        self, site: Site, weight: Tensor, state: InputObserver | Sequence[InputObserver], scheme: Scheme
     ) -> Sequence[Edit]:
         """One ``Quantize`` edit for a matrix [..., out, in], with what was found out about it as notes.
 
         Raises:
             QuantizationError: The weight, or more than 1 % of the inputs, hold NaN or infinity.
         """
-        observers = [state] if isinstance(state, HessianObserver) else list(state)
-        matrices = weight.reshape(-1, *weight.shape[-2:])
-        if len(observers) != len(matrices):
-            raise QuantizationError(f"{len(matrices)} matrices need a Hessian each, not {len(observers)}.")
-        solutions = [
-            self._solve_matrix(matrix, observer, scheme.weight, keep=len(observers) == 1)
-            for matrix, observer in zip(matrices, observers, strict=True)
-        ]
-        tensor = _stacked([solution.tensor for solution in solutions], weight.shape[:-2])
-        notes = _notes(solutions, observers)
+
+        def solve_matrix(matrix: Tensor, observer: InputObserver, keep: bool) -> Solution:
+            return self._solve_matrix(matrix, observer, scheme.weight, keep=keep)
+
+        tensor, notes = solve_each(weight, state, solve_matrix)
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
 
-    def _solve_matrix(self, weight: Tensor, observer: HessianObserver, grid: Grid, *, keep: bool) -> GPTQSolution:
+    def _solve_matrix(self, weight: Tensor, observer: InputObserver, grid: Grid, *, keep: bool) -> Solution:
         if observer.tokens < self.token_floor * observer.in_features:
-            return GPTQSolution(
+            return Solution(
                 tensor=quantize_with_search(weight, grid, self.range_search),
                 fallback=f"{observer.tokens} inputs seen, fewer than {self.token_floor:g} of {observer.in_features}",
             )
@@ -206,37 +154,3 @@ class GPTQ(Algorithm):
             ladder=damping_ladder(self.damping),
             search=self.range_search,
         )
-
-
-def _stacked(tensors: Sequence[QuantizedTensor], lead: torch.Size) -> QuantizedTensor:
-    """One tensor [*lead, out, in] of the matrices of all experts."""
-
-    def joined(parts: Sequence[Tensor]) -> Tensor:
-        return torch.stack(list(parts)).reshape(*lead, *parts[0].shape)
-
-    zeros = [tensor.zero for tensor in tensors if tensor.zero is not None]
-    return QuantizedTensor(
-        codes=joined([tensor.codes for tensor in tensors]),
-        scale=joined([tensor.scale for tensor in tensors]),
-        zero=joined(zeros) if zeros else None,
-        grid=tensors[0].grid,
-    )
-
-
-def _notes(solutions: Sequence[GPTQSolution], observers: Sequence[HessianObserver]) -> dict[str, float | str]:
-    """What the report says of a site: its largest damping, fewest tokens, summed losses, its first fallback."""
-    notes: dict[str, float | str] = {
-        "damping": max(solution.damping for solution in solutions),
-        "tokens": min(observer.tokens for observer in observers),
-        "dropped_tokens": sum(observer.dropped for observer in observers),
-        "dead_inputs": sum(solution.dead for solution in solutions),
-    }
-    losses = [(solution.loss, solution.rtn_loss) for solution in solutions if solution.loss is not None]
-    if losses:
-        notes["output_error"] = sum(loss for loss, _ in losses)
-        notes["rtn_output_error"] = sum(rtn or 0.0 for _, rtn in losses)
-    reasons = [solution.fallback for solution in solutions if solution.fallback is not None]
-    if reasons:
-        share = f"{len(reasons)} of {len(solutions)} matrices: " if len(solutions) > 1 else ""
-        notes["fallback"] = share + reasons[0]
-    return notes

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from goldstick.core.qtensor import QuantizedTensor
@@ -21,16 +22,23 @@ def output_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor) -> fl
         tensor: Ŵ, as it will be run: dequantized in the dtype of its scale.
         hessian: float64 [in, in], symmetric.
     """
+    return float(row_errors(weight, tensor, hessian).sum())
+
+
+def row_errors(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor) -> Tensor:
+    """The output error of each output for itself, (w − ŵ) H (w − ŵ)ᵀ, float64 [out]; see :func:`output_error`."""
     restored = tensor.dequantize()
-    total = 0.0
+    pieces = []
     for part in row_chunks(weight, copies=2):
         delta = weight[part].double() - restored[part].double()
+        errors = torch.zeros(len(delta), dtype=torch.float64, device=delta.device)
         for start in range(0, delta.shape[1], _COLUMN_BLOCK):  # H is symmetric: the blocks above the diagonal, twice
             own = delta[:, start : start + _COLUMN_BLOCK]
             product = own @ hessian[start : start + _COLUMN_BLOCK, start:]  # [rows, in − start]
             product[:, own.shape[1] :] *= 2
-            total += float((product * delta[:, start:]).sum())
-    return total
+            errors += (product * delta[:, start:]).sum(-1)
+        pieces.append(errors)
+    return torch.cat(pieces)
 
 
 def least_error(

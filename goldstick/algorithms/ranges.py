@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -15,6 +15,9 @@ from goldstick.errors import QuantizationError
 
 RangeSearch = Literal["minmax", "mse", "hqq"]
 Range = tuple[Tensor, Tensor | None]  # scale, zero: each [rows, groups]
+
+#: From values [rows, groups, width], their grid and the dtype that scales are stored in, to a range.
+FindRange = Callable[[Tensor, Grid, torch.dtype], Range]
 
 _SHRINK_STEPS = 80
 _ERROR_POWER = 2.4
@@ -34,8 +37,13 @@ def quantize_with_search(weight: Tensor, grid: Grid, search: RangeSearch) -> Qua
         QuantizationError: The weight holds NaN or infinity, a scale does not fit its dtype, or the group size does not
             divide ``in``.
     """
+    return quantize_with_ranges(weight, grid, _SEARCHES[search])
+
+
+def quantize_with_ranges(weight: Tensor, grid: Grid, search: FindRange) -> QuantizedTensor:
+    """:func:`quantize_with_search` with any function that finds ranges."""
     rows = as_rows(weight)
-    pieces = [_quantize_rows(rows[part], grid, _SEARCHES[search]) for part in row_chunks(rows, copies=4)]
+    pieces = [_quantize_rows(rows[part], grid, search) for part in row_chunks(rows, copies=4)]
     lead = weight.shape[:-1]
     zeros = [piece.zero for piece in pieces if piece.zero is not None]
     return QuantizedTensor(
@@ -46,7 +54,7 @@ def quantize_with_search(weight: Tensor, grid: Grid, search: RangeSearch) -> Qua
     )
 
 
-def _quantize_rows(rows: Tensor, grid: Grid, search: Callable[[Tensor, Grid, torch.dtype], Range]) -> QuantizedTensor:
+def _quantize_rows(rows: Tensor, grid: Grid, search: FindRange) -> QuantizedTensor:
     if not torch.isfinite(rows).all():
         bad = int((~torch.isfinite(rows)).sum())
         raise QuantizationError(f"{bad} values of the weight are NaN or infinite.")
@@ -76,15 +84,30 @@ def mse(grouped: Tensor, grid: Grid, dtype: torch.dtype) -> Range:
 
     The search of GPTQ's reference implementation (arXiv 2210.17323): both ends are multiplied by 1 − i/100.
     """
+    ratios = [1 - step / 100 for step in range(_SHRINK_STEPS)]
+    return shrunken(grouped, grid, dtype, ratios, lambda delta: delta.abs_().pow_(_ERROR_POWER).sum(-1))
+
+
+def shrunken(
+    grouped: Tensor, grid: Grid, dtype: torch.dtype, ratios: Sequence[float], error: Callable[[Tensor], Tensor]
+) -> Range:
+    """For each group the range, both ends multiplied by one of ``ratios``, of least error; the first of equals.
+
+    Args:
+        grouped: float32 [rows, groups, width].
+        grid: Bits and symmetry.
+        dtype: What scales are rounded to.
+        ratios: What to try, the first first.
+        error: From ŵ − w, float32 [rows, groups, width] and free to be overwritten, to [rows, groups].
+    """
     low, high = _ends(grouped, grid)
-    best_scale, best_zero = _range(low, high, grid, dtype)
-    best = _rounding_error(grouped, best_scale, best_zero, grid)
-    for step in range(1, _SHRINK_STEPS):
-        ratio = 1 - step / 100
+    best_scale, best_zero = _range(low * ratios[0], high * ratios[0], grid, dtype)
+    best = error(_rounding_error(grouped, best_scale, best_zero, grid))
+    for ratio in ratios[1:]:
         scale, zero = _range(low * ratio, high * ratio, grid, dtype)
-        error = _rounding_error(grouped, scale, zero, grid)
-        better = error < best
-        best = torch.where(better, error, best)
+        found = error(_rounding_error(grouped, scale, zero, grid))
+        better = found < best
+        best = torch.where(better, found, best)
         best_scale = torch.where(better, scale, best_scale)
         if zero is not None and best_zero is not None:
             best_zero = torch.where(better, zero, best_zero)
@@ -120,7 +143,7 @@ def hqq(grouped: Tensor, grid: Grid, dtype: torch.dtype) -> Range:
     return scale, best_zero.squeeze(-1)
 
 
-_SEARCHES: dict[RangeSearch, Callable[[Tensor, Grid, torch.dtype], Range]] = {
+_SEARCHES: dict[RangeSearch, FindRange] = {
     "minmax": minmax,
     "mse": mse,
     "hqq": hqq,
@@ -150,4 +173,4 @@ def _rounding_error(grouped: Tensor, scale: Tensor, zero: Tensor | None, grid: G
     step = scale.float().unsqueeze(-1)
     offset = grid.midpoint if zero is None else zero.unsqueeze(-1)
     codes = codes_on_grid(grouped, scale, zero, grid)
-    return ((codes - offset) * step - grouped).abs().pow(_ERROR_POWER).sum(-1)
+    return (codes - offset) * step - grouped

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from goldstick.algorithms.base import Algorithm, Exposure
+from goldstick.algorithms.base import Exposure, Quantizer
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.scheme import Scheme
@@ -17,7 +17,7 @@ from goldstick.structure.network import Site
 
 
 @dataclass(frozen=True, kw_only=True)
-class RTN(Algorithm):
+class RTN(Quantizer):
     """Round every weight to the nearest point of its grid; needs no data.
 
     ŵ = (clamp(round(w / s) + z, 0, 2^b − 1) − z) · s with s and z from ``range_search``.

@@ -4,6 +4,6 @@ The statistics themselves are plain tensor code and live in ``core``, where algo
 calibration, can name the one they need.
 """
 
-from goldstick.core.hessian import HessianObserver
+from goldstick.core.inputs import InputObserver
 
-__all__ = ["HessianObserver"]
+__all__ = ["InputObserver"]

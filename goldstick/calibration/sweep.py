@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick import surgery
-from goldstick.algorithms.base import Algorithm
+from goldstick.algorithms.base import Quantizer
 from goldstick.calibration.arguments import BlockCall, block_calls
 from goldstick.calibration.experts import listen_to_experts
 from goldstick.calibration.patches import reading, rows_read_by
@@ -39,7 +39,7 @@ class Task:
     """
 
     site: Site
-    stage: Algorithm
+    stage: Quantizer
     scheme: Scheme
 
 

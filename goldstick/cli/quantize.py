@@ -137,6 +137,7 @@ def _recipe(
     indivisible: str | None,
     tie: str | None,
 ) -> Recipe:
+    from goldstick.algorithms import Quantizer
     from goldstick.recipes.recipe import Recipe
     from goldstick.recipes.run import needs_data
 
@@ -150,7 +151,10 @@ def _recipe(
     stage_options |= {"tie": tie} if tie else {}
     return loaded.model_copy(
         update={
-            "stages": tuple(dataclasses.replace(stage, **stage_options) for stage in loaded.stages),
+            "stages": tuple(
+                dataclasses.replace(stage, **stage_options) if isinstance(stage, Quantizer) else stage
+                for stage in loaded.stages
+            ),
             "calibration": loaded.calibration.model_copy(update=given),
             "export": loaded.export.model_copy(update={"format": format_} if format_ else {}),
         }

@@ -19,7 +19,7 @@ def left_alone(
 
     Args:
         network: The network.
-        stages: The recipe's stages.
+        stages: The recipe's stages that quantize.
         quantized: Names of the sites that are quantized or run on a quantized weight.
         skipped: Parameter name → reason, for those a stage skips.
 

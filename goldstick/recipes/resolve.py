@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from goldstick.algorithms import Algorithm
+from goldstick.algorithms import Algorithm, Quantizer
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.left_alone import left_alone
@@ -25,7 +25,7 @@ class Assignment:
     """
 
     site: Site
-    stage: Algorithm
+    stage: Quantizer
     scheme: Scheme
     note: str = ""
 
@@ -58,30 +58,32 @@ def resolve(stages: Sequence[Algorithm], network: Network) -> Resolution:
     assignments: dict[str, Assignment] = {}
     skipped: dict[str, str] = {}
     for index, stage in enumerate(stages):
-        _assign(f"stages[{index}].{stage.name}", stage, network, assignments, skipped, problems)
+        place = f"stages[{index}].{stage.name}"
+        try:
+            sites = stage.sites(network)
+        except RecipeError as error:
+            problems.append(f"{place}: {error}")
+            continue
+        if isinstance(stage, Quantizer) and stage.quantizes:
+            _assign(place, stage, sites, assignments, skipped, problems)
     problems += [problem for assignment in assignments.values() if (problem := _impossible(assignment))]
     ties, untied = _resolve_ties(network, assignments, problems)
     if problems:
         numbered = " ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
         raise RecipeError(problems[0] if len(problems) == 1 else f"{len(problems)} things are illegal. {numbered}")
-    reasons = left_alone(network, stages, set(assignments) | set(ties), skipped)
+    reasons = left_alone(network, [stage for stage in stages if stage.quantizes], set(assignments) | set(ties), skipped)
     return Resolution(assignments=assignments, ties=ties, untied=untied, left_alone=reasons)
 
 
 def _assign(
     place: str,
-    stage: Algorithm,
-    network: Network,
+    stage: Quantizer,
+    sites: Sequence[Site],
     assignments: dict[str, Assignment],
     skipped: dict[str, str],
     problems: list[str],
 ) -> None:
     """Add a stage's sites to ``assignments`` or ``skipped``, and what is wrong with it to ``problems``."""
-    try:
-        sites = stage.sites(network)
-    except RecipeError as error:
-        problems.append(f"{place}: {error}")
-        return
     twice, indivisible = [], []
     for site in sites:
         scheme = stage.scheme_for(site)

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from goldstick import surgery
-from goldstick.algorithms import Algorithm, Exposure
+from goldstick.algorithms import Algorithm, Exposure, Quantizer
 from goldstick.calibration.sweep import Task, sweep
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.error import WeightError, weight_error
@@ -46,7 +46,7 @@ def quiet(description: str, done: int, total: int) -> None:
 
 
 def decide(
-    stage: Algorithm, site: Site, weight: Tensor, scheme: Scheme, state: Any = None
+    stage: Quantizer, site: Site, weight: Tensor, scheme: Scheme, state: Any = None
 ) -> tuple[Quantize, WeightError]:
     """What a stage decides for one matrix [..., out, in], and its error.
 

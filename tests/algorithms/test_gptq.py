@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms import column_loop
-from goldstick.algorithms.gptq import GPTQ, GPTQSolution, never_worse, solve_gptq
+from goldstick.algorithms.gptq import GPTQ, solve_gptq
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
 from goldstick.algorithms.output_error import output_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
+from goldstick.algorithms.solution import Solution, never_worse
 from goldstick.core.edits import Quantize
 from goldstick.core.error import weight_error
 from goldstick.core.grid import Grid
-from goldstick.core.hessian import HessianObserver
+from goldstick.core.inputs import InputObserver
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Layout, Network, Site
@@ -322,7 +323,7 @@ def test_the_algorithm_decides_one_edit_with_notes() -> None:
     network, site = linear()
     algorithm = GPTQ(scheme="w4a16-g16")
     observer = algorithm.attach(site)
-    assert isinstance(observer, HessianObserver)
+    assert isinstance(observer, InputObserver)
     x = correlated().float()
     observer.observe(x)
     weight = network.weight(site)
@@ -330,7 +331,7 @@ def test_the_algorithm_decides_one_edit_with_notes() -> None:
     (edit,) = algorithm.solve(site, weight, observer, scheme)
     assert isinstance(edit, Quantize)
     assert (edit.site, edit.scheme, edit.algorithm) == ("0", scheme, "gptq")
-    expected: GPTQSolution = solve_gptq(weight, observer.hessian(), scheme.weight)
+    expected: Solution = solve_gptq(weight, observer.hessian(), scheme.weight)
     assert torch.equal(edit.tensor.codes, expected.tensor.codes)
     assert edit.notes == {
         "damping": 0.01,
@@ -349,7 +350,7 @@ def test_too_few_inputs_are_not_trusted() -> None:
     for floor, reason in ((0.5, "31 inputs seen, fewer than 0.5 of 64"), (0.25, None)):
         algorithm = GPTQ(scheme="w4a16-g16", token_floor=floor)
         observer = algorithm.attach(site)
-        assert isinstance(observer, HessianObserver)
+        assert isinstance(observer, InputObserver)
         observer.observe(x)
         (edit,) = algorithm.solve(site, weight, observer, algorithm.scheme_for(site))
         assert isinstance(edit, Quantize)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from goldstick.calibration.statistics import HessianObserver
-from goldstick.core import hessian as module
+from goldstick.calibration.statistics import InputObserver
+from goldstick.core import inputs as module
 from goldstick.errors import QuantizationError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -26,7 +26,7 @@ def activations(tokens: int = 512, features: int = 48) -> Tensor:
 
 
 def observed(batches: list[Tensor], *, ranges_first: bool = False) -> Tensor:
-    observer = HessianObserver(batches[0].shape[-1])
+    observer = InputObserver(batches[0].shape[-1])
     if ranges_first:
         for batch in batches:
             observer.observe_range(batch)
@@ -75,10 +75,10 @@ def test_batches_order_and_chunks_do_not_change_a_bit(monkeypatch: pytest.Monkey
 
 SCRIPT = """
 import hashlib, torch
-from goldstick.core.hessian import HessianObserver
+from goldstick.core.inputs import InputObserver
 torch.manual_seed(0)
 x = torch.randn(3000, 300) * torch.logspace(-3, 3, 300)
-observer = HessianObserver(300)
+observer = InputObserver(300)
 for batch in x.split({size}):
     observer.observe(batch)
 print(torch.get_num_threads(), hashlib.sha256(observer.hessian().numpy().tobytes()).hexdigest())
@@ -119,7 +119,7 @@ def test_padding_is_left_out() -> None:
     x = activations(60).reshape(3, 20, -1)
     mask = torch.ones(3, 20, dtype=torch.long)
     mask[1, 12:] = 0
-    observer = HessianObserver(x.shape[-1])
+    observer = InputObserver(x.shape[-1])
     observer.observe(x, mask)
     assert observer.tokens == 52
     assert torch.equal(observer.hessian(), observed([x[mask.bool()]]))
@@ -128,35 +128,113 @@ def test_padding_is_left_out() -> None:
 def test_inputs_that_are_not_finite_are_dropped_and_counted() -> None:
     x = activations(1000)
     x[3, 5], x[700, 0] = float("nan"), float("inf")
-    observer = HessianObserver(x.shape[-1])
+    observer = InputObserver(x.shape[-1])
     observer.observe(x)
     assert (observer.tokens, observer.dropped) == (998, 2)
     finite = x[torch.isfinite(x).all(-1)]
     assert torch.equal(observer.hessian(), observed([finite]))
     x[:20] = float("nan")
-    observer = HessianObserver(x.shape[-1])
+    observer = InputObserver(x.shape[-1])
     observer.observe(x)
     with pytest.raises(QuantizationError, match="21 of 1000 inputs hold NaN or infinity"):
         observer.hessian()
 
 
-def test_batches_are_held_not_copied_and_let_go() -> None:
+def test_batches_are_held_not_copied_until_they_are_released() -> None:
     x = activations(32)
-    observer = HessianObserver(x.shape[-1])
+    observer = InputObserver(x.shape[-1])
     observer.observe(x)
     assert observer.held_bytes == x.nbytes
     first = observer.hessian(keep=False)
-    assert observer.held_bytes == x.nbytes
     assert torch.equal(observer.hessian(), first)
+    with pytest.raises(QuantizationError, match="already asked for"):
+        observer.observe(x)
+    assert torch.equal(observer.sample(100), x), "what needs the batches works after the Hessian"
+    assert observer.held_bytes == x.nbytes
+    observer.release()
     assert observer.held_bytes == 0
     assert torch.equal(observer.hessian(), first)
+    assert torch.equal(observer.mean_square(), first.diagonal() / 2)
+    assert torch.equal(observer.largest(), x.double().abs().amax(0))
+    for statistic in (observer.mean_abs, lambda: observer.sample(1)):
+        with pytest.raises(QuantizationError, match="batches were let go"):
+            statistic()
     with pytest.raises(QuantizationError, match="already asked for"):
         observer.observe(x)
 
 
+def test_without_a_kept_sum_nothing_can_be_asked_for_once_the_batches_are_gone() -> None:
+    observer = InputObserver(48)
+    observer.observe(activations(32))
+    observer.hessian(keep=False)
+    observer.release()
+    for statistic in (observer.hessian, observer.mean_square):
+        with pytest.raises(QuantizationError, match="batches were let go"):
+            statistic()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_means_of_each_channel_are_those_of_a_loop(dtype: torch.dtype) -> None:
+    x = activations(200).to(dtype)
+    observer = InputObserver(48)
+    observer.observe(x)
+    for channel in range(48):
+        values = [float(row[channel]) for row in x]
+        step = max(map(abs, values)) * 2**-17  # of a value rounded to 18 bits, twice over
+        assert float(observer.largest()[channel]) == max(map(abs, values))
+        mean, square = sum(map(abs, values)) / 200, sum(value * value for value in values) / 200
+        assert abs(float(observer.mean_abs()[channel]) - mean) <= step
+        assert abs(float(observer.mean_square()[channel]) - square) <= 2 * step * max(map(abs, values))
+    assert torch.equal(observer.mean_square(), observer.hessian().diagonal() / 2), "before the sum is kept"
+    assert torch.equal(observer.mean_square(), observer.hessian().diagonal() / 2), "and after"
+
+
+def test_the_means_do_not_depend_on_order_or_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = activations(130)
+    whole, parts = InputObserver(48), InputObserver(48)
+    whole.observe(x)
+    expected = [whole.largest(), whole.mean_abs(), whole.mean_square()]
+    monkeypatch.setattr(module, "_CHUNK_TOKENS", 9)
+    for batch in x.flip(0).split(17):
+        parts.observe(batch)
+    for found, wanted in zip([parts.largest(), parts.mean_abs(), parts.mean_square()], expected, strict=True):
+        assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("count", [1, 7, 64, 99, 1000])
+def test_a_sample_is_spaced_evenly_over_all_that_counts(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    x = activations(100)
+    x[17] = float("nan")
+    mask = torch.ones(100)
+    mask[40:50] = 0
+    rows = [row for index, row in enumerate(x) if index != 17 and not 40 <= index < 50]
+    size = min(count, len(rows))
+    expected = torch.stack([rows[index * len(rows) // size] for index in range(size)])
+    monkeypatch.setattr(module, "_MOST_DROPPED", 0.5)
+    for batch, chunk in ((100, 1 << 16), (13, 4)):
+        monkeypatch.setattr(module, "_CHUNK_TOKENS", chunk)
+        observer = InputObserver(48)
+        for part, kept in zip(x.split(batch), mask.split(batch), strict=True):
+            observer.observe(part, kept)
+        found = observer.sample(count)
+        assert found.dtype == torch.float32
+        assert torch.equal(found, expected)
+
+
+def test_what_was_summed_without_the_batches_has_no_sample() -> None:
+    x = activations(32)
+    observer = InputObserver(48)
+    observer.observe_range(x)
+    observer.observe(x)
+    assert torch.equal(observer.mean_square(), observer.hessian().diagonal() / 2)
+    for statistic in (observer.mean_abs, lambda: observer.sample(1)):
+        with pytest.raises(QuantizationError, match="ranges are given first"):
+            statistic()
+
+
 def test_a_batch_changed_in_place_is_noticed() -> None:
     x = activations(32)
-    observer = HessianObserver(x.shape[-1])
+    observer = InputObserver(x.shape[-1])
     observer.observe(x)
     x.mul_(2)
     with pytest.raises(QuantizationError, match="changed in place"):
@@ -172,7 +250,7 @@ def test_inference_tensors_are_welcome() -> None:
 
 def test_ranges_that_do_not_hold_are_an_error() -> None:
     x = activations(32)
-    observer = HessianObserver(x.shape[-1])
+    observer = InputObserver(x.shape[-1])
     observer.observe_range(x)
     with pytest.raises(QuantizationError, match="two passes saw different inputs"):
         observer.observe(x * 2)
@@ -183,11 +261,15 @@ def test_ranges_that_do_not_hold_are_an_error() -> None:
 @pytest.mark.parametrize("ranges_first", [False, True], ids=["held", "ranges first"])
 def test_nothing_seen_gives_zero(ranges_first: bool) -> None:
     assert torch.equal(observed([torch.zeros(0, 4)], ranges_first=ranges_first), torch.zeros(4, 4, dtype=torch.float64))
-    assert torch.equal(HessianObserver(4).hessian(), torch.zeros(4, 4, dtype=torch.float64))
+    empty = InputObserver(4)
+    assert torch.equal(empty.hessian(), torch.zeros(4, 4, dtype=torch.float64))
+    for statistic in (empty.largest, empty.mean_abs, empty.mean_square):
+        assert torch.equal(statistic(), torch.zeros(4, dtype=torch.float64))
+    assert empty.sample(8).shape == (0, 4)
 
 
 def test_shapes_that_do_not_fit_are_refused() -> None:
-    observer = HessianObserver(8)
+    observer = InputObserver(8)
     with pytest.raises(QuantizationError, match=r"\(4, 7\) do not end in 8"):
         observer.observe(torch.zeros(4, 7))
     with pytest.raises(QuantizationError, match="mask"):

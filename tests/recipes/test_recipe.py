@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from goldstick.algorithms import ALGORITHMS, RTN
+from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, Quantizer, SmoothQuant
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.recipe import Recipe, preset_names, preset_text, recipe_schema
@@ -36,7 +37,7 @@ def test_every_preset_means_something_for_a_llama(name: str, llama: Network) -> 
     assert recipe.description
     stages = [
         # Its rows of 64 are shorter than the groups of some presets.
-        type(one)(**{**vars(one), "indivisible": "channel"})
+        dataclasses.replace(one, indivisible="channel") if isinstance(one, Quantizer) else one
         for one in recipe.stages
     ]
     resolution = resolve(stages, llama)
@@ -45,8 +46,12 @@ def test_every_preset_means_something_for_a_llama(name: str, llama: Network) -> 
 
 @every_preset
 def test_a_preset_keeps_what_its_name_says(name: str) -> None:
-    schemes = [scheme.label for one in Recipe.load(name).stages for scheme in one.schemes()]
-    said = [part for part in name.split("-") if part not in ("rtn", "gptq", "hqq", "mixed")]
+    stages = Recipe.load(name).stages
+    schemes = [
+        scheme.label for one in stages if isinstance(one, Quantizer) and one.quantizes for scheme in one.schemes()
+    ]
+    said = [part for part in name.split("-") if part not in (*ALGORITHMS, "hqq", "mixed")]
+    assert all(one.name in name or one.name == "rtn" for one in stages)
     for part in said:
         assert any(part.replace("w8a8", "w8a8-dynamic") in label or f"{part}a16" in label for label in schemes), part
 
@@ -79,9 +84,22 @@ def test_the_example_of_the_documents_is_read(tmp_path: Path) -> None:
     assert recipe.export.format == "compressed-tensors"
 
 
+def test_stages_that_balance_go_before_one_that_rounds() -> None:
+    assert Recipe.load("awq-gptq-w4a16-g64").stages == (AWQ(quantize=False), GPTQ(scheme="w4a16-g64"))
+    text = {"stages": [{"smoothquant": {"alpha": "search", "targets": {"exclude": ["*o_proj"]}}}, "rtn"]}
+    assert Recipe.load(text).stages == (SmoothQuant(alpha="search", targets=Targets(exclude=("*o_proj",))), RTN())
+    with pytest.raises(RecipeError, match=r"stages\[0\]\.smoothquant: unknown key 'scheme'"):
+        Recipe.load({"stages": [{"smoothquant": {"scheme": "w8a8-dynamic"}}]})
+    with pytest.raises(RecipeError, match=r"stages\[0\]\.smoothquant: alpha is a number"):
+        Recipe.load({"stages": [{"smoothquant": {"alpha": 2}}]})
+    with pytest.raises(RecipeError, match=r"stages\[0\]\.awq: .*the stage that rounds"):
+        Recipe.load({"stages": [{"awq": {"quantize": False, "scheme": "w4a16-g64"}}]})
+
+
 MAPPINGS: list[dict[str, Any]] = [
     {"stages": ["rtn"]},
     stage(scheme="w3a16-g32-asym", range_search="hqq", overrides={"*down_proj": "w8a16-asym"}),
+    {"stages": [{"smoothquant": {"alpha": "search"}}, {"awq": {"duo_scaling": "both", "grid": 4}}]},
     stage(scheme={"weight": {"bits": 5, "granularity": "group", "group_size": 48}}, indivisible="skip", tie="untie"),
     stage(
         scheme="w8a8-dynamic",
@@ -232,10 +250,11 @@ def problems(value: Any, schema: dict[str, Any], definitions: dict[str, Any]) ->
                     "array": list,
                     "string": str,
                     "integer": int,
+                    "number": (int, float),
                     "boolean": bool,
                     "null": type(None),
                 }
-                if not isinstance(value, kinds[rule]) or (rule == "integer" and isinstance(value, bool)):
+                if not isinstance(value, kinds[rule]) or (rule in ("integer", "number") and isinstance(value, bool)):
                     found.append(f"{value!r} is no {rule}")
             case "enum":
                 found += [] if value in rule else [f"{value!r} is none of {rule}"]

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from goldstick.algorithms import RTN
+from goldstick.algorithms import AWQ, RTN, SmoothQuant
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, StructureError
 from goldstick.nn import PackedWeight, TiedQuantizedLinear
@@ -67,6 +67,17 @@ def test_the_reasons_say_what_was_decided() -> None:
 def test_a_layer_that_two_stages_mean_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"stages\[1\]\.rtn: model\.layers\.0\.mlp\.down_proj, .*twice"):
         resolve([RTN(scheme="w4a16-g32"), RTN(scheme="w8a16", targets=only("*down_proj"))], meta("llama_gqa"))
+
+
+def test_stages_that_only_balance_assign_nothing_but_their_patterns_are_checked() -> None:
+    network = meta("llama_gqa")
+    balancing = [SmoothQuant(targets=Targets(exclude=("*down_proj",))), AWQ(quantize=False)]
+    rounding = RTN(scheme="w4a16-g32")
+    resolution = resolve([*balancing, rounding], network)
+    assert resolution.assignments == resolve([rounding], network).assignments
+    assert resolution.left_alone == resolve([rounding], network).left_alone
+    with pytest.raises(RecipeError, match=r"stages\[0\]\.smoothquant: .*down_projj"):
+        resolve([SmoothQuant(targets=only("*down_projj")), rounding], network)
 
 
 def test_stages_that_mean_different_layers_go_together() -> None:

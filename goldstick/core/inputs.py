@@ -1,4 +1,4 @@
-"""The Hessian of a layer's output error, as an exact integer sum over the inputs it saw."""
+"""What an input group is given, in exact sums: the Hessian of a layer's output error, the size of each channel."""
 
 from __future__ import annotations
 
@@ -19,8 +19,11 @@ _COLUMN_BLOCK = 512
 _MOST_DROPPED = 0.01
 
 
-class HessianObserver:
-    """H = (2/n) Σ x xᵀ over the n inputs of a layer (arXiv 2210.17323), with one bit pattern for one set of inputs.
+class InputObserver:
+    """The one statistic of an input group: layers that read the same tensor, whatever stages act on them.
+
+    H = (2/n) Σ x xᵀ over the n inputs (arXiv 2210.17323), with one bit pattern for one set of inputs; so have the
+    means and the largest value of each channel.
 
     Each channel j has a power of two 2^eⱼ, the least that exceeds every |xⱼ| seen. An input is rounded to whole
     numbers qⱼ = round(xⱼ · 2^(BITS − eⱼ)), and Σ q qᵀ is summed as integers.
@@ -35,9 +38,10 @@ class HessianObserver:
     *One pass, bounded memory.* (2) needs every maximum before the first product. There are two ways to have it:
 
     - ``observe`` alone: the observer takes the maxima at once and keeps a reference to the batch, no copy, until
-      ``hessian`` is asked for. A sweep that lets all batches wait where a layer begins holds them anyway; so many
-      observers of one block cost no memory either, since each Hessian is summed only when its layer is solved.
-    - ``observe_range`` for all batches, then ``observe`` for the same ones: nothing is kept but the sum.
+      ``release``. A sweep that lets all batches wait where a layer begins holds them anyway; so many observers of
+      one block cost no memory either, since each Hessian is summed only when its layer is solved.
+    - ``observe_range`` for all batches, then ``observe`` for the same ones: nothing is kept but the sum. ``mean_abs``
+      and ``sample`` then have nothing to look at, and refuse.
 
     The error against a float64 sum is that of rounding to 18 bits of each channel's own largest value; outlier channels
     do not harm the others.
@@ -56,6 +60,7 @@ class HessianObserver:
         self.dropped = 0
         self._largest = torch.zeros(in_features, dtype=torch.float64)
         self._ranges_given = False
+        self._released = False
         self._held: list[tuple[Tensor, Tensor | None, int | None]] = []
         self._sums: Tensor | None = None
 
@@ -81,13 +86,13 @@ class HessianObserver:
         """Count a batch.
 
         Args:
-            x: float [..., in]. Not to be changed in place before ``hessian`` is called, unless its range was given.
+            x: float [..., in]. Not to be changed in place before ``release``, unless its range was given.
             mask: Which inputs count (no padding), [...].
 
         Raises:
             QuantizationError: The shapes do not fit, or a value lies outside the range given before.
         """
-        if self._sums is not None and not self._ranges_given:
+        if self._released or (self._sums is not None and not self._ranges_given):
             raise QuantizationError("The Hessian was already asked for; later batches would need ranges of their own.")
         if self._ranges_given and self._sums is None:
             self._sums = self._zeros()
@@ -108,33 +113,98 @@ class HessianObserver:
         """H, float64 [in, in], symmetric to the bit; zero where nothing was observed.
 
         Args:
-            keep: Keep the sum for the next call (layers that share an input) and let go of the batches. ``False``
-                leaves the batches where they are and sums them anew at the next call (many experts).
+            keep: Keep the sum for the next call (layers that share an input). ``False`` sums anew at the next call
+                (many experts, whose sums together would be large).
 
         Raises:
-            QuantizationError: More than 1 % of the inputs were dropped, or a batch was changed in place.
+            QuantizationError: More than 1 % of the inputs were dropped, or the batches were let go or changed in place.
         """
+        self._refuse_too_many_dropped()
+        sums = self._sums
+        if sums is None:
+            sums = self._zeros()
+            for rows in self._rows():
+                self._add(sums, rows)
+            if keep:
+                self._sums = sums
+        for start in range(0, self.in_features, _COLUMN_BLOCK):  # only the upper blocks were summed
+            stop = start + _COLUMN_BLOCK
+            sums[stop:, start:stop] = sums[start:stop, stop:].T
+        down = self._down()
+        return sums.double().mul_(down).mul_(down.unsqueeze(-1)).mul_(2).div_(max(self.tokens, 1))
+
+    def largest(self) -> Tensor:
+        """max|xⱼ| over the inputs, float64 [in]; zero where nothing was observed."""
+        return self._largest.clone()
+
+    def mean_abs(self) -> Tensor:
+        """(1/n) Σ|xⱼ|, float64 [in], summed like the Hessian: exactly, over inputs rounded to 18 bits.
+
+        Raises:
+            QuantizationError: The batches were let go, never held (``observe_range``), or changed in place.
+        """
+        total = torch.zeros(self.in_features, dtype=torch.int64)
+        for rows in self._rows():  # at most 2^16 of up to 2^18: whole numbers below 2^53
+            total += self._whole(rows).abs_().sum(0).to(device=total.device, dtype=torch.int64)
+        return total.double().mul_(self._down()).div_(max(self.tokens, 1))
+
+    def mean_square(self) -> Tensor:
+        """(1/n) Σ xⱼ², float64 [in]: half the diagonal of the Hessian to the bit, without summing the rest of it.
+
+        Raises:
+            QuantizationError: The batches were let go before the Hessian was asked for, or changed in place.
+        """
+        if self._sums is not None:
+            total = self._sums.diagonal()
+        else:
+            total = torch.zeros(self.in_features, dtype=torch.int64)
+            for rows in self._rows():
+                total += self._whole(rows).square_().sum(0).to(device=total.device, dtype=torch.int64)
+        down = self._down()
+        return total.double().mul_(down).mul_(down).div_(max(self.tokens, 1))
+
+    def sample(self, count: int) -> Tensor:
+        """At most ``count`` inputs, evenly spaced over all of them in the order of observation; float32 [≤ count, in].
+
+        Input ⌊i·n/k⌋ for i = 0 … k − 1, with k the lesser of ``count`` and n.
+
+        Raises:
+            QuantizationError: The batches were let go, never held (``observe_range``), or changed in place.
+        """
+        wanted = min(count, self.tokens)
+        places = torch.arange(wanted) * self.tokens // max(wanted, 1)
+        found = []
+        first = 0
+        for rows in self._rows():
+            here = places[(places >= first) & (places < first + len(rows))] - first
+            found.append(rows[here.to(rows.device)].float().cpu())
+            first += len(rows)
+        return torch.cat(found) if found else torch.zeros(0, self.in_features)
+
+    def release(self) -> None:
+        """Let go of the batches; what was summed and kept remains."""
+        self._held = []
+        self._released = True
+
+    def _rows(self) -> Iterator[Tensor]:
+        """The finite rows of all batches held, a few at a time."""
+        if self.tokens and (self._released or self._ranges_given):
+            why = "were let go" if self._released else "are not held where ranges are given first"
+            raise QuantizationError(f"The batches {why}, and this statistic needs them again.")
+        self._refuse_too_many_dropped()
+        for x, mask, version in self._held:
+            if version is not None and x._version != version:
+                raise QuantizationError("A batch was changed in place between observe() and the statistic of it.")
+            for rows, _ in self._chunks(x, mask):
+                yield rows
+
+    def _refuse_too_many_dropped(self) -> None:
         seen = self.tokens + self.dropped
         if self.dropped > _MOST_DROPPED * seen:
             raise QuantizationError(
                 f"{self.dropped} of {seen} inputs hold NaN or infinity; check the calibration data, or load the model "
                 "in bfloat16 or float32."
             )
-        sums = self._sums
-        if sums is None:
-            sums = self._zeros()
-            for x, mask, version in self._held:
-                if version is not None and x._version != version:
-                    raise QuantizationError("A batch was changed in place between observe() and hessian().")
-                for rows, _ in self._chunks(x, mask):
-                    self._add(sums, rows)
-            if keep:
-                self._sums, self._held = sums, []
-        for start in range(0, self.in_features, _COLUMN_BLOCK):  # only the upper blocks were summed
-            stop = start + _COLUMN_BLOCK
-            sums[stop:, start:stop] = sums[start:stop, stop:].T
-        down = _power_of_two(self._exponents() - BITS)
-        return sums.double().mul_(down).mul_(down.unsqueeze(-1)).mul_(2).div_(max(self.tokens, 1))
 
     def _chunks(self, x: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, int]]:
         """The rows of a batch that count and are finite, and how many are not; a few at a time."""
@@ -165,10 +235,17 @@ class HessianObserver:
         """eⱼ with |xⱼ| < 2^eⱼ, int64 [in]; 0 for a channel of zeros."""
         return torch.frexp(self._largest).exponent.long().clamp_(-960, 1022)
 
+    def _down(self) -> Tensor:
+        """2^(eⱼ − BITS), float64 [in]: what one step of a rounded input is worth."""
+        return _power_of_two(self._exponents() - BITS)
+
+    def _whole(self, rows: Tensor) -> Tensor:
+        """qⱼ of some rows, whole numbers in float64 [tokens, in]."""
+        return (rows.double() * _power_of_two(BITS - self._exponents()).to(rows.device)).round_()
+
     def _add(self, sums: Tensor, rows: Tensor) -> None:
         """Add q qᵀ of some rows [tokens, in] to the blocks of ``sums`` on and above the diagonal."""
-        up = _power_of_two(BITS - self._exponents()).to(rows.device)
-        whole = (rows.double() * up).round_()  # [tokens, in]
+        whole = self._whole(rows)
         if self._ranges_given and len(rows) and whole.abs().max() > 2**BITS:
             raise QuantizationError("A batch exceeds the range given for it: the two passes saw different inputs.")
         for start in range(0, self.in_features, _COLUMN_BLOCK):

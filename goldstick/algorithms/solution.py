@@ -1,0 +1,132 @@
+"""What a calibrated quantizer finds for the matrix, or for each of the matrices, of a site."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from goldstick.algorithms.output_error import least_error, output_error
+from goldstick.core.inputs import InputObserver
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.errors import QuantizationError
+from goldstick.structure.network import Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """What was found for one matrix.
+
+    Attributes:
+        tensor: The codes, [out, in].
+        damping: λ of the factorization that succeeded, in units of the mean of diag(H); 0 if none did, ``None`` for
+            algorithms without one.
+        fallback: Why the codes are those of rounding to nearest, or ``None`` if they are the algorithm's own.
+        dead: Inputs that were always zero.
+        loss: tr((W − Ŵ) H (W − Ŵ)ᵀ) of these codes, or ``None`` where H does not allow it to be measured.
+        rtn_loss: The least loss of rounding to nearest.
+    """
+
+    tensor: QuantizedTensor
+    damping: float | None = 0.0
+    fallback: str | None = None
+    dead: int = 0
+    loss: float | None = None
+    rtn_loss: float | None = None
+
+
+def never_worse(
+    weight: Tensor, tensor: QuantizedTensor, rivals: Mapping[str, QuantizedTensor], hessian: Tensor
+) -> Solution:
+    """The codes if they give less error of the output than every rival, otherwise the best rival and why.
+
+    Args:
+        weight: float [out, in].
+        tensor: The algorithm's answer.
+        rivals: Roundings to nearest, by the name of their ranges.
+        hessian: H, float64 [in, in].
+    """
+    name, rounded, rtn_loss = least_error(weight, rivals, hessian)
+    loss = output_error(weight, tensor, hessian)
+    fallback = None
+    same = torch.equal(tensor.codes, rounded.codes) and torch.equal(tensor.scale, rounded.scale)
+    if not loss < rtn_loss and not same:
+        fallback = f"its output error {loss:.6g} is not below the {rtn_loss:.6g} of rounding with {name} ranges"
+        tensor, loss = rounded, rtn_loss
+    return Solution(tensor=tensor, fallback=fallback, loss=finite_or_none(loss), rtn_loss=finite_or_none(rtn_loss))
+
+
+def finite_or_none(value: float) -> float | None:
+    """The value, or ``None`` for NaN and infinity."""
+    return value if math.isfinite(value) else None
+
+
+def observers_for(site: Site) -> InputObserver | list[InputObserver]:
+    """An observer of the site's inputs; for experts a list of them, one each."""
+    experts = site.matrix_shape[:-2]
+    if not experts:
+        return InputObserver(site.in_features)
+    return [InputObserver(site.in_features) for _ in range(math.prod(experts))]
+
+
+def solve_each(
+    weight: Tensor,
+    state: InputObserver | Sequence[InputObserver],
+    solve: Callable[[Tensor, InputObserver, bool], Solution],
+) -> tuple[QuantizedTensor, dict[str, float | str]]:
+    """Solve every matrix of [..., out, in] on the inputs it saw; the codes together, and notes for the report.
+
+    Args:
+        weight: float [..., out, in].
+        state: Its observer; for experts one each.
+        solve: Solves one matrix; told whether its Hessian is worth keeping for other layers.
+
+    Raises:
+        QuantizationError: There are not as many observers as matrices.
+    """
+    observers = [state] if isinstance(state, InputObserver) else list(state)
+    matrices = weight.reshape(-1, *weight.shape[-2:])
+    if len(observers) != len(matrices):
+        raise QuantizationError(f"{len(matrices)} matrices need a Hessian each, not {len(observers)}.")
+    alone = len(observers) == 1
+    solutions = [solve(matrix, observer, alone) for matrix, observer in zip(matrices, observers, strict=True)]
+    return _stacked([solution.tensor for solution in solutions], weight.shape[:-2]), _notes(solutions, observers)
+
+
+def _stacked(tensors: Sequence[QuantizedTensor], lead: torch.Size) -> QuantizedTensor:
+    """One tensor [*lead, out, in] of the matrices of all experts."""
+
+    def joined(parts: Sequence[Tensor]) -> Tensor:
+        return torch.stack(list(parts)).reshape(*lead, *parts[0].shape)
+
+    zeros = [tensor.zero for tensor in tensors if tensor.zero is not None]
+    return QuantizedTensor(
+        codes=joined([tensor.codes for tensor in tensors]),
+        scale=joined([tensor.scale for tensor in tensors]),
+        zero=joined(zeros) if zeros else None,
+        grid=tensors[0].grid,
+    )
+
+
+def _notes(solutions: Sequence[Solution], observers: Sequence[InputObserver]) -> dict[str, float | str]:
+    """What the report says of a site: its largest damping, fewest tokens, summed losses, its first fallback."""
+    notes: dict[str, float | str] = {
+        "tokens": min(observer.tokens for observer in observers),
+        "dropped_tokens": sum(observer.dropped for observer in observers),
+        "dead_inputs": sum(solution.dead for solution in solutions),
+    }
+    dampings = [solution.damping for solution in solutions if solution.damping is not None]
+    if dampings:
+        notes["damping"] = max(dampings)
+    losses = [(solution.loss, solution.rtn_loss) for solution in solutions if solution.loss is not None]
+    if losses:
+        notes["output_error"] = sum(loss for loss, _ in losses)
+        notes["rtn_output_error"] = sum(rtn or 0.0 for _, rtn in losses)
+    reasons = [solution.fallback for solution in solutions if solution.fallback is not None]
+    if reasons:
+        share = f"{len(reasons)} of {len(solutions)} matrices: " if len(solutions) > 1 else ""
+        notes["fallback"] = share + reasons[0]
+    return notes
