@@ -12,9 +12,10 @@ from torch import Tensor
 from goldstick.algorithms.balance import SAMPLE, BalanceLoss, Candidate, Ranges, bounded, least_loss
 from goldstick.algorithms.base import Balance, Exposure, Member, Quantizer
 from goldstick.algorithms.clipping import best_rows, clipped
+from goldstick.algorithms.observers import observers_for
 from goldstick.algorithms.output_error import output_error
 from goldstick.algorithms.ranges import quantize_with_search
-from goldstick.algorithms.solution import Solution, finite_or_none, observers_for, solve_each
+from goldstick.algorithms.solution import Solution, finite_or_none, solve_each
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver

@@ -72,10 +72,14 @@ class Algorithm(ABC):
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: ClassVar[str]
-    exposure: ClassVar[Exposure]
     balances: ClassVar[bool] = False  # whether it chooses scales for input groups
 
     targets: Targets = field(default_factory=Targets)
+
+    @property
+    @abstractmethod
+    def exposure(self) -> Exposure:
+        """How it meets data, with the options it was given."""
 
     @property
     def quantizes(self) -> bool:

@@ -12,9 +12,10 @@ from torch import Tensor
 from goldstick.algorithms.base import Exposure, Quantizer
 from goldstick.algorithms.column_loop import solve_columns
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor, without_dead
+from goldstick.algorithms.observers import Observers, observers_for
 from goldstick.algorithms.output_error import least_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
-from goldstick.algorithms.solution import Solution, finite_or_none, never_worse, observers_for, solve_each
+from goldstick.algorithms.solution import Solution, finite_or_none, never_worse, solve_each
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
@@ -49,7 +50,8 @@ def solve_gptq(
         grid: What the codes live on; 1 to 8 bits, symmetric or not.
         order: In which order columns are rounded: see :func:`column_order`.
         ladder: Values of λ to try, in units of the mean of diag(H), until the factorization succeeds.
-        search: Where scales and zeros come from; fractional zeros (``hqq``) are kept as they are.
+        search: Where scales and zeros come from; fractional zeros (``hqq``) are kept as they are. ``imatrix`` takes
+            the diagonal of H as importance.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity, or the shapes do not fit. A Hessian that cannot be used
@@ -57,11 +59,16 @@ def solve_gptq(
     """
     if hessian.shape != (weight.shape[-1], weight.shape[-1]) or weight.ndim != 2:
         raise QuantizationError(f"A weight {tuple(weight.shape)} needs a Hessian [in, in], not {tuple(hessian.shape)}.")
-    rounded = quantize_with_search(weight, grid, search)
     hessian = hessian.double()
     bad = int((~torch.isfinite(hessian)).sum())
     if bad:
-        return Solution(tensor=rounded, fallback=f"{bad} values of the Hessian are NaN or infinite")
+        return Solution(
+            tensor=_rounded_without_data(weight, grid, search),
+            fallback=f"{bad} values of the Hessian are NaN or infinite",
+        )
+    # The diagonal of a Hessian that cannot be used may be negative.
+    importance = hessian.diagonal().clamp(min=0) if search == "imatrix" else None
+    rounded = quantize_with_search(weight, grid, search, importance)
     dead = hessian.diagonal() == 0
     count = int(dead.sum())
     if count == len(dead):
@@ -86,6 +93,11 @@ def solve_gptq(
     )
 
 
+def _rounded_without_data(weight: Tensor, grid: Grid, search: RangeSearch) -> QuantizedTensor:
+    """Rounding to nearest where the inputs cannot be trusted to say what is important."""
+    return quantize_with_search(weight, grid, "mse" if search == "imatrix" else search)
+
+
 @dataclass(frozen=True, kw_only=True)
 class GPTQ(Quantizer):
     """Round column by column, each making up for the errors of those before it (arXiv 2210.17323).
@@ -94,8 +106,8 @@ class GPTQ(Quantizer):
     inputs do not carry it, rounding to nearest is kept and the notes of the edit say so.
 
     Attributes:
-        range_search: Where scales come from, before any column moves: the ``minmax`` of the values, or the shrunken
-            range of least error (``mse``).
+        range_search: Where scales come from, before any column moves: the ``minmax`` of the values, the shrunken
+            range of least error (``mse``), or the same with errors weighted by the diagonal of H (``imatrix``).
         order: Which columns come first: those of large inputs inside each group and the groups of the largest first
             (``gar``), those of large inputs anywhere (``activation``), or as they are (``natural``). None of them
             costs anything at run time.
@@ -107,7 +119,7 @@ class GPTQ(Quantizer):
     name: ClassVar[str] = "gptq"
     exposure: ClassVar[Exposure] = Exposure.BLOCKWISE
 
-    range_search: Literal["minmax", "mse"] = "mse"
+    range_search: Literal["minmax", "mse", "imatrix"] = "mse"
     order: Order = "gar"
     damping: float = 0.01
     token_floor: float = 0.5
@@ -125,9 +137,7 @@ class GPTQ(Quantizer):
         """The Hessian of the site's inputs; for experts a list of them, one each."""
         return observers_for(site)
 
-    def solve(
-        self, site: Site, weight: Tensor, state: InputObserver | Sequence[InputObserver], scheme: Scheme
-    ) -> Sequence[Edit]:
+    def solve(self, site: Site, weight: Tensor, state: Observers, scheme: Scheme) -> Sequence[Edit]:
         """One ``Quantize`` edit for a matrix [..., out, in], with what was found out about it as notes.
 
         Raises:
@@ -143,7 +153,7 @@ class GPTQ(Quantizer):
     def _solve_matrix(self, weight: Tensor, observer: InputObserver, grid: Grid, *, keep: bool) -> Solution:
         if observer.tokens < self.token_floor * observer.in_features:
             return Solution(
-                tensor=quantize_with_search(weight, grid, self.range_search),
+                tensor=_rounded_without_data(weight, grid, self.range_search),
                 fallback=f"{observer.tokens} inputs seen, fewer than {self.token_floor:g} of {observer.in_features}",
             )
         return solve_gptq(

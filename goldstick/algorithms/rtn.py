@@ -6,29 +6,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from goldstick.algorithms.base import Exposure, Quantizer
+from goldstick.algorithms.observers import Observers, observers_for, observers_of
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.core.edits import Edit, Quantize
+from goldstick.core.inputs import InputObserver
 from goldstick.core.scheme import Scheme
-from goldstick.errors import RecipeError
+from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Site
 
 
 @dataclass(frozen=True, kw_only=True)
 class RTN(Quantizer):
-    """Round every weight to the nearest point of its grid; needs no data.
+    """Round every weight to the nearest point of its grid; needs no data but for the search ``imatrix``.
 
     ŵ = (clamp(round(w / s) + z, 0, 2^b − 1) − z) · s with s and z from ``range_search``.
 
     Attributes:
         range_search: Where scales come from: the ``minmax`` of the values, the shrunken range of least error
-            (``mse``), or ``hqq``, which also moves the zero to a real number (asymmetric grids only).
+            (``mse``), the same with each column's error counting as much as its inputs are large on calibration data
+            (``imatrix``), or ``hqq``, which also moves the zero to a real number (asymmetric grids only).
     """
 
     name: ClassVar[str] = "rtn"
-    exposure: ClassVar[Exposure] = Exposure.NONE
 
     range_search: RangeSearch = "minmax"
 
@@ -47,10 +50,41 @@ class RTN(Quantizer):
         """True for ``hqq``."""
         return self.range_search == "hqq"
 
-    def attach(self, site: Site) -> None:
-        """Nothing: RTN looks at weights only."""
+    @property
+    def exposure(self) -> Exposure:
+        """``imatrix`` observes inputs; the other searches look at weights only."""
+        return Exposure.BLOCKWISE if self.range_search == "imatrix" else Exposure.NONE
 
-    def solve(self, site: Site, weight: Tensor, state: None, scheme: Scheme) -> Sequence[Edit]:
-        """One ``Quantize`` edit for a matrix [..., out, in]."""
-        tensor = quantize_with_search(weight, scheme.weight, self.range_search)
-        return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name)]
+    def attach(self, site: Site) -> InputObserver | list[InputObserver] | None:
+        """The statistics of the site's inputs for ``imatrix``, one for each expert; otherwise nothing."""
+        return observers_for(site) if self.range_search == "imatrix" else None
+
+    def solve(self, site: Site, weight: Tensor, state: Observers | None, scheme: Scheme) -> Sequence[Edit]:
+        """One ``Quantize`` edit for a matrix [..., out, in].
+
+        Raises:
+            QuantizationError: The weight, or more than 1 % of the inputs, hold NaN or infinity.
+        """
+        if self.range_search != "imatrix":
+            tensor, notes = quantize_with_search(weight, scheme.weight, self.range_search), {}
+        elif state is None:
+            raise QuantizationError("The search imatrix needs the statistics of the layer's inputs.")
+        else:
+            observers = observers_of(state, weight)
+            importance = torch.stack([observer.mean_square() for observer in observers])
+            importance = importance.reshape(*weight.shape[:-2], weight.shape[-1])
+            tensor, notes = quantize_with_search(weight, scheme.weight, "imatrix", importance), _notes(observers)
+        return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
+
+
+def _notes(observers: Sequence[InputObserver]) -> dict[str, float | str]:
+    """What the report says of a site: the inputs seen, of experts the fewest; and where there were none."""
+    notes: dict[str, float | str] = {
+        "tokens": min(observer.tokens for observer in observers),
+        "dropped_tokens": sum(observer.dropped for observer in observers),
+    }
+    unseen = sum(observer.tokens == 0 for observer in observers)
+    if unseen:
+        share = f"{unseen} of {len(observers)} matrices: " if len(observers) > 1 else ""
+        notes["fallback"] = f"{share}no inputs seen, all columns count alike"
+    return notes

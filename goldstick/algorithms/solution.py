@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from goldstick.algorithms.observers import Observers, observers_of
 from goldstick.algorithms.output_error import least_error, output_error
 from goldstick.core.inputs import InputObserver
 from goldstick.core.qtensor import QuantizedTensor
-from goldstick.errors import QuantizationError
-from goldstick.structure.network import Site
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +63,9 @@ def finite_or_none(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def observers_for(site: Site) -> InputObserver | list[InputObserver]:
-    """An observer of the site's inputs; for experts a list of them, one each."""
-    experts = site.matrix_shape[:-2]
-    if not experts:
-        return InputObserver(site.in_features)
-    return [InputObserver(site.in_features) for _ in range(math.prod(experts))]
-
-
 def solve_each(
     weight: Tensor,
-    state: InputObserver | Sequence[InputObserver],
+    state: Observers,
     solve: Callable[[Tensor, InputObserver, bool], Solution],
 ) -> tuple[QuantizedTensor, dict[str, float | str]]:
     """Solve every matrix of [..., out, in] on the inputs it saw; the codes together, and notes for the report.
@@ -87,10 +78,8 @@ def solve_each(
     Raises:
         QuantizationError: There are not as many observers as matrices.
     """
-    observers = [state] if isinstance(state, InputObserver) else list(state)
+    observers = observers_of(state, weight)
     matrices = weight.reshape(-1, *weight.shape[-2:])
-    if len(observers) != len(matrices):
-        raise QuantizationError(f"{len(matrices)} matrices need a Hessian each, not {len(observers)}.")
     alone = len(observers) == 1
     solutions = [solve(matrix, observer, alone) for matrix, observer in zip(matrices, observers, strict=True)]
     return _stacked([solution.tensor for solution in solutions], weight.shape[:-2]), _notes(solutions, observers)

@@ -23,7 +23,7 @@ every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=
 @pytest.mark.parametrize(("name", "algorithm"), ALGORITHMS.items())
 def test_it_is_registered_under_its_own_name(name: str, algorithm: type[Algorithm]) -> None:
     assert algorithm.name == name
-    assert algorithm.exposure in Exposure
+    assert algorithm().exposure in Exposure
 
 
 @every_algorithm

@@ -98,7 +98,7 @@ def search_slowly(values: list[float], bits: int, symmetric: bool) -> tuple[floa
         error = 0.0
         for value in values:
             code = min(max(round(float(single(value) / scale)) + zero, 0), top)
-            error += abs(float((code - zero) * scale - single(value))) ** 2.4
+            error += abs(float((code - zero) * scale - single(value))) ** 2.5
         if error < best:
             best, best_scale, best_zero = error, float(scale), float(zero)
     return best_scale, best_zero
@@ -125,8 +125,8 @@ def test_mse_finds_ranges_as_good_as_a_slow_search(bits: int, symmetric: bool) -
 def test_mse_is_never_worse_than_minmax_in_its_norm(bits: int, symmetric: bool, size: int | None) -> None:
     weight = heavy_tailed(24, 64)
     grid = grid_of(bits, symmetric, size)
-    searched = norm(weight, quantize_with_search(weight, grid, "mse"), 2.4)
-    plain = norm(weight, quantize_with_search(weight, grid, "minmax"), 2.4)
+    searched = norm(weight, quantize_with_search(weight, grid, "mse"), 2.5)
+    plain = norm(weight, quantize_with_search(weight, grid, "minmax"), 2.5)
     assert (searched <= plain * (1 + 1e-5)).all(), "in each group by itself"
     if bits in (2, 3, 4):
         assert searched.sum() < 0.98 * plain.sum(), "and on such weights better altogether"

@@ -50,10 +50,13 @@ def test_a_preset_keeps_what_its_name_says(name: str) -> None:
     schemes = [
         scheme.label for one in stages if isinstance(one, Quantizer) and one.quantizes for scheme in one.schemes()
     ]
-    said = [part for part in name.split("-") if part not in (*ALGORITHMS, "hqq", "mixed")]
+    said = [part for part in name.split("-") if part not in (*ALGORITHMS, "hqq", "imatrix", "mixed")]
     assert all(one.name in name or one.name == "rtn" for one in stages)
     for part in said:
         assert any(part.replace("w8a8", "w8a8-dynamic") in label or f"{part}a16" in label for label in schemes), part
+    searches = {getattr(one, "range_search", None) for one in Recipe.load(name).stages}
+    for search in ("hqq", "imatrix"):
+        assert (search in searches) == (search in name.split("-"))
 
 
 def test_a_stage_is_a_mapping_or_a_name_alone() -> None:

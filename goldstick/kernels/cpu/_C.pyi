@@ -25,3 +25,13 @@ def gptq_block(
     threads: int = 1,
     use_avx2: bool = False,
 ) -> None: ...
+def search_ranges(
+    values: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    importance: Tensor | None,
+    best: Tensor,
+    bits: int,
+    threads: int = 1,
+    use_avx2: bool = False,
+) -> None: ...

@@ -1,0 +1,52 @@
+"""The choice between ranges as a torch operator, ``goldstick::search_ranges``.
+
+Algorithms may not import kernels: they use the operator where it is registered (the extension is built, the weight is
+on the CPU), and plain torch otherwise, with the same choice.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+from goldstick.errors import KernelError
+from goldstick.kernels import cpu
+
+_library = Library("goldstick", "FRAGMENT")
+
+available = hasattr(cpu._C, "search_ranges")
+"""Whether the compiled module is there and has the search."""
+
+_THREADED_FROM = 1 << 14
+"""Weights below this many take one thread: starting a team costs more than it saves."""
+
+
+def _search_ranges(grouped: Tensor, scale: Tensor, zero: Tensor | None, importance: Tensor | None, bits: int) -> Tensor:
+    """The first candidate of least error, int64 [rows, groups], as ``algorithms/range_error.py`` finds it."""
+    if grouped.dtype != torch.float32 or scale.dtype != torch.float32:
+        raise KernelError(f"search_ranges takes float32, not weights in {grouped.dtype} and scales in {scale.dtype}")
+    best = torch.empty(grouped.shape[:2], dtype=torch.int64)
+    cpu._C.search_ranges(
+        grouped.detach().contiguous(),
+        scale.detach().contiguous(),
+        None if zero is None else zero.detach().contiguous(),
+        None if importance is None else importance.detach().contiguous(),
+        best,
+        bits,
+        torch.get_num_threads() if grouped.numel() >= _THREADED_FROM else 1,
+        cpu._C.isa() == "avx2",
+    )
+    return best
+
+
+def _fake_search_ranges(
+    grouped: Tensor, scale: Tensor, zero: Tensor | None, importance: Tensor | None, bits: int
+) -> Tensor:
+    return torch.empty(grouped.shape[:2], dtype=torch.int64, device=grouped.device)
+
+
+if available:
+    _library.define("search_ranges(Tensor grouped, Tensor scale, Tensor? zero, Tensor? importance, int bits) -> Tensor")
+    _library.impl("search_ranges", _search_ranges, "CPU")
+    torch.library.register_fake("goldstick::search_ranges", _fake_search_ranges, lib=_library)
