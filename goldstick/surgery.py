@@ -8,8 +8,6 @@ from typing import Any
 from torch import nn
 
 from goldstick.core.edits import Edit, Fold, Quantize, SetWeight
-from goldstick.core.qtensor import QuantizedTensor
-from goldstick.core.scheme import Scheme
 from goldstick.errors import StructureError
 from goldstick.nn import (
     QuantizedConv2d,
@@ -65,7 +63,7 @@ def _quantize(network: Network, edit: Quantize) -> None:
     site = _site(network, edit.site)
     module = network.module(site)
     _float_parameter(module, site)
-    new = _BUILDERS[site.layout](edit.tensor, edit.scheme, module)
+    new = _BUILDERS[site.layout](edit, module)
     if site.layout in (Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS):
         del module._parameters[site.parameter]
         setattr(module, site.parameter, new)
@@ -112,17 +110,18 @@ def index_experts_one_by_one(model: nn.Module) -> None:
         choose("eager")
 
 
-def _linear(tensor: QuantizedTensor, scheme: Scheme, old: nn.Module) -> nn.Module:
-    return QuantizedLinear(tensor, scheme, getattr(old, "bias", None))
+def _linear(edit: Quantize, old: nn.Module) -> nn.Module:
+    bias = getattr(old, "bias", None)
+    return QuantizedLinear(edit.tensor, edit.scheme, bias, input_scale=edit.input_scale, input_zero=edit.input_zero)
 
 
-def _conv(tensor: QuantizedTensor, scheme: Scheme, old: nn.Module) -> nn.Module:
+def _conv(edit: Quantize, old: nn.Module) -> nn.Module:
     if not isinstance(old, nn.Conv2d):
         raise StructureError(f"A {type(old).__name__} cannot become a quantized convolution.")
-    return QuantizedConv2d(tensor, scheme, old)
+    return QuantizedConv2d(edit.tensor, edit.scheme, old)
 
 
-def _embedding(tensor: QuantizedTensor, scheme: Scheme, old: nn.Module) -> nn.Module:
+def _embedding(edit: Quantize, old: nn.Module) -> nn.Module:
     plain = type(old).forward is nn.Embedding.forward or hasattr(old, "embed_scale")
     if not plain or getattr(old, "max_norm", None) is not None:
         raise StructureError(
@@ -130,14 +129,14 @@ def _embedding(tensor: QuantizedTensor, scheme: Scheme, old: nn.Module) -> nn.Mo
         )
     # transformers' scaled embeddings keep the factor as a number, and as a buffer that may still be empty.
     multiplier: Any = getattr(old, "scalar_embed_scale", None) or getattr(old, "embed_scale", 1.0)
-    return QuantizedEmbedding(tensor, scheme, multiplier)
+    return QuantizedEmbedding(edit.tensor, edit.scheme, multiplier)
 
 
-_BUILDERS: dict[Layout, Callable[[QuantizedTensor, Scheme, nn.Module], nn.Module]] = {
+_BUILDERS: dict[Layout, Callable[[Quantize, nn.Module], nn.Module]] = {
     Layout.LINEAR: _linear,
     Layout.TRANSPOSED: _linear,
     Layout.CONV2D: _conv,
     Layout.EMBEDDING: _embedding,
-    Layout.EXPERTS: lambda tensor, scheme, old: QuantizedExperts(tensor, scheme, transposed=False),
-    Layout.TRANSPOSED_EXPERTS: lambda tensor, scheme, old: QuantizedExperts(tensor, scheme, transposed=True),
+    Layout.EXPERTS: lambda edit, old: QuantizedExperts(edit.tensor, edit.scheme, transposed=False),
+    Layout.TRANSPOSED_EXPERTS: lambda edit, old: QuantizedExperts(edit.tensor, edit.scheme, transposed=True),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from goldstick import surgery
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.edits import Fold, Quantize, SetWeight
 from goldstick.core.scheme import Scheme
-from goldstick.errors import StructureError
+from goldstick.errors import QuantizationError, StructureError
 from goldstick.nn import PackedWeight, QuantizedConv2d, QuantizedEmbedding, QuantizedLinear, TiedQuantizedLinear
 from goldstick.structure.network import Network
 from tests.tiny_models import FAMILIES, output_tensor, sample_inputs
@@ -213,3 +214,19 @@ def test_in_place_the_model_itself_is_rewritten() -> None:
     assert result.model is model
     inputs = sample_inputs(model)
     assert torch.equal(output_tensor(model, inputs), output_tensor(apart.model, inputs))
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "gpt2"])
+def test_the_scale_of_a_static_input_goes_into_the_layer(family: str) -> None:
+    network = Network(FAMILIES[family]())
+    site = SITES[family]
+    edit = quantization(network, site, "w8a8-static-shifted")
+    with pytest.raises(QuantizationError, match="takes a scale and a zero, and what was given is neither"):
+        surgery.apply(network, [edit])
+    assert not isinstance(network.module(network.by_name[site]), PackedWeight), "nothing was changed"
+    scale, zero = torch.tensor(0.02), torch.tensor(5, dtype=torch.int8)
+    surgery.apply(network, [dataclasses.replace(edit, input_scale=scale, input_zero=zero)])
+    layer = network.module(network.by_name[site])
+    assert isinstance(layer, QuantizedLinear)
+    assert layer.input_scale is not None and torch.equal(layer.input_scale, scale.reshape(1))
+    assert layer.input_zero_point is not None and torch.equal(layer.input_zero_point, zero.reshape(1))

@@ -144,6 +144,10 @@ class Quantizer(Algorithm):
     def solve(self, site: Site, weight: Tensor, state: Any, scheme: Scheme) -> Sequence[Edit]:
         """What it decides for one site, from the canonical matrix [..., out, in] and what it saw."""
 
+    def needs_inputs(self, scheme: Scheme) -> bool:
+        """Whether it must see the inputs of a layer that becomes ``scheme``: for its codes, or for its input range."""
+        return self.exposure is not Exposure.NONE or scheme.static_input
+
     def sites(self, network: Network) -> Sequence[Site]:
         """The targeted sites; every override pattern must match one of them."""
         chosen = super().sites(network)

@@ -21,7 +21,7 @@ from goldstick.structure.network import Site
 
 @dataclass(frozen=True, kw_only=True)
 class RTN(Quantizer):
-    """Round every weight to the nearest point of its grid; needs no data but for the search ``imatrix``.
+    """Round every weight to the nearest point of its grid; needs no data but for ``imatrix`` and static input grids.
 
     ŵ = (clamp(round(w / s) + z, 0, 2^b − 1) − z) · s with s and z from ``range_search``.
 
@@ -56,8 +56,9 @@ class RTN(Quantizer):
         return Exposure.BLOCKWISE if self.range_search == "imatrix" else Exposure.NONE
 
     def attach(self, site: Site) -> InputObserver | list[InputObserver] | None:
-        """The statistics of the site's inputs for ``imatrix``, one for each expert; otherwise nothing."""
-        return observers_for(site) if self.range_search == "imatrix" else None
+        """The statistics of the site's inputs, one for each expert, for ``imatrix`` and for the range of a static input
+        grid; otherwise nothing."""
+        return observers_for(site) if self.needs_inputs(self.scheme_for(site)) else None
 
     def solve(self, site: Site, weight: Tensor, state: Observers | None, scheme: Scheme) -> Sequence[Edit]:
         """One ``Quantize`` edit for a matrix [..., out, in].

@@ -19,6 +19,7 @@ from goldstick import surgery
 from goldstick.algorithms.base import Quantizer
 from goldstick.calibration.arguments import BlockCall, block_calls
 from goldstick.calibration.experts import listen_to_experts
+from goldstick.calibration.input_range import with_input_range
 from goldstick.calibration.patches import reading, rows_read_by
 from goldstick.calibration.pauses import Arrival, inputs_in_order, run_with_pauses
 from goldstick.core.edits import Quantize, SetWeight
@@ -144,7 +145,8 @@ def _calibrate(
         raise StructureError(f"No calibration batch reached {next(iter(tasks))}; exclude it, or use other data.")
     reached = {edit.site for edit in edits}
     for task in (task for name, task in tasks.items() if name not in reached):  # experts without tokens: it is told so
-        edits.append(decide(task, network.weight(task.site), task.stage.attach(task.site)))
+        state = task.stage.attach(task.site)
+        edits.append(with_input_range(decide(task, network.weight(task.site), state), state))
     surgery.apply(network, edits)
     return outputs
 
@@ -186,7 +188,8 @@ def _solve_group(
                 rows = rows_read_by(arrival.module, arrival.tensor)
                 if rows is not None:
                     state.observe(rows)
-        edits.append(decide(task, network.weight(task.site), states[id(task.stage)]))
+        state = states[id(task.stage)]
+        edits.append(with_input_range(decide(task, network.weight(task.site), state), state))
     return edits
 
 

@@ -21,6 +21,8 @@ class Quantize:
         tensor: The codes, [..., out, in].
         algorithm: Name of the algorithm that decided it, for the report.
         notes: What the algorithm found out on the way (damping, tokens, why it fell back), for the report.
+        input_scale: The scale of the layer's input, float32 [], where the scheme's activation grid is static.
+        input_zero: Its zero among the signed codes, int8 [], where that grid is asymmetric.
     """
 
     site: str
@@ -28,6 +30,8 @@ class Quantize:
     tensor: QuantizedTensor
     algorithm: str
     notes: Mapping[str, float | str] = field(default_factory=dict)
+    input_scale: Tensor | None = None
+    input_zero: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

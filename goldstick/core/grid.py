@@ -7,7 +7,7 @@ from typing import ClassVar, Literal, get_args
 
 from goldstick.errors import RecipeError
 
-Granularity = Literal["channel", "group", "token"]
+Granularity = Literal["channel", "group", "token", "tensor"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,8 @@ class Grid:
         bits: Bits per code, 1 to 8.
         symmetric: Whether the zero is fixed at the middle of the codes.
         granularity: What shares one scale: an output ``channel`` (a row of the weight), a ``group`` of consecutive
-            inputs in a row, or a ``token`` (activations only, computed at run time).
+            inputs in a row, a ``token`` (activations only, computed at run time) or the whole ``tensor`` (activations
+            only, fixed beforehand from calibration data).
         group_size: Inputs per group; given exactly when the granularity is ``group``.
     """
 
@@ -37,7 +38,7 @@ class Grid:
         if not 1 <= self.bits <= 8:
             raise RecipeError(f"A grid has 1 to 8 bits, not {self.bits}.")
         if self.granularity not in get_args(Granularity):
-            raise RecipeError(f"A grid has scales by channel, group or token, not by {self.granularity!r}.")
+            raise RecipeError(f"A grid has scales by channel, group, token or tensor, not by {self.granularity!r}.")
         if self.granularity == "group":
             if self.group_size is None or self.group_size < 2:
                 raise RecipeError(f"A grid by group needs a group_size of at least 2, not {self.group_size}.")

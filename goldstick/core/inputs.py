@@ -59,6 +59,8 @@ class InputObserver:
         self.tokens = 0
         self.dropped = 0
         self._largest = torch.zeros(in_features, dtype=torch.float64)
+        self._lowest = torch.full((in_features,), torch.inf, dtype=torch.float64)
+        self._highest = -self._lowest
         self._ranges_given = False
         self._released = False
         self._held: list[tuple[Tensor, Tensor | None, int | None]] = []
@@ -68,6 +70,16 @@ class InputObserver:
     def held_bytes(self) -> int:
         """Bytes of the batches it keeps alive."""
         return sum(x.nbytes for x, _, _ in self._held)
+
+    def lowest(self) -> Tensor:
+        """The least value of each channel, exact, float64 [in]; +inf before any input."""
+        self._refuse_too_many_dropped()
+        return self._lowest
+
+    def highest(self) -> Tensor:
+        """The greatest value of each channel, exact, float64 [in]; −inf before any input."""
+        self._refuse_too_many_dropped()
+        return self._highest
 
     def observe_range(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Take note of the largest values of a batch that ``observe`` will see later.
@@ -225,8 +237,9 @@ class InputObserver:
 
     def _widen(self, rows: Tensor) -> None:
         if len(rows):
-            largest = rows.abs().amax(0).to(device=self._largest.device, dtype=torch.float64)
-            self._largest = torch.maximum(self._largest, largest)
+            low, high = (end.to(self._largest) for end in torch.aminmax(rows, dim=0))
+            self._lowest, self._highest = torch.minimum(self._lowest, low), torch.maximum(self._highest, high)
+            self._largest = torch.maximum(self._largest, torch.maximum(-low, high))
 
     def _zeros(self) -> Tensor:
         return torch.zeros(self.in_features, self.in_features, dtype=torch.int64)

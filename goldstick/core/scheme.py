@@ -12,16 +12,24 @@ from goldstick.errors import RecipeError
 
 _NAME = re.compile(
     r"w(?P<bits>[1-8])a(?P<activation>16|8)"
-    r"(?:-(?P<dynamic>dynamic))?"
+    r"(?:-(?P<when>dynamic|static(?P<shifted>-shifted)?))?"
     r"(?:-(?:g(?P<group>\d+)|(?P<channel>channel)))?"
     r"(?:-(?P<asymmetric>asym))?"
 )
+
+_PER_TOKEN = Grid(bits=8, granularity="token")
 
 #: The names that help and error texts offer; any ``w<bits>a16-g<size>`` of this pattern is understood.
 PRESETS: dict[str, str] = {
     "w8a16": "8-bit weights, one scale per output channel",
     "w8a16-g128": "8-bit weights, groups of 128",
     "w8a8-dynamic": "8-bit weights per channel, 8-bit activations per token at run time",
+    "w8a8-static": "8-bit weights per channel, 8-bit activations with one scale per tensor from data",
+    "w4a8-dynamic-g32": "4-bit weights, groups of 32, 8-bit activations per token at run time",
+    "w4a8-dynamic-g64": "4-bit weights, groups of 64, 8-bit activations per token at run time",
+    "w4a8-dynamic-g128": "4-bit weights, groups of 128, 8-bit activations per token at run time",
+    "w4a8-dynamic-channel": "4-bit weights per channel, 8-bit activations per token at run time",
+    "w4a8-static-g128": "4-bit weights, groups of 128, 8-bit activations with one scale per tensor from data",
     "w4a16-g32": "4-bit weights, groups of 32",
     "w4a16-g64": "4-bit weights, groups of 64",
     "w4a16-g128": "4-bit weights, groups of 128",
@@ -57,29 +65,37 @@ class Scheme:
     activation: Grid | None = None
 
     def __post_init__(self) -> None:
-        if self.weight.granularity == "token":
-            raise RecipeError("A weight has no tokens: its granularity is channel or group.")
-        if self.activation is not None and self.activation != Grid(bits=8, granularity="token"):
+        if self.weight.granularity in ("token", "tensor"):
             raise RecipeError(
-                "Activations are quantized to 8 bits, symmetric, per token at run time "
-                f"(bits: 8, symmetric: true, granularity: token), not as {self.activation.label}."
+                f"A weight has no scale per {self.weight.granularity}: its granularity is channel or group."
+            )
+        known = (_PER_TOKEN, _per_tensor(symmetric=True), _per_tensor(symmetric=False))
+        if self.activation is not None and self.activation not in known:
+            raise RecipeError(
+                "Activations are quantized to 8 bits, symmetric and per token at run time (bits: 8, symmetric: true, "
+                "granularity: token), or with one static scale (bits: 8, granularity: tensor), not as "
+                f"{self.activation.label}."
             )
 
     @classmethod
     def parse(cls, name: str) -> Scheme:
         """The scheme of a name such as ``w4a16-g128``, ``w3a16-channel-asym`` or ``w8a8-dynamic``.
 
+        What follows ``a8`` says when the input's scales are found: ``dynamic``, for each token at run time, or
+        ``static``, one for all from calibration data; ``static-shifted`` has a zero of its own. Then comes the grain of
+        the weight, and ``-asym`` at the end always means an asymmetric weight.
+
         Raises:
             RecipeError: The name is no scheme; the message gives the nearest ones.
         """
         match = _NAME.fullmatch(name)
-        if match is None or (match["activation"] == "8") != (match["dynamic"] is not None):
+        if match is None or (match["activation"] == "8") != (match["when"] is not None):
             near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4)
             raise RecipeError(
                 f"No scheme is called {name!r}. "
                 + (f"Near it: {', '.join(near)}. " if near else "")
-                + "A name reads w<bits>a16-g<group size>, w<bits>a16-channel or w8a8-dynamic, then -asym for an "
-                "asymmetric weight."
+                + "A name reads w<bits>a16-g<group size>, w<bits>a16-channel, w8a8-dynamic or w8a8-static (other bits "
+                "and groups likewise), then -asym for an asymmetric weight."
             )
         group = None if match["group"] is None else int(match["group"])
         weight = Grid(
@@ -88,11 +104,25 @@ class Scheme:
             granularity="channel" if group is None else "group",
             group_size=group,
         )
-        activation = Grid(bits=8, granularity="token") if match["activation"] == "8" else None
+        activation = None
+        if match["when"] is not None:
+            activation = _PER_TOKEN if match["when"] == "dynamic" else _per_tensor(symmetric=match["shifted"] is None)
         return cls(weight=weight, activation=activation)
+
+    @property
+    def static_input(self) -> bool:
+        """Whether the input is quantized with a range fixed beforehand, which takes data to find."""
+        return self.activation is not None and not self.activation.dynamic
 
     @property
     def label(self) -> str:
         """The name of the scheme, as :meth:`parse` understands it."""
-        activation = "8-dynamic" if self.activation else "16"
+        activation = "16"
+        if self.activation:
+            shifted = "" if self.activation.symmetric else "-shifted"
+            activation = "8-dynamic" if self.activation.dynamic else f"8-static{shifted}"
         return f"w{self.weight.bits}a{activation}" + self.weight.label.removeprefix(str(self.weight.bits))
+
+
+def _per_tensor(*, symmetric: bool) -> Grid:
+    return Grid(bits=8, symmetric=symmetric, granularity="tensor")

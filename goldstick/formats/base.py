@@ -37,7 +37,8 @@ class StoredLayer:
 class StorageFormat(Protocol):
     """Pure functions between a :class:`QuantizedTensor` and the tensors of a file.
 
-    Tensors of a layer are named by what is appended to the float tensor's name: ``_packed``, ``_scale``, …
+    Tensors of a layer are named by what is appended to the float tensor's name: ``_packed``, ``_scale``, …; those that
+    begin with a dot stand beside it (``.input_scale``; see ``input_scale.part_name``).
     """
 
     name: str
@@ -50,12 +51,25 @@ class StorageFormat(Protocol):
         """Shape and dtype of every tensor of a layer by suffix, without any data."""
         ...
 
-    def pack(self, tensor: QuantizedTensor, scheme: Scheme) -> dict[str, Tensor]:
-        """The tensors of a layer by suffix."""
+    def pack(
+        self,
+        tensor: QuantizedTensor,
+        scheme: Scheme,
+        input_scale: Tensor | None = None,
+        input_zero: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The tensors of a layer by suffix.
+
+        Args:
+            tensor: The weight.
+            scheme: What the layer became.
+            input_scale: Scale of its input, [] or [1], where its scheme has a static input grid.
+            input_zero: Zero of its input, int8 [] or [1], where that grid is asymmetric.
+        """
         ...
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
-        """The layer from its tensors by suffix; inverse of :meth:`pack`."""
+        """The weight from its tensors by suffix; inverse of :meth:`pack`. For the input see ``unpack_input``."""
         ...
 
     def config(

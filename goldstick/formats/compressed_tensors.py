@@ -1,7 +1,8 @@
 """compressed-tensors: the default format, read by transformers, vLLM and SGLang.
 
-Two layouts: ``pack-quantized`` for float activations and ``int-quantized`` for 8-bit ones. The config writes the
-``format`` into every group, since readers take the layout from there and not from the top.
+Two layouts: ``pack-quantized`` for float activations and ``int-quantized`` for 8-bit ones: an int8 for every code, of 4
+bits too, since vLLM runs 4-bit weights with 8-bit activations from this layout only. The config writes the ``format``
+into every group, since readers take the layout from there and not from the top.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import StoredLayer
+from goldstick.formats.input_scale import input_specs, pack_input
 from goldstick.formats.name_patterns import patterns_for
 
 
@@ -38,8 +40,12 @@ class CompressedTensors:
             return "its zeros are integers and this algorithm's are fractions"
         if layer.kind == "experts" and (not grid.symmetric or layer.scheme.activation):
             return "its readers in transformers load experts with symmetric weights and float activations only"
-        if layer.scheme.activation and (not grid.symmetric or grid.granularity != "channel" or grid.bits != 8):
-            return "with 8-bit activations it holds 8-bit symmetric weights by channel only"
+        by_channel = grid.granularity == "channel"
+        if layer.scheme.activation and not (grid.symmetric and (grid.bits == 4 or (grid.bits == 8 and by_channel))):
+            return (
+                "with 8-bit activations its readers run symmetric weights only, of 8 bits by channel, or of 4 bits by "
+                "channel or group"
+            )
         return None
 
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -49,7 +55,7 @@ class CompressedTensors:
         groups = grid.groups(in_features)
         scale = (torch.Size([out_features, groups]), scale_dtype)
         if layer.scheme.activation:
-            return {"": (layer.shape, torch.int8), "_scale": scale}
+            return {"": (layer.shape, torch.int8), "_scale": scale, **input_specs(layer.scheme, scale_dtype)}
         specs = {
             "_packed": (torch.Size([out_features, packed_width(in_features, grid.bits)]), torch.int32),
             "_scale": scale,
@@ -59,15 +65,22 @@ class CompressedTensors:
             specs["_zero_point"] = (torch.Size([packed_width(out_features, grid.bits), groups]), torch.int32)
         return specs
 
-    def pack(self, tensor: QuantizedTensor, scheme: Scheme) -> dict[str, Tensor]:
+    def pack(
+        self,
+        tensor: QuantizedTensor,
+        scheme: Scheme,
+        input_scale: Tensor | None = None,
+        input_zero: Tensor | None = None,
+    ) -> dict[str, Tensor]:
         """The tensors of a layer by suffix; zeros are packed along the output rows.
 
         Raises:
             FormatError: A zero is not a whole number of the grid.
         """
         grid = tensor.grid
+        inputs = pack_input(scheme, input_scale, input_zero, tensor.scale.dtype)
         if scheme.activation:
-            return {"": (tensor.codes.short() - grid.midpoint).to(torch.int8), "_scale": tensor.scale}
+            return {"": (tensor.codes.short() - grid.midpoint).to(torch.int8), "_scale": tensor.scale, **inputs}
         parts = {
             "_packed": pack_rows(tensor.codes, grid.bits),
             "_scale": tensor.scale,
@@ -127,9 +140,16 @@ def _module(tensor_name: str) -> str:
 
 
 def _group(scheme: Scheme, targets: list[str]) -> dict[str, Any]:
-    activation = None
+    activation: dict[str, Any] | None = None
     if scheme.activation:
-        activation = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
+        activation = {
+            "num_bits": 8,
+            "type": "int",
+            "symmetric": scheme.activation.symmetric,
+            "strategy": scheme.activation.granularity,
+            "dynamic": scheme.activation.dynamic,
+        }
+        activation |= {"observer": "minmax"} if scheme.static_input else {}
     weights = {
         "num_bits": scheme.weight.bits,
         "type": "int",
@@ -155,15 +175,26 @@ def scheme_of_group(group: Mapping[str, Any]) -> Scheme:
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not weights or weights.get("type") != "int" or weights.get("strategy") not in ("group", "channel"):
         raise FormatError(f"goldstick runs integer weights by group or channel, and this checkpoint has {weights}.")
-    if inputs and not (inputs.get("num_bits") == 8 and inputs.get("dynamic") and inputs.get("strategy") == "token"):
-        raise FormatError(f"goldstick runs 8-bit activations per token, and this checkpoint has {inputs}.")
     grid = Grid(
         bits=weights["num_bits"],
         symmetric=weights.get("symmetric", True),
         granularity=weights["strategy"],
         group_size=weights["group_size"] if weights["strategy"] == "group" else None,
     )
-    return Scheme(weight=grid, activation=Grid(bits=8, granularity="token") if inputs else None)
+    return Scheme(weight=grid, activation=_activation(inputs) if inputs else None)
+
+
+def _activation(inputs: Mapping[str, Any]) -> Grid:
+    strategy, symmetric, dynamic = inputs.get("strategy"), inputs.get("symmetric", True), inputs.get("dynamic", False)
+    integers = inputs.get("num_bits") == 8 and inputs.get("type", "int") == "int"
+    if integers and strategy == "token" and dynamic is True and symmetric:
+        return Grid(bits=8, granularity="token")
+    if integers and strategy == "tensor" and dynamic is False:
+        return Grid(bits=8, symmetric=symmetric, granularity="tensor")
+    raise FormatError(
+        "goldstick runs 8-bit integer activations, dynamic and symmetric per token or static per tensor, and this "
+        f"checkpoint has {dict(inputs)}."
+    )
 
 
 def group_of(module: str, config: Mapping[str, Any]) -> Mapping[str, Any] | None:

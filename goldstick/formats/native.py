@@ -15,6 +15,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import StoredLayer
+from goldstick.formats.input_scale import input_specs, pack_input
 
 FORMAT_VERSION = 1
 
@@ -23,7 +24,7 @@ class Native:
     """Packed rows, scales in the model's dtype and zeros in float32, for every layout and any zero.
 
     ``X_packed`` int32 [..., out, ceil(in · bits / 32)], ``X_scale`` [..., out, groups] and, for asymmetric grids,
-    ``X_zero_point`` float32 [..., out, groups].
+    ``X_zero_point`` float32 [..., out, groups]. Beside it ``input_scale`` and ``input_zero_point`` of a static input.
     """
 
     name = "native"
@@ -43,14 +44,20 @@ class Native:
         }
         if not grid.symmetric:
             specs["_zero_point"] = (scales, torch.float32)
-        return specs
+        return specs | input_specs(layer.scheme, scale_dtype)
 
-    def pack(self, tensor: QuantizedTensor, scheme: Scheme) -> dict[str, Tensor]:
+    def pack(
+        self,
+        tensor: QuantizedTensor,
+        scheme: Scheme,
+        input_scale: Tensor | None = None,
+        input_zero: Tensor | None = None,
+    ) -> dict[str, Tensor]:
         """The tensors of a layer by suffix."""
         parts = {"_packed": pack_rows(tensor.codes, tensor.grid.bits), "_scale": tensor.scale}
         if tensor.zero is not None:
             parts["_zero_point"] = tensor.zero.float()
-        return parts
+        return parts | pack_input(scheme, input_scale, input_zero, tensor.scale.dtype)
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
         """The layer from its tensors."""

@@ -14,6 +14,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.compressed_tensors import group_of, scheme_of_group
+from goldstick.formats.input_scale import INPUT_ZERO
 from goldstick.formats.native import Native
 from goldstick.formats.source import open_tensors
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
@@ -74,7 +75,7 @@ def _translated(directory: Path, settings: Any, cls: Any, config: Mapping[str, A
     sites: dict[str, Scheme] = {}
     for tensor, info in open_tensors(directory).items():
         base = tensor.removesuffix("_packed")
-        if base == tensor and info.dtype is not torch.int8:
+        if base == tensor and (info.dtype is not torch.int8 or tensor.endswith(INPUT_ZERO)):
             continue
         site = owners.get(names.piece(base).parameter)
         group = group_of(base.removesuffix(".weight"), config)

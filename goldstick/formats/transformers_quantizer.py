@@ -27,6 +27,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.compressed_tensors import CompressedTensors
+from goldstick.formats.input_scale import INPUT_SCALE, INPUT_ZERO, part_name, unpack_input
 from goldstick.formats.native import Native, schemes_of
 from goldstick.structure.network import Layout, Network, Site
 
@@ -39,7 +40,7 @@ class StoredWeight(nn.Module):
     def __init__(self, parts: Mapping[str, Tensor], bias: nn.Parameter | None) -> None:
         super().__init__()
         for suffix, part in parts.items():
-            self.register_buffer("weight" + suffix, part)
+            self.register_buffer(part_name("weight", suffix).removeprefix("."), part)
         self.bias = bias
 
     def __getattr__(self, name: str) -> Any:
@@ -166,11 +167,9 @@ class GoldstickQuantizer(HfQuantizer):
     def _finish(self, site: Site, scheme: Scheme) -> None:
         place: Any = self.network.module(site)
         prefix = site.parameter if _fused(site) else "weight"
-        parts = {
-            name.removeprefix(prefix): part
-            for name, part in place._buffers.items()
-            if part is not None and name.startswith(prefix) and name.removeprefix(prefix) in _SUFFIXES
-        }
+        names = {part_name(prefix, suffix).removeprefix("."): suffix for suffix in _SUFFIXES}
+        parts = {names[name]: part for name, part in place._buffers.items() if part is not None and name in names}
+        input_scale, input_zero = unpack_input(parts, scheme, site.module)
         storage: StorageFormat = Native() if _fused(site) else self.format
         tensor = storage.unpack(parts, scheme, site.in_features)
         if _fused(site):
@@ -182,7 +181,14 @@ class GoldstickQuantizer(HfQuantizer):
             original = place.original[0]
             original.bias = place.bias
             _replace(self.network.model, site.module, original)
-        edit = Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm="loaded")
+        edit = Quantize(
+            site=site.name,
+            scheme=scheme,
+            tensor=tensor,
+            algorithm="loaded",
+            input_scale=input_scale,
+            input_zero=input_zero,
+        )
         surgery.apply(self.network, [edit])
 
     def is_serializable(self, *_: Any, **__: Any) -> bool:
@@ -204,7 +210,7 @@ if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # a reloaded module must not
     register_quantization_config(METHOD)(GoldstickConfig)
     register_quantizer(METHOD)(GoldstickQuantizer)
 
-_SUFFIXES = frozenset({"", "_packed", "_scale", "_zero_point", "_shape"})
+_SUFFIXES = frozenset({"", "_packed", "_scale", "_zero_point", "_shape", INPUT_SCALE, INPUT_ZERO})
 
 
 def _fused(site: Site) -> bool:

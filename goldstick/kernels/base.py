@@ -21,8 +21,9 @@ from torch import Tensor
 from goldstick.core.bitpack import packed_width
 from goldstick.errors import KernelError
 
-Activation = Literal["int8-token"] | None
-"""How a layer's input is quantized: not at all, or to int8 with one scale per token, found on the fly."""
+Activation = Literal["int8-token", "int8-tensor"] | None
+"""How a layer's input is quantized: not at all, to int8 with one scale per token, found on the fly, or to int8 with
+one scale (and perhaps one zero) for every input, given with the layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +61,8 @@ class WeightSpec:
             )
         if not self.dtype.is_floating_point:
             raise KernelError(f"a layer computes in a floating dtype, not {self.dtype}")
-        if self.activation not in (None, "int8-token"):
-            raise KernelError(f"unknown activation {self.activation!r}; known: None, 'int8-token'")
+        if self.activation not in (None, "int8-token", "int8-tensor"):
+            raise KernelError(f"unknown activation {self.activation!r}; known: None, 'int8-token', 'int8-tensor'")
 
     @property
     def groups(self) -> int:
@@ -94,8 +95,14 @@ class Backend(Protocol):
         zero: Tensor | None,
         bias: Tensor | None,
         spec: WeightSpec,
+        input_scale: Tensor | None = None,
+        input_zero: Tensor | None = None,
     ) -> Tensor:
-        """y = f(x) · wᵀ + bias, [..., out] for x [..., in], where f quantizes x if the spec says so."""
+        """y = f(x) · wᵀ + bias, [..., out] for x [..., in], where f quantizes x if the spec says so.
+
+        ``input_scale`` [1] in the layer's dtype and, for an asymmetric input, ``input_zero`` int8 [1] come with the
+        activation ``int8-tensor``, and only with it.
+        """
         ...
 
     def dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> Tensor:
@@ -120,8 +127,14 @@ def check_weight(packed: Tensor, scale: Tensor, zero: Tensor | None, spec: Weigh
         _expect_shape("zeros", zero, (spec.out_features, spec.groups), spec)
 
 
-def check_input(x: Tensor, bias: Tensor | None, spec: WeightSpec) -> None:
-    """Raise a KernelError unless an input (and bias) fits the layer."""
+def check_input(
+    x: Tensor,
+    bias: Tensor | None,
+    spec: WeightSpec,
+    input_scale: Tensor | None = None,
+    input_zero: Tensor | None = None,
+) -> None:
+    """Raise a KernelError unless an input (its static scale and zero, and the bias) fits the layer."""
     if x.ndim == 0 or x.shape[-1] != spec.in_features:
         raise KernelError(f"an input of shape {list(x.shape)} does not end in the {spec.in_features} input features")
     if x.dtype != spec.dtype:
@@ -130,6 +143,20 @@ def check_input(x: Tensor, bias: Tensor | None, spec: WeightSpec) -> None:
         if bias.dtype != spec.dtype:
             raise KernelError(f"the bias must be {spec.dtype} as the layer is, not {bias.dtype}")
         _expect_shape("bias", bias, (spec.out_features,), spec)
+    static = spec.activation == "int8-tensor"
+    if (input_scale is not None) != static or (input_zero is not None and not static):
+        raise KernelError(
+            f"an input scale (and perhaps zero) belongs to the activation 'int8-tensor' and only to it; this is "
+            f"{spec.activation!r}"
+        )
+    if input_scale is not None:
+        if input_scale.dtype != spec.dtype:
+            raise KernelError(f"the input scale must be {spec.dtype} as the layer is, not {input_scale.dtype}")
+        _expect_shape("input scale", input_scale, (1,), spec)
+    if input_zero is not None:
+        if input_zero.dtype != torch.int8:
+            raise KernelError(f"the input zero must be int8, not {input_zero.dtype}")
+        _expect_shape("input zero", input_zero, (1,), spec)
 
 
 def _expect_shape(what: str, tensor: Tensor, shape: tuple[int, ...], spec: WeightSpec) -> None:

@@ -23,7 +23,8 @@ from goldstick.kernels.base import Activation, Backend, WeightSpec, check_input,
 _library = Library("goldstick", "FRAGMENT")
 _library.define(
     "quantized_linear(Tensor x, Tensor packed, Tensor scale, Tensor? zero, Tensor? bias, "
-    "int bits, int group_size, int in_features, str activation) -> Tensor"
+    "int bits, int group_size, int in_features, str activation, "
+    "Tensor? input_scale=None, Tensor? input_zero=None) -> Tensor"
 )
 _library.define(
     "dequantize(Tensor packed, Tensor scale, Tensor? zero, int bits, int group_size, int in_features) -> Tensor"
@@ -41,12 +42,14 @@ def quantized_linear(
     group_size: int,
     in_features: int,
     activation: Activation = None,
+    input_scale: Tensor | None = None,
+    input_zero: Tensor | None = None,
 ) -> Tensor:
     """y = f(x) · wᵀ + bias, [..., out] for x [..., in]; w and f as ``kernels/base.py`` defines them."""
     return cast(
         Tensor,
         torch.ops.goldstick.quantized_linear(
-            x, packed, scale, zero, bias, bits, group_size, in_features, activation or ""
+            x, packed, scale, zero, bias, bits, group_size, in_features, activation or "", input_scale, input_zero
         ),
     )
 
@@ -68,9 +71,12 @@ def _run_linear(
     group_size: int,
     in_features: int,
     activation: str,
+    input_scale: Tensor | None = None,
+    input_zero: Tensor | None = None,
 ) -> Tensor:
     spec = _known_spec(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation)
-    return _backend(spec, x.device, os.environ.get("GOLDSTICK_BACKEND")).linear(x, packed, scale, zero, bias, spec)
+    backend = _backend(spec, x.device, os.environ.get("GOLDSTICK_BACKEND"))
+    return backend.linear(x, packed, scale, zero, bias, spec, input_scale, input_zero)
 
 
 def _run_dequantize(
@@ -90,9 +96,11 @@ def _fake_linear(
     group_size: int,
     in_features: int,
     activation: str,
+    input_scale: Tensor | None = None,
+    input_zero: Tensor | None = None,
 ) -> Tensor:
     spec = _spec(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation)
-    check_input(x, bias, spec)
+    check_input(x, bias, spec, input_scale, input_zero)
     check_weight(packed, scale, zero, spec)
     return x.new_empty(*x.shape[:-1], spec.out_features)
 

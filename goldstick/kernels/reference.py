@@ -25,6 +25,31 @@ def fake_quantize_per_token(x: Tensor) -> Tensor:
     return (x / scale).clamp_(-128, 127).round_() * scale
 
 
+def fake_quantize_per_tensor(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """Round every value to one of 256 levels that are the same for all inputs, and back.
+
+    q = clamp(x / scale + zero, −128, 127) rounded to even; the result is (q − zero) · scale. All steps in x's dtype,
+    which makes it bit-equal to compressed-tensors' static per-tensor activations.
+
+    Args:
+        x: float [..., in].
+        scale: [1], in x's dtype.
+        zero: int8 [1], or ``None`` for a symmetric range.
+    """
+    codes = x / scale
+    if zero is None:
+        return codes.clamp_(-128, 127).round_() * scale
+    shift = zero.to(x.dtype)
+    return (codes.add_(shift).clamp_(-128, 127).round_() - shift) * scale
+
+
+def quantized_input(x: Tensor, spec: WeightSpec, input_scale: Tensor | None, input_zero: Tensor | None) -> Tensor:
+    """The input as the layer multiplies it: as it is, or rounded to 8 bits and back."""
+    if input_scale is not None:
+        return fake_quantize_per_tensor(x, input_scale, input_zero)
+    return fake_quantize_per_token(x) if spec.activation else x
+
+
 class ReferenceBackend:
     """Unpacks, dequantizes and multiplies with torch."""
 
@@ -42,11 +67,13 @@ class ReferenceBackend:
         zero: Tensor | None,
         bias: Tensor | None,
         spec: WeightSpec,
+        input_scale: Tensor | None = None,
+        input_zero: Tensor | None = None,
     ) -> Tensor:
         """Fake-quantize the input if the spec says so, then multiply by the dequantized weight."""
-        check_input(x, bias, spec)
+        check_input(x, bias, spec, input_scale, input_zero)
         weight = self.dequantize(packed, scale, zero, spec)
-        return F.linear(fake_quantize_per_token(x) if spec.activation else x, weight, bias)
+        return F.linear(quantized_input(x, spec, input_scale, input_zero), weight, bias)
 
     def dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> Tensor:
         """(u − zero) · scale, both operations in the dtype of the scale."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from goldstick.core.input_range import check_input_range
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.nn.packed import PackedWeight
@@ -19,19 +20,50 @@ class QuantizedLinear(PackedWeight):
         tensor: Codes [out, in].
         scheme: Grids of the weight and, with 8-bit activations, of the input.
         bias: float [out], or ``None``.
+        input_scale: Scale of the input, float [] or [1], given exactly when its grid is static. Kept as a buffer [1] in
+            the dtype of the weight's scales.
+        input_zero: Its zero among the signed codes, int8 [] or [1], given exactly when that grid is asymmetric.
+
+    Raises:
+        QuantizationError: The input's scale or zero is missing, or given where there is no use for it.
     """
 
-    def __init__(self, tensor: QuantizedTensor, scheme: Scheme, bias: Tensor | None = None) -> None:
+    input_scale: Tensor | None
+    input_zero_point: Tensor | None
+
+    def __init__(
+        self,
+        tensor: QuantizedTensor,
+        scheme: Scheme,
+        bias: Tensor | None = None,
+        *,
+        input_scale: Tensor | None = None,
+        input_zero: Tensor | None = None,
+    ) -> None:
         super().__init__(tensor, scheme)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        check_input_range(scheme, input_scale, input_zero)
+        scale = None if input_scale is None else input_scale.reshape(1).to(tensor.scale)
+        if scale is not None:  # a small one may have become 0 in 16 bits
+            scale = torch.where(scale == 0, torch.finfo(scale.dtype).tiny, scale)
+        zero = None if input_zero is None else input_zero.reshape(1).to(tensor.scale.device)
+        self.register_buffer("input_scale", scale)
+        self.register_buffer("input_zero_point", zero)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
-        return packed_linear(self, x, self.bias)
+        return packed_linear(self, x, self.bias, self.input_scale, self.input_zero_point)
 
 
-def packed_linear(weight: PackedWeight, x: Tensor, bias: Tensor | None) -> Tensor:
+def packed_linear(
+    weight: PackedWeight,
+    x: Tensor,
+    bias: Tensor | None,
+    input_scale: Tensor | None = None,
+    input_zero: Tensor | None = None,
+) -> Tensor:
     """x·Ŵᵀ + b for a packed weight that may belong to another module."""
+    activation = weight.scheme.activation
     result: Tensor = torch.ops.goldstick.quantized_linear(
         x,
         weight.weight_packed,
@@ -41,6 +73,8 @@ def packed_linear(weight: PackedWeight, x: Tensor, bias: Tensor | None) -> Tenso
         weight.grid.bits,
         weight.grid.group_width(weight.in_features),
         weight.in_features,
-        "int8-token" if weight.scheme.activation else "",
+        "" if activation is None else f"int8-{activation.granularity}",
+        input_scale,
+        input_zero,
     )
     return result

@@ -18,6 +18,11 @@ def choose_format(wanted: str, layers: Sequence[StoredLayer], ties: dict[str, st
     first = FORMATS["compressed-tensors"]
     refusals = [(layer.site, first.refuses(layer)) for layer in layers]
     reasons = [f"{site}: {reason}" for site, reason in refusals if reason]
+    schemes = [layer.scheme for layer in layers]
+    if any(scheme.activation for scheme in schemes) and not all(scheme.weight.symmetric for scheme in schemes):
+        reasons.append(
+            "transformers loads asymmetric weights in it only with the 8-bit activations of all layers dropped"
+        )
     if ties:
         reasons.append(f"{next(iter(ties))} runs on a quantized embedding, which compressed-tensors cannot say")
     if wanted == "compressed-tensors" and reasons:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from goldstick import surgery
 from goldstick.core.edits import Quantize
 from goldstick.errors import CheckpointError
+from goldstick.formats.input_scale import INPUT_SCALE, INPUT_ZERO, input_specs, part_name, unpack_input
 from goldstick.formats.native import Native, schemes_of
 from goldstick.formats.source import open_tensors, read_json
 from goldstick.nn import PackedWeight, QuantizedExperts
@@ -20,6 +21,14 @@ from goldstick.pipeline.staging import MANIFEST_NAME
 from goldstick.structure.network import Network
 
 _SUFFIXES = ("_packed", "_scale", "_zero_point")
+_PARTS = {
+    "weight_packed": "_packed",
+    "weight_scale": "_scale",
+    "weight_zero_point": "_zero_point",
+    "input_scale": INPUT_SCALE,
+    "input_zero_point": INPUT_ZERO,
+}
+"""Buffers of a module on packed weights, and what their tensors are called in a checkpoint."""
 
 
 def load_into(model: nn.Module, directory: Path) -> nn.Module:
@@ -37,13 +46,16 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
         site = network.by_name.get(name)
         if site is None:
             raise CheckpointError(f"{directory} quantizes {name!r}, which this {type(model).__name__} does not have.")
-        stored = {suffix: site.parameter_name + suffix for suffix in _SUFFIXES}
+        suffixes = (*_SUFFIXES, *input_specs(scheme, torch.float32))
+        stored = {suffix: part_name(site.parameter_name, suffix) for suffix in suffixes}
         parts = {suffix: tensors[full].read() for suffix, full in stored.items() if full in tensors}
         if not {"_packed", "_scale"} <= set(parts):
             raise CheckpointError(f"{directory} lacks the tensors of {name!r}.")
         used.update(stored.values())
         tensor = Native().unpack(parts, scheme, site.in_features)
-        surgery.apply(network, [Quantize(site=name, scheme=scheme, tensor=tensor, algorithm="loaded")])
+        scale, zero = unpack_input(parts, scheme, site.module)
+        edit = Quantize(site=name, scheme=scheme, tensor=tensor, algorithm="loaded", input_scale=scale, input_zero=zero)
+        surgery.apply(network, [edit])
     for tied, owner in table["ties"].items():
         surgery.tie(network, network.by_name[tied], network.by_name[owner])
     floats = {name: info.read() for name, info in tensors.items() if name not in used}
@@ -72,14 +84,13 @@ def _load_floats(model: nn.Module, floats: Mapping[str, Tensor], directory: Path
 
 def tensor_hashes(model: nn.Module) -> dict[str, str]:
     """sha256 of everything a rewritten plain module stores, by the name of its tensor in the checkpoint."""
-    names = {"weight_packed": "_packed", "weight_scale": "_scale", "weight_zero_point": "_zero_point"}
     hashes = {}
     modules: dict[str, Any] = dict(model.named_modules())
     for name, value in model.state_dict().items():
         owner, _, leaf = name.rpartition(".")
-        if isinstance(modules[owner], PackedWeight) and leaf in names:
+        if isinstance(modules[owner], PackedWeight) and leaf in _PARTS:
             parameter = owner if isinstance(modules[owner], QuantizedExperts) else f"{owner}.weight"
-            name = parameter + names[leaf]
+            name = part_name(parameter, _PARTS[leaf])
         hashes[name] = tensor_hash(value)
     return hashes
 

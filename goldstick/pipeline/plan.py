@@ -13,6 +13,7 @@ import torch
 from goldstick.errors import SourceError
 from goldstick.formats import StorageFormat
 from goldstick.formats.base import StoredLayer
+from goldstick.formats.input_scale import part_name
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
@@ -246,7 +247,7 @@ def _with_outputs(tensor: PlannedTensor, chosen: StorageFormat) -> PlannedTensor
     if tensor.stored is None:
         return dataclasses.replace(tensor, outputs={tensor.name: (tensor.source.shape, tensor.source.dtype)})
     specs = chosen.specs(tensor.stored, scale_dtype(tensor.source.dtype))
-    return dataclasses.replace(tensor, outputs={tensor.name + suffix: spec for suffix, spec in specs.items()})
+    return dataclasses.replace(tensor, outputs={part_name(tensor.name, suffix): spec for suffix, spec in specs.items()})
 
 
 def scale_dtype(weight_dtype: torch.dtype) -> torch.dtype:

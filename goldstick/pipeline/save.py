@@ -11,9 +11,11 @@ from torch import Tensor
 
 from goldstick.core.error import WeightError
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.errors import FormatError
 from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.input_scale import part_name
 from goldstick.formats.transformers_names import CheckpointNames
-from goldstick.nn import PackedWeight
+from goldstick.nn import PackedWeight, QuantizedLinear
 from goldstick.pipeline.entries import Entry
 from goldstick.recipes.resolve import Assignment, Resolution
 from goldstick.structure.network import Layout, Network, Site
@@ -21,10 +23,12 @@ from goldstick.structure.network import Layout, Network, Site
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredPiece:
-    """One quantized matrix under the name a checkpoint gives it."""
+    """One quantized matrix under the name a checkpoint gives it, with the scale and zero of a static input."""
 
     layer: StoredLayer
     tensor: QuantizedTensor
+    input_scale: Tensor | None = None
+    input_zero: Tensor | None = None
 
 
 def quantized_pieces(network: Network, resolution: Resolution, names: CheckpointNames | None) -> list[StoredPiece]:
@@ -39,9 +43,22 @@ def quantized_pieces(network: Network, resolution: Resolution, names: Checkpoint
     for site in network.sites:
         assignment = resolution.assignments.get(site.name)
         if assignment is not None:
-            for name, tensor in _split(site, _packed(network, site).quantized_tensor(), names).items():
-                pieces.append(StoredPiece(layer=_layer(name, site, tensor, assignment), tensor=tensor))
+            packed = _packed(network, site)
+            scale, zero = _input_range(packed)
+            split = _split(site, packed.quantized_tensor(), names)
+            if scale is not None and len(split) > 1:
+                raise FormatError(
+                    f"{site.name} is {len(split)} tensors in its checkpoint, which cannot share one static input "
+                    "scale; give it a dynamic scheme in 'overrides', or exclude it."
+                )
+            for name, tensor in split.items():
+                layer = _layer(name, site, tensor, assignment)
+                pieces.append(StoredPiece(layer=layer, tensor=tensor, input_scale=scale, input_zero=zero))
     return pieces
+
+
+def _input_range(packed: PackedWeight) -> tuple[Tensor | None, Tensor | None]:
+    return (packed.input_scale, packed.input_zero_point) if isinstance(packed, QuantizedLinear) else (None, None)
 
 
 def _packed(network: Network, site: Site) -> PackedWeight:
@@ -100,7 +117,7 @@ def save_entries(pieces: list[StoredPiece], floats: Mapping[str, Tensor], storag
     ]
     for piece in pieces:
         specs = storage.specs(piece.layer, piece.tensor.scale.dtype)
-        outputs = {piece.layer.name + suffix: spec for suffix, spec in specs.items()}
+        outputs = {part_name(piece.layer.name, suffix): spec for suffix, spec in specs.items()}
         entries.append(Entry(name=piece.layer.name, outputs=outputs, produce=partial(_pack, piece, storage)))
     return sorted(entries, key=lambda entry: entry.name)
 
@@ -110,8 +127,8 @@ def _copy(name: str, value: Tensor) -> dict[str, Tensor]:
 
 
 def _pack(piece: StoredPiece, storage: StorageFormat) -> dict[str, Tensor]:
-    parts = storage.pack(piece.tensor, piece.layer.scheme)
-    return {piece.layer.name + suffix: part.cpu() for suffix, part in parts.items()}
+    parts = storage.pack(piece.tensor, piece.layer.scheme, piece.input_scale, piece.input_zero)
+    return {part_name(piece.layer.name, suffix): part.cpu() for suffix, part in parts.items()}
 
 
 def stored_bytes(

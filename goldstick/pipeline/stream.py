@@ -13,6 +13,7 @@ from torch import Tensor
 
 from goldstick.core.error import WeightError
 from goldstick.errors import SourceError
+from goldstick.formats.input_scale import part_name
 from goldstick.formats.safetensors_file import TensorInfo, file_head
 from goldstick.pipeline.entries import Entry
 from goldstick.pipeline.plan import Plan, PlannedTensor
@@ -82,7 +83,7 @@ def _producer(
             matrix = matrix.float()
         edit, error = decide(tensor.assignment.stage, site, matrix, tensor.assignment.scheme)
         errors[site.name] = errors[site.name] + error if site.name in errors else error
-        parts = plan.format.pack(edit.tensor, edit.scheme)
-        return {tensor.name + suffix: part.cpu() for suffix, part in parts.items()}
+        parts = plan.format.pack(edit.tensor, edit.scheme, edit.input_scale, edit.input_zero)
+        return {part_name(tensor.name, suffix): part.cpu() for suffix, part in parts.items()}
 
     return produce

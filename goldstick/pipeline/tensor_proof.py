@@ -6,8 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from goldstick.core.error import WeightError, weight_error
 from goldstick.errors import CheckpointError
+from goldstick.formats.input_scale import part_name
 from goldstick.formats.source import open_tensors
 from goldstick.pipeline.plain_module import tensor_hash
 from goldstick.pipeline.plan import make_plan
@@ -39,7 +42,8 @@ def compare_tensors(
             copies += 1
             continue
         assignment = tensor.assignment
-        parts = {name.removeprefix(tensor.name): stored[name].read() for name in tensor.outputs}
+        suffixes = plan.format.specs(tensor.stored, torch.float32) if tensor.stored else {}
+        parts = {suffix: stored[part_name(tensor.name, suffix)].read() for suffix in suffixes}
         read_back = plan.format.unpack(parts, assignment.scheme, assignment.site.in_features)
         error = weight_error(assignment.site.layout.to_matrix(original), read_back)
         name = assignment.site.name

@@ -150,6 +150,11 @@ def _resolve_ties(
                 "Decide: 'tie: keep' quantizes both ends as one weight, 'tie: untie' quantizes only what is targeted "
                 "and stores the other end as a float copy."
             )
+        elif chosen.scheme.static_input:
+            problems.append(
+                f"{site.name} and {owner.name} share one quantized weight with 'tie: keep', and {chosen.scheme.label} "
+                "gives that weight one input only. Use a scheme such as w8a16 in 'overrides', or 'tie: untie'."
+            )
         elif owner.layout is not Layout.EMBEDDING:
             problems.append(f"'tie: keep' is for embeddings, and {owner.name} is none. Use 'tie: untie'.")
         elif (other := assignments.get(owner.name, chosen)).scheme != chosen.scheme:

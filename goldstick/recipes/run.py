@@ -80,7 +80,11 @@ def _the_quantization(edits: Sequence[Edit], site: Site) -> Quantize:
 
 def needs_data(stages: Iterable[Algorithm]) -> bool:
     """Whether a stage looks at data."""
-    return any(stage.exposure is not Exposure.NONE for stage in stages)
+    return any(stage.exposure is not Exposure.NONE or _finds_input_ranges(stage) for stage in stages)
+
+
+def _finds_input_ranges(stage: Algorithm) -> bool:
+    return isinstance(stage, Quantizer) and stage.quantizes and any(one.static_input for one in stage.schemes())
 
 
 def round_sites(
@@ -130,8 +134,8 @@ def run(
         RecipeError: A stage looks at data and there are none.
     """
     chosen = [resolution.assignments[site.name] for site in network.sites if site.name in resolution.assignments]
-    free = [assignment for assignment in chosen if not needs_data([assignment.stage])]
-    calibrated = {assignment.site.name: assignment for assignment in chosen if needs_data([assignment.stage])}
+    calibrated = {one.site.name: one for one in chosen if one.stage.needs_inputs(one.scheme)}
+    free = [assignment for assignment in chosen if assignment.site.name not in calibrated]
     if calibrated and not batches:
         stage = next(iter(calibrated.values())).stage.name
         raise RecipeError(f"{stage} looks at data, and there are none: give data= (or --dataset).")

@@ -282,3 +282,27 @@ def test_extreme_scales_lose_nothing(scale: float) -> None:
     found, expected = observed([x.float()]), reference(x.float())
     size = expected.diagonal().sqrt()
     assert ((found - expected).abs() / torch.outer(size, size)).max() <= 1e-5
+
+
+@pytest.mark.parametrize("ranges_first", [False, True])
+def test_the_lowest_and_highest_inputs_of_a_channel_are_exact(ranges_first: bool) -> None:
+    x = activations() + 3
+    x[5, 7] = torch.nan  # the whole input is left out
+    batches = list(x.split(100))
+    observer = InputObserver(x.shape[-1])
+    assert observer.lowest().isposinf().all() and observer.highest().isneginf().all()
+    for batch in batches if ranges_first else []:
+        observer.observe_range(batch)
+    for batch in batches:
+        observer.observe(batch)
+    kept = torch.cat([x[:5], x[6:]]).double()
+    assert torch.equal(observer.lowest(), kept.min(0).values)
+    assert torch.equal(observer.highest(), kept.max(0).values)
+
+
+def test_ranges_of_inputs_that_are_mostly_not_finite_are_refused() -> None:
+    observer = InputObserver(4)
+    observer.observe(torch.full((3, 4), torch.inf))
+    for ask in (observer.lowest, observer.highest):
+        with pytest.raises(QuantizationError, match="3 of 3 inputs hold NaN or infinity"):
+            ask()

@@ -27,7 +27,8 @@ def test_codes_of_b_bits_run_from_0_to_one_below_2_to_the_b_around_the_middle(bi
         ({"granularity": "group", "group_size": -1}, "at least 2, not -1"),
         ({"granularity": "channel", "group_size": 32}, "no meaning with granularity 'channel'"),
         ({"granularity": "token", "group_size": 32}, "no meaning with granularity 'token'"),
-        ({"granularity": "tensor"}, "by channel, group or token, not by 'tensor'"),
+        ({"granularity": "tensor", "group_size": 32}, "no meaning with granularity 'tensor'"),
+        ({"granularity": "row"}, "by channel, group, token or tensor, not by 'row'"),
     ],
 )
 def test_a_grid_that_means_nothing_is_refused(fields: dict[str, Any], complaint: str) -> None:
@@ -53,6 +54,7 @@ def test_rows_split_into_groups(grid: Grid, in_features: int, divides: bool, wid
 def test_only_grids_by_token_find_their_scales_at_run_time() -> None:
     assert Grid(bits=8, granularity="token").dynamic
     assert not Grid(bits=8).dynamic
+    assert not Grid(bits=8, granularity="tensor").dynamic
     assert not Grid(bits=8, granularity="group", group_size=2).dynamic
 
 

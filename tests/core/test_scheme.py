@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldstick.core.grid import Grid
+from goldstick.core.grid import Granularity, Grid
 from goldstick.core.scheme import PRESETS, Scheme
 from goldstick.errors import RecipeError
 
@@ -26,7 +26,9 @@ def test_every_preset_is_what_its_description_says(name: str, description: str) 
         assert "per channel" in description or "per output channel" in description
     else:
         assert f"groups of {scheme.weight.group_size}" in description
-    assert ("per token" in description) is (scheme.activation is not None)
+    assert ("8-bit activations" in description) is (scheme.activation is not None)
+    assert ("per token at run time" in description) is (scheme.activation is not None and scheme.activation.dynamic)
+    assert ("one scale per tensor" in description) is scheme.static_input
 
 
 def test_a_name_says_bits_grain_symmetry_and_activations() -> None:
@@ -36,14 +38,37 @@ def test_a_name_says_bits_grain_symmetry_and_activations() -> None:
     assert Scheme.parse("w8a8-dynamic") == Scheme(
         weight=Grid(bits=8, granularity="channel"), activation=Grid(bits=8, granularity="token")
     )
+    static = Grid(bits=8, granularity="tensor")
+    assert Scheme.parse("w8a8-static") == Scheme(weight=Grid(bits=8), activation=static)
+    assert Scheme.parse("w4a8-static-shifted-g32-asym") == Scheme(
+        weight=Grid(bits=4, symmetric=False, granularity="group", group_size=32),
+        activation=Grid(bits=8, symmetric=False, granularity="tensor"),
+    )
+    assert Scheme.parse("w8a8-static-asym").activation == static, "-asym is the weight's"
     assert Scheme.parse("w3a16") == Scheme.parse("w3a16-channel") == Scheme(weight=Grid(bits=3))
+
+
+ACTIVATIONS = [
+    None,
+    Grid(bits=8, granularity="token"),
+    Grid(bits=8, granularity="tensor"),
+    Grid(bits=8, symmetric=False, granularity="tensor"),
+]
+
+
+def test_only_a_static_input_needs_its_range_beforehand() -> None:
+    weight = Grid(bits=8)
+    static = [Scheme(weight=weight, activation=activation).static_input for activation in ACTIVATIONS]
+    assert static == [False, False, True, True]
+    labels = {Scheme(weight=weight, activation=activation).label for activation in ACTIVATIONS}
+    assert len(labels) == len(ACTIVATIONS), "checkpoints list schemes by label"
 
 
 @given(
     bits=st.integers(1, 8),
     symmetric=st.booleans(),
     group=st.none() | st.integers(2, 4096),
-    activation=st.sampled_from([None, Grid(bits=8, granularity="token")]),
+    activation=st.sampled_from(ACTIVATIONS),
 )
 def test_any_scheme_is_read_back_from_its_label(
     bits: int, symmetric: bool, group: int | None, activation: Grid | None
@@ -59,7 +84,10 @@ def test_any_scheme_is_read_back_from_its_label(
         ("w4a16g128", "w4a16-g128"),
         ("W8A16", "w2a16|w3a16|w8a16|A name reads"),
         ("w8a8", "w8a8-dynamic|w8a16"),
-        ("w4a16-dynamic", "w4a16-"),
+        ("w4a16-dynamic", "w4a8-dynamic-"),
+        ("w8a16-static", "w8a8-static"),
+        ("w8a8-shifted", "w8a8-static"),
+        ("w8a8-dynamic-shifted", "w8a8-dynamic"),
         ("w4a16-g128-sym", "w4a16-g128-asym"),
         ("int4-g128", "g128"),
     ],
@@ -80,9 +108,10 @@ def test_a_group_of_none_is_refused_as_a_group() -> None:
         Scheme.parse("w4a16-g0")
 
 
-def test_weights_have_no_tokens() -> None:
-    with pytest.raises(RecipeError, match="channel or group"):
-        Scheme(weight=Grid(bits=8, granularity="token"))
+@pytest.mark.parametrize("granularity", ["token", "tensor"])
+def test_weights_have_scales_by_channel_or_group(granularity: Granularity) -> None:
+    with pytest.raises(RecipeError, match=f"no scale per {granularity}: its granularity is channel or group"):
+        Scheme(weight=Grid(bits=8, granularity=granularity))
 
 
 @pytest.mark.parametrize(
@@ -91,8 +120,9 @@ def test_weights_have_no_tokens() -> None:
         Grid(bits=4, granularity="token"),
         Grid(bits=8, granularity="channel"),
         Grid(bits=8, granularity="token", symmetric=False),
+        Grid(bits=4, granularity="tensor"),
     ],
 )
-def test_activations_are_8_bit_symmetric_by_token_or_float(activation: Grid) -> None:
+def test_activations_are_8_bit_by_token_or_by_tensor_or_float(activation: Grid) -> None:
     with pytest.raises(RecipeError, match="per token at run time"):
         Scheme(weight=Grid(bits=8), activation=activation)

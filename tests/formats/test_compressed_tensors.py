@@ -9,19 +9,23 @@ import torch
 from compressed_tensors.compressors.naive_quantized import IntQuantizationCompressor
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from compressed_tensors.quantization.utils import calculate_qparams
 from torch import Tensor
 
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.grid import Grid
+from goldstick.core.input_range import input_range
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import PRESETS, Scheme
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.compressed_tensors import CompressedTensors, group_of, scheme_of_group
+from goldstick.formats.input_scale import part_name
 
 FORMAT = CompressedTensors()
-NAMES = [name for name in PRESETS if name != "w8a8-dynamic"] + ["w5a16-g32", "w6a16-channel-asym", "w1a16-g32"]
+INTEGER = [name for name in PRESETS if Scheme.parse(name).activation] + ["w8a8-static-shifted", "w4a8-static-channel"]
+NAMES = [name for name in PRESETS if name not in INTEGER] + ["w5a16-g32", "w6a16-channel-asym", "w1a16-g32"]
 
 
 def layer(site: str, scheme: str = "w4a16-g32", **changes: object) -> StoredLayer:
@@ -41,10 +45,16 @@ def their_scheme(scheme: Scheme) -> QuantizationScheme:
     weights = QuantizationArgs(
         num_bits=grid.bits, type="int", symmetric=grid.symmetric, strategy=grid.granularity, group_size=grid.group_size
     )
-    inputs = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
-    return QuantizationScheme(
-        targets=["Linear"], weights=weights, input_activations=inputs if scheme.activation else None
-    )
+    inputs = None
+    if scheme.activation is not None:
+        inputs = QuantizationArgs(
+            num_bits=8,
+            type="int",
+            symmetric=scheme.activation.symmetric,
+            strategy=scheme.activation.granularity,
+            dynamic=scheme.activation.granularity == "token",
+        )
+    return QuantizationScheme(targets=["Linear"], weights=weights, input_activations=inputs)
 
 
 def their_state(weight: Tensor, tensor: QuantizedTensor) -> dict[str, Tensor]:
@@ -69,12 +79,21 @@ def test_packed_layers_equal_those_of_their_own_compressor_byte_for_byte(name: s
     assert torch.equal(unpacked["weight"], tensor.dequantize())
 
 
-def test_8_bit_layers_equal_those_of_their_own_compressor_byte_for_byte() -> None:
-    scheme = Scheme.parse("w8a8-dynamic")
-    weight = torch.randn(21, 100)
+@pytest.mark.parametrize("name", INTEGER)
+def test_layers_with_8_bit_activations_equal_those_of_their_own_compressor_byte_for_byte(name: str) -> None:
+    scheme = Scheme.parse(name)
+    weight = torch.randn(21, 256)
     tensor = quantize_with_search(weight, scheme.weight, "minmax")
-    theirs = IntQuantizationCompressor.compress(their_state(weight, tensor), their_scheme(scheme))
-    ours = {f"weight{suffix}": part for suffix, part in FORMAT.pack(tensor, scheme).items()}
+    state = their_state(weight, tensor)
+    scale = zero = None
+    if scheme.activation is not None and scheme.static_input:
+        args = their_scheme(scheme).input_activations
+        low, high = torch.tensor(-1.5), torch.tensor(4.0)
+        state["input_scale"], state["input_zero_point"] = calculate_qparams(low, high, args)
+        scale, zero = input_range(-1.5, 4.0, scheme.activation)
+    theirs = IntQuantizationCompressor.compress(state, their_scheme(scheme))
+    packed = FORMAT.pack(tensor, scheme, scale, zero)
+    ours = {part_name("weight", suffix).removeprefix("."): part for suffix, part in packed.items()}
     assert ours.keys() == theirs.keys()
     for key, part in ours.items():
         assert part.dtype == theirs[key].dtype and torch.equal(part, theirs[key]), key
@@ -101,19 +120,21 @@ def test_a_zero_that_is_no_code_is_never_rounded(zero: float) -> None:
         (layer("a", "w4a16-g32-asym", fractional_zeros=True), "zeros are integers"),
         (layer("a", "w4a16-g32-asym", kind="experts"), "symmetric weights and float activations only"),
         (layer("a", "w8a8-dynamic", kind="experts"), "symmetric weights and float activations only"),
-        (layer("a", "w8a8-dynamic-asym"), "8-bit symmetric weights by channel only"),
-        (layer("a", "w8a8-dynamic-g32"), "8-bit symmetric weights by channel only"),
-        (layer("a", "w4a8-dynamic"), "8-bit symmetric weights by channel only"),
+        (layer("a", "w8a8-dynamic-asym"), "symmetric weights only, of 8 bits by channel, or of 4"),
+        (layer("a", "w8a8-dynamic-g32"), "symmetric weights only, of 8 bits by channel, or of 4"),
+        (layer("a", "w4a8-static-g32-asym"), "symmetric weights only, of 8 bits by channel, or of 4"),
+        (layer("a", "w3a8-dynamic"), "symmetric weights only, of 8 bits by channel, or of 4"),
+        (layer("a", "w8a8-static", kind="experts"), "symmetric weights and float activations only"),
     ],
 )
 def test_what_its_readers_would_get_wrong_is_refused_with_the_reason(refused: StoredLayer, reason: str) -> None:
     assert reason in (FORMAT.refuses(refused) or "")
 
 
-@pytest.mark.parametrize("name", [*NAMES, "w8a8-dynamic"])
+@pytest.mark.parametrize("name", [*NAMES, *INTEGER])
 def test_linear_layers_of_every_preset_are_held(name: str) -> None:
     assert FORMAT.refuses(layer("a", name)) is None
-    if name.endswith("asym") or name == "w8a8-dynamic":
+    if name.endswith("asym") or name in INTEGER:
         return
     assert FORMAT.refuses(layer("a.experts.0.w1", name, kind="experts")) is None
 
@@ -122,6 +143,9 @@ MIXED = [
     *(layer(f"model.layers.{index}.mlp.up_proj", "w4a16-g32") for index in range(3)),
     *(layer(f"model.layers.{index}.mlp.down_proj", "w8a16") for index in range(3)),
     layer("model.layers.0.self_attn.q_proj", "w8a8-dynamic"),
+    layer("model.layers.0.self_attn.v_proj", "w4a8-dynamic-g32"),
+    layer("model.layers.1.self_attn.v_proj", "w8a8-static"),
+    layer("model.layers.2.self_attn.v_proj", "w8a8-static-shifted"),
     layer("model.layers.1.self_attn.q_proj", "w3a16-channel"),
     layer("model.layers.2.self_attn.q_proj", "w3a16-channel"),
 ]
@@ -150,6 +174,10 @@ def test_their_own_reader_understands_the_config(layers: list[StoredLayer]) -> N
         assert group.weights.strategy == scheme.weight.granularity
         assert group.format == ("int-quantized" if scheme.activation else "pack-quantized")
         assert (group.input_activations is not None) == (scheme.activation is not None)
+        if scheme.activation is not None:
+            assert group.input_activations.symmetric == scheme.activation.symmetric
+            assert group.input_activations.strategy == scheme.activation.granularity
+            assert group.input_activations.dynamic is scheme.activation.dynamic
 
 
 def test_one_scheme_targets_every_linear_and_ignores_the_rest() -> None:
@@ -179,12 +207,22 @@ def test_a_tie_cannot_be_stored() -> None:
         ({"weights": None}, "integer weights"),
         ({"weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}, "integer weights"),
         ({"weights": {"num_bits": 8, "type": "int", "strategy": "tensor"}}, "by group or channel"),
-        (
-            {
-                "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
-                "input_activations": {"num_bits": 8, "strategy": "tensor", "dynamic": False},
-            },
-            "8-bit activations per token",
+        *(
+            (
+                {
+                    "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+                    "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True} | change,
+                },
+                "dynamic and symmetric per token or static per tensor",
+            )
+            for change in (
+                {"strategy": "tensor"},
+                {"dynamic": False},
+                {"symmetric": False},
+                {"type": "float"},
+                {"num_bits": 4},
+                {"dynamic": "local", "strategy": "group"},
+            )
         ),
     ],
 )

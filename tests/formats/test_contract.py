@@ -11,8 +11,10 @@ from torch import Tensor
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
+from goldstick.errors import CheckpointError, QuantizationError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.input_scale import part_name, unpack_input
 
 GRIDS = st.builds(
     lambda bits, symmetric, size: Grid(
@@ -59,11 +61,18 @@ def assert_same(found: QuantizedTensor, tensor: QuantizedTensor) -> None:
 
 def check(storage: StorageFormat, tensor: QuantizedTensor, scheme: Scheme) -> None:
     """Round trip, and the announcement."""
-    parts = storage.pack(tensor, scheme)
+    scale = torch.tensor(0.375) if scheme.static_input else None
+    shifted = scheme.static_input and scheme.activation is not None and not scheme.activation.symmetric
+    zero = torch.tensor(-77, dtype=torch.int8) if shifted else None
+    parts = storage.pack(tensor, scheme, scale, zero)
     announced = storage.specs(layer_of(tensor, scheme), tensor.scale.dtype)
     assert {suffix: (part.shape, part.dtype) for suffix, part in parts.items()} == announced
     assert all(part.is_contiguous() for part in parts.values()), "safetensors stores nothing else"
     assert_same(storage.unpack(parts, scheme, tensor.in_features), tensor)
+    found = unpack_input(parts, scheme, "up")
+    assert [None if value is None else value.item() for value in found] == [
+        None if value is None else value.item() for value in (scale, zero)
+    ]
 
 
 @pytest.mark.parametrize("name", FORMATS)
@@ -86,9 +95,14 @@ def test_what_was_packed_comes_back_as_announced(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-@given(rows=st.integers(1, 37), columns=st.integers(1, 75), seed=st.integers(0, 2**31))
-def test_so_does_a_layer_with_8_bit_activations(name: str, rows: int, columns: int, seed: int) -> None:
-    scheme = Scheme.parse("w8a8-dynamic")
+@given(
+    label=st.sampled_from(["w8a8-dynamic", "w8a8-static", "w8a8-static-shifted", "w4a8-dynamic-g8", "w4a8-static-g8"]),
+    rows=st.integers(1, 37),
+    columns=st.integers(1, 75),
+    seed=st.integers(0, 2**31),
+)
+def test_so_does_a_layer_with_8_bit_activations(name: str, label: str, rows: int, columns: int, seed: int) -> None:
+    scheme = Scheme.parse(label)
     check(FORMATS[name], random_tensor(scheme.weight, (rows, columns), seed, torch.bfloat16), scheme)
 
 
@@ -102,6 +116,27 @@ def test_the_native_format_holds_experts_and_fractional_zeros(
     if tensor.zero is not None:
         tensor.zero.add_(shift)
     check(FORMATS["native"], tensor, Scheme(weight=grid))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_static_input_without_its_scale_is_neither_packed_nor_unpacked(name: str) -> None:
+    scheme = Scheme.parse("w8a8-static-shifted")
+    tensor = random_tensor(scheme.weight, (4, 8), 0, torch.float32)
+    scale, zero = torch.tensor(0.5), torch.tensor(3, dtype=torch.int8)
+    with pytest.raises(QuantizationError, match="takes a scale and a zero, and what was given is scale"):
+        FORMATS[name].pack(tensor, scheme, scale)
+    with pytest.raises(QuantizationError, match="takes neither, and what was given is scale and zero"):
+        FORMATS[name].pack(tensor, Scheme.parse("w8a8-dynamic"), scale, zero)
+    parts = FORMATS[name].pack(tensor, scheme, scale, zero)
+    del parts[".input_zero_point"]
+    with pytest.raises(CheckpointError, match=r"'layers\.0\.up\.input_zero_point' is missing"):
+        unpack_input(parts, scheme, "layers.0.up")
+
+
+def test_parts_of_an_input_stand_beside_the_weight() -> None:
+    assert part_name("a.up.weight", "_scale") == "a.up.weight_scale"
+    assert part_name("a.up.weight", "") == "a.up.weight"
+    assert part_name("a.up.weight", ".input_scale") == "a.up.input_scale"
 
 
 @pytest.mark.parametrize("name", FORMATS)

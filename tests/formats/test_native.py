@@ -31,11 +31,13 @@ LAYERS = [
     layer("b", "w8a8-dynamic"),
     layer("c", "w4a16-g32-asym", "conv2d"),
     layer("d", "w2a16", "embedding"),
+    layer("e", "w8a8-static"),
+    layer("f", "w8a8-static-shifted"),
 ]
 
 
 def test_nothing_is_refused() -> None:
-    assert [Native().refuses(one) for one in LAYERS] == [None] * 4
+    assert [Native().refuses(one) for one in LAYERS] == [None] * 6
 
 
 def test_the_config_gives_back_the_scheme_of_every_site_after_json() -> None:
@@ -43,7 +45,7 @@ def test_the_config_gives_back_the_scheme_of_every_site_after_json() -> None:
     assert schemes_of(config) == {one.site: one.scheme for one in LAYERS}
     assert config["ties"] == {"head": "d"}
     assert config["quant_method"] == "goldstick"
-    assert len(config["schemes"]) == 3, "each scheme is written once"
+    assert len(config["schemes"]) == 5, "each scheme is written once"
 
 
 def test_a_later_version_is_refused_and_named() -> None:
@@ -78,3 +80,7 @@ def test_golden_words() -> None:
     assert parts["_packed"].tolist() == [[0x47D63447 - (1 << 32) if 0x47D63447 >> 31 else 0x47D63447, 0xC]]
     assert parts["_scale"].tolist() == [[0.5, 2.0]]
     assert parts["_zero_point"].tolist() == [[3.5, 0.25]]
+    static = Scheme(weight=grid, activation=Grid(bits=8, symmetric=False, granularity="tensor"))
+    parts = Native().pack(tensor, static, torch.tensor(0.25), torch.tensor(-3, dtype=torch.int8))
+    assert parts[".input_scale"].tolist() == [0.25]
+    assert parts[".input_zero_point"].tolist() == [-3]

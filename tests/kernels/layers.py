@@ -21,6 +21,8 @@ class Layer:
     scale: Tensor
     zero: Tensor | None
     bias: Tensor
+    input_scale: Tensor | None = None
+    input_zero: Tensor | None = None
 
 
 def random_layer(
@@ -53,6 +55,8 @@ def random_layer(
         scale=(torch.rand(groups, generator=random) * 0.1 + 0.01).to(dtype),
         zero=(torch.rand(groups, generator=random) * 2**bits).to(dtype) if asymmetric else None,
         bias=torch.randn(out_features, generator=random).to(dtype),
+        input_scale=torch.tensor([0.03125], dtype=dtype) if activation == "int8-tensor" else None,
+        input_zero=torch.tensor([-9], dtype=torch.int8) if activation == "int8-tensor" and asymmetric else None,
     )
 
 

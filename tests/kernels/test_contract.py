@@ -23,7 +23,7 @@ def usable(backend: Backend, layer: Layer) -> Backend:
 
 @every_backend
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("activation", [None, "int8-token"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int8-tensor"])
 @pytest.mark.parametrize("lead", [(), (1,), (0,), (2, 3), (2, 0, 3)], ids=str)
 def test_inputs_of_any_rank_give_the_product_with_the_weight(
     backend: Backend, bits: int, activation: Activation, lead: tuple[int, ...]
@@ -31,7 +31,8 @@ def test_inputs_of_any_rank_give_the_product_with_the_weight(
     layer = random_layer(9, 40, bits=bits, group_size=8, asymmetric=True, activation=activation)
     backend = usable(backend, layer)
     x = torch.randn(*lead, 40)
-    y = backend.linear(x, layer.packed, layer.scale, layer.zero, layer.bias, layer.spec)
+    inputs = (layer.input_scale, layer.input_zero)
+    y = backend.linear(x, layer.packed, layer.scale, layer.zero, layer.bias, layer.spec, *inputs)
     assert y.shape == (*lead, 9)
     exact = x.double() @ weight_slowly(layer).T + layer.bias.double()
     if x.numel():
@@ -95,6 +96,34 @@ def test_wrong_operands_are_refused(backend: Backend, what: str, complaint: str)
     x, packed, scale, zero, bias = _broken(layer, what)
     with pytest.raises(KernelError, match=complaint):
         backend.linear(x, packed, scale, zero, bias, layer.spec)  # type: ignore[arg-type]
+
+
+@every_backend
+@pytest.mark.parametrize(
+    ("activation", "scale", "zero", "complaint"),
+    [
+        ("int8-tensor", None, None, "belongs to the activation 'int8-tensor'"),
+        ("int8-tensor", None, torch.zeros(1, dtype=torch.int8), "belongs to the activation 'int8-tensor'"),
+        ("int8-token", torch.ones(1), None, "only to it; this is 'int8-token'"),
+        (None, None, torch.zeros(1, dtype=torch.int8), "only to it; this is None"),
+        ("int8-tensor", torch.ones(2), None, r"input scale of shape \[2\]"),
+        ("int8-tensor", torch.tensor(1.0), None, r"input scale of shape \[\]"),
+        ("int8-tensor", torch.ones(1).double(), None, "input scale must be torch.float32"),
+        ("int8-tensor", torch.ones(1), torch.zeros(1), "input zero must be int8, not torch.float32"),
+        ("int8-tensor", torch.ones(1), torch.zeros(2, dtype=torch.int8), r"input zero of shape \[2\]"),
+    ],
+)
+def test_a_static_input_has_one_scale_and_no_other_input_has_any(
+    backend: Backend,
+    activation: Activation,
+    scale: torch.Tensor | None,
+    zero: torch.Tensor | None,
+    complaint: str,
+) -> None:
+    layer = random_layer(9, 40, group_size=8, activation=activation)
+    backend = usable(backend, layer)
+    with pytest.raises(KernelError, match=complaint):
+        backend.linear(torch.randn(3, 40), layer.packed, layer.scale, None, None, layer.spec, scale, zero)
 
 
 def test_backend_names_are_unique_and_the_last_takes_everything() -> None:

@@ -28,16 +28,19 @@ def call(layer: Layer, x: Tensor) -> Tensor:
         group_size=spec.group_size,
         in_features=spec.in_features,
         activation=spec.activation,
+        input_scale=layer.input_scale,
+        input_zero=layer.input_zero,
     )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("activation", [None, "int8-token"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int8-tensor"])
 def test_operators_equal_the_reference(dtype: torch.dtype, activation: str | None) -> None:
     layer = random_layer(12, 32, group_size=8, asymmetric=True, dtype=dtype, activation=activation)  # type: ignore[arg-type]
     x = torch.randn(2, 3, 32).to(dtype)
     operands = (layer.packed, layer.scale, layer.zero)
-    assert torch.equal(call(layer, x), reference.linear(x, *operands, layer.bias, layer.spec))
+    inputs = (layer.input_scale, layer.input_zero)
+    assert torch.equal(call(layer, x), reference.linear(x, *operands, layer.bias, layer.spec, *inputs))
     weight = ops.dequantize(*operands, bits=4, group_size=8, in_features=32)
     assert torch.equal(weight, reference.dequantize(*operands, layer.spec))
 
@@ -48,6 +51,8 @@ def test_torchs_own_checks_pass(lead: tuple[int, ...]) -> None:
     x = torch.randn(*lead, 32)
     linear = torch.ops.goldstick.quantized_linear.default
     opcheck(linear, (x, layer.packed, layer.scale, None, layer.bias, 3, 8, 32, "int8-token"))
+    inputs = (torch.tensor([0.03]), torch.tensor([5], dtype=torch.int8))
+    opcheck(linear, (x, layer.packed, layer.scale, None, layer.bias, 3, 8, 32, "int8-tensor", *inputs))
     opcheck(torch.ops.goldstick.dequantize.default, (layer.packed, layer.scale, None, 3, 8, 32))
 
 

@@ -11,7 +11,7 @@ from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
 
 from goldstick.errors import KernelError
 from goldstick.kernels import WeightSpec
-from goldstick.kernels.reference import ReferenceBackend, fake_quantize_per_token
+from goldstick.kernels.reference import ReferenceBackend, fake_quantize_per_tensor, fake_quantize_per_token
 from tests.kernels.layers import normalized_error, random_layer, weight_slowly
 
 reference = ReferenceBackend()
@@ -70,6 +70,26 @@ def test_activations_are_bit_equal_to_those_of_compressed_tensors(dtype: torch.d
     x[1, 7, 3] = x[1, 7].abs().max() * 2
     scale, zero = compute_dynamic_scales_and_zp(x, args, torch.nn.Identity())
     assert torch.equal(fake_quantize_per_token(x), fake_quantize(x, scale, zero, args))
+
+
+@both_dtypes
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_static_activations_are_bit_equal_to_those_of_compressed_tensors(dtype: torch.dtype, symmetric: bool) -> None:
+    args = QuantizationArgs(num_bits=8, type="int", symmetric=symmetric, strategy="tensor", dynamic=False)
+    x = (torch.randn(3, 50, 96) * torch.logspace(-6, 3, 50)[:, None]).to(dtype)  # some of it beyond the range
+    scale = torch.tensor([0.0371]).to(dtype)
+    zero = None if symmetric else torch.tensor([-101], dtype=torch.int8)
+    found = fake_quantize_per_tensor(x, scale, zero)
+    assert torch.equal(found, fake_quantize(x, scale, zero, args))
+    assert len(found.unique()) > 100
+
+
+def test_static_activations_equal_a_slow_loop() -> None:
+    x = torch.tensor([-9.0, -0.75, -0.25, 0.0, 0.25, 0.75, 1.0, 31.6, 90.0])
+    found = fake_quantize_per_tensor(x, torch.tensor([0.5]), torch.tensor([-64], dtype=torch.int8))
+    codes = [min(max(round(value / 0.5 - 64), -128), 127) for value in x.tolist()]
+    assert found.tolist() == [(code + 64) * 0.5 for code in codes]
+    assert fake_quantize_per_tensor(torch.empty(0, 8), torch.ones(1), None).shape == (0, 8)
 
 
 def test_a_token_of_zeros_stays_zero() -> None:

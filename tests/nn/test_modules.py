@@ -15,6 +15,7 @@ from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
+from goldstick.errors import QuantizationError
 from goldstick.nn import (
     PackedWeight,
     QuantizedConv2d,
@@ -61,6 +62,55 @@ def test_8_bit_activations_round_every_token_by_itself() -> None:
     rounded = (x / steps).clamp(-128, 127).round() * steps
     torch.testing.assert_close(layer(x), F.linear(rounded, tensor.dequantize()), rtol=1e-5, atol=1e-3)
     assert not torch.allclose(layer(x), F.linear(x, tensor.dequantize()), rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["w8a8-static", "w4a8-static-g16", "w8a8-static-shifted"])
+def test_a_static_input_is_rounded_with_the_scale_it_was_given(name: str, dtype: torch.dtype) -> None:
+    tensor, scheme = quantized(name, 24, 48, dtype=dtype)
+    zero = torch.tensor(-20, dtype=torch.int8) if "shifted" in name else None
+    layer = QuantizedLinear(tensor, scheme, input_scale=torch.tensor(0.01), input_zero=zero)
+    x = torch.randn(2, 5, 48).to(dtype)
+    step, shift = torch.tensor([0.01]).to(dtype), 0 if zero is None else -20
+    rounded = ((x / step + shift).clamp(-128, 127).round() - shift) * step
+    assert torch.equal(layer(x), F.linear(rounded, tensor.dequantize()))
+    assert torch.equal(layer(x * 10).isfinite(), torch.ones(2, 5, 24, dtype=torch.bool))
+    twin = copy.deepcopy(layer)
+    twin.load_state_dict(layer.state_dict())
+    assert torch.equal(twin(x), layer(x))
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "zero", "complaint"),
+    [
+        ("w8a8-static", None, None, "takes a scale and no zero, and what was given is neither"),
+        ("w8a8-static", torch.tensor(1.0), torch.tensor(0, dtype=torch.int8), "no zero, and .* scale and zero"),
+        ("w8a8-static-shifted", torch.tensor(1.0), None, "takes a scale and a zero, and what was given is scale"),
+        ("w8a8-dynamic", torch.tensor(1.0), None, "takes neither, and what was given is scale"),
+        ("w8a16", torch.tensor(1.0), None, "takes neither"),
+        ("w8a8-static", torch.ones(2), None, r"one float, not torch.float32 \(2,\)"),
+        ("w8a8-static", torch.tensor(1), None, "one float, not torch.int64"),
+        ("w8a8-static-shifted", torch.tensor(1.0), torch.tensor(0.5), "one int8, not torch.float32"),
+    ],
+)
+def test_a_layer_has_an_input_scale_exactly_when_its_input_is_static(
+    name: str, scale: Tensor | None, zero: Tensor | None, complaint: str
+) -> None:
+    with pytest.raises(QuantizationError, match=complaint):
+        QuantizedLinear(*quantized(name, 24, 48), input_scale=scale, input_zero=zero)
+
+
+def test_a_cast_keeps_the_zero_of_an_input_and_never_makes_its_scale_zero() -> None:
+    tensor, scheme = quantized("w8a8-static-shifted", 24, 48)
+    layer = QuantizedLinear(
+        tensor, scheme, input_scale=torch.tensor(0.01), input_zero=torch.tensor(7, dtype=torch.int8)
+    )
+    layer.to(torch.bfloat16)
+    assert layer.input_scale is not None and layer.input_scale.dtype == torch.bfloat16
+    assert layer.input_zero_point is not None and layer.input_zero_point.dtype == torch.int8
+    half, scheme = quantized("w8a8-static", 24, 48, dtype=torch.float16)
+    tiny = QuantizedLinear(half, scheme, input_scale=torch.tensor(1e-12)).input_scale
+    assert tiny is not None and tiny.item() > 0
 
 
 @every_scheme

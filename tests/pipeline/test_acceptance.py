@@ -18,6 +18,7 @@ from torch import Tensor
 
 import goldstick
 from goldstick.pipeline import finish
+from goldstick.pipeline.load import load_float
 from goldstick.recipes import Recipe
 from tests.pipeline.conftest import Job, prove_here
 
@@ -37,7 +38,8 @@ for directory in map(Path, sys.argv[1:]):
 assert "goldstick" not in sys.modules
 """
 FAMILIES_READ = ("mixtral", "qwen3_moe", "deepseek_v3", "llama_gqa", "gemma2", "phi3", "opt")
-SCHEMES_READ = ("w4a16-g32-asym", "w8a16", "w3a16-channel-asym", "w8a8-dynamic", "mixed")
+SCHEMES_READ = ("w4a16-g32-asym", "w8a16", "w3a16-channel-asym", "w8a8-dynamic", "w4a8-dynamic-g32", "mixed")
+STATIC_READ = ("w8a8-static", "w8a8-static-shifted", "w4a8-static", "w4a8-static-g32", "mixed-static")
 PRESETS_READ = ("rtn-w4a16-g32", "rtn-w8a16", "rtn-w8a8")
 
 
@@ -60,6 +62,11 @@ def plain(family_job: Callable[[str], Job], tmp_path_factory: pytest.TempPathFac
             stage = {"scheme": "w4a16-g32", "overrides": {"*q_proj": "w8a16", "*0.mlp.up_proj": "w3a16-g32"}}
             recipe = {"stages": [{"rtn": stage if scheme == "mixed" else {"scheme": scheme}}]}
             goldstick.quantize(job.source, recipe, output=folder / f"scheme-{scheme}")
+            inputs[f"scheme-{scheme}"] = job.inputs
+        for scheme in STATIC_READ:
+            stage = {"scheme": "w4a8-dynamic-g32", "overrides": {"*q_proj": "w8a8-static", "*k_proj": "w4a16-g32"}}
+            recipe = {"stages": [{"rtn": stage if scheme == "mixed-static" else {"scheme": scheme}}]}
+            goldstick.apply(load_float(job.source), recipe, data=[job.inputs]).save(folder / f"scheme-{scheme}")
             inputs[f"scheme-{scheme}"] = job.inputs
         for name in PRESETS_READ if stories else ():
             goldstick.quantize(str(stories), preset(name), output=folder / f"stories-{name}")
@@ -125,7 +132,7 @@ def test_plain_transformers_answers_as_goldstick_on_other_families(family: str, 
     assert differs(plain, f"family-{family}") == 0.0
 
 
-@pytest.mark.parametrize("scheme", SCHEMES_READ)
+@pytest.mark.parametrize("scheme", [*SCHEMES_READ, *STATIC_READ])
 def test_plain_transformers_answers_as_goldstick_for_other_schemes(scheme: str, plain: Path) -> None:
     assert differs(plain, f"scheme-{scheme}") == 0.0
 

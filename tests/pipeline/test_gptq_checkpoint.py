@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 import goldstick
 from goldstick.errors import DataError
+from goldstick.formats.source import open_tensors
 from goldstick.pipeline.verify import verify_checkpoint
 from goldstick.report import Report
 from tests.pipeline.conftest import answer
@@ -85,6 +86,16 @@ def goldstick_ids(source: Path, text: Path) -> list[list[int]]:
     windows = [stream[start : start + 64] for start in range(0, len(stream) - 63, 64)]
     chosen = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))[:12]
     return [windows[number] for number in sorted(chosen.tolist())]
+
+
+@pytest.mark.usefixtures("proof_here")
+def test_rounding_with_a_static_input_is_calibrated_and_proven(source: Path, text: Path, tmp_path: Path) -> None:
+    wanted = recipe(text) | {"stages": [{"rtn": {"scheme": "w8a8-static"}}]}
+    made = goldstick.quantize(source, wanted, output=tmp_path / "out")
+    assert made.report.proof["method"] == "outputs"
+    assert made.report.proof["max_abs_difference"] == 0.0
+    assert made.report.calibration["tokens"] == 768
+    assert made.report.size.bytes_after == sum(info.nbytes for info in open_tensors(made.directory).values())
 
 
 @pytest.mark.usefixtures("proof_here")

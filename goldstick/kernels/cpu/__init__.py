@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
-from goldstick.kernels.reference import fake_quantize_per_token
+from goldstick.kernels.reference import quantized_input
 
 _C: ModuleType | Any
 try:
@@ -59,12 +59,14 @@ class CpuBackend:
         zero: Tensor | None,
         bias: Tensor | None,
         spec: WeightSpec,
+        input_scale: Tensor | None = None,
+        input_zero: Tensor | None = None,
     ) -> Tensor:
         """Fake-quantize the input if the spec says so, then multiply by the dequantized weight."""
-        check_input(x, bias, spec)
+        check_input(x, bias, spec, input_scale, input_zero)
         weight = _scratch_matrix(spec)
         self._dequantize_into(weight, packed, scale, zero, spec)
-        return F.linear(fake_quantize_per_token(x) if spec.activation else x, weight, bias)
+        return F.linear(quantized_input(x, spec, input_scale, input_zero), weight, bias)
 
     def dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> Tensor:
         """(u − zero) · scale, both operations rounded to the dtype of the scale."""

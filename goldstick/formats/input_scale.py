@@ -1,0 +1,67 @@
+"""The tensors that hold the static range of a layer's input; both formats store them as compressed-tensors does.
+
+``input_scale`` [1] in the dtype of the weight's scales and, for an asymmetric input, ``input_zero_point`` int8 [1], the
+zero among the signed codes. They stand beside the weight: ``….q_proj.input_scale`` for ``….q_proj.weight``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from goldstick.core.input_range import check_input_range
+from goldstick.core.scheme import Scheme
+from goldstick.errors import CheckpointError
+
+#: Appended to the weight's name less its last word; see :func:`part_name`.
+INPUT_SCALE, INPUT_ZERO = ".input_scale", ".input_zero_point"
+
+
+def part_name(weight: str, suffix: str) -> str:
+    """The name of a part of a layer: the suffix after the weight's name, or for ``.suffix`` after its module's name."""
+    return weight.rpartition(".")[0] + suffix if suffix.startswith(".") else weight + suffix
+
+
+def input_specs(scheme: Scheme, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    """Shape and dtype of the tensors of an input by suffix; none where its range is not static."""
+    if not scheme.static_input or scheme.activation is None:
+        return {}
+    specs = {INPUT_SCALE: (torch.Size([1]), scale_dtype)}
+    if not scheme.activation.symmetric:
+        specs[INPUT_ZERO] = (torch.Size([1]), torch.int8)
+    return specs
+
+
+def pack_input(
+    scheme: Scheme, scale: Tensor | None, zero: Tensor | None, scale_dtype: torch.dtype
+) -> dict[str, Tensor]:
+    """The tensors of an input by suffix.
+
+    Raises:
+        QuantizationError: The scale or zero is missing, or given where the scheme has no use for it.
+    """
+    check_input_range(scheme, scale, zero)
+    parts = {}
+    if scale is not None:
+        parts[INPUT_SCALE] = scale.reshape(1).to(scale_dtype)
+    if zero is not None:
+        parts[INPUT_ZERO] = zero.reshape(1)
+    return parts
+
+
+def unpack_input(parts: Mapping[str, Tensor], scheme: Scheme, layer: str) -> tuple[Tensor | None, Tensor | None]:
+    """Scale [1] and zero [1] of an input from its tensors by suffix; inverse of :func:`pack_input`.
+
+    Raises:
+        CheckpointError: One that the scheme calls for is missing; the message names the layer.
+    """
+    wanted = input_specs(scheme, torch.float32)
+    missing = [suffix for suffix in wanted if suffix not in parts]
+    if missing:
+        raise CheckpointError(f"The tensor {layer + missing[0]!r} is missing, which its scheme {scheme.label} needs.")
+    return (
+        parts[INPUT_SCALE] if INPUT_SCALE in wanted else None,
+        parts[INPUT_ZERO] if INPUT_ZERO in wanted else None,
+    )
