@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.errors import StructureError
-from goldstick.structure.trace import map_tensors, without_caches
+from goldstick.structure.trace import is_cache, map_tensors, without_caches
 
 #: Name of the hidden state where a block takes it by keyword.
 _HIDDEN = "hidden_states"
@@ -24,11 +24,14 @@ class BlockCall:
         args: Positional arguments after the hidden state.
         kwargs: Keyword arguments: masks, positions, …
         by_keyword: Whether the hidden state is passed as ``hidden_states=``.
+        cache: Where the model passed a cache of keys and values, in whose place there is ``None`` now: a name in
+            ``kwargs`` or a place in ``args``; ``None`` where it passed no cache.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     by_keyword: bool
+    cache: str | int | None = None
 
     def arguments(self, hidden: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """All arguments, with a given hidden state."""
@@ -84,10 +87,12 @@ def block_calls(
             by_keyword = _HIDDEN in kwargs
             hidden = kwargs[_HIDDEN] if by_keyword else args[0]
             others = {name: value for name, value in kwargs.items() if name != _HIDDEN}
+            rest_of_args = args if by_keyword else args[1:]
             calls[path] = BlockCall(
-                args=kept(args if by_keyword else args[1:]),
+                args=kept(rest_of_args),
                 kwargs=kept(others),
                 by_keyword=by_keyword,
+                cache=_cache_place(rest_of_args, others),
             )
             if not starts:
                 starts.append(hidden.detach().clone())
@@ -116,6 +121,11 @@ def block_calls(
     if missing:
         raise StructureError(f"The model's forward does not call its block {missing[0]}.")
     return starts[0], calls
+
+
+def _cache_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | int | None:
+    places: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
+    return next((place for place, value in places if is_cache(value)), None)
 
 
 def _once(tensor: Tensor, seen: list[Tensor]) -> Tensor:

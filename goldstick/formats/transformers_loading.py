@@ -15,8 +15,10 @@ from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.compressed_tensors import group_of, scheme_of_group
 from goldstick.formats.input_scale import INPUT_ZERO
+from goldstick.formats.kv_cache import read_kv
 from goldstick.formats.native import Native
 from goldstick.formats.source import open_tensors
+from goldstick.formats.transformers_cache import use_quantized_cache
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.formats.transformers_quantizer import METHOD
 from goldstick.structure.network import Network
@@ -44,6 +46,9 @@ def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | t
             f"{directory} does not hold what its config promises: {kind.replace('_', ' ')} {', '.join(names[:3])}"
             f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}. The checkpoint is damaged or incomplete."
         )
+    kv = read_kv(directory, config["quantization_config"])
+    if kv is not None:  # where transformers alone reads a native checkpoint, its quantizer does the same
+        use_quantized_cache(model, kv)
     return model.eval()  # type: ignore[no-any-return]
 
 

@@ -9,6 +9,7 @@ between minor versions of transformers 5, so they are used in this file only.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,7 +29,9 @@ from goldstick.errors import CheckpointError
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.compressed_tensors import CompressedTensors
 from goldstick.formats.input_scale import INPUT_SCALE, INPUT_ZERO, part_name, unpack_input
+from goldstick.formats.kv_cache import read_kv
 from goldstick.formats.native import Native, schemes_of
+from goldstick.formats.transformers_cache import use_quantized_cache
 from goldstick.structure.network import Layout, Network, Site
 
 METHOD = "goldstick"
@@ -96,7 +99,8 @@ class GoldstickQuantizer(HfQuantizer):
             self._place(self.network.by_name[name], scheme)
         # The shapes compressed-tensors stores beside the codes of experts have no place in the fused weight.
         ignored = model._keys_to_ignore_on_load_unexpected or ()
-        model._keys_to_ignore_on_load_unexpected = {*ignored, r"\.experts\..*_shape$"}
+        # Scales of the KV cache belong to no module: see transformers_loading.
+        model._keys_to_ignore_on_load_unexpected = {*ignored, r"\.experts\..*_shape$", r"\.[kv]_scale$"}
         for tied in self.quantization_config.ties:
             _replace(model, self.network.by_name[tied].module, nn.Identity())
         if self.quantization_config.ties:
@@ -156,6 +160,10 @@ class GoldstickQuantizer(HfQuantizer):
                 self._finish(self.network.by_name[name], scheme)
         for tied, owner in self.quantization_config.ties.items():
             surgery.tie(self.network, self.network.by_name[tied], self.network.by_name[owner])
+        if self._storage == "native" and Path(model.name_or_path).is_dir():
+            kv = read_kv(Path(model.name_or_path), {})
+            if kv is not None:
+                use_quantized_cache(model, kv)
         return model
 
     def finish(self, block: str) -> None:

@@ -11,8 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from goldstick.errors import CheckpointError
+from goldstick.formats.kv_cache import read_kv
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import open_tensors, read_json
+from goldstick.formats.transformers_cache import use_quantized_cache
 from goldstick.formats.transformers_loading import quantized_class
 from goldstick.formats.transformers_names import CheckpointNames, load_config, model_class
 from goldstick.structure.blocks import block_of, find_blocks
@@ -59,6 +61,9 @@ class StreamedModel:
         model.__class__ = cls
         self.model: nn.Module = model.eval()
         self._require(info["missing_keys"], info["mismatched_keys"], info["unexpected_keys"])
+        kv = read_kv(directory, config.get("quantization_config", {}))
+        if kv is not None:
+            use_quantized_cache(model, kv)
 
     def load(self, block: str) -> None:
         """Read the weights of a block.

@@ -11,6 +11,7 @@ from typing import Any
 
 import goldstick
 from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.kv_cache import KV_SIDECAR, StoredKV
 from goldstick.pipeline.card import model_card
 from goldstick.pipeline.entries import write_small
 from goldstick.pipeline.observation import Observation
@@ -40,6 +41,7 @@ class Content:
         base_model: What the card names as the base model.
         errors: Site → error figures of its weight.
         architecture: For a plain module: what it takes to rebuild it.
+        kv: What is stored of a quantized KV cache, beside its tensors, which are among the weights.
     """
 
     config: Mapping[str, Any] | None
@@ -54,11 +56,15 @@ class Content:
     base_model: str
     errors: Mapping[str, Mapping[str, float | None]]
     architecture: Mapping[str, Any] = field(default_factory=dict)
+    kv: StoredKV | None = None
 
 
 def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
     """Write config, sidecars, card and a manifest without proof; ``hashes`` holds and receives the files' sha256."""
     table = content.format.config(content.layers, content.left_alone, content.ties)
+    if content.kv is not None:
+        table |= content.kv.config
+        hashes[KV_SIDECAR] = write_small(work / KV_SIDECAR, content.kv.sidecar)
     if content.config is not None:
         config = dict(content.config) | {"quantization_config": table}
         if (content.ties or content.untied) and "tie_word_embeddings" in config:
@@ -75,6 +81,7 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         "goldstick": goldstick.__version__,
         "format": content.format.name,
         "quantization": table,
+        "kv_cache": content.kv.label if content.kv else None,
         "architecture": dict(content.architecture),
         "source": dict(content.source),
         "recipe": content.recipe.model_dump(mode="json"),

@@ -25,6 +25,7 @@ from goldstick.pipeline.save import (
     StoredPiece,
     error_sums,
     float_tensors,
+    kv_to_store,
     quantized_pieces,
     save_entries,
     stored_bytes,
@@ -72,9 +73,10 @@ class Result:
         wanted = self._recipe.export.format if names else "native"
         storage, _ = choose_format(wanted, [piece.layer for piece in pieces], self._resolution.ties)
         floats = float_tensors(self._network, names)
+        kv = kv_to_store(self.model, storage, names)
         config, origin = _config(self.model), _origin(self.model)
         with staged(Path(directory), overwrite) as work:
-            entries = save_entries(pieces, floats, storage)
+            entries = save_entries(pieces, {**floats, **(kv.tensors if kv else {})}, storage)
             hashes = write_entries(work, entries, self._recipe.export.max_shard_size, progress)
             content = Content(
                 config=config,
@@ -88,6 +90,7 @@ class Result:
                 source={"name": origin.name if origin else type(self.model).__name__, "files": {}},
                 base_model=self.report.model,
                 errors=error_sums(self._errors),
+                kv=kv,
             )
             write_rest(work, content, hashes)
             proof = prove_and_record(work, *_proof_request(self.model, config is not None, origin))

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick.core.error import WeightError
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import FormatError
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name
+from goldstick.formats.kv_cache import StoredKV, attention_modules, stored_kv
 from goldstick.formats.transformers_names import CheckpointNames
 from goldstick.nn import PackedWeight, QuantizedLinear
 from goldstick.pipeline.entries import Entry
@@ -107,6 +108,20 @@ def float_tensors(network: Network, names: CheckpointNames | None) -> dict[str, 
         seen.add(identity)
         state[name] = value
     return names.to_checkpoint(state) if names else state
+
+
+def kv_to_store(model: nn.Module, storage: StorageFormat, names: CheckpointNames | None) -> StoredKV | None:
+    """What a checkpoint holds of the quantized KV cache that a transformers model runs on, if it does."""
+    if names is None:
+        return None
+    from goldstick.formats.transformers_cache import quantized_cache_of
+
+    settings = quantized_cache_of(model)
+    if settings is None:
+        return None
+    dtype = next((value.dtype for value in model.parameters() if value.is_floating_point()), torch.float32)
+    stored = stored_kv(settings, attention_modules(model), storage.name, dtype)
+    return dataclasses.replace(stored, tensors=names.to_checkpoint(stored.tensors))
 
 
 def save_entries(pieces: list[StoredPiece], floats: Mapping[str, Tensor], storage: StorageFormat) -> list[Entry]:

@@ -189,9 +189,14 @@ class _AllCaptured(BaseException):
     """Leaves a forward that has done its work; no ``except Exception`` of a model may swallow it."""
 
 
+def is_cache(value: Any) -> bool:
+    """Whether an argument is a cache of keys and values; told by the name of its class, whatever library it is of."""
+    return type(value).__name__.endswith("Cache")
+
+
 def without_caches(value: Any) -> Any:
     """A copy that later in-place changes cannot reach, without caches."""
-    if type(value).__name__.endswith("Cache"):
+    if is_cache(value):
         return None
     if isinstance(value, dict):
         return {key: without_caches(item) for key, item in value.items()}

@@ -1,0 +1,139 @@
+"""What a quantized cache of keys and values is: its scheme, the ranges seen, the scales made from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from goldstick.errors import QuantizationError, RecipeError
+
+KVMode = Literal["static", "dynamic"]
+KVGranularity = Literal["channel", "head", "tensor"]
+
+#: Largest code: the grid is −127 … 127, symmetric, so that a sign change changes codes by their sign alone.
+CODE_MAX = 127
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVScheme:
+    """How keys and values are stored as int8.
+
+    Attributes:
+        mode: ``static``: scales from calibration data. ``dynamic``: a scale for each token and head, from the token.
+        keys: What shares one scale among the keys: a ``channel`` of a head, a ``head``, or the whole ``tensor``.
+        values: The same for the values. A dynamic cache has ``head`` for both.
+        window: How many of the newest tokens stay in float.
+        sinks: How many of the first tokens stay in float.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    mode: KVMode = "static"
+    keys: KVGranularity = "channel"
+    values: KVGranularity = "head"
+    window: int = 0
+    sinks: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("static", "dynamic"):
+            raise RecipeError(f"A KV cache is static or dynamic, not {self.mode!r}.")
+        for name, granularity in (("keys", self.keys), ("values", self.values)):
+            if granularity not in ("channel", "head", "tensor"):
+                raise RecipeError(f"{name} of a KV cache share scales by channel, head or tensor, not {granularity!r}.")
+            if self.mode == "dynamic" and granularity != "head":
+                raise RecipeError(
+                    f"A dynamic KV cache has one scale for each token and head, so {name} cannot be {granularity!r}; "
+                    f"leave {name} out, or use mode: static."
+                )
+        for name, tokens in (("window", self.window), ("sinks", self.sinks)):
+            if tokens < 0:
+                raise RecipeError(f"{name} counts tokens of the KV cache that stay in float; {tokens} is below zero.")
+
+    @property
+    def label(self) -> str:
+        """A short name, such as ``kv8-channel-head`` or ``kv8-dynamic``."""
+        parts = ["kv8", "dynamic"] if self.mode == "dynamic" else ["kv8", self.keys, self.values]
+        parts += [f"{name}{tokens}" for name, tokens in (("window", self.window), ("sinks", self.sinks)) if tokens]
+        return "-".join(parts)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KVRanges:
+    """Largest magnitudes that one layer's keys and values reached.
+
+    Attributes:
+        keys: max|K| over batch and tokens, float32 [kv_heads, key channels].
+        values: max|V|, float32 [kv_heads, value channels].
+    """
+
+    keys: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KVScales:
+    """Scales of one layer, float32; an axis that shares one scale has length 1.
+
+    Attributes:
+        keys: [kv_heads or 1, channels or 1].
+        values: [kv_heads or 1, channels or 1].
+    """
+
+    keys: Tensor
+    values: Tensor
+
+    def __post_init__(self) -> None:
+        for name, scale in (("keys", self.keys), ("values", self.values)):
+            if scale.dtype is not torch.float32 or scale.ndim != 2:
+                raise QuantizationError(
+                    f"Scales of {name} are float32 [heads or 1, channels or 1], not {scale.dtype} {tuple(scale.shape)}."
+                )
+            if not bool((torch.isfinite(scale) & (scale > 0)).all()):
+                raise QuantizationError(f"Scales of {name} must be positive and finite; calibrate the KV cache again.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class KVSettings:
+    """Everything a quantized cache is made from.
+
+    Attributes:
+        scheme: How keys and values are stored.
+        scales: Layer index → its scales; empty for a dynamic cache.
+    """
+
+    scheme: KVScheme
+    scales: Mapping[int, KVScales]
+
+    def __post_init__(self) -> None:
+        if self.scheme.mode == "static" and not self.scales:
+            raise QuantizationError("A static KV cache needs scales, and there are none: show it calibration data.")
+        if self.scheme.mode == "dynamic" and self.scales:
+            raise QuantizationError("A dynamic KV cache makes its scales from each token; it cannot be given any.")
+
+
+def kv_scale(largest: Tensor, granularity: KVGranularity) -> Tensor:
+    """Symmetric scales from ranges: s = max|x| / 127 over what shares it; 1 where everything was 0.
+
+    Args:
+        largest: max|x| by channel, [kv_heads, channels].
+        granularity: What shares one scale.
+
+    Returns:
+        float32 [kv_heads or 1, channels or 1].
+
+    Raises:
+        QuantizationError: A range is NaN or infinite.
+    """
+    if not bool(torch.isfinite(largest).all()):
+        raise QuantizationError("a range is NaN or infinite; the model overflows on its calibration data.")
+    shared = largest.to(torch.float32)
+    if granularity in ("head", "tensor"):
+        shared = shared.amax(dim=-1, keepdim=True)  # [heads, 1]
+    if granularity == "tensor":
+        shared = shared.amax(dim=0, keepdim=True)  # [1, 1]
+    scale = shared / CODE_MAX
+    return torch.where(scale > 0, scale, torch.ones_like(scale))

@@ -1,0 +1,150 @@
+"""Int8 keys and values: the arithmetic, and a store that grows token by token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from goldstick.core.kv_cache import CODE_MAX
+from goldstick.errors import QuantizationError
+
+
+def quantize_states(states: Tensor, scale: Tensor) -> Tensor:
+    """Codes clamp(round(x / s), −127, 127), in float32 arithmetic.
+
+    Args:
+        states: [batch, kv_heads, tokens, channels], any float dtype.
+        scale: float32, broadcast over it.
+
+    Returns:
+        int8 of the shape of ``states``.
+    """
+    return (states.float() / scale).round().clamp(-CODE_MAX, CODE_MAX).to(torch.int8)
+
+
+def dequantize_states(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """The numbers codes stand for, q · s in float32, then cast to ``dtype``."""
+    return (codes.float() * scale).to(dtype)
+
+
+def token_scale(states: Tensor) -> Tensor:
+    """A scale for each token and head: max over channels of |x|, by 127; 1 where all are 0.
+
+    Args:
+        states: [batch, kv_heads, tokens, channels].
+
+    Returns:
+        float32 [batch, kv_heads, tokens, 1].
+    """
+    scale = states.float().abs().amax(dim=-1, keepdim=True) / CODE_MAX
+    return torch.where(scale > 0, scale, torch.ones_like(scale))
+
+
+class QuantizedStates:
+    """The keys, or the values, of one layer: int8 codes between the float tokens that a scheme keeps.
+
+    In the order of the tokens: up to ``sinks`` first ones in float, codes, up to ``window`` newest ones in float. A
+    token is rounded once, when it leaves the window. Tokens that ``crop`` uncovers stay rounded.
+
+    Args:
+        like: What it will hold, for dtype, device and all sizes but the number of tokens: [batch, kv_heads, any,
+            channels].
+        scale: Fixed scales [kv_heads or 1, channels or 1]; ``None`` makes one for each token and head.
+        window: How many of the newest tokens stay in float.
+        sinks: How many of the first tokens stay in float.
+
+    Raises:
+        QuantizationError: The scales are those of another shape of heads.
+    """
+
+    def __init__(self, like: Tensor, scale: Tensor | None, *, window: int = 0, sinks: int = 0) -> None:
+        heads, channels = like.shape[1], like.shape[3]
+        if scale is not None and (scale.shape[0] not in (1, heads) or scale.shape[1] not in (1, channels)):
+            raise QuantizationError(
+                f"The KV cache was calibrated for heads and channels {tuple(scale.shape)}, and the model gives "
+                f"{(heads, channels)}: the scales belong to another model."
+            )
+        empty = like[:, :, :0]
+        self.window, self.sinks = window, sinks
+        self.seen = 0  # tokens ever added, less those cropped
+        self.first = self.recent = empty  # [batch, kv_heads, tokens, channels]
+        self.codes = empty.to(torch.int8)
+        self.fixed = None if scale is None else scale.to(like.device)[:, None, :]  # [kv_heads or 1, 1, channels or 1]
+        self.scales = empty[..., :1].float() if scale is None else None  # [batch, kv_heads, tokens, 1]
+
+    def __len__(self) -> int:
+        return sum(part.shape[2] for part in (self.first, self.codes, self.recent))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held, scales included."""
+        return sum(
+            part.nbytes for part in (self.first, self.codes, self.recent, self.fixed, self.scales) if part is not None
+        )
+
+    def append(self, states: Tensor) -> None:
+        """Add tokens [batch, kv_heads, tokens, channels]; those that leave the window are rounded."""
+        sinking = min(max(self.sinks - self.seen, 0), states.shape[2])
+        self.seen += states.shape[2]
+        self.first = _joined(self.first, states[:, :, :sinking])
+        recent = _joined(self.recent, states[:, :, sinking:])
+        keep = min(self.window, recent.shape[2])
+        leaving, self.recent = recent.tensor_split([recent.shape[2] - keep], dim=2)
+        if self.fixed is not None:
+            self.codes = _joined(self.codes, quantize_states(leaving, self.fixed))
+        elif self.scales is not None:
+            scale = token_scale(leaving) if leaving.shape[2] else self.scales[:, :, :0]
+            self.codes = _joined(self.codes, quantize_states(leaving, scale))
+            self.scales = _joined(self.scales, scale)
+
+    def dequantized(self) -> Tensor:
+        """All tokens in the dtype they came in, [batch, kv_heads, tokens, channels]."""
+        scale = self.fixed if self.scales is None else self.scales
+        assert scale is not None
+        middle = dequantize_states(self.codes, scale, self.recent.dtype)
+        return torch.cat([self.first, middle, self.recent], dim=2)
+
+    def drop_first(self, tokens: int) -> None:
+        """Forget the oldest tokens."""
+        self._keep(slice(max(tokens, 0), len(self)))
+
+    def drop_last(self, tokens: int) -> None:
+        """Forget the newest tokens; they may come again."""
+        tokens = min(tokens, len(self))
+        self._keep(slice(0, len(self) - tokens))
+        self.seen -= tokens
+
+    def _keep(self, kept: slice) -> None:
+        """Keep a range of the tokens, counted over the three parts."""
+        start = 0
+        for name in ("first", "codes", "recent"):
+            part: Tensor = getattr(self, name)
+            size = part.shape[2]
+            own = slice(max(kept.start - start, 0), max(kept.stop - start, 0))
+            setattr(self, name, part[:, :, own])
+            if name == "codes" and self.scales is not None:
+                self.scales = self.scales[:, :, own]
+            start += size
+
+    def select_rows(self, rows: Tensor) -> None:
+        """Make the batch of the given rows of it, repeated or in another order, as beam search wants."""
+        for name in ("first", "codes", "recent", "scales"):
+            part = getattr(self, name)
+            if part is not None:
+                setattr(self, name, part.index_select(0, rows.to(part.device)))
+
+    def repeat_rows(self, times: int) -> None:
+        """Repeat each row of the batch."""
+        rows = torch.arange(self.codes.shape[0], device=self.codes.device)
+        self.select_rows(rows.repeat_interleave(times))
+
+    def move(self, device: torch.device | str) -> None:
+        """Move everything to a device."""
+        for name in ("first", "codes", "recent", "fixed", "scales"):
+            part = getattr(self, name)
+            if part is not None:
+                setattr(self, name, part.to(device, non_blocking=True))
+
+
+def _joined(old: Tensor, new: Tensor) -> Tensor:
+    return torch.cat([old, new], dim=2) if new.shape[2] else old

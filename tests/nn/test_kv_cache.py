@@ -1,0 +1,188 @@
+"""Int8 keys and values: the arithmetic against plain loops, and the store against a list of tokens."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from goldstick.core.kv_cache import KVScales, KVScheme, KVSettings, kv_scale
+from goldstick.errors import QuantizationError, RecipeError
+from goldstick.nn.kv_cache import QuantizedStates, dequantize_states, quantize_states, token_scale
+
+
+def states(tokens: int = 9, *, seed: int = 0, heads: int = 2, channels: int = 4, batch: int = 3) -> Tensor:
+    return torch.randn(batch, heads, tokens, channels, generator=torch.Generator().manual_seed(seed)) * 3
+
+
+def round_trip_by_hand(x: float, scale: float) -> float:
+    """clamp(round(x / s), −127, 127) · s in float32, half to even, one number at a time."""
+    quotient = float(torch.tensor(x, dtype=torch.float32) / torch.tensor(scale, dtype=torch.float32))
+    low = math.floor(quotient)
+    up = quotient - low > 0.5 or (quotient - low == 0.5 and low % 2 == 1)
+    code = max(-127, min(127, low + up))
+    return float(torch.tensor(float(code)) * torch.tensor(scale, dtype=torch.float32))
+
+
+def test_codes_are_what_a_loop_over_single_numbers_gives() -> None:
+    x = states(5)
+    scale = kv_scale(x.abs().amax(dim=(0, 2)) * 0.9, "channel")  # some numbers are clipped
+    found = dequantize_states(quantize_states(x, scale[:, None]), scale[:, None], torch.float32)
+    for index in torch.cartesian_prod(*(torch.arange(n) for n in x.shape)).tolist():
+        batch, head, token, channel = index
+        by_hand = round_trip_by_hand(float(x[batch, head, token, channel]), float(scale[head, channel]))
+        assert float(found[batch, head, token, channel]) == by_hand
+
+
+def test_half_steps_round_to_even_and_the_grid_is_symmetric() -> None:
+    x = torch.tensor([0.5, 1.5, -0.5, -1.5, 127.0, -127.0, 128.0, -200.0]).view(1, 1, 1, -1)
+    codes = quantize_states(x, torch.tensor(1.0))
+    assert codes.dtype == torch.int8
+    assert codes.flatten().tolist() == [0, 2, 0, -2, 127, -127, 127, -127]
+
+
+@pytest.mark.parametrize("granularity", ["channel", "head", "tensor"])
+def test_what_lies_in_the_calibrated_range_is_off_by_half_a_step_at_most(granularity: str) -> None:
+    x = states(64)
+    scale = kv_scale(x.abs().amax(dim=(0, 2)), granularity)  # type: ignore[arg-type]
+    assert scale.shape == {"channel": (2, 4), "head": (2, 1), "tensor": (1, 1)}[granularity]
+    error = (dequantize_states(quantize_states(x, scale[:, None]), scale[:, None], x.dtype) - x).abs()
+    assert bool((error <= scale[:, None] * (0.5 + 1e-4)).all())
+
+
+def test_an_outlier_channel_costs_the_others_nothing_when_each_has_its_scale() -> None:
+    x = states(64)
+    x[..., 1] *= 100
+    errors = {}
+    for granularity in ("channel", "head"):
+        scale = kv_scale(x.abs().amax(dim=(0, 2)), granularity)[:, None]  # type: ignore[arg-type]
+        errors[granularity] = float(
+            (dequantize_states(quantize_states(x, scale), scale, x.dtype) - x)[..., 0].abs().max()
+        )
+    assert errors["channel"] < errors["head"] / 20
+
+
+def test_ranges_of_zero_get_scale_one_and_infinite_ones_are_refused() -> None:
+    assert kv_scale(torch.zeros(2, 3), "channel").tolist() == [[1.0] * 3] * 2
+    assert token_scale(torch.zeros(1, 1, 2, 3)).tolist() == [[[[1.0], [1.0]]]]
+    with pytest.raises(QuantizationError, match="NaN or infinite"):
+        kv_scale(torch.tensor([[1.0, math.inf]]), "tensor")
+
+
+def test_a_scale_by_token_depends_on_that_token_and_head_alone() -> None:
+    x = states(5)
+    scale = token_scale(x)
+    assert scale.shape == (3, 2, 5, 1)
+    x[0, 0, 0] *= 10
+    changed = token_scale(x) != scale
+    assert changed.sum() == 1
+    assert bool(changed[0, 0, 0])
+
+
+class Tokens:
+    """The store as it is described, as a list: each token float until it leaves the window."""
+
+    def __init__(self, scale: Tensor | None, window: int, sinks: int) -> None:
+        self.scale, self.window, self.sinks = scale, window, sinks
+        self.tokens: list[tuple[Tensor, bool]] = []
+
+    def append(self, x: Tensor) -> None:
+        self.tokens += [(token, False) for token in x.unbind(2)]
+        for position in range(self.sinks, len(self.tokens) - self.window):
+            token, rounded = self.tokens[position]
+            if not rounded:
+                scale = token.abs().amax(-1, keepdim=True) / 127 if self.scale is None else self.scale
+                self.tokens[position] = ((token / scale).round().clamp(-127, 127) * scale, True)
+
+    def all(self) -> Tensor:
+        return torch.stack([token for token, _ in self.tokens], dim=2)
+
+
+@pytest.mark.parametrize("fixed", [True, False], ids=["static", "dynamic"])
+@pytest.mark.parametrize(("window", "sinks"), [(0, 0), (4, 0), (0, 3), (4, 3), (50, 0)])
+def test_the_store_holds_what_a_list_of_tokens_does_however_they_come(fixed: bool, window: int, sinks: int) -> None:
+    x = states(20)
+    scale = kv_scale(x.abs().amax(dim=(0, 2)), "channel") if fixed else None
+    store, expected = QuantizedStates(x, scale, window=window, sinks=sinks), Tokens(scale, window, sinks)
+    for piece in x.split([7, 1, 1, 2, 9], dim=2):
+        store.append(piece)
+        expected.append(piece)
+        assert torch.equal(store.dequantized(), expected.all())
+    assert len(store) == 20
+
+
+@pytest.mark.parametrize("fixed", [True, False], ids=["static", "dynamic"])
+def test_tokens_that_are_cropped_may_come_again(fixed: bool) -> None:
+    x = states(12)
+    scale = kv_scale(x.abs().amax(dim=(0, 2)), "head") if fixed else None
+    whole, cropped = (QuantizedStates(x, scale, sinks=2) for _ in range(2))
+    whole.append(x)
+    cropped.append(x)
+    cropped.drop_last(11)  # into the sinks
+    assert len(cropped) == 1
+    cropped.append(x[:, :, 1:])
+    assert torch.equal(cropped.dequantized(), whole.dequantized())
+
+
+def test_dropping_from_either_end_leaves_the_rest_as_it_was() -> None:
+    x = states(12)
+    for window, sinks in ((0, 0), (3, 0), (3, 2), (0, 4)):
+        store = QuantizedStates(x, None, window=window, sinks=sinks)
+        store.append(x)
+        before = store.dequantized()
+        store.drop_first(3)
+        store.drop_last(4)
+        assert torch.equal(store.dequantized(), before[:, :, 3:8])
+
+
+def test_rows_of_the_batch_are_chosen_repeated_and_reordered() -> None:
+    x = states(6)
+    store = QuantizedStates(x, None, window=2, sinks=1)
+    store.append(x)
+    before = store.dequantized()
+    store.select_rows(torch.tensor([2, 0, 0]))
+    assert torch.equal(store.dequantized(), before[[2, 0, 0]])
+    store.repeat_rows(2)
+    assert torch.equal(store.dequantized(), before[[2, 2, 0, 0, 0, 0]])
+
+
+def test_codes_take_a_byte_each_and_dtype_comes_back() -> None:
+    x = states(100).bfloat16()
+    store = QuantizedStates(x, torch.ones(1, 1))
+    store.append(x)
+    assert store.nbytes == x.numel() + 4
+    assert store.dequantized().dtype == torch.bfloat16
+    dynamic = QuantizedStates(x, None)
+    dynamic.append(x)
+    assert dynamic.nbytes == x.numel() + 4 * x.numel() // x.shape[-1]
+
+
+def test_scales_of_another_model_are_refused() -> None:
+    with pytest.raises(QuantizationError, match="another model"):
+        QuantizedStates(states(1), torch.ones(3, 1))
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mode": "dynamic"}, "one scale for each token"),
+        ({"mode": "sometimes"}, "static or dynamic"),
+        ({"keys": "group"}, "channel, head or tensor"),
+        ({"window": -1}, "below zero"),
+    ],
+)
+def test_schemes_that_mean_nothing_are_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(RecipeError, match=words):
+        KVScheme(**options)  # type: ignore[arg-type]
+
+
+def test_settings_have_scales_exactly_when_they_are_static() -> None:
+    scales = {0: KVScales(keys=torch.ones(1, 1), values=torch.ones(1, 1))}
+    with pytest.raises(QuantizationError, match="calibration data"):
+        KVSettings(scheme=KVScheme(), scales={})
+    with pytest.raises(QuantizationError, match="cannot be given"):
+        KVSettings(scheme=KVScheme(mode="dynamic", keys="head"), scales=scales)
+    with pytest.raises(QuantizationError, match="positive"):
+        KVScales(keys=torch.zeros(1, 1), values=torch.ones(1, 1))
