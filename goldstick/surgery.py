@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from goldstick.core.edits import Edit, Fold, Quantize, SetWeight
+from goldstick.core.edits import Edit, Fold, Quantize, Rotate, SetWeight
 from goldstick.errors import StructureError
 from goldstick.nn import (
     QuantizedConv2d,
@@ -18,6 +18,7 @@ from goldstick.nn import (
 )
 from goldstick.structure.fold import apply_fold
 from goldstick.structure.network import Layout, Network, Site
+from goldstick.structure.turn import apply_rotation
 
 
 def apply(network: Network, edits: Iterable[Edit]) -> None:
@@ -36,6 +37,10 @@ def apply(network: Network, edits: Iterable[Edit]) -> None:
                 parameter.data.copy_(site.layout.from_matrix(edit.weight, parameter.shape))
             case Fold():
                 apply_fold(network.model, edit, [_site(network, name) for name in edit.consumers])
+            case Rotate():
+                apply_rotation(network.model, edit)
+                if edit.unties:
+                    forget_ties(network)
 
 
 def tie(network: Network, site: Site, owner: Site) -> None:

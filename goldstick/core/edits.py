@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import Tensor
 
+from goldstick.core.hadamard import Rotation
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 
@@ -68,4 +70,58 @@ class Fold:
     unit_offset: bool = False
 
 
-Edit = Quantize | SetWeight | Fold
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """Turn what one matrix reads, or what it puts out, by a rotation Q.
+
+    ``input``: W ← W·Q, or W·diag(g)·Q where the gain g of a norm moves in first. ``output``: W ← Qᵀ·W and b ← b·Q; the
+    rows of an embedding, which are outputs themselves, become E·Q.
+
+    Attributes:
+        parameter: Full name of the parameter that stores the matrix.
+        side: Which side of it.
+        rotation: Q; several blocks of it side by side where there are more channels.
+        norm: Path of a norm in the same :class:`Rotate` whose gain moves into the columns; ``None`` for none.
+        first_channel: Where the turned channels begin, for fused projections.
+        channels: How many are turned; ``None`` for all from there on.
+    """
+
+    parameter: str
+    side: Literal["input", "output"]
+    rotation: Rotation
+    norm: str | None = None
+    first_channel: int = 0
+    channels: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnitNorm:
+    """Set the gain g of a norm to 1, because its readers took it over, and its shift to (b / g)·Q.
+
+    Attributes:
+        norm: Path of the norm.
+        rotation: Q of what the norm now receives.
+        unit_offset: Whether it multiplies by 1 + weight.
+    """
+
+    norm: str
+    rotation: Rotation
+    unit_offset: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rotate:
+    """The rotation of one block, or of what lies outside the blocks: only all of it together keeps the output.
+
+    Attributes:
+        turns: The matrices.
+        norms: The norms whose gains move into them.
+        unties: Parameters that are tied to another and get their own memory first.
+    """
+
+    turns: tuple[Turn, ...]
+    norms: tuple[UnitNorm, ...] = ()
+    unties: tuple[str, ...] = ()
+
+
+Edit = Quantize | SetWeight | Fold | Rotate

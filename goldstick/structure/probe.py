@@ -50,7 +50,7 @@ def probe_network(
     first_of: dict[object, str] = {}
     last_inputs: dict[str, tuple[str, Arguments]] = {}
     for block in network.blocks:
-        first = first_of.setdefault(_signature(network, block), block)
+        first = first_of.setdefault(block_signature(network, block), block)
         if blocks == "first" and first != block:
             found[block] = found[first].moved_to(block)
             continue
@@ -218,7 +218,7 @@ def _channels(producer: Producer, wanted: int) -> list[tuple[int, bool]]:
     return [(first, False) for first in sorted(parts | {spare}, reverse=True) if spare >= 0]
 
 
-def _signature(network: Network, block: str) -> object:
+def block_signature(network: Network, block: str) -> object:
     """Equal for two blocks that hold the same layers of the same shapes."""
     module = network.model.get_submodule(block)
     layers = tuple((path, type(layer)) for path, layer in module.named_modules())

@@ -50,7 +50,7 @@ class Trial:
         self.path = path
         self.sites = [site for site in sites if site.layout is not Layout.EMBEDDING]
         self.block = copy.deepcopy(block).float().eval()
-        _fill_meta(self.block, self.generator)
+        fill_meta(self.block, self.generator)
         device = next((parameter.device for parameter in self.block.parameters()), torch.device("cpu"))
 
         def place(tensor: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ def _owner(lookup: Callable[[str], nn.Module], name: str) -> nn.Module:
         return lookup(name.rpartition(".")[0])
 
 
-def _fill_meta(block: nn.Module, generator: torch.Generator) -> None:
+def fill_meta(block: nn.Module, generator: torch.Generator) -> None:
     """Random weights in place of meta ones: vectors log-uniform in [1/2, 2], matrices N(0, 1.5 / columns)."""
     filled: dict[Tensor, Tensor] = {}
 
