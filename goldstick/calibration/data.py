@@ -1,124 +1,126 @@
-"""Calibration data: exactly so many windows of exactly so many tokens, from a file, a known set or the hub."""
+"""Calibration data: exactly so many samples of token ids, their batches, and what the report says of them."""
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Callable, Mapping, Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from goldstick.errors import DataError
-from goldstick.evaluation.data import Dataset, DataSource
-from goldstick.evaluation.hub import HubDataset
+from goldstick.evaluation.batching import batches_by_length
 
-#: Sets known by name: the parts that evaluation does not use.
-KNOWN: Mapping[str, Dataset] = {
-    "wikitext2": Dataset(
-        name="wikitext2",
-        files=("wikitext2/wiki.train.raw", "wikitext2/wiki.train.tokens"),
-        hub=(HubDataset(path="Salesforce/wikitext", configuration="wikitext-2-raw-v1", split="train"),),
-    ),
-    "tinystories": Dataset(
-        name="tinystories",
-        files=("tinystories/stories.jsonl",),
-        hub=(HubDataset(path="roneneldan/TinyStories", split="train"),),
-    ),
-    "reference": Dataset(name="reference", files=("text/calibration.txt",)),
-}
 #: Tokens that go through a block together.
 TOKENS_PER_BATCH = 2048
-_TEXT_SUFFIXES, _ROW_SUFFIXES = (".txt", ".raw", ".tokens"), (".jsonl",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationData:
-    """Windows of tokens, and what is worth knowing of them.
+    """Samples of token ids, and what is worth knowing of them.
 
     Attributes:
         ids: int64 [samples, seq_len].
+        mask: bool [samples, seq_len], false on padding, which is to the right of a row's tokens; ``None`` where every
+            position is a token.
         dataset: Where they come from.
-        available: Windows the text would have given.
+        available: Samples the data would have given.
+        asked: Samples the recipe asked for.
+        blank_rows: Rows without a token.
+        cut_rows: Samples that lost their end because they were longer than ``seq_len``.
+        unknown_id: What the tokenizer writes for what it does not know; ``None`` where it knows everything.
     """
 
     ids: Tensor
+    mask: Tensor | None = None
     dataset: str
     available: int
+    asked: int
+    blank_rows: int = 0
+    cut_rows: int = 0
+    unknown_id: int | None = None
+
+    @property
+    def tokens(self) -> Tensor:
+        """All token ids, padding left out: int64 [tokens]."""
+        return self.ids.flatten() if self.mask is None else self.ids[self.mask]
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the token ids and where each sample ends: equal fingerprints, equal data."""
+        ends = torch.full((len(self.ids),), self.ids.shape[1]) if self.mask is None else self.mask.sum(1)
+        digest = hashlib.sha256(repr(tuple(self.ids.shape)).encode())
+        for part in (ends, self.tokens):
+            digest.update(part.to(torch.int64).contiguous().numpy().astype("<i8", copy=False).tobytes())
+        return digest.hexdigest()
 
     def batches(self) -> list[dict[str, Tensor]]:
-        """Keyword arguments of a language model's forward, about ``TOKENS_PER_BATCH`` tokens at a time."""
-        size = max(1, TOKENS_PER_BATCH // self.ids.shape[1])
-        return [{"input_ids": self.ids[start : start + size]} for start in range(0, len(self.ids), size)]
+        """Keyword arguments of a language model's forward, about ``TOKENS_PER_BATCH`` tokens at a time.
 
-    def audit(self) -> dict[str, int | str]:
+        Padded samples come with an ``attention_mask`` (int64, 0 on padding), longest first, those of similar length
+        together, and no wider than the longest of them.
+        """
+        if self.mask is None:
+            size = max(1, TOKENS_PER_BATCH // self.ids.shape[1])
+            return [{"input_ids": self.ids[start : start + size]} for start in range(0, len(self.ids), size)]
+        lengths: list[int] = self.mask.sum(1).tolist()
+        return [
+            {
+                "input_ids": self.ids[rows, : lengths[rows[0]]],
+                "attention_mask": self.mask[rows, : lengths[rows[0]]].to(torch.int64),
+            }
+            for rows in batches_by_length(lengths, TOKENS_PER_BATCH)
+        ]
+
+    def audit(self) -> dict[str, int | float | str]:
         """What the report says of the data."""
-        samples, length = self.ids.shape
+        tokens = self.tokens
+        unknown = 0 if self.unknown_id is None else int((tokens == self.unknown_id).sum())
+        padded = {} if self.mask is None else {"cut_rows": self.cut_rows}
         return {
             "dataset": self.dataset,
-            "samples": samples,
-            "seq_len": length,
-            "tokens": self.ids.numel(),
+            "samples": len(self.ids),
+            "seq_len": self.ids.shape[1],
+            "tokens": tokens.numel(),
             "windows_available": self.available,
-            "distinct_tokens": len(set(self.ids.flatten().tolist())),
+            "distinct_tokens": torch.bincount(tokens).count_nonzero().item(),
+            "unknown_tokens": unknown,
+            "unknown_rate": unknown / tokens.numel(),
+            "blank_rows": self.blank_rows,
+            **padded,
+            "fingerprint": self.fingerprint,
         }
 
-
-def read_texts(dataset: str, data_dir: Path | None) -> list[str]:
-    """The texts of a data set: a ``.txt`` or ``.jsonl`` file (plain or ``.gz``), a known name, or a hub name.
-
-    Rows of a ``.jsonl`` file have a field ``text``; where they have a ``part``, those of ``val`` or ``train`` count.
-
-    Raises:
-        DataError: There is no such file or name, or it holds no text.
-    """
-    path = Path(dataset)
-    plain = path.with_suffix("") if path.suffix == ".gz" else path
-    if dataset in KNOWN and not path.is_file():  # a folder of that name may well lie here: the data themselves
-        return _texts(DataSource(data_dir), KNOWN[dataset], dataset == "tinystories")
-    if plain.suffix in (*_TEXT_SUFFIXES, *_ROW_SUFFIXES) or path.exists():
-        if not path.is_file():
-            raise DataError(f"there is no calibration file {dataset!r}")
-        local = Dataset(name=dataset, files=(glob.escape(path.name),))
-        return _texts(DataSource(path.parent), local, plain.suffix in _ROW_SUFFIXES)
-    if "/" not in dataset:
-        raise DataError(
-            f"no calibration data is called {dataset!r}: give a .txt or .jsonl file, a hub name (owner/name), or one "
-            f"of {', '.join(KNOWN)}"
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know of the data."""
+        if len(self.ids) == self.asked:
+            return ()
+        return (
+            f"{self.dataset} gives {len(self.ids)} of the {self.asked} calibration samples that the recipe asks for; "
+            "the result is calibrated on these",
         )
-    hub = Dataset(name=dataset, files=(), hub=(HubDataset(path=dataset, split="train"),))
-    return _texts(DataSource(None), hub, rows=True)
 
 
-def _texts(source: DataSource, dataset: Dataset, rows: bool) -> list[str]:
-    if not rows:
-        return ["".join(source.lines(dataset))]
-    found = source.rows(dataset, ["text"])
-    return [str(row["text"]) for row in found if row.get("part", "train") in ("train", "val")]
+def count_batches(batches: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """What the report says of batches that the caller made: how many, and their samples and tokens where known.
 
-
-def pack(
-    texts: Sequence[str],
-    encode: Callable[[str], list[int]],
-    *,
-    dataset: str,
-    samples: int,
-    seq_len: int,
-    seed: int,
-) -> CalibrationData:
-    """Tokenize texts one after the other, cut the stream into windows, and draw ``samples`` of them.
-
-    Raises:
-        DataError: The text gives fewer windows than asked for.
+    Samples are rows of the first tensor; tokens are counted where there are ``input_ids``, without those that an
+    ``attention_mask`` of the same shape leaves out.
     """
-    stream = [token for text in texts for token in encode(text)]
-    available = len(stream) // seq_len
-    if available < samples:
-        raise DataError(
-            f"{dataset} gives {available} windows of {seq_len} tokens and the recipe asks for {samples}: use "
-            f"--samples {max(available, 1)}, a smaller --seq-len, or a longer text"
-        )
-    windows = torch.tensor(stream[: available * seq_len]).view(available, seq_len)
-    chosen = torch.randperm(available, generator=torch.Generator().manual_seed(seed))[:samples]
-    return CalibrationData(ids=windows[chosen.sort().values], dataset=dataset, available=available)
+    if not batches:
+        return {}
+    firsts = [next((value for value in batch.values() if isinstance(value, Tensor)), None) for batch in batches]
+    count = {"batches": len(batches)}
+    if all(first is not None and first.ndim > 0 for first in firsts):
+        count["samples"] = sum(len(first) for first in firsts if first is not None)
+    ids = [batch.get("input_ids") for batch in batches]
+    if all(isinstance(value, Tensor) for value in ids):
+        count["tokens"] = sum(_tokens(batch) for batch in batches)
+    return count
+
+
+def _tokens(batch: Mapping[str, Any]) -> int:
+    ids, mask = batch["input_ids"], batch.get("attention_mask")
+    counts = isinstance(mask, Tensor) and mask.shape == ids.shape
+    return int(mask.bool().sum()) if counts and mask is not None else int(ids.numel())

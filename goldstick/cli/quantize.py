@@ -27,6 +27,10 @@ def _recipe_options(command: Any) -> Any:
         click.option("--samples", type=click.IntRange(1), help="Number of calibration samples."),
         click.option("--seq-len", type=click.IntRange(1), help="Tokens of a calibration sample."),
         click.option("--seed", type=int, help="Seed of the calibration sampling."),
+        click.option("--text-field", metavar="NAME", help="The field of calibration rows that holds text or messages."),
+        click.option("--packing/--no-packing", default=None,
+                     help="Cut calibration text into full samples (the default), or pad a sample for each row."),
+        click.option("--allow-short", is_flag=True, help="Go on where the data give fewer samples than asked for."),
         click.option("--format", "format_", metavar="F", type=click.Choice(["auto", "compressed-tensors", "native"]),
                      help="Storage format; 'auto' takes compressed-tensors wherever it can hold the result."),
         click.option("--indivisible", type=click.Choice(["error", "channel", "skip"]),
@@ -133,6 +137,9 @@ def _recipe(
     samples: int | None,
     seq_len: int | None,
     seed: int | None,
+    text_field: str | None,
+    packing: bool | None,
+    allow_short: bool,
     format_: str | None,
     indivisible: str | None,
     tie: str | None,
@@ -142,7 +149,10 @@ def _recipe(
     from goldstick.recipes.run import needs_data
 
     loaded = Recipe.load(recipe)
-    calibration = {"dataset": dataset, "samples": samples, "seq_len": seq_len, "seed": seed}
+    calibration = {
+        "dataset": dataset, "samples": samples, "seq_len": seq_len, "seed": seed, "text_field": text_field,
+        "packing": packing, "allow_short": allow_short or None,
+    }  # fmt: skip
     given = {name: value for name, value in calibration.items() if value is not None}
     if given and not needs_data(loaded.stages):
         click.echo("note: no stage of this recipe looks at data; the calibration options change nothing", err=True)

@@ -60,18 +60,22 @@ class DataSource:
 
     def rows(self, dataset: Dataset, required: Sequence[str] = ()) -> list[Mapping[str, Any]]:
         """Return the rows of a JSON-lines file or of the hub; each must have the ``required`` fields."""
+        rows = self.numbered_rows(dataset)
+        for line, row in rows:
+            missing = [name for name in required if name not in row]
+            if missing:
+                raise DataError(f"{self._origin(dataset)}, line {line}: no field {missing[0]!r}, only {', '.join(row)}")
+        return [row for _, row in rows]
+
+    def numbered_rows(self, dataset: Dataset) -> list[tuple[int, Mapping[str, Any]]]:
+        """Return (line, row) of a JSON-lines file, or (place from 1, row) of the hub."""
         key = ("rows", dataset)
         if key not in self._read:
             path = self.find(dataset)
-            origin = dataset.name if path is None else str(path)
             rows = self._rows_from_hub(dataset) if path is None else list(_json_lines(path))
-            for line, row in rows:
-                missing = [name for name in required if name not in row]
-                if missing:
-                    raise DataError(f"{origin}, line {line}: no field {missing[0]!r}, only {', '.join(row)}")
             if not rows:
-                raise DataError(f"{origin}: the file holds no rows")
-            self._read[key] = [row for _, row in rows]
+                raise DataError(f"{self._origin(dataset)}: the file holds no rows")
+            self._read[key] = rows
         return list(self._read[key])
 
     def lines(self, dataset: Dataset) -> list[str]:
@@ -92,9 +96,14 @@ class DataSource:
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
 
+    def _origin(self, dataset: Dataset) -> str:
+        return str(self.find(dataset) or dataset.name)
+
     def _rows_from_hub(self, dataset: Dataset) -> list[tuple[int, Mapping[str, Any]]]:
-        local = f"give --data-dir DIR with DIR/{dataset.files[0]} (or .gz)"
-        if self.data_dir is not None:
+        local = "give the path of a local file instead"
+        if dataset.files:
+            local = f"give --data-dir DIR with DIR/{dataset.files[0]} (or .gz)"
+        if dataset.files and self.data_dir is not None:
             local = f"there is no {dataset.files[0]} (or .gz) under --data-dir {self.data_dir}"
         if not dataset.hub:
             raise DataError(f"{dataset.name}: this data set is read from a local file only; {local}")

@@ -86,7 +86,8 @@ def execute(
     with staged(output, overwrite) as work:
         errors: dict[str, WeightError] = {}
         notes: dict[str, Mapping[str, float | str]] = {}
-        audit: Mapping[str, int | str] = {}
+        audit: Mapping[str, int | float | str] = {}
+        warnings = tuple(plan.warnings)
         expected = None
         if plan.streams:
             reader = SourceReader()
@@ -101,7 +102,7 @@ def execute(
             batches: Sequence[Mapping[str, Tensor]] = ()
             if calibrate is not None and plan.calibrated:
                 data = calibrate(network.model)
-                batches, audit = data.batches(), data.audit()
+                batches, audit, warnings = data.batches(), data.audit(), warnings + data.warnings()
             results = run(network, plan.resolution, progress, batches)
             errors = {name: result.error for name, result in results.items()}
             notes = {name: result.notes for name, result in results.items()}
@@ -129,7 +130,7 @@ def execute(
             structure=structure_of_source(plan),
             evaluation=evaluation,
             proof={key: value for key, value in found.items() if key != "observed"},
-            warnings=plan.warnings,
+            warnings=warnings,
             timing={"quantize_and_write": written - started, "prove": proven - written},
             environment=environment(),
         )

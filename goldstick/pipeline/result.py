@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from goldstick.calibration.data import count_batches
 from goldstick.core.error import WeightError
 from goldstick.formats.source import SIDECARS
 from goldstick.formats.transformers_names import CheckpointNames, empty_model
@@ -136,6 +137,7 @@ def apply_recipe(
         layers=layers,
         size=SizeSummary.of(layers),
         structure=structure,
+        calibration=count_batches(batches),
         warnings=tuple(warnings),
         environment=environment(),
     )

@@ -41,6 +41,9 @@ class Calibration(BaseModel):
     samples: int = Field(default=128, ge=1)
     seq_len: int = Field(default=2048, ge=1)
     seed: int = 0
+    text_field: str | None = Field(default=None, min_length=1, description="the field of a row that counts")
+    packing: bool = Field(default=True, description="one stream cut into windows; else a padded sample for each row")
+    allow_short: bool = Field(default=False, description="take what there is where the data give fewer samples")
 
 
 class Export(BaseModel):

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import goldstick
@@ -17,7 +16,8 @@ from goldstick.formats.source import open_tensors
 from goldstick.pipeline.verify import verify_checkpoint
 from goldstick.report import Report
 from tests.pipeline.conftest import answer
-from tests.tiny_models import FAMILIES, VOCABULARY, sample_inputs
+from tests.tiny_models import FAMILIES, sample_inputs
+from tests.tiny_tokenizer import write_tokenizer
 
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "small", "bird", "singing", "of", "rain"]
 
@@ -25,17 +25,6 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "small", "b
 @pytest.fixture(autouse=True)
 def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
-
-
-def write_tokenizer(directory: Path) -> None:
-    """A tokenizer whose tokens are single characters; there are fewer of them than the model has rows."""
-    letters = [letter for letter in sorted(pre_tokenizers.ByteLevel.alphabet()) if letter.isascii() or letter in "ĠĊ"]
-    vocabulary = {letter: number for number, letter in enumerate(["<unk>", *letters])}
-    assert len(vocabulary) <= VOCABULARY
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(directory)
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,70 @@
+"""Quantize with auto-round: ``PYTHON run_auto_round.py SPEC.json``, by the Python that has it installed.
+
+Its own defaults (200 iterations for each block, or as many as ``options`` say) but for the scheme, the data and the
+device. It stores dequantized weights, so that the comparison depends on no reader's support for its formats. It leaves
+some layers float without an error; that would be no comparison, so it is one here.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from auto_round import AutoRound
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+def main() -> None:
+    """Quantize, save, and write how long each part took."""
+    spec = json.loads(Path(sys.argv[1]).read_text())
+    began = time.perf_counter()
+    model = AutoModelForCausalLM.from_pretrained(spec["model"], dtype="auto")
+    tokenizer = AutoTokenizer.from_pretrained(spec["model"])
+    ids = load_file(spec["windows"])["calibration"]
+    batches = [{"input_ids": rows, "attention_mask": rows.new_ones(rows.shape)} for rows in ids.split(8)]
+    by_row = [
+        name for name, _ in model.named_modules() if spec["group_size"] and name.rpartition(".")[2] in spec["by_row"]
+    ]
+    loaded = time.perf_counter()
+    rounding = AutoRound(
+        model,
+        tokenizer,
+        scheme={
+            "bits": spec["bits"],
+            "group_size": spec["group_size"] or -1,
+            "sym": True,
+            "data_type": "int",
+            "act_bits": 16,
+        },
+        layer_config={name: {"bits": spec["bits"], "group_size": -1} for name in by_row},
+        dataset=batches,
+        nsamples=len(ids),
+        seqlen=ids.shape[1],
+        batch_size=8,
+        device_map="cpu",
+        **spec["options"],
+    )
+    rounding.quantize_and_save(spec["output"], format="fake")
+    saved = time.perf_counter()
+    refuse_float_layers(Path(spec["model"]), Path(spec["output"]))
+    times = {"load": loaded - began, "quantize_and_write": saved - began}
+    versions = {name: version(name) for name in ("auto-round", "transformers", "torch")}
+    Path(spec["times"]).write_text(json.dumps({**times, "versions": versions}))
+
+
+def refuse_float_layers(source: Path, output: Path) -> None:
+    """Stop where a linear layer of a block was stored as it was."""
+    (file,) = output.rglob("model.safetensors")
+    before, after = load_file(source / "model.safetensors"), load_file(file)
+    untouched = [name for name in before if name.endswith("_proj.weight") and torch.equal(before[name], after[name])]
+    if untouched:
+        sys.exit(f"auto-round left {len(untouched)} layers float, such as {untouched[0]}")
+
+
+if __name__ == "__main__":
+    main()
