@@ -44,6 +44,7 @@ def test_a_float_model_gives_the_same_bits_and_can_be_run_again(source: Path) ->
     assert torch.equal(run_by_blocks(streamed), expected)
 
 
+@pytest.mark.usefixtures("proof_here")
 @pytest.mark.parametrize("storage", ["auto", "native"])
 def test_a_quantized_model_gives_the_same_bits(source: Path, tmp_path: Path, storage: str) -> None:
     recipe = {"stages": [{"rtn": {"scheme": "w4a16-g32", "indivisible": "channel"}}], "export": {"format": storage}}
@@ -51,6 +52,7 @@ def test_a_quantized_model_gives_the_same_bits(source: Path, tmp_path: Path, sto
     assert torch.equal(run_by_blocks(StreamedModel(tmp_path / "out")), whole(load(tmp_path / "out")))
 
 
+@pytest.mark.usefixtures("proof_here")
 def test_only_the_block_at_hand_is_in_memory(tmp_path: Path) -> None:
     FAMILIES["llama_gqa"]().save_pretrained(tmp_path / "float")
     goldstick.quantize(tmp_path / "float", "rtn-w4a16-g32", output=tmp_path / "packed", proof="tensors")
