@@ -94,6 +94,8 @@ def quantize(
     limit: int | None = None,
     device: str = "cpu",
     proof: ProofMethod = "outputs",
+    resume: bool = False,
+    max_memory: int | None = None,
     progress: Progress = quiet,
 ) -> Quantized:
     """Compress a checkpoint directory into another, tensor by tensor.
@@ -110,6 +112,8 @@ def quantize(
         device: Where weights are rounded.
         proof: How the result is proven in a fresh process: its ``outputs``, block by block, against those of the
             float model quantized in memory, or its ``tensors`` against the source, for models that cannot be run here.
+        resume: Go on with a calibrated run that was stopped; the result is the same, byte for byte.
+        max_memory: Bytes that a calibrated run may use; a good part of what is free where ``None``.
         progress: Called with (description, done, total).
 
     Raises:
@@ -130,6 +134,8 @@ def quantize(
         overwrite=overwrite,
         device=device,
         proof=proof,
+        resume=resume,
+        max_memory=max_memory,
         progress=progress,
         calibrate=calibration_data(planned.recipe.calibration, planned.source.directory, local),
         evaluate=measure,

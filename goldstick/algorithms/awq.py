@@ -9,7 +9,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.balance import SAMPLE, BalanceLoss, Candidate, Ranges, bounded, least_loss
+from goldstick.algorithms.balance import BalanceLoss, Candidate, Ranges, bounded, least_loss
 from goldstick.algorithms.base import Balance, Exposure, Member, Quantizer
 from goldstick.algorithms.clipping import best_rows, clipped
 from goldstick.algorithms.observers import observers_for
@@ -18,7 +18,7 @@ from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.algorithms.solution import Solution, finite_or_none, solve_each
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.grid import Grid
-from goldstick.core.inputs import InputObserver
+from goldstick.core.inputs import SAMPLE, InputObserver
 from goldstick.core.qtensor import in_groups
 from goldstick.core.rows import row_chunks
 from goldstick.core.scheme import Scheme

@@ -13,12 +13,9 @@ from goldstick.algorithms.base import Balance, Member
 from goldstick.algorithms.clipping import RATIOS
 from goldstick.algorithms.ranges import FindRange, Range, minmax, quantize_with_ranges, quantize_with_search, shrunken
 from goldstick.core.grid import Grid
-from goldstick.core.inputs import InputObserver
+from goldstick.core.inputs import SAMPLE, InputObserver
 from goldstick.core.qtensor import in_groups
 from goldstick.core.rows import row_chunks
-
-#: Inputs that stand for all of them where a sum over all would cost more.
-SAMPLE = 512
 
 _BOUND = 1e4
 _DIGITS = 10
@@ -56,7 +53,7 @@ class BalanceLoss:
         self._ranges = ranges
         device = self._members[0].weight.device
         exact = observer.in_features <= SAMPLE
-        self._moment = observer.hessian().div_(2).to(device) if exact else None  # E[x xᵀ], [in, in]
+        self._moment = (observer.hessian() / 2).to(device) if exact else None  # E[x xᵀ], [in, in]
         self._square = observer.mean_square().to(device)  # [in]
         self._rows = observer.sample(SAMPLE).to(device)  # [k, in]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from goldstick.algorithms.base import Exposure, Quantizer
 from goldstick.algorithms.column_loop import solve_columns
-from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor, without_dead
+from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
 from goldstick.algorithms.observers import Observers, observers_for
 from goldstick.algorithms.output_error import least_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
@@ -33,6 +33,7 @@ def solve_gptq(
     order: Order = "gar",
     ladder: Sequence[float] = (0.01, 0.1, 1.0),
     search: RangeSearch = "mse",
+    memo: dict[Any, Tensor | None] | None = None,
 ) -> Solution:
     """Quantize ``weight`` so that tr((W − Ŵ) H (W − Ŵ)ᵀ) stays small, never larger than rounding to nearest.
 
@@ -52,6 +53,7 @@ def solve_gptq(
         ladder: Values of λ to try, in units of the mean of diag(H), until the factorization succeeds.
         search: Where scales and zeros come from; fractional zeros (``hqq``) are kept as they are. ``imatrix`` takes
             the diagonal of H as importance.
+        memo: Holds the factor for the next layer with the same H.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity, or the shapes do not fit. A Hessian that cannot be used
@@ -73,14 +75,18 @@ def solve_gptq(
     count = int(dead.sum())
     if count == len(dead):
         return Solution(tensor=rounded, dead=count, fallback="the Hessian is zero: no input ever reached the layer")
-    columns = column_order(hessian.diagonal(), grid, order)
-    ordered = without_dead(hessian, dead)[columns][:, columns]
     mean = float(hessian.diagonal()[~dead].mean())
     rivals: dict[str, QuantizedTensor] = {search: rounded}
     if search != "minmax":
         rivals["minmax"] = quantize_with_search(weight, grid, "minmax")
+    columns = column_order(hessian.diagonal(), grid, order)
+    memo = {} if memo is None else memo
     for damping in ladder:
-        factor = inverse_factor(ordered, damping * mean)
+        key = order, grid.group_width(len(dead)), damping
+        if key not in memo:
+            memo.clear()  # one factor at a time
+            memo[key] = inverse_factor(hessian, damping * mean, columns)
+        factor = memo[key]
         if factor is None:
             continue
         codes = solve_columns(weight, factor, columns, rounded)
@@ -163,4 +169,5 @@ class GPTQ(Quantizer):
             order=self.order,
             ladder=damping_ladder(self.damping),
             search=self.range_search,
+            memo=observer.memo if keep else None,
         )

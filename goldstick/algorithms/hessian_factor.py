@@ -10,6 +10,9 @@ from torch import Tensor
 
 from goldstick.core.grid import Grid
 
+#: Rows and columns that a step of the factorization takes.
+_BLOCK = 256
+
 Order = Literal["gar", "activation", "natural"]
 
 
@@ -30,30 +33,63 @@ def column_order(diagonal: Tensor, grid: Grid, order: Order) -> Tensor:
     return (inside + first)[grouped.amax(-1).argsort(descending=True, stable=True)].flatten()
 
 
-def inverse_factor(hessian: Tensor, shift: float) -> Tensor | None:
+def inverse_factor(hessian: Tensor, shift: float, columns: Tensor | None = None) -> Tensor | None:
     """U, upper, with (H + shift·I)⁻¹ = UᵀU, float64 [in, in]; ``None`` if that is not positive definite (or overflows).
 
-    With J the reversal of rows and columns and J (H + shift·I) J = L Lᵀ, U = J L⁻¹ J: one factorization, not two.
+    With H + shift·I = R Rᵀ, R upper (the factorization read backwards), U = R⁻¹: one factorization, not two. Both steps
+    work in the storage of U, block by block, so that nothing else of its size is held.
+
+    Args:
+        hessian: H, float64 [in, in], symmetric.
+        shift: What is added to its diagonal. The rows and columns of inputs with H_jj = 0 are cut out, with 1 on the
+            diagonal.
+        columns: Order in which its rows and columns are taken, int64 [in]; as they are where ``None``.
     """
-    damped = hessian.flip(0, 1)
-    damped.diagonal().add_(shift)
-    lower, failed = torch.linalg.cholesky_ex(damped)
-    if int(failed):
+    order = torch.arange(len(hessian), device=hessian.device) if columns is None else columns
+    factor = torch.empty_like(hessian)
+    for start in range(0, len(order), _BLOCK):
+        factor[start : start + _BLOCK] = hessian[order[start : start + _BLOCK]][:, order]
+    dead = factor.diagonal() == 0
+    if dead.any():
+        factor.masked_fill_(dead, 0).masked_fill_(dead.unsqueeze(-1), 0)
+    factor.diagonal().add_(shift).masked_fill_(dead, 1 + shift)
+    if not _factorize(factor):
         return None
-    del damped
-    unit = torch.eye(len(lower), dtype=lower.dtype, device=lower.device)
-    factor = torch.linalg.solve_triangular(lower, unit, upper=False).flip(0, 1)
+    _invert(factor)
     usable = torch.isfinite(factor).all() and (factor.diagonal() > 0).all()
     return factor if usable else None
 
 
-def without_dead(hessian: Tensor, dead: Tensor) -> Tensor:
-    """H with the rows and columns of dead inputs (bool [in]) cut out, and 1 on their diagonal."""
-    if not dead.any():
-        return hessian
-    cleared = hessian.masked_fill(dead, 0).masked_fill(dead.unsqueeze(-1), 0)
-    cleared.diagonal()[dead] = 1
-    return cleared
+def _factorize(matrix: Tensor) -> bool:
+    """R, upper, with R Rᵀ = ``matrix`` in its place; false if it is not positive definite."""
+    for stop in range(len(matrix), 0, -_BLOCK):
+        start = max(0, stop - _BLOCK)
+        lower, failed = torch.linalg.cholesky_ex(matrix[start:stop, start:stop].flip(0, 1))
+        if int(failed):
+            return False
+        corner = lower.flip(0, 1)
+        matrix[start:stop, start:stop] = corner
+        panel = matrix[:start, start:stop]
+        panel.copy_(torch.linalg.solve_triangular(corner.T, panel, upper=False, left=False))
+        for first in range(0, start, _BLOCK):
+            last = min(first + _BLOCK, start)
+            matrix[:last, first:last].addmm_(panel[:last], panel[first:last].T, alpha=-1)
+    return True
+
+
+def _invert(matrix: Tensor) -> None:
+    """The inverse of the upper triangle of ``matrix`` in its place, zeros below."""
+    matrix.triu_()
+    for start in range(0, len(matrix), _BLOCK):
+        stop = min(start + _BLOCK, len(matrix))
+        corner = matrix[start:stop, start:stop]
+        unit = torch.eye(stop - start, dtype=matrix.dtype, device=matrix.device)
+        inverse = torch.linalg.solve_triangular(corner, unit, upper=True)
+        for first in range(0, start, _BLOCK):  # from the top: a row needs those below it as they were
+            last = min(first + _BLOCK, start)
+            product = matrix[first:last, first:start] @ matrix[first:start, start:stop]
+            matrix[first:last, start:stop] = -(product @ inverse)
+        corner.copy_(inverse)
 
 
 def damping_ladder(damping: float) -> Sequence[float]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,12 +27,14 @@ class BlockCall:
         by_keyword: Whether the hidden state is passed as ``hidden_states=``.
         cache: Where the model passed a cache of keys and values, in whose place there is ``None`` now: a name in
             ``kwargs`` or a place in ``args``; ``None`` where it passed no cache.
+        rest: What blocks give behind their hidden state; ``None`` where they give nothing else.
     """
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     by_keyword: bool
     cache: str | int | None = None
+    rest: tuple[Any, ...] | None = None
 
     def arguments(self, hidden: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """All arguments, with a given hidden state."""
@@ -54,7 +57,12 @@ def hidden_of(output: Any) -> Tensor:
 
 
 def block_calls(
-    model: nn.Module, blocks: Sequence[str], inputs: Mapping[str, Any], known: list[Tensor] | None = None
+    model: nn.Module,
+    blocks: Sequence[str],
+    inputs: Mapping[str, Any],
+    known: list[Tensor] | None = None,
+    *,
+    bare: bool = False,
 ) -> tuple[Tensor, dict[str, BlockCall]]:
     """The first block's hidden state and every block's other arguments, for one batch.
 
@@ -68,6 +76,7 @@ def block_calls(
         inputs: Keyword arguments of the model's forward.
         known: Arguments seen before. Equal ones are kept once, and new ones are added: a mask for each block of each
             batch would be gigabytes.
+        bare: Whether blocks are known to give their hidden state alone; then not even the first one runs.
 
     Raises:
         StructureError: The model does not call its blocks in this way.
@@ -96,6 +105,9 @@ def block_calls(
             )
             if not starts:
                 starts.append(hidden.detach().clone())
+                if bare:
+                    rest.append(None)
+                    return hidden
                 output = real(block, *args, **kwargs)
                 if hidden_of(output).shape != hidden.shape:
                     raise StructureError(f"{path} gives its successor another shape than it got.")
@@ -105,22 +117,51 @@ def block_calls(
 
         return forward
 
-    modules = {path: model.get_submodule(path) for path in blocks}
     try:
-        for path, module in modules.items():
-            module.forward = stub(path, module)
-        model(**inputs)
+        with _standing_in(model, {path: stub(path, model.get_submodule(path)) for path in blocks}):
+            model(**inputs)
     except StructureError:
         raise
     except Exception as error:  # any code of the model may fail on hidden states that no block has worked on
         raise StructureError(f"The model does not run with its blocks passed over: {error}") from error
-    finally:
-        for module in modules.values():
-            del module.forward
     missing = [path for path in blocks if path not in calls]
     if missing:
         raise StructureError(f"The model's forward does not call its block {missing[0]}.")
-    return starts[0], calls
+    return starts[0], {path: replace(call, rest=rest[0]) for path, call in calls.items()}
+
+
+def run_around(
+    model: nn.Module, blocks: Sequence[str], final: Tensor, rest: tuple[Any, ...] | None, run: Callable[[], Any]
+) -> Any:
+    """Run a model whose blocks have done their work already: what comes after them is given ``final``.
+
+    Args:
+        model: The model.
+        blocks: Paths of blocks that feed one another.
+        final: What the last of them gives.
+        rest: What they give behind it.
+        run: Calls the model.
+    """
+
+    def last(*_: Any, **__: Any) -> Any:
+        return final if rest is None else (final, *rest)
+
+    with _standing_in(model, dict.fromkeys(blocks, last)):
+        return run()
+
+
+@contextmanager
+def _standing_in(model: nn.Module, forwards: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
+    """Other functions in the place of some modules' forward."""
+    modules = {path: model.get_submodule(path) for path in forwards}
+    try:
+        for path, module in modules.items():
+            module.forward = forwards[path]
+        yield
+    finally:
+        for module in modules.values():
+            if "forward" in module.__dict__:
+                del module.forward
 
 
 def _cache_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | int | None:

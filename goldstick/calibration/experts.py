@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -31,12 +31,11 @@ class _Listen(TorchFunctionMode):
         return result
 
 
-def listen_to_experts(parameter: Tensor, arrivals: Sequence[Arrival], hear: Callable[[int, Tensor], None]) -> None:
-    """Run the experts' forward on each batch and pass on (expert, input) for every product with ``parameter``.
+def listen_to_experts(parameter: Tensor, arrival: Arrival, hear: Callable[[int, Tensor], None]) -> None:
+    """Run the experts' forward on a batch and pass on (expert, input) for every product with ``parameter``.
 
     The experts module must take one expert's matrix at a time (``parameter[expert]``), as transformers' eager
     implementation does.
     """
-    for arrival in arrivals:
-        with torch.no_grad(), _Listen(parameter, hear):
-            arrival.module.forward(*arrival.args, **arrival.kwargs)
+    with torch.no_grad(), _Listen(parameter, hear):
+        arrival.module.forward(*arrival.args, **arrival.kwargs)

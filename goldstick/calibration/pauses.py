@@ -28,11 +28,13 @@ class Arrival:
         module: That layer.
         args: What it is called with.
         kwargs: The same, by keyword.
+        batch: Number of the batch.
     """
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    batch: int = 0
 
     @property
     def tensor(self) -> Tensor:

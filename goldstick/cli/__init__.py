@@ -24,12 +24,16 @@ class _Group(click.Group):
         except GoldstickError as error:
             if ctx.params.get("debug"):
                 raise
-            click.echo(f"Error: {error}", err=True)
+            click.echo(" ".join([f"Error: {error}", *_notes(error)]), err=True)
             sys.exit(error.exit_code)
-        except (KeyboardInterrupt, click.Abort):
-            click.echo("Interrupted; nothing was left behind.", err=True)
+        except (KeyboardInterrupt, click.Abort) as error:
+            click.echo("Interrupted; " + (" ".join(_notes(error)) or "nothing was left behind."), err=True)
             sys.exit(130)
-        except (click.ClickException, click.exceptions.Exit, SystemExit):
+        except SystemExit as error:
+            if notes := _notes(error):
+                click.echo("Terminated; " + " ".join(notes), err=True)
+            raise
+        except (click.ClickException, click.exceptions.Exit):
             raise
         except Exception as error:
             if ctx.params.get("debug"):
@@ -41,6 +45,11 @@ class _Group(click.Group):
                 err=True,
             )
             sys.exit(1)
+
+
+def _notes(error: BaseException) -> list[str]:
+    """What was said of an error on its way up."""
+    return getattr(error, "__notes__", [])
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import signal
 import sys
 from pathlib import Path
@@ -44,6 +45,16 @@ def _recipe_options(command: Any) -> Any:
     return command
 
 
+def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
+    """``8GB``, ``500 MB`` or a plain number, in bytes."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)B?", value.strip(), re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{value!r} is no amount of memory; write 8GB or 500MB")
+    return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
+
+
 @click.command()
 @click.argument("model")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The directory to make.")
@@ -59,6 +70,8 @@ def _recipe_options(command: Any) -> Any:
     show_default=True,
     help="How the result is proven: by what the model gives, block by block, or by its tensors alone.",
 )
+@click.option("--resume", is_flag=True, help="Go on with a calibrated run that was stopped, to the same bytes.")
+@click.option("--max-memory", metavar="SIZE", callback=_bytes, help="Memory a calibrated run may use, such as 8GB.")
 @click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
 @click.option("--dry-run", is_flag=True, help="Plan only; the same as 'goldstick plan'.")
 @_recipe_options
@@ -71,6 +84,8 @@ def quantize(
     device: str,
     threads: int | None,
     proof: Literal["outputs", "tensors"],
+    resume: bool,
+    max_memory: int | None,
     overwrite: bool,
     dry_run: bool,
     as_json: bool,
@@ -96,7 +111,7 @@ def quantize(
     with progress_bar(not as_json) as progress:
         result = api.quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
-            device=device, proof=proof, progress=progress,
+            device=device, proof=proof, resume=resume, max_memory=max_memory, progress=progress,
         )  # fmt: skip
     if as_json:
         import json

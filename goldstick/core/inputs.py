@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,9 @@ from goldstick.errors import QuantizationError
 
 BITS = 18
 """Bits of a rounded activation, without its sign."""
+
+SAMPLE = 512
+"""Inputs that stand for all of them where a sum over all would cost more."""
 
 _MOST_TOKENS = 1 << 26  # tokens · 2^(2·BITS) stays below 2^63
 _CHUNK_TOKENS = 1 << 16  # tokens · 2^(2·BITS) stays below 2^53
@@ -33,18 +37,16 @@ class InputObserver:
     product is at most 2^36 and any partial sum over the 2^16 tokens of a chunk at most 2^52: below 2^53 every partial
     sum of a float64 matrix product is a whole number that float64 holds exactly, however it is associated or fused.
     (4) Chunks are added in int64, exactly, for up to 2^26 tokens (2^26 · 2^36 = 2^62). (5) What follows, the rounding
-    to float64, the powers of two and 2/n, is done once, per element. Sums over several machines would add up alike.
+    to float64, the powers of two and 2/n, is done once, per element.
 
     *One pass, bounded memory.* (2) needs every maximum before the first product. There are two ways to have it:
 
     - ``observe`` alone: the observer takes the maxima at once and keeps a reference to the batch, no copy, until
       ``release``. A sweep that lets all batches wait where a layer begins holds them anyway; so many observers of
       one block cost no memory either, since each Hessian is summed only when its layer is solved.
-    - ``observe_range`` for all batches, then ``observe`` for the same ones: nothing is kept but the sum. ``mean_abs``
-      and ``sample`` then have nothing to look at, and refuse.
+    - ``observe_range`` for all batches, then ``observe`` for the same ones: nothing is kept but the sums and a sample.
 
-    The error against a float64 sum is that of rounding to 18 bits of each channel's own largest value; outlier channels
-    do not harm the others.
+    The error against a float64 sum is that of rounding to 18 bits of each channel's own largest value.
 
     Args:
         in_features: Length of an input.
@@ -52,12 +54,14 @@ class InputObserver:
     Attributes:
         tokens: Inputs counted, n.
         dropped: Inputs left out because they hold NaN or infinity.
+        memo: What an algorithm made of the Hessian, for the next layer that reads the same inputs.
     """
 
     def __init__(self, in_features: int) -> None:
         self.in_features = in_features
         self.tokens = 0
         self.dropped = 0
+        self.memo: dict[Any, Tensor | None] = {}
         self._largest = torch.zeros(in_features, dtype=torch.float64)
         self._lowest = torch.full((in_features,), torch.inf, dtype=torch.float64)
         self._highest = -self._lowest
@@ -65,11 +69,10 @@ class InputObserver:
         self._released = False
         self._held: list[tuple[Tensor, Tensor | None, int | None]] = []
         self._sums: Tensor | None = None
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of the batches it keeps alive."""
-        return sum(x.nbytes for x, _, _ in self._held)
+        self._hessian: Tensor | None = None
+        self._expected = 0
+        self._sum_abs = torch.zeros(in_features, dtype=torch.int64)
+        self._sampled: list[Tensor] = []
 
     def lowest(self) -> Tensor:
         """The least value of each channel, exact, float64 [in]; +inf before any input."""
@@ -92,6 +95,7 @@ class InputObserver:
             raise QuantizationError("The ranges of all batches come before the first batch itself.")
         self._ranges_given = True
         for rows, _ in self._chunks(x, mask):
+            self._expected += len(rows)
             self._widen(rows)
 
     def observe(self, x: Tensor, mask: Tensor | None = None) -> None:
@@ -104,17 +108,20 @@ class InputObserver:
         Raises:
             QuantizationError: The shapes do not fit, or a value lies outside the range given before.
         """
-        if self._released or (self._sums is not None and not self._ranges_given):
+        if self._released or self._hessian is not None:
             raise QuantizationError("The Hessian was already asked for; later batches would need ranges of their own.")
         if self._ranges_given and self._sums is None:
             self._sums = self._zeros()
         for rows, dropped in self._chunks(x, mask):
+            first = self.tokens
             self.tokens += len(rows)
             self.dropped += dropped
             if self._sums is None:
                 self._widen(rows)
             else:
                 self._add(self._sums, rows)
+                self._sum_abs += self._absolute(rows)
+                self._sampled.append(_picked(rows, first, SAMPLE, self._expected))
         if self._sums is None:
             x = x.detach()
             self._held.append((x, mask, None if x.is_inference() else x._version))
@@ -122,28 +129,33 @@ class InputObserver:
             raise QuantizationError(f"{self.tokens} tokens are more than a Hessian is summed over ({_MOST_TOKENS}).")
 
     def hessian(self, *, keep: bool = True) -> Tensor:
-        """H, float64 [in, in], symmetric to the bit; zero where nothing was observed.
+        """H, float64 [in, in], symmetric to the bit; zero where nothing was observed. Not to be changed in place.
 
         Args:
-            keep: Keep the sum for the next call (layers that share an input). ``False`` sums anew at the next call
-                (many experts, whose sums together would be large).
+            keep: Keep it for the next call (layers that share an input). ``False`` sums anew at the next call (many
+                experts, whose Hessians together would be large).
 
         Raises:
             QuantizationError: More than 1 % of the inputs were dropped, or the batches were let go or changed in place.
         """
         self._refuse_too_many_dropped()
+        if self._hessian is not None:
+            return self._hessian
         sums = self._sums
         if sums is None:
             sums = self._zeros()
             for rows in self._rows():
                 self._add(sums, rows)
-            if keep:
-                self._sums = sums
-        for start in range(0, self.in_features, _COLUMN_BLOCK):  # only the upper blocks were summed
-            stop = start + _COLUMN_BLOCK
-            sums[stop:, start:stop] = sums[start:stop, stop:].T
+        hessian = sums.view(torch.float64)  # in the memory of the sums: nothing else of this size is held
         down = self._down()
-        return sums.double().mul_(down).mul_(down.unsqueeze(-1)).mul_(2).div_(max(self.tokens, 1))
+        for start in range(0, self.in_features, _COLUMN_BLOCK):
+            stop = start + _COLUMN_BLOCK
+            sums[stop:, start:stop] = sums[start:stop, stop:].T  # only the upper blocks were summed
+            part = sums[start:stop].double().mul_(down).mul_(down[start:stop].unsqueeze(-1))
+            hessian[start:stop] = part.mul_(2).div_(max(self.tokens, 1))
+        if keep or self._sums is not None:
+            self._hessian, self._sums = hessian, None
+        return hessian
 
     def largest(self) -> Tensor:
         """max|xⱼ| over the inputs, float64 [in]; zero where nothing was observed."""
@@ -153,11 +165,12 @@ class InputObserver:
         """(1/n) Σ|xⱼ|, float64 [in], summed like the Hessian: exactly, over inputs rounded to 18 bits.
 
         Raises:
-            QuantizationError: The batches were let go, never held (``observe_range``), or changed in place.
+            QuantizationError: The batches were let go, or changed in place.
         """
-        total = torch.zeros(self.in_features, dtype=torch.int64)
-        for rows in self._rows():  # at most 2^16 of up to 2^18: whole numbers below 2^53
-            total += self._whole(rows).abs_().sum(0).to(device=total.device, dtype=torch.int64)
+        total = self._sum_abs.clone()
+        if not self._ranges_given:
+            for rows in self._rows():
+                total += self._absolute(rows)
         return total.double().mul_(self._down()).div_(max(self.tokens, 1))
 
     def mean_square(self) -> Tensor:
@@ -166,6 +179,8 @@ class InputObserver:
         Raises:
             QuantizationError: The batches were let go before the Hessian was asked for, or changed in place.
         """
+        if self._hessian is not None:
+            return self._hessian.diagonal() / 2
         if self._sums is not None:
             total = self._sums.diagonal()
         else:
@@ -181,21 +196,22 @@ class InputObserver:
         Input ⌊i·n/k⌋ for i = 0 … k − 1, with k the lesser of ``count`` and n.
 
         Raises:
-            QuantizationError: The batches were let go, never held (``observe_range``), or changed in place.
+            QuantizationError: The batches were let go, or changed in place; or their ranges came first, and the count
+                is not ``SAMPLE``, which alone is kept then.
         """
-        wanted = min(count, self.tokens)
-        places = torch.arange(wanted) * self.tokens // max(wanted, 1)
-        found = []
-        first = 0
-        for rows in self._rows():
-            here = places[(places >= first) & (places < first + len(rows))] - first
-            found.append(rows[here.to(rows.device)].float().cpu())
-            first += len(rows)
+        if self._ranges_given and count != SAMPLE:
+            raise QuantizationError(f"Of inputs that are not held, {SAMPLE} are kept, not {count}.")
+        found, first = list(self._sampled), 0
+        if not self._ranges_given:
+            for rows in self._rows():
+                found.append(_picked(rows, first, count, self.tokens))
+                first += len(rows)
         return torch.cat(found) if found else torch.zeros(0, self.in_features)
 
     def release(self) -> None:
         """Let go of the batches; what was summed and kept remains."""
         self._held = []
+        self.memo.clear()
         self._released = True
 
     def _rows(self) -> Iterator[Tensor]:
@@ -256,6 +272,10 @@ class InputObserver:
         """qⱼ of some rows, whole numbers in float64 [tokens, in]."""
         return (rows.double() * _power_of_two(BITS - self._exponents()).to(rows.device)).round_()
 
+    def _absolute(self, rows: Tensor) -> Tensor:
+        """Σ|qⱼ| of some rows, int64 [in]: at most 2^16 of up to 2^18, whole numbers below 2^53."""
+        return self._whole(rows).abs_().sum(0).to(device="cpu", dtype=torch.int64)
+
     def _add(self, sums: Tensor, rows: Tensor) -> None:
         """Add q qᵀ of some rows [tokens, in] to the blocks of ``sums`` on and above the diagonal."""
         whole = self._whole(rows)
@@ -264,6 +284,14 @@ class InputObserver:
         for start in range(0, self.in_features, _COLUMN_BLOCK):
             product = whole[:, start : start + _COLUMN_BLOCK].T @ whole[:, start:]  # [block, in − start]
             sums[start : start + _COLUMN_BLOCK, start:] += product.to(device=sums.device, dtype=torch.int64)
+
+
+def _picked(rows: Tensor, first: int, count: int, total: int) -> Tensor:
+    """Those of some rows, the first of which is number ``first``, that belong to a sample of ``count`` of ``total``."""
+    wanted = min(count, total)
+    places = torch.arange(wanted) * total // max(wanted, 1)
+    here = places[(places >= first) & (places < first + len(rows))] - first
+    return rows[here.to(rows.device)].float().cpu()
 
 
 def _power_of_two(exponent: Tensor) -> Tensor:

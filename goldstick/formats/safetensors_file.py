@@ -36,6 +36,8 @@ DTYPES: dict[str, torch.dtype] = {
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_LIMIT = 100_000_000
 _TENSOR_LIMIT = 1_000_000
+#: Bytes read at a time where a file is hashed.
+_PIECE = 1 << 20
 _NDIM_LIMIT = 8
 _PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
 
@@ -155,12 +157,50 @@ class SafetensorsWriter:
     """
 
     def __init__(self, file: Path, specs: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
+        self._prepare(file, specs)
+        self._stream = file.open("xb", buffering=0)
+        self._write(self._head())
+
+    def _prepare(self, file: Path, specs: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
         self.file = file
         self.sha256 = hashlib.sha256()
         self._specs = dict(specs)
         self._waiting = list(specs)
-        self._stream = file.open("xb", buffering=0)
-        self._write(self._head())
+
+    @classmethod
+    def going_on(
+        cls, file: Path, specs: Mapping[str, tuple[torch.Size, torch.dtype]], written: int, length: int
+    ) -> SafetensorsWriter:
+        """Go on with a file after its first ``written`` tensors, ``length`` bytes; what comes behind them is cut off.
+
+        ``sha256`` is then that of the bytes found, for the caller to compare.
+        """
+        writer = cls.__new__(cls)
+        writer._prepare(file, specs)
+        del writer._waiting[:written]
+        writer._stream = file.open("r+b", buffering=0)
+        writer._stream.truncate(length)
+        while part := writer._stream.read(_PIECE):
+            writer.sha256.update(part)
+        return writer
+
+    @property
+    def waiting(self) -> int:
+        """How many tensors are still to come."""
+        return len(self._waiting)
+
+    @property
+    def position(self) -> int:
+        """Bytes written so far."""
+        return self._stream.tell()
+
+    def sync(self) -> None:
+        """Bring what was written so far to disk."""
+        os.fsync(self._stream.fileno())
+
+    def abandon(self) -> None:
+        """Close the file, whatever is missing."""
+        self._stream.close()
 
     def _head(self) -> bytes:
         header: dict[str, Any] = {"__metadata__": {"format": "pt"}}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -55,6 +56,28 @@ def run_in_turn(passes: Passes) -> list[Any]:
     return [run() for run in passes]
 
 
+def model_inputs(model: nn.Module, directory: Path | None) -> list[dict[str, Any]]:
+    """The keyword arguments of each call of the model that :func:`observe` makes; the model does not run."""
+    calls: list[dict[str, Any]] = []
+
+    def note(_: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        calls.append(kwargs)
+        raise _Noted
+
+    handle = model.register_forward_pre_hook(note, with_kwargs=True)
+    try:
+        for run in _passes(model, directory):
+            with contextlib.suppress(_Noted):
+                run()
+    finally:
+        handle.remove()
+    return calls
+
+
+class _Noted(BaseException):
+    """Leaves a call whose arguments are known; no ``except Exception`` of a model may swallow it."""
+
+
 def observe(model: nn.Module, directory: Path | None, run: Callable[[Passes], list[Any]] = run_in_turn) -> Observation:
     """What a model gives on fixed inputs and a slice of text.
 
@@ -64,10 +87,13 @@ def observe(model: nn.Module, directory: Path | None, run: Callable[[Passes], li
         run: Runs the forward passes; a model that is not in memory as a whole runs them together, block by block.
     """
     with torch.no_grad():
-        outputs, perplexity = run(
-            [lambda: first_output(model(**fixed_inputs(model))), lambda: _perplexity(model, directory)]
-        )
+        outputs, perplexity = run(_passes(model, directory))
     return Observation(outputs=outputs.float().flatten().contiguous(), perplexity=perplexity)
+
+
+def _passes(model: nn.Module, directory: Path | None) -> Passes:
+    """Forward passes that call the model once, or (no text to read) not at all; those that do come first."""
+    return [lambda: first_output(model(**fixed_inputs(model))), lambda: _perplexity(model, directory)]
 
 
 def buffer_dtypes(model: nn.Module) -> dict[str, str]:

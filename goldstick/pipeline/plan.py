@@ -22,6 +22,7 @@ from goldstick.pipeline.entries import Specs, specs_nbytes
 from goldstick.recipes import Recipe
 from goldstick.recipes.resolve import Assignment, Resolution, resolve
 from goldstick.recipes.run import needs_data
+from goldstick.structure.blocks import block_of
 from goldstick.structure.network import Layout, Network
 
 _WHOLE = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D, Layout.EMBEDDING)
@@ -100,6 +101,12 @@ class Plan:
         return not self.calibrated and not any(tensor.obstacle for tensor in self.tensors)
 
     @property
+    def by_blocks(self) -> bool:
+        """Whether the blocks can be calibrated with one of them in memory: they are one chain, each stored whole."""
+        lists = {block.rpartition(".")[0] for block in self.network.blocks}
+        return self.calibrated and len(lists) == 1 and not any(tensor.obstacle for tensor in self.tensors)
+
+    @property
     def calibrated(self) -> bool:
         """Whether a stage looks at data."""
         return needs_data(self.recipe.stages)
@@ -108,7 +115,17 @@ class Plan:
     def peak_memory(self) -> int:
         """Forecast of the peak resident memory in bytes: the base, and what one tensor needs while it is rounded."""
         largest = max((tensor.source.nbytes for tensor in self.tensors), default=0)
-        return BASE_MEMORY + (3 * largest if self.streams else 2 * self.bytes_before)
+        if self.streams:
+            return BASE_MEMORY + 3 * largest
+        if not self.by_blocks:
+            return BASE_MEMORY + 2 * self.bytes_before
+        sizes: dict[str | None, int] = {}
+        for tensor in self.tensors:
+            block = block_of(tensor.parameter, self.network.blocks)
+            sizes[block] = sizes.get(block, 0) + tensor.source.nbytes
+        outside = sizes.pop(None, 0)
+        widest = max((tensor.assignment.site.in_features for tensor in self.tensors if tensor.assignment), default=0)
+        return int(BASE_MEMORY + outside + 2.5 * max(sizes.values()) + 4 * 8 * widest**2)
 
     @property
     def seconds(self) -> float:
@@ -146,12 +163,10 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         for tensor in planned
         if not tensor.parameter
     ]
-    if needs_data(recipe.stages):
-        warnings.append("The whole model is held in memory while it is calibrated.")
     obstacles = [f"{tensor.name}: {tensor.obstacle}" for tensor in planned if tensor.obstacle]
     if obstacles:
         warnings.append(f"The whole model is built in memory, since {obstacles[0]}.")
-    return Plan(
+    made = Plan(
         recipe=recipe,
         source=source,
         network=network,
@@ -160,6 +175,10 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         tensors=planned,
         warnings=tuple(warnings),
     )
+    if made.calibrated and not made.by_blocks and not obstacles:
+        whole = "The whole model is held in memory while it is calibrated, and a run that is stopped starts anew."
+        made = dataclasses.replace(made, warnings=(*made.warnings, whole))
+    return made
 
 
 def _read_tensors(

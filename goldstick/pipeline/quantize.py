@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
-
-from goldstick.calibration.data import CalibrationData
 from goldstick.core.error import WeightError
 from goldstick.errors import UsageError
-from goldstick.formats.base import StoredLayer
 from goldstick.formats.source import SourceCheckpoint
-from goldstick.formats.transformers_names import CheckpointNames
-from goldstick.pipeline.entries import write_entries
+from goldstick.pipeline.by_blocks import BlockwiseRun, prepare
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
-from goldstick.pipeline.load import find_device, load_float
-from goldstick.pipeline.observation import observe
+from goldstick.pipeline.journal import WorkDirectory, work_directory
+from goldstick.pipeline.load import find_device
+from goldstick.pipeline.memory_budget import default_budget
 from goldstick.pipeline.plan import Plan
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.records import environment, layer_records, shapes_of
-from goldstick.pipeline.save import error_sums, float_tensors, quantized_pieces, save_entries
+from goldstick.pipeline.save import error_sums
 from goldstick.pipeline.staging import check_output, check_space, staged
-from goldstick.pipeline.stream import SourceReader, stream_entries
 from goldstick.pipeline.structure import structure_of_source
-from goldstick.recipes.run import Progress, quiet, run
+from goldstick.pipeline.write import Calibrate, Outcome, write_streamed, write_whole
+from goldstick.recipes.run import Progress, quiet
 from goldstick.report import Report, SizeSummary
-from goldstick.structure.network import Network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +49,10 @@ def execute(
     overwrite: bool = False,
     device: str = "cpu",
     proof: ProofMethod = "outputs",
+    resume: bool = False,
+    max_memory: int | None = None,
     progress: Progress = quiet,
-    calibrate: Callable[[nn.Module], CalibrationData] | None = None,
+    calibrate: Calibrate | None = None,
     evaluate: Callable[[Path], Mapping[str, Any]] | None = None,
 ) -> Quantized:
     """Carry out a plan into ``output``.
@@ -68,6 +66,9 @@ def execute(
         overwrite: Whether ``output`` may replace a checkpoint that goldstick wrote.
         device: Where weights are rounded, such as ``cuda``.
         proof: Whether the proof compares ``outputs``, computed block by block, or ``tensors`` alone.
+        resume: Whether to go on with a calibrated run that was stopped. It gives the same bytes.
+        max_memory: Bytes that a calibrated run may use; below what all batches take in a block, they run one by one,
+            which takes longer and gives the same bytes. A good part of what is free where ``None``.
         progress: Told what is done.
         calibrate: Gives the data, for recipes that look at data, when the model is in memory.
         evaluate: Called with the finished checkpoint before it is moved into place; its result goes into the report.
@@ -78,64 +79,53 @@ def execute(
         CheckpointError: The result did not pass its proof.
     """
     if proof == "tensors" and not plan.streams:
-        raise UsageError(f"This model cannot be proven tensor by tensor: {plan.warnings[-1]} Use --proof outputs.")
+        reason = plan.warnings[-1] if plan.warnings else "its stages look at data."
+        raise UsageError(f"This model cannot be proven tensor by tensor: {reason} Use --proof outputs.")
     target = find_device(device)
     check_output(output, overwrite)
     check_space(output, plan.bytes_after)
     started = time.perf_counter()
-    with staged(output, overwrite) as work:
-        errors: dict[str, WeightError] = {}
-        notes: dict[str, Mapping[str, float | str]] = {}
-        audit: Mapping[str, int | float | str] = {}
-        warnings = tuple(plan.warnings)
-        expected = None
-        if plan.streams:
-            reader = SourceReader()
-            hashes = write_entries(
-                work, stream_entries(plan, reader, errors, target), plan.recipe.export.max_shard_size, progress
-            )
-            source_hashes = reader.hashes()
-            layers = [tensor.stored for tensor in plan.tensors if tensor.stored]
-            write_rest(work, _content(plan, base_model, errors, source_hashes, layers), hashes)
+    blockwise = prepare(plan, target, calibrate, max_memory or default_budget(), progress)
+    with _place(output, blockwise, resume=resume, overwrite=overwrite) as folder:
+        if isinstance(folder, WorkDirectory):
+            assert blockwise is not None
+            outcome, folder = blockwise.write(folder), folder.checkpoint
+        elif plan.streams:
+            outcome = write_streamed(plan, folder, target, progress)
         else:
-            network = Network(load_float(plan.source.directory).to(target))
-            batches: Sequence[Mapping[str, Tensor]] = ()
-            if calibrate is not None and plan.calibrated:
-                data = calibrate(network.model)
-                batches, audit, warnings = data.batches(), data.audit(), warnings + data.warnings()
-            results = run(network, plan.resolution, progress, batches)
-            errors = {name: result.error for name, result in results.items()}
-            notes = {name: result.notes for name, result in results.items()}
-            expected = observe(network.model, plan.source.directory)
-            names = CheckpointNames(plan.network.model)
-            pieces = quantized_pieces(network, plan.resolution, names)
-            floats = float_tensors(network, names)
-            limit = plan.recipe.export.max_shard_size
-            hashes = write_entries(work, save_entries(pieces, floats, plan.format), limit, progress)
-            layers = [piece.layer for piece in pieces]
-            write_rest(work, _content(plan, base_model, errors, {}, layers), hashes)
+            outcome = write_whole(plan, folder, target, calibrate, progress)
+        write_rest(folder, _content(plan, base_model, outcome), outcome.hashes)
         written = time.perf_counter()
         progress("proving", 0, 1)
-        found = prove_and_record(work, _proof_request(plan, errors, proof), expected)
+        found = prove_and_record(folder, _proof_request(plan, outcome.errors, proof), outcome.expected)
         proven = time.perf_counter()
         progress("proving", 1, 1)
-        evaluation = evaluate(work) if evaluate else {}
+        evaluation = evaluate(folder) if evaluate else {}
         report = Report(
             goldstick_version=environment()["goldstick"],
             model=base_model,
             recipe=plan.recipe.model_dump(mode="json"),
             format=plan.format.name,
-            **_account(plan, errors, notes),
-            calibration=audit,
+            **_account(plan, outcome.errors, outcome.notes),
+            calibration=outcome.audit,
             structure=structure_of_source(plan),
             evaluation=evaluation,
             proof={key: value for key, value in found.items() if key != "observed"},
-            warnings=warnings,
+            warnings=(*plan.warnings, *outcome.warnings),
             timing={"quantize_and_write": written - started, "prove": proven - written},
             environment=environment(),
         )
-        report.write(work)
+        report.write(folder)
     return Quantized(directory=output, report=report)
+
+
+def _place(
+    output: Path, blockwise: BlockwiseRun | None, *, resume: bool, overwrite: bool
+) -> AbstractContextManager[Path | WorkDirectory]:
+    """Where the checkpoint grows: a directory that vanishes on an error, or one that a stopped run can go on in."""
+    if blockwise is None:
+        return staged(output, overwrite)
+    return work_directory(output, blockwise.identity(), resume=resume, overwrite=overwrite)
 
 
 def _proof_request(plan: Plan, errors: Mapping[str, WeightError], proof: ProofMethod) -> dict[str, Any]:
@@ -147,25 +137,19 @@ def _proof_request(plan: Plan, errors: Mapping[str, WeightError], proof: ProofMe
     }
 
 
-def _content(
-    plan: Plan,
-    base_model: str,
-    errors: Mapping[str, WeightError],
-    source_hashes: Mapping[str, str],
-    layers: Sequence[StoredLayer],
-) -> Content:
+def _content(plan: Plan, base_model: str, outcome: Outcome) -> Content:
     return Content(
         config=plan.source.config,
         sidecars=plan.source.sidecars,
         format=plan.format,
-        layers=layers,
+        layers=outcome.layers,
         left_alone=float_matrices(plan),
         ties=plan.resolution.ties,
         untied=plan.resolution.untied,
         recipe=plan.recipe,
-        source=source_record(plan.source, source_hashes),
+        source=source_record(plan.source, outcome.source_hashes),
         base_model=base_model,
-        errors=error_sums(errors),
+        errors=error_sums(outcome.errors),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -32,16 +32,19 @@ class StoredPiece:
     input_zero: Tensor | None = None
 
 
-def quantized_pieces(network: Network, resolution: Resolution, names: CheckpointNames | None) -> list[StoredPiece]:
+def quantized_pieces(
+    network: Network, resolution: Resolution, names: CheckpointNames | None, sites: Sequence[Site] | None = None
+) -> list[StoredPiece]:
     """Every quantized weight of a rewritten network, split into the tensors its checkpoint stores.
 
     Args:
         network: Rewritten; its ``sites`` are those it had before.
         resolution: What was decided.
         names: How the model's checkpoint names tensors; ``None`` keeps the parameters' names.
+        sites: Which sites, those of ``network`` where ``None``.
     """
     pieces = []
-    for site in network.sites:
+    for site in network.sites if sites is None else sites:
         assignment = resolution.assignments.get(site.name)
         if assignment is not None:
             packed = _packed(network, site)
@@ -93,14 +96,22 @@ def _layer(name: str, site: Site, tensor: QuantizedTensor, assignment: Assignmen
     )
 
 
-def float_tensors(network: Network, names: CheckpointNames | None) -> dict[str, Tensor]:
-    """Every float parameter and persistent buffer a rewritten network still holds, once, as a checkpoint names it."""
+def float_tensors(
+    network: Network, names: CheckpointNames | None, within: Callable[[str], bool] = lambda name: True
+) -> dict[str, Tensor]:
+    """Every float parameter and persistent buffer a rewritten network still holds, once, as a checkpoint names it.
+
+    Args:
+        network: Rewritten.
+        names: How the model's checkpoint names tensors; ``None`` keeps the parameters' names.
+        within: Which of them, by the model's name.
+    """
     packed = {name for name, module in network.model.named_modules() if isinstance(module, PackedWeight)}
     state: dict[str, Tensor] = {}
     seen: set[tuple[int, torch.Size]] = set()
     for name, value in network.model.state_dict().items():
         owner, _, leaf = name.rpartition(".")
-        if owner in packed and leaf != "bias":
+        if (owner in packed and leaf != "bias") or not within(name):
             continue
         identity = (value.data_ptr(), value.shape)
         if value.numel() and identity in seen:

@@ -67,7 +67,7 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
         _remove_leftovers(output)
         work.mkdir()
         yield work
-        _sync_directory(work)
+        sync_directory(work)
         if output.exists():
             old = output.with_name(f".{output.name}.old-{os.getpid()}")
             output.rename(old)
@@ -75,7 +75,7 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
             shutil.rmtree(old)
         else:
             work.rename(output)
-        _sync_directory(output.parent)
+        sync_directory(output.parent)
     except OSError as error:
         raise OutputError(
             f"Writing {output} failed: {error.strerror or error}. Free space or choose another -o; nothing that "
@@ -112,7 +112,8 @@ def write_file(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync_directory(directory: Path) -> None:
+def sync_directory(directory: Path) -> None:
+    """Bring the names in a directory to disk."""
     handle = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from goldstick.algorithms import Algorithm, Quantizer
+from goldstick.calibration.task import Balancing
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.left_alone import left_alone
@@ -39,12 +40,14 @@ class Resolution:
         ties: Sites that will run on another's quantized weight: site name → name of the owner.
         untied: Whether a tied weight is quantized on one side only.
         left_alone: Parameter or buffer name → why it stays as it is.
+        balancing: The stages that scale the inputs of layers before these are quantized, with what they are meant for.
     """
 
     assignments: dict[str, Assignment]
     ties: dict[str, str]
     untied: bool
     left_alone: dict[str, str]
+    balancing: tuple[Balancing, ...] = ()
 
 
 def resolve(stages: Sequence[Algorithm], network: Network) -> Resolution:
@@ -57,6 +60,7 @@ def resolve(stages: Sequence[Algorithm], network: Network) -> Resolution:
     problems: list[str] = []
     assignments: dict[str, Assignment] = {}
     skipped: dict[str, str] = {}
+    balancing: list[Balancing] = []
     for index, stage in enumerate(stages):
         place = f"stages[{index}].{stage.name}"
         try:
@@ -64,6 +68,8 @@ def resolve(stages: Sequence[Algorithm], network: Network) -> Resolution:
         except RecipeError as error:
             problems.append(f"{place}: {error}")
             continue
+        if stage.balances:
+            balancing.append(Balancing(stage=stage, sites=frozenset(site.name for site in sites)))
         if isinstance(stage, Quantizer) and stage.quantizes:
             _assign(place, stage, sites, assignments, skipped, problems)
     problems += [problem for assignment in assignments.values() if (problem := _impossible(assignment))]
@@ -72,7 +78,7 @@ def resolve(stages: Sequence[Algorithm], network: Network) -> Resolution:
         numbered = " ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
         raise RecipeError(problems[0] if len(problems) == 1 else f"{len(problems)} things are illegal. {numbered}")
     reasons = left_alone(network, [stage for stage in stages if stage.quantizes], set(assignments) | set(ties), skipped)
-    return Resolution(assignments=assignments, ties=ties, untied=untied, left_alone=reasons)
+    return Resolution(assignments=assignments, ties=ties, untied=untied, left_alone=reasons, balancing=tuple(balancing))
 
 
 def _assign(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from torch import Tensor
 
 from goldstick import surgery
 from goldstick.algorithms import Algorithm, Exposure, Quantizer
-from goldstick.calibration.sweep import Task, sweep
+from goldstick.calibration.sweep import sweep
+from goldstick.calibration.task import Task, Work
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.error import WeightError, weight_error
 from goldstick.core.scheme import Scheme
@@ -134,21 +135,43 @@ def run(
         RecipeError: A stage looks at data and there are none.
     """
     chosen = [resolution.assignments[site.name] for site in network.sites if site.name in resolution.assignments]
-    calibrated = {one.site.name: one for one in chosen if one.stage.needs_inputs(one.scheme)}
-    free = [assignment for assignment in chosen if assignment.site.name not in calibrated]
-    if calibrated and not batches:
-        stage = next(iter(calibrated.values())).stage.name
-        raise RecipeError(f"{stage} looks at data, and there are none: give data= (or --dataset).")
     results: dict[str, SiteResult] = {}
 
-    def solve(assignment: Assignment, weight: Tensor, state: Any) -> Quantize:
-        edit, error = decide(assignment.stage, assignment.site, weight, assignment.scheme, state)
-        results[assignment.site.name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
-        return edit
+    def note(task: Task, edit: Quantize, error: WeightError) -> None:
+        assignment = resolution.assignments[task.site.name]
+        results[task.site.name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
 
+    work = calibrated_work(resolution, note)
+    if work.tasks and not batches:
+        stage = next(iter(work.tasks.values())).stage.name
+        raise RecipeError(f"{stage} looks at data, and there are none: give data= (or --dataset).")
+    free = [assignment for assignment in chosen if assignment.site.name not in work.tasks]
     results.update(round_sites(network, free, progress))
-    if calibrated:
-        tasks = {name: Task(site=a.site, stage=a.stage, scheme=a.scheme) for name, a in calibrated.items()}
-        sweep(network, tasks, batches, lambda task, *seen: solve(calibrated[task.site.name], *seen), progress)
+    if work.tasks:
+        sweep(network, work, batches, progress)
     tie_up(network, resolution)
     return {assignment.site.name: results[assignment.site.name] for assignment in chosen}
+
+
+def calibrated_work(resolution: Resolution, note: Callable[[Task, Quantize, WeightError], None]) -> Work:
+    """What a resolution leaves to a sweep: what looks at data, and with stages that balance all that lies in blocks.
+
+    Args:
+        resolution: What is to happen.
+        note: Told what was decided for each site, and its error.
+    """
+    chosen = [
+        assignment
+        for assignment in resolution.assignments.values()
+        if assignment.stage.needs_inputs(assignment.scheme)
+        or (resolution.balancing and assignment.site.block is not None)
+    ]
+
+    def solve(task: Task, weight: Tensor, state: Any, notes: Mapping[str, float | str]) -> Quantize:
+        edit, error = decide(task.stage, task.site, weight, task.scheme, state)
+        edit = replace(edit, notes={**edit.notes, **notes})
+        note(task, edit, error)
+        return edit
+
+    tasks = {one.site.name: Task(site=one.site, stage=one.stage, scheme=one.scheme) for one in chosen}
+    return Work(tasks=tasks, decide=solve, balancing=resolution.balancing)

@@ -45,6 +45,11 @@ class FoldPair:
     first_channel: int
     error: float
 
+    def moved(self, block: str, other: str) -> FoldPair:
+        """The same pair in another block of the same shapes."""
+        consumers = tuple(other + name.removeprefix(block) for name in self.consumers)
+        return replace(self, producer=other + self.producer.removeprefix(block), consumers=consumers)
+
     def fold(self, scale: Tensor) -> Fold:
         """The edit that folds ``scale`` [channels] here."""
         return Fold(
@@ -87,19 +92,14 @@ class BlockStructure:
     def moved_to(self, block: str) -> BlockStructure:
         """The same findings about another block of the same shapes."""
 
-        def move(name: str) -> str:
-            return block + name.removeprefix(self.block)
-
         def move_all(names: tuple[str, ...]) -> tuple[str, ...]:
-            return tuple(move(name) for name in names)
+            return tuple(block + name.removeprefix(self.block) for name in names)
 
         return replace(
             self,
             block=block,
             groups=tuple(replace(group, sites=move_all(group.sites)) for group in self.groups),
-            folds=tuple(
-                replace(pair, producer=move(pair.producer), consumers=move_all(pair.consumers)) for pair in self.folds
-            ),
+            folds=tuple(pair.moved(self.block, block) for pair in self.folds),
             idle=move_all(self.idle),
             like=self.block,
         )

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from goldstick.calibration.statistics import InputObserver
 from goldstick.core import inputs as module
+from goldstick.core.inputs import SAMPLE
 from goldstick.errors import QuantizationError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -144,15 +145,15 @@ def test_batches_are_held_not_copied_until_they_are_released() -> None:
     x = activations(32)
     observer = InputObserver(x.shape[-1])
     observer.observe(x)
-    assert observer.held_bytes == x.nbytes
+    assert sum(held.nbytes for held, *_ in observer._held) == x.nbytes
     first = observer.hessian(keep=False)
     assert torch.equal(observer.hessian(), first)
     with pytest.raises(QuantizationError, match="already asked for"):
         observer.observe(x)
     assert torch.equal(observer.sample(100), x), "what needs the batches works after the Hessian"
-    assert observer.held_bytes == x.nbytes
+    assert sum(held.nbytes for held, *_ in observer._held) == x.nbytes
     observer.release()
-    assert observer.held_bytes == 0
+    assert not observer._held
     assert torch.equal(observer.hessian(), first)
     assert torch.equal(observer.mean_square(), first.diagonal() / 2)
     assert torch.equal(observer.largest(), x.double().abs().amax(0))
@@ -221,15 +222,20 @@ def test_a_sample_is_spaced_evenly_over_all_that_counts(count: int, monkeypatch:
         assert torch.equal(found, expected)
 
 
-def test_what_was_summed_without_the_batches_has_no_sample() -> None:
-    x = activations(32)
-    observer = InputObserver(48)
-    observer.observe_range(x)
-    observer.observe(x)
-    assert torch.equal(observer.mean_square(), observer.hessian().diagonal() / 2)
-    for statistic in (observer.mean_abs, lambda: observer.sample(1)):
-        with pytest.raises(QuantizationError, match="ranges are given first"):
-            statistic()
+def test_what_was_summed_without_holding_the_batches_is_the_same_to_the_bit() -> None:
+    x = activations(1500)
+    held, passing = InputObserver(48), InputObserver(48)
+    held.observe(x)
+    for part in x.split(400):
+        passing.observe_range(part)
+    for part in x.split(400):
+        passing.observe(part)
+    assert torch.equal(passing.hessian(), held.hessian())
+    assert torch.equal(passing.mean_square(), held.mean_square())
+    assert torch.equal(passing.mean_abs(), held.mean_abs())
+    assert torch.equal(passing.sample(SAMPLE), held.sample(SAMPLE))
+    with pytest.raises(QuantizationError, match="512 are kept, not 7"):
+        passing.sample(7)
 
 
 def test_a_batch_changed_in_place_is_noticed() -> None:

@@ -14,7 +14,8 @@ from transformers import PreTrainedModel
 import goldstick
 from goldstick import surgery
 from goldstick.calibration import sweep as sweep_module
-from goldstick.calibration.sweep import Task, sweep
+from goldstick.calibration.sweep import sweep
+from goldstick.calibration.task import Task, Work
 from goldstick.core.edits import Quantize
 from goldstick.errors import RecipeError, StructureError
 from goldstick.recipes.recipe import Recipe
@@ -65,13 +66,13 @@ def swept(model: nn.Module, batches: Batches, recipe: Mapping[str, Any] | None =
     network = Network(model)
     edits: list[Quantize] = []
 
-    def decide(task: Task, weight: Tensor, state: Any) -> Quantize:
+    def decide(task: Task, weight: Tensor, state: Any, notes: Mapping[str, float | str]) -> Quantize:
         (edit,) = task.stage.solve(task.site, weight, state, task.scheme)
         assert isinstance(edit, Quantize)
         edits.append(edit)
         return edit
 
-    sweep(network, tasks_for(network, recipe or gptq()), batches, decide, quiet)
+    sweep(network, Work(tasks=tasks_for(network, recipe or gptq()), decide=decide), batches, quiet)
     return edits
 
 
@@ -111,13 +112,13 @@ def test_every_block_is_calibrated_on_what_the_finished_blocks_before_it_give(mo
     model = FAMILIES["llama_gqa"]()
     batches = batches_for(model)
     handed_on: list[list[Tensor]] = []
-    real = sweep_module._calibrate
+    real = sweep_module.calibrate
 
     def note(*args: Any) -> list[Tensor]:
         handed_on.append(real(*args))
         return handed_on[-1]
 
-    monkeypatch.setattr(sweep_module, "_calibrate", note)
+    monkeypatch.setattr(sweep_module, "calibrate", note)
     blocks = Network(model).blocks
     swept(model, batches)
     assert len(handed_on) == len(blocks) == 2
@@ -139,7 +140,7 @@ def test_what_blocks_and_batches_are_given_alike_is_held_once() -> None:
     model = FAMILIES["llama_gqa"]()
     blocks = Network(model).blocks
     with torch.no_grad():
-        _, calls = sweep_module._starts(model, blocks, batches_for(model))
+        _, calls = sweep_module.starts(model, blocks, batches_for(model))
     cosines = [call[path].kwargs["position_embeddings"][0] for call in calls for path in blocks]
     assert len(cosines) == 8
     assert all(one is cosines[0] for one in cosines)
@@ -156,13 +157,12 @@ def test_every_layer_runs_once_for_each_batch() -> None:
     once = len(batches)
     look = 1  # one batch shows which layers share an input
     # What the first block hands on says how the others are called: once to see whether blocks do feed one another at
-    # all, and once for each batch.
-    start = 1 + len(batches)
+    # all, and once for the first batch.
     for name, count in calls.items():
         if name == "lm_head":  # of no block; it is run by those passes that find the blocks' arguments
-            assert count == start
+            assert count == 1 + len(batches)
         else:
-            assert count == once + look + (start if ".layers.0." in name else 0), name
+            assert count == once + look + (2 if ".layers.0." in name else 0), name
     assert len(calls) == 15
 
 

@@ -247,7 +247,7 @@ def test_a_recipe_error_names_the_place_before_any_weight_is_read(
     refused: Refused, source: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TensorInfo, "read", _no_weight)
-    monkeypatch.setattr("goldstick.pipeline.quantize.load_float", _no_weight)
+    monkeypatch.setattr("goldstick.pipeline.write.load_float", _no_weight)
     text, says = RECIPES[case]
     recipe = source.parent / "recipe.yaml"
     recipe.write_text(text)

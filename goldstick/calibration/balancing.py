@@ -1,0 +1,101 @@
+"""Balancing: stages that move a per-channel scale from the inputs of a group into its weights, before these round."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from goldstick import surgery
+from goldstick.algorithms.base import Member
+from goldstick.calibration.observing import observe_group
+from goldstick.calibration.passes import Passes
+from goldstick.calibration.task import Task, Work
+from goldstick.core.edits import Fold, Quantize, SetWeight
+from goldstick.structure.findings import FoldPair
+from goldstick.structure.network import Network
+
+Notes = dict[str, float | str]
+
+
+def balance_group(
+    network: Network,
+    work: Work,
+    group: Sequence[Task],
+    pairs: Sequence[FoldPair],
+    passes: Passes,
+    masks: Sequence[Tensor | None],
+    edits: dict[str, Quantize],
+) -> Notes:
+    """Let the balancing stages act on the group at hand, in their order; what they noted.
+
+    A scale s goes into the norm (or the linear layer) that the group's inputs come from, as the structure probe found:
+    it gives x / s afterwards, and the columns of all layers that read x are multiplied by s. Then the passes start
+    over, so that what comes next sees exactly what the finished block will give.
+
+    Args:
+        network: The network.
+        work: The stages.
+        group: The layers.
+        pairs: What can absorb a scale.
+        passes: The passes, with the group at hand.
+        masks: Which tokens of each batch count.
+        edits: What was decided in this block so far; a layer that absorbs a scale is changed there, too.
+    """
+    names = {task.site.name for task in group}
+    pair = _absorber(pairs, names)
+    notes: Notes = {}
+    for balancing in work.balancing:
+        meant = names & balancing.sites
+        if not meant:
+            continue
+        if meant != names:
+            found: Mapping[str, float | str] = {"unbalanced": "the stage is meant for a part of its input group only"}
+        elif pair is None:
+            found = {"unbalanced": "no norm or linear layer before it can absorb a scale"}
+        else:
+            members = [Member(site=task.site, weight=network.weight(task.site), scheme=task.scheme) for task in group]
+            observer = observe_group(passes, group, masks)
+            balance = balancing.stage.balance(members, observer)
+            observer.release()
+            found = balance.notes
+            if balance.scale is not None:
+                fold = pair.fold(balance.scale)
+                absorbed = _absorbed(fold, edits)
+                if absorbed is not None and not _usable(absorbed.tensor.scale):
+                    found = {**found, "unbalanced": f"the scales of {fold.producer} cannot hold it in their dtype"}
+                else:
+                    surgery.apply(network, [fold])
+                    if absorbed is not None:
+                        edits[fold.producer] = absorbed
+                        weight = absorbed.tensor.dequantize()
+                        surgery.apply(network, [SetWeight(site=fold.producer, weight=weight)])
+                    passes.again()
+        notes |= {f"{balancing.stage.name}_{name}": value for name, value in found.items()}
+    return notes
+
+
+def _absorber(pairs: Sequence[FoldPair], names: set[str]) -> FoldPair | None:
+    """The pair for exactly these layers (others that read the input may be float); a norm rather than a linear."""
+    fitting = [pair for pair in pairs if names <= set(pair.consumers)]
+    return min(fitting, key=lambda pair: pair.kind != "norm", default=None)
+
+
+def _absorbed(fold: Fold, edits: Mapping[str, Quantize]) -> Quantize | None:
+    """The producer's quantization with the fold in it, or ``None`` where it is float.
+
+    Its codes stay, since rounding a row does not mind a factor; its scales absorb the fold.
+    """
+    producer = edits.get(fold.producer)
+    if producer is None:
+        return None
+    rows = slice(fold.first_channel, fold.first_channel + fold.scale.numel())
+    scale = producer.tensor.scale.clone()
+    scale[rows] = (scale[rows].float() / fold.scale.to(scale.device).unsqueeze(-1)).to(scale.dtype)
+    return dataclasses.replace(producer, tensor=dataclasses.replace(producer.tensor, scale=scale))
+
+
+def _usable(scale: Tensor) -> bool:
+    return bool((torch.isfinite(scale) & (scale > 0)).all())

@@ -1,0 +1,117 @@
+"""Calibrate one block: solve its input groups in the order they run, each on the outputs of those solved before it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldstick import surgery
+from goldstick.calibration.balancing import balance_group
+from goldstick.calibration.experts import listen_to_experts
+from goldstick.calibration.groups import input_groups, is_fused
+from goldstick.calibration.input_range import with_input_range
+from goldstick.calibration.observing import observe_group
+from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
+from goldstick.calibration.task import Task, Work
+from goldstick.core.edits import Quantize, SetWeight
+from goldstick.errors import StructureError
+from goldstick.structure.findings import FoldPair
+from goldstick.structure.network import Network
+
+Masks = Sequence[Tensor | None]
+
+
+class BlockCalibration:
+    """The calibration of one block (or of a whole model as one block), in place.
+
+    Use it in this order: ``solve``, which leaves the block with rounded float weights; ``outputs``, what the block
+    then gives for each batch; ``finish``, which puts the packed layers in place.
+
+    Args:
+        network: The network; the block's weights are in memory.
+        work: What to do in the block.
+        runs: The block's forward on each batch.
+        masks: Which tokens of each batch count; ``None`` for all.
+        pairs: What can absorb the scale of which input group; from the structure probe.
+        together: Whether all batches may wait together; see :mod:`goldstick.calibration.passes`.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        work: Work,
+        runs: Sequence[Callable[[], Tensor]],
+        masks: Masks,
+        *,
+        pairs: Sequence[FoldPair] = (),
+        together: bool = True,
+    ) -> None:
+        self._network, self._work, self._masks, self._pairs = network, work, masks, pairs
+        self._groups = input_groups(network, work.tasks, runs[0])
+        modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
+        self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules)
+        self._edits: dict[str, Quantize] = {}
+
+    def solve(self) -> None:
+        """Solve every group.
+
+        Raises:
+            StructureError: No layer of the block was reached. A single one that was not, such as an expert without
+                tokens, is left to its stage, with a state that saw nothing.
+        """
+        for number in self._passes.groups():
+            group = self._groups[number]
+            if is_fused(group[0].site):
+                for task in group:
+                    self._solve_experts(task)
+            else:
+                self._solve_group(group)
+        if self._work.tasks and not self._edits:
+            name = next(iter(self._work.tasks))
+            raise StructureError(f"No calibration batch reached {name}; exclude it, or use other data.")
+        for name, task in self._work.tasks.items():
+            if name not in self._edits:
+                self._decide(task, task.stage.attach(task.site), {})
+
+    def outputs(self) -> Iterator[Tensor]:
+        """What the solved block gives, batch by batch."""
+        return self._passes.outputs()
+
+    def finish(self) -> None:
+        """Replace the layers by packed ones."""
+        surgery.apply(self._network, self._edits.values())
+
+    def _solve_group(self, group: Sequence[Task]) -> None:
+        notes = balance_group(self._network, self._work, group, self._pairs, self._passes, self._masks, self._edits)
+        observer = observe_group(self._passes, group, self._masks)
+        if not observer.tokens and not any(True for _ in self._passes.arrivals()):
+            return
+        for task in group:
+            self._decide(task, observer, notes)
+        observer.release()
+
+    def _solve_experts(self, task: Task) -> None:
+        state = task.stage.attach(task.site)
+        if state is not None:
+            parameter = getattr(self._network.module(task.site), task.site.parameter)
+            for arrival in self._passes.arrivals():
+                listen_to_experts(parameter, arrival, lambda expert, x: state[expert].observe(x))
+        self._decide(task, state, {})
+
+    def _decide(self, task: Task, state: Any, notes: Mapping[str, float | str]) -> None:
+        edit = with_input_range(self._work.decide(task, self._network.weight(task.site), state, notes), state)
+        # The batches are inside the old modules: these go on with the new weights until all have passed.
+        surgery.apply(self._network, [SetWeight(site=edit.site, weight=edit.tensor.dequantize())])
+        self._edits[edit.site] = edit
+
+
+@torch.no_grad()
+def calibrate(calibration: BlockCalibration) -> list[Tensor]:
+    """Calibrate a block whose outputs stay in memory; returns them, batch by batch."""
+    calibration.solve()
+    outputs = list(calibration.outputs())
+    calibration.finish()
+    return outputs

@@ -1,0 +1,43 @@
+"""Input groups of a calibration: sites that read one tensor, in the order the block comes to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from torch import Tensor, nn
+
+from goldstick.calibration.patches import reading
+from goldstick.calibration.pauses import inputs_in_order
+from goldstick.calibration.task import Task
+from goldstick.structure.network import Layout, Network, Site
+
+
+def input_groups(network: Network, tasks: Mapping[str, Task], run: Callable[[], Tensor]) -> list[list[Task]]:
+    """Tasks that share an input, in order of execution; fused experts are a group of their own.
+
+    Args:
+        network: The network.
+        tasks: Site name → what to do there.
+        run: The block's forward on one batch; runs once.
+    """
+    by_module: dict[nn.Module, list[Task]] = {}
+    for task in tasks.values():
+        by_module.setdefault(network.module(task.site), []).append(task)
+    traced = inputs_in_order(list(by_module), run)
+    first = {module: (place, key) for place, (module, key) in reversed([*enumerate(traced)])}
+    groups: dict[object, tuple[float, list[Task]]] = {}
+    latest = -1.0
+    for module, members in by_module.items():
+        # Experts that only other batches reach come after all that was registered before them. Any other order would
+        # let a group be solved while some batches have yet to come to it.
+        place, key = first.get(module, (latest + 0.5, module))
+        latest = max(latest, place) if module in first else latest
+        alone = module not in first or is_fused(members[0].site)
+        earlier, together = groups.get(name := module if alone else (key, reading(module)), (place, []))
+        groups[name] = min(earlier, place), together + members
+    return [members for _, members in sorted(groups.values(), key=lambda group: group[0])]
+
+
+def is_fused(site: Site) -> bool:
+    """Whether a site is the weights of all experts in one parameter."""
+    return site.layout in (Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS)

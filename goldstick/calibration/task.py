@@ -1,0 +1,66 @@
+"""What a sweep has to do: which stage quantizes which site, and which stages balance the inputs before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from goldstick.algorithms.base import Algorithm, Quantizer
+from goldstick.core.edits import Quantize
+from goldstick.core.scheme import Scheme
+from goldstick.structure.network import Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What the sweep has to do at one site.
+
+    Attributes:
+        site: The site.
+        stage: The stage that quantizes it.
+        scheme: What it becomes.
+    """
+
+    site: Site
+    stage: Quantizer
+    scheme: Scheme
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balancing:
+    """A stage that scales the inputs of groups before they are quantized.
+
+    Attributes:
+        stage: The stage.
+        sites: Names of the sites it is meant for. A group that is meant only in part is left as it is.
+    """
+
+    stage: Algorithm
+    sites: frozenset[str]
+
+
+#: Solves a task from its weight [..., out, in], its state, and what earlier stages noted about the site.
+Decide = Callable[[Task, Tensor, Any, Mapping[str, float | str]], Quantize]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """Everything a sweep has to do.
+
+    Attributes:
+        tasks: Site name → what to do there.
+        balancing: The stages that balance, in their order.
+        decide: Solves one task.
+    """
+
+    tasks: Mapping[str, Task]
+    decide: Decide
+    balancing: tuple[Balancing, ...] = field(default=())
+
+    def within(self, block: str | None) -> Work:
+        """The part of it that lies in one block; ``None`` for what lies outside all blocks."""
+        tasks = {name: task for name, task in self.tasks.items() if task.site.block == block}
+        return Work(tasks=tasks, decide=self.decide, balancing=self.balancing)

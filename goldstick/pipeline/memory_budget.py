@@ -1,0 +1,65 @@
+"""Memory: how much is used, how much there is, and whether all batches may wait together in a block."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from goldstick.structure.trace import tensors_in
+
+#: Share of the free memory that a run takes without being told.
+_SHARE = 0.7
+
+
+def peak_memory() -> int:
+    """The largest resident set of this process so far, in bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def default_budget() -> int:
+    """What is used now and a good part of what is free, in bytes."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
+    return used_memory() + int(_SHARE * 1024 * int(fields["MemAvailable"].split()[0]))
+
+
+def used_memory() -> int:
+    """The resident set of this process now, in bytes."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
+    return 1024 * int(fields["VmRSS"].split()[0])
+
+
+def fits_together(block: nn.Module, run: Callable[[], Tensor], batches: int, budget: int) -> bool:
+    """Whether the activations of all batches inside a block fit into a budget, beside what solving its layers takes.
+
+    Args:
+        block: The block, in memory.
+        run: Its forward on one batch, the largest; runs once.
+        batches: How many batches there are.
+        budget: Bytes.
+    """
+    widest = max((parameter.shape[-1] for parameter in block.parameters() if parameter.ndim > 1), default=0)
+    weights = sum(parameter.nbytes for parameter in block.parameters())
+    solving = 4 * 8 * widest**2 + weights
+    return used_memory() + solving + batches * _activations(block, run) <= budget
+
+
+def _activations(block: nn.Module, run: Callable[[], Tensor]) -> int:
+    """Bytes of everything that the layers of a block are given and give for one batch."""
+    held: dict[int, Tensor] = {}
+
+    def note(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        for tensor in tensors_in((args, output)):
+            held[tensor.data_ptr()] = tensor
+
+    layers = [module for module in block.modules() if not list(module.children())]
+    handles = [layer.register_forward_hook(note) for layer in layers]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return sum(tensor.nbytes for tensor in held.values())

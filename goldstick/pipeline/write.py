@@ -1,0 +1,84 @@
+"""Write: the weights of a checkpoint, tensor by tensor from the source's files or from the model in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from goldstick.calibration.data import CalibrationData
+from goldstick.core.error import WeightError
+from goldstick.formats.base import StoredLayer
+from goldstick.formats.transformers_names import CheckpointNames
+from goldstick.pipeline.entries import write_entries
+from goldstick.pipeline.load import load_float
+from goldstick.pipeline.observation import Observation, observe
+from goldstick.pipeline.plan import Plan
+from goldstick.pipeline.save import float_tensors, quantized_pieces, save_entries
+from goldstick.pipeline.stream import SourceReader, stream_entries
+from goldstick.recipes.run import Progress, run
+from goldstick.structure.network import Network
+
+#: Gives the calibration data for a model in memory.
+Calibrate = Callable[[nn.Module], CalibrationData]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was written, beside the files themselves.
+
+    Attributes:
+        hashes: sha256 of every file of weights.
+        layers: Everything quantized, as stored.
+        errors: Site → how far its weight lies from the original.
+        notes: Site → what its algorithm found out.
+        expected: What the model in memory gave, for the proof; ``None`` where none was built.
+        source_hashes: sha256 of every file of the source that was read through.
+        audit: What the report says of the data.
+        warnings: What the user should know.
+    """
+
+    hashes: dict[str, str]
+    layers: Sequence[StoredLayer]
+    errors: Mapping[str, WeightError]
+    notes: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
+    expected: Observation | None = None
+    source_hashes: Mapping[str, str] = field(default_factory=dict)
+    audit: Mapping[str, int | float | str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+
+
+def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Progress) -> Outcome:
+    """Carry out a plan that streams: one tensor in memory at a time."""
+    reader = SourceReader()
+    errors: dict[str, WeightError] = {}
+    limit = plan.recipe.export.max_shard_size
+    hashes = write_entries(folder, stream_entries(plan, reader, errors, device), limit, progress)
+    layers = [tensor.stored for tensor in plan.tensors if tensor.stored]
+    return Outcome(hashes=hashes, layers=layers, errors=errors, source_hashes=reader.hashes())
+
+
+def write_whole(
+    plan: Plan, folder: Path, device: torch.device, calibrate: Calibrate | None, progress: Progress
+) -> Outcome:
+    """Carry out a plan on the whole model in memory."""
+    network = Network(load_float(plan.source.directory).to(device))
+    data = calibrate(network.model) if calibrate is not None and plan.calibrated else None
+    batches: Sequence[Mapping[str, Tensor]] = data.batches() if data else ()
+    results = run(network, plan.resolution, progress, batches)
+    expected = observe(network.model, plan.source.directory)
+    names = CheckpointNames(plan.network.model)
+    pieces = quantized_pieces(network, plan.resolution, names)
+    entries = save_entries(pieces, float_tensors(network, names), plan.format)
+    return Outcome(
+        hashes=write_entries(folder, entries, plan.recipe.export.max_shard_size, progress),
+        layers=[piece.layer for piece in pieces],
+        errors={name: result.error for name, result in results.items()},
+        notes={name: result.notes for name, result in results.items()},
+        expected=expected,
+        audit=data.audit() if data else {},
+        warnings=data.warnings() if data else (),
+    )

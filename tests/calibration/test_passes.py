@@ -1,0 +1,132 @@
+"""Both ways through a block give the same numbers; scales are folded where they were found to be absorbed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import goldstick
+from goldstick.calibration.absorbers import Absorbers, small
+from goldstick.calibration.arguments import block_calls
+from goldstick.calibration.block import BlockCalibration, calibrate
+from goldstick.calibration.sweep import block_runs, masks_of, prepare_experts, starts
+from goldstick.calibration.task import Task
+from goldstick.core.edits import Quantize
+from goldstick.core.error import WeightError
+from goldstick.recipes.recipe import Recipe
+from goldstick.recipes.resolve import resolve
+from goldstick.recipes.run import calibrated_work
+from goldstick.structure.network import Network
+from tests.calibration.test_sweep import batches_for
+from tests.tiny_models import FAMILIES, output_tensor
+
+STAGES: dict[str, list[dict[str, Any]]] = {
+    "gptq": [{"gptq": {"scheme": "w3a16-g32"}}],
+    "awq": [{"awq": {"scheme": "w3a16-g32"}}],
+    "awq-gptq": [{"awq": {"quantize": False}}, {"gptq": {"scheme": "w3a16-g32"}}],
+    "smoothquant": [{"smoothquant": {"alpha": "search"}}, {"rtn": {"scheme": "w8a8-dynamic"}}],
+    "static": [{"rtn": {"scheme": "w8a8-static"}}],
+}
+
+
+def first_block(
+    family: str, stages: list[dict[str, Any]], *, together: bool
+) -> tuple[dict[str, Quantize], list[Tensor]]:
+    """The first block of a model calibrated: what was decided, and what it then gives."""
+    model = FAMILIES[family]()
+    network, batches = Network(model), batches_for(model)
+    edits: dict[str, Quantize] = {}
+
+    def note(task: Task, edit: Quantize, error: WeightError) -> None:
+        edits[task.site.name] = edit
+
+    work = calibrated_work(resolve(Recipe.load({"stages": stages}).stages, network), note)
+    prepare_experts(network, work)
+    block = network.blocks[0]
+    with torch.no_grad():
+        hidden, calls = starts(model, network.blocks, batches)
+        absorbers = Absorbers(network, *block_calls(model, network.blocks, small(batches[0])))
+        pairs = absorbers.of(block) if work.balancing else ()
+        runs = block_runs(model, block, calls, hidden, None)
+        outputs = calibrate(
+            BlockCalibration(network, work.within(block), runs, masks_of(batches), pairs=pairs, together=together)
+        )
+    return edits, outputs
+
+
+@pytest.mark.parametrize("name", STAGES)
+@pytest.mark.parametrize("family", ["llama_gqa", "opt", "mixtral"])
+def test_batches_one_by_one_give_the_same_bits_as_all_together(family: str, name: str) -> None:
+    if family == "mixtral" and name == "static":
+        pytest.skip("experts cannot take 8-bit activations")
+    stages = STAGES[name]
+    if family == "mixtral" and name == "smoothquant":
+        stages = [stages[0], {"rtn": {"scheme": "w8a16"}}]
+    together, outputs = first_block(family, stages, together=True)
+    alone, others = first_block(family, stages, together=False)
+    assert together.keys() == alone.keys() and together
+    for site, edit in together.items():
+        assert torch.equal(edit.tensor.codes, alone[site].tensor.codes), site
+        assert torch.equal(edit.tensor.scale, alone[site].tensor.scale), site
+        assert edit.notes == alone[site].notes
+    assert all(torch.equal(one, other) for one, other in zip(outputs, others, strict=True))
+
+
+def outliers(model: Any) -> None:
+    """Make a few channels behind every norm of the blocks large, and the layers that read them small to match."""
+    with torch.no_grad():
+        for layer in model.model.layers:
+            for norm, readers in (
+                (layer.input_layernorm, (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)),
+                (layer.post_attention_layernorm, (layer.mlp.gate_proj, layer.mlp.up_proj)),
+            ):
+                norm.weight[:3] *= 100
+                for reader in readers:
+                    reader.weight[:, :3] /= 100
+
+
+def test_smoothquant_recovers_planted_outliers() -> None:
+    model = FAMILIES["llama_gqa"]()
+    outliers(model)
+    batches = batches_for(model)
+    float_answer = output_tensor(model, batches[0])
+
+    def distance(stages: list[Mapping[str, Any]], data: Any = None) -> float:
+        result = goldstick.apply(model, {"stages": stages}, data=data)
+        return float((output_tensor(result.model, batches[0]) - float_answer).norm() / float_answer.norm())
+
+    rounding = {"rtn": {"scheme": "w8a8-dynamic"}}
+    plain, smooth = distance([rounding]), distance([{"smoothquant": {}}, rounding], batches)
+    assert smooth < 0.3 * plain
+
+
+def test_a_scale_folded_into_a_rounded_layer_changes_its_scales_and_not_its_codes() -> None:
+    model = FAMILIES["llama_mha"]()
+    with torch.no_grad():
+        for layer in model.model.layers:  # channels of very different size where o_proj and down_proj read
+            layer.self_attn.v_proj.weight[:8] *= 30
+            layer.self_attn.o_proj.weight[:, :8] /= 30
+            layer.mlp.up_proj.weight[:8] *= 30
+    batches = batches_for(model)
+    result = goldstick.apply(model, {"stages": [{"awq": {"scheme": "w4a16-g32"}}]}, data=batches)
+    notes = {layer.name: layer.notes for layer in result.report.layers}
+    folded = [name for name, note in notes.items() if "awq_balanced_error" in note]
+    assert any("down_proj" in name or "o_proj" in name for name in folded)
+    plain = goldstick.apply(model, {"stages": [{"rtn": {"scheme": "w4a16-g32"}}]})
+    answers = [output_tensor(one, batches[0]) for one in (model, result.model, plain.model)]
+    assert (answers[1] - answers[0]).norm() < (answers[2] - answers[0]).norm()
+
+
+def test_padding_is_no_input() -> None:
+    model = FAMILIES["llama_gqa"]()
+    (batch,) = batches_for(model, count=1, rows=4)
+    mask = torch.ones_like(batch["input_ids"])
+    mask[2:, 12:] = 0
+    padded = {"input_ids": batch["input_ids"], "attention_mask": mask}
+    result = goldstick.apply(model, {"stages": [{"gptq": {"scheme": "w4a16-g32"}}]}, data=[padded])
+    tokens = {layer.notes["tokens"] for layer in result.report.layers if layer.scheme}
+    assert tokens == {int(mask.sum())}
