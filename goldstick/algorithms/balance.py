@@ -13,9 +13,11 @@ from goldstick.algorithms.base import Balance, Member
 from goldstick.algorithms.clipping import RATIOS
 from goldstick.algorithms.ranges import FindRange, Range, minmax, quantize_with_ranges, quantize_with_search, shrunken
 from goldstick.core.grid import Grid
+from goldstick.core.input_range import input_range
 from goldstick.core.inputs import SAMPLE, InputObserver
 from goldstick.core.qtensor import in_groups
 from goldstick.core.rows import row_chunks
+from goldstick.core.scheme import Scheme
 
 _BOUND = 1e4
 _DIGITS = 10
@@ -33,7 +35,8 @@ class BalanceLoss:
 
     - float activations: ‖(Q(W·diag(s))·diag(1/s) − W)·x‖². Of at most 512 channels this is tr(Δ·E[x xᵀ]·Δᵀ), exact over
       all inputs; of more, the mean over 512 inputs spaced evenly over all, which is then cheaper.
-    - 8-bit activations: ‖Q(W·diag(s))·Qₐ(x/s) − W·x‖² over those inputs, each token rounded by its own largest value.
+    - 8-bit activations: ‖Q(W·diag(s))·Qₐ(x/s) − W·x‖² over those inputs, each token rounded by its own largest value,
+      or, where the range of inputs is static, by that of all inputs.
 
     W·diag(s) is rounded to the dtype of W first, in which it will be stored.
 
@@ -55,6 +58,7 @@ class BalanceLoss:
         exact = observer.in_features <= SAMPLE
         self._moment = (observer.hessian() / 2).to(device) if exact else None  # E[x xᵀ], [in, in]
         self._square = observer.mean_square().to(device)  # [in]
+        self._lowest, self._highest = observer.lowest().cpu(), observer.highest().cpu()
         self._rows = observer.sample(SAMPLE).to(device)  # [k, in]
 
     def __call__(self, scale: Tensor | None) -> float:
@@ -85,9 +89,7 @@ class BalanceLoss:
     def _of_all(self, member: Member, scale: Tensor | None) -> float:
         total = 0.0
         divided = self._rows if scale is None else self._rows / scale
-        tokens = (
-            quantize_with_search(divided, Grid(bits=8), "minmax").dequantize().double() if len(divided) else divided
-        )
+        tokens = self._rounded_inputs(member.scheme, divided, scale).double()
         for part in row_chunks(member.weight, copies=4):
             weight = member.weight[part]
             rounded = self._rounded(weight, member.scheme.weight, scale)
@@ -96,6 +98,18 @@ class BalanceLoss:
             error = tokens @ rounded.T - self._rows.double() @ weight.double().T  # [k, out]
             total += float(error.square_().sum()) / len(tokens)
         return total
+
+    def _rounded_inputs(self, scheme: Scheme, inputs: Tensor, scale: Tensor | None) -> Tensor:
+        """Qₐ(x/s), [k, in]."""
+        if not len(inputs) or scheme.activation is None:
+            return inputs
+        if not scheme.static_input:
+            return quantize_with_search(inputs, Grid(bits=8), "minmax").dequantize()
+        divisor = 1.0 if scale is None else scale.double().cpu()
+        low, high = float((self._lowest / divisor).min()), float((self._highest / divisor).max())
+        step, zero = input_range(low, high, scheme.activation)
+        shift = 0.0 if zero is None else float(zero)
+        return ((inputs / float(step) + shift).round().clamp(-128, 127) - shift) * float(step)
 
     def _search(self, grid: Grid, scale: Tensor | None) -> FindRange:
         """What finds the ranges of scaled weights."""
