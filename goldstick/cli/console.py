@@ -51,9 +51,10 @@ def _bars() -> Iterator[Progress]:
         tasks: dict[str, TaskID] = {}
 
         def advance(description: str, done: int, total: int) -> None:
-            if description not in tasks:
-                tasks[description] = bars.add_task(description, total=total)
-            bars.update(tasks[description], completed=done, total=total)
+            job = description.partition(" ")[0]  # what follows says what the job is at
+            if job not in tasks:
+                tasks[job] = bars.add_task(description, total=total)
+            bars.update(tasks[job], completed=done, total=total, description=description)
 
         yield advance
 
@@ -64,7 +65,8 @@ def _lines() -> Progress:
     def advance(description: str, done: int, total: int) -> None:
         if last != [description]:
             last[:] = [description]
-            click.echo(f"{description} ({total})" if total > 1 else description, err=True)
+            place = f" [{done}/{total}]" if done else f" ({total})" if total > 1 else ""
+            click.echo(description + place, err=True)
 
     return advance
 
