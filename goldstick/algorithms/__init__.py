@@ -1,12 +1,35 @@
 """The algorithms, each a frozen dataclass in a file of its own."""
 
 from goldstick.algorithms.awq import AWQ
-from goldstick.algorithms.base import Algorithm, Balance, Exposure, Member, Quantizer
+from goldstick.algorithms.base import Algorithm, Balance, Exposure, Member, Quantizer, Stage
 from goldstick.algorithms.gptq import GPTQ
+from goldstick.algorithms.kv_cache import KVCache
+from goldstick.algorithms.rotation import RandomRotation
 from goldstick.algorithms.rtn import RTN
 from goldstick.algorithms.smoothquant import SmoothQuant
 
-#: Every algorithm a recipe can name.
-ALGORITHMS: dict[str, type[Algorithm]] = {"rtn": RTN, "gptq": GPTQ, "awq": AWQ, "smoothquant": SmoothQuant}
+#: Every stage a recipe can name.
+ALGORITHMS: dict[str, type[Stage]] = {
+    "rtn": RTN,
+    "gptq": GPTQ,
+    "awq": AWQ,
+    "smoothquant": SmoothQuant,
+    "rotate": RandomRotation,
+    "kv_cache": KVCache,
+}
 
-__all__ = ["ALGORITHMS", "AWQ", "GPTQ", "RTN", "Algorithm", "Balance", "Exposure", "Member", "Quantizer", "SmoothQuant"]
+__all__ = [
+    "ALGORITHMS",
+    "AWQ",
+    "GPTQ",
+    "RTN",
+    "Algorithm",
+    "Balance",
+    "Exposure",
+    "KVCache",
+    "Member",
+    "Quantizer",
+    "RandomRotation",
+    "SmoothQuant",
+    "Stage",
+]

@@ -59,27 +59,34 @@ class Balance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Algorithm(ABC):
+class Stage(ABC):
     """One stage of a recipe: something that decides how a network changes.
 
     A frozen dataclass: its fields are its options, its YAML block is its constructor call. It decides and never
     touches the model.
-
-    Attributes:
-        targets: Which layers.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: ClassVar[str]
-    balances: ClassVar[bool] = False  # whether it chooses scales for input groups
-
-    targets: Targets = field(default_factory=Targets)
 
     @property
     @abstractmethod
     def exposure(self) -> Exposure:
         """How it meets data, with the options it was given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Algorithm(Stage):
+    """A stage that acts on layers, each for itself or with those that read the same inputs.
+
+    Attributes:
+        targets: Which layers.
+    """
+
+    balances: ClassVar[bool] = False  # whether it chooses scales for input groups
+
+    targets: Targets = field(default_factory=Targets)
 
     @property
     def quantizes(self) -> bool:

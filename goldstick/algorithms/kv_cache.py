@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from goldstick.algorithms.base import Exposure
+from goldstick.algorithms.base import Exposure, Stage
 from goldstick.core.kv_cache import KVGranularity, KVMode, KVRanges, KVScales, KVScheme, KVSettings, kv_scale
 from goldstick.errors import QuantizationError
 
 
 @dataclass(frozen=True, kw_only=True)
-class KVCache:
+class KVCache(Stage):
     """Store keys and values as int8: x̂ = clamp(round(x / s), −127, 127) · s with s = max|x| / 127.
 
     Static scales come from calibration data, seen where the cache sees them: keys after rotary embedding. Keys have
@@ -26,8 +26,6 @@ class KVCache:
         window: How many of the newest tokens stay in float.
         sinks: How many of the first tokens stay in float.
     """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: ClassVar[str] = "kv_cache"
 

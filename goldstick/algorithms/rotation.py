@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from goldstick.algorithms.base import Exposure
+from goldstick.algorithms.base import Exposure, Stage
 from goldstick.core.edits import Rotate
 from goldstick.errors import RecipeError
 from goldstick.structure.network import Network
@@ -15,7 +15,7 @@ from goldstick.structure.rotation_plan import RotationPlan
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomRotation:
+class RandomRotation(Stage):
     """QuaRot's rotation of the weights (arXiv 2404.00456), without its online transforms; needs no data.
 
     With h' = h·Q on the residual and v' = v·Q₂ in every head, the model computes what it did before. A channel that was
@@ -28,10 +28,7 @@ class RandomRotation:
         heads: Whether to turn the heads between values and output projection (R2), where they can be.
     """
 
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
     name: ClassVar[str] = "rotate"
-    exposure: ClassVar[Exposure] = Exposure.NONE
 
     seed: int = 0
     residual: bool = True
@@ -40,6 +37,11 @@ class RandomRotation:
     def __post_init__(self) -> None:
         if not (self.residual or self.heads):
             raise RecipeError("rotate turns nothing with residual: false and heads: false; leave the stage out.")
+
+    @property
+    def exposure(self) -> Exposure:
+        """It looks at no data."""
+        return Exposure.NONE
 
     def find(self, network: Network, inputs: Mapping[str, Any]) -> RotationPlan:
         """What is to be turned in ``network``, proven; ``inputs`` are some keyword arguments of its forward.

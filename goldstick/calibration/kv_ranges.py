@@ -7,6 +7,7 @@ of the tokens and goes on with what it returns, which is the same tensors. So no
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,29 +19,38 @@ from goldstick.errors import StructureError
 
 
 class KVRecorder:
-    """Largest magnitudes of keys and values by layer; exact, so they do not depend on order or batching."""
+    """Largest magnitudes of keys and values by layer; exact, so they do not depend on order or batching.
+
+    A pass through a block may be run again, because a weight in it has changed. Of the passes that have one number,
+    only the latest counts, until :meth:`settle` says that the block is done.
+    """
 
     def __init__(self) -> None:
-        self._ranges: dict[int, KVRanges] = {}
+        self._settled: dict[int, KVRanges] = {}
+        self._passes: dict[int, RecordingCache] = {}
 
     @property
     def ranges(self) -> dict[int, KVRanges]:
         """Layer index → what its keys and values reached so far."""
-        return dict(sorted(self._ranges.items()))
+        found = dict(self._settled)
+        for cache in self._passes.values():
+            _widen(found, cache.noted)
+        return dict(sorted(found.items()))
 
     def observe(self, keys: Tensor, values: Tensor, layer: int) -> None:
-        """Take note of keys and values [batch, kv_heads, tokens, channels] of a layer."""
-        seen = KVRanges(keys=_largest(keys), values=_largest(values))
-        before = self._ranges.get(layer)
-        if before is not None:
-            seen = KVRanges(
-                keys=torch.maximum(before.keys, seen.keys), values=torch.maximum(before.values, seen.values)
-            )
-        self._ranges[layer] = seen
+        """Take note of keys and values [batch, kv_heads, tokens, channels] of a layer, for good."""
+        _widen(self._settled, {layer: KVRanges(keys=_largest(keys), values=_largest(values))})
 
-    def pass_cache(self) -> RecordingCache:
-        """An empty cache for one pass of one batch through one block."""
-        return RecordingCache(self)
+    def pass_cache(self, number: int | None = None) -> RecordingCache:
+        """An empty cache for one pass of one batch through one block, which replaces an earlier one of that number."""
+        cache = RecordingCache()
+        self._passes[-1 - len(self._passes) if number is None else number] = cache
+        return cache
+
+    def settle(self) -> None:
+        """No pass will be run again."""
+        self._settled = self.ranges
+        self._passes = {}
 
 
 class RecordingCache:
@@ -48,17 +58,18 @@ class RecordingCache:
 
     A decoder block with cross attention updates the cache twice, first with the keys of its own tokens and then with
     the encoder's. Those are of another cache, so only the first update of each layer is noted.
+
+    Attributes:
+        noted: Layer index → what its keys and values reached.
     """
 
-    def __init__(self, recorder: KVRecorder) -> None:
-        self._recorder = recorder
-        self._noted: set[int] = set()
+    def __init__(self) -> None:
+        self.noted: dict[int, KVRanges] = {}
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Note keys and values, and hand them back."""
-        if layer_idx not in self._noted:
-            self._noted.add(layer_idx)
-            self._recorder.observe(keys, values, layer_idx)
+        if layer_idx not in self.noted:
+            self.noted[layer_idx] = KVRanges(keys=_largest(keys), values=_largest(values))
         return keys, values
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -66,8 +77,13 @@ class RecordingCache:
         return 0
 
 
-def recording(call: BlockCall, recorder: KVRecorder) -> BlockCall:
+def recording(call: BlockCall, recorder: KVRecorder, number: int | None = None) -> BlockCall:
     """A block's call with a recorder in the place of its cache; use a new one for each run of the block.
+
+    Args:
+        call: The call.
+        recorder: Takes the notes.
+        number: Number of the pass, where it may have to be run again; see :meth:`KVRecorder.pass_cache`.
 
     Raises:
         StructureError: The model gave this block no cache.
@@ -78,9 +94,16 @@ def recording(call: BlockCall, recorder: KVRecorder) -> BlockCall:
             "decoders only, and leave use_cache on."
         )
     if isinstance(call.cache, int):
-        args = (*call.args[: call.cache], recorder.pass_cache(), *call.args[call.cache + 1 :])
+        args = (*call.args[: call.cache], recorder.pass_cache(number), *call.args[call.cache + 1 :])
         return dataclasses.replace(call, args=args)
-    return dataclasses.replace(call, kwargs={**call.kwargs, call.cache: recorder.pass_cache()})
+    return dataclasses.replace(call, kwargs={**call.kwargs, call.cache: recorder.pass_cache(number)})
+
+
+def _widen(ranges: dict[int, KVRanges], by: Mapping[int, KVRanges]) -> None:
+    for layer, seen in by.items():
+        before = ranges.get(layer, seen)
+        keys, values = torch.maximum(before.keys, seen.keys), torch.maximum(before.values, seen.values)
+        ranges[layer] = KVRanges(keys=keys, values=values)
 
 
 def _largest(states: Tensor) -> Tensor:

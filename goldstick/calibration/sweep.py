@@ -65,6 +65,8 @@ def sweep(network: Network, work: Work, batches: Batches, progress: Tell, record
                 pairs: Sequence[FoldPair] = absorbers.of(block) if absorbers else ()
                 masks = masks_of(batches)
                 hidden = calibrate(BlockCalibration(network, work.within(block), runs, masks, pairs=pairs))
+                if recorder is not None:
+                    recorder.settle()
                 done += 1
         within = {block for chain in chains for block in chain}
         rest = {name: task for name, task in work.tasks.items() if task.site.block not in within}
@@ -129,7 +131,7 @@ def block_runs(
     def run(index: int) -> Tensor:
         call = calls[index][block]
         if recorder is not None and call.cache is not None:
-            call = recording(call, recorder)
+            call = recording(call, recorder, index)
         return call.run(module, hidden[index])
 
     return [partial(run, index) for index in range(len(calls))]

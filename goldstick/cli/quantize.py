@@ -194,8 +194,8 @@ def _set_threads(threads: int | None) -> None:
 
 
 def _show_plan(planned: Plan, as_json: bool) -> None:
-    from goldstick.pipeline.plan import layer_table
-    from goldstick.report.terminal import format_bytes, print_table
+    from goldstick.pipeline.layer_table import layer_table
+    from goldstick.report.terminal import format_bytes, print_table, rotation_words
 
     rows = layer_table(planned)
     if as_json:
@@ -207,6 +207,8 @@ def _show_plan(planned: Plan, as_json: bool) -> None:
                 "peak_memory_forecast": planned.peak_memory,
                 "seconds_forecast": round(planned.seconds, 1),
                 "streams": planned.streams,
+                "rotation": planned.rotation.to_dict() if planned.rotation else None,
+                "kv_cache": planned.resolution.kv.scheme.label if planned.resolution.kv else None,
                 "warnings": list(planned.warnings),
                 "layers": rows,
             }
@@ -225,6 +227,10 @@ def _show_plan(planned: Plan, as_json: bool) -> None:
         f"peak memory about {format_bytes(planned.peak_memory)}; about {planned.seconds:.0f} s on this recipe's "
         f"{'stream' if planned.streams else 'whole model in memory'}"
     )
+    if planned.rotation:
+        click.echo(rotation_words(planned.rotation.to_dict()))
+    if planned.resolution.kv:
+        click.echo(f"KV cache: {planned.resolution.kv.scheme.label}")
     for warning in planned.warnings:
         click.echo(f"warning: {warning}")
 

@@ -195,9 +195,7 @@ def use_quantized_cache(model: nn.Module, settings: KVSettings) -> None:
         QuantizationError: A layer has no scales.
         StructureError: The model is no decoder, or a layer's cache is of a kind that cannot be quantized.
     """
-    decoder = _decoder(model)
-    if decoder is None:
-        raise StructureError(f"{type(model).__name__} has no decoder with a KV cache; leave the kv_cache stage out.")
+    decoder = cached_decoder(model)
     QuantizedCache(decoder.config, settings)  # which checks both
     for key, hook in list(decoder._forward_pre_hooks.items()):
         if isinstance(hook, _GiveCache):
@@ -265,9 +263,15 @@ def _quantized_layer(layer: Any, index: int, settings: KVSettings) -> Any:
     return layer  # linear attention and layers that share another's cache hold no keys and values
 
 
-def _decoder(model: Any) -> Any:
-    decoder = model.get_decoder() if hasattr(model, "get_decoder") else None
-    if decoder is None or _CACHE not in inspect.signature(decoder.forward).parameters:
-        return None
-    causal = model.can_generate() or any(getattr(module, "is_causal", False) for module in decoder.modules())
-    return decoder if causal else None  # an encoder takes the argument too, and has no use for it
+def cached_decoder(model: Any) -> Any:
+    """The decoder of a model, which is what keeps keys and values.
+
+    Raises:
+        StructureError: The model has none.
+    """
+    decoder: Any = model.get_decoder() if hasattr(model, "get_decoder") else None
+    takes_one = decoder is not None and _CACHE in inspect.signature(decoder.forward).parameters
+    # An encoder takes the argument too, and has no use for it.
+    if takes_one and (model.can_generate() or any(getattr(module, "is_causal", False) for module in decoder.modules())):
+        return decoder
+    raise StructureError(f"{type(model).__name__} has no decoder with a KV cache; leave the kv_cache stage out.")

@@ -66,7 +66,8 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         table |= content.kv.config
         hashes[KV_SIDECAR] = write_small(work / KV_SIDECAR, content.kv.sidecar)
     if content.config is not None:
-        config = dict(content.config) | {"quantization_config": table}
+        # What is only rotated is a float checkpoint, to be read as one.
+        config = dict(content.config) | ({"quantization_config": table} if content.layers or content.kv else {})
         if (content.ties or content.untied) and "tie_word_embeddings" in config:
             config["tie_word_embeddings"] = False
         elif content.ties or content.untied:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,8 +18,10 @@ from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.pipeline.choose_format import choose_format
 from goldstick.pipeline.entries import Specs, specs_nbytes
+from goldstick.pipeline.whole_network import inputs_for, refuse_without_cache
 from goldstick.recipes import Recipe
 from goldstick.recipes.resolve import Assignment, Resolution, resolve
+from goldstick.recipes.rotate import FoundRotation, find_rotation
 from goldstick.recipes.run import needs_data
 from goldstick.structure.blocks import block_of
 from goldstick.structure.network import Layout, Network
@@ -75,6 +76,7 @@ class Plan:
         format: The storage format, decided.
         tensors: Every tensor, in file order.
         warnings: What the user should know.
+        rotation: What is turned first, found on the meta device with random weights; ``None`` for nothing.
     """
 
     recipe: Recipe
@@ -84,6 +86,7 @@ class Plan:
     format: StorageFormat
     tensors: tuple[PlannedTensor, ...]
     warnings: tuple[str, ...]
+    rotation: FoundRotation | None = None
 
     @property
     def bytes_before(self) -> int:
@@ -98,13 +101,19 @@ class Plan:
     @property
     def streams(self) -> bool:
         """Whether every tensor can be quantized on its own, without building the model."""
-        return not self.calibrated and not any(tensor.obstacle for tensor in self.tensors)
+        return not self.calibrated and not self._needs_whole
 
     @property
     def by_blocks(self) -> bool:
         """Whether the blocks can be calibrated with one of them in memory: they are one chain, each stored whole."""
         lists = {block.rpartition(".")[0] for block in self.network.blocks}
-        return self.calibrated and len(lists) == 1 and not any(tensor.obstacle for tensor in self.tensors)
+        return self.calibrated and len(lists) == 1 and not self._needs_whole
+
+    @property
+    def _needs_whole(self) -> bool:
+        """Whether a tensor, or a stage, needs the whole model in memory."""
+        whole = self.rotation is not None or self.resolution.kv is not None
+        return whole or any(tensor.obstacle for tensor in self.tensors)
 
     @property
     def calibrated(self) -> bool:
@@ -151,9 +160,14 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
     source = open_source(directory)
     model = empty_model(load_config(directory), model_class(source.config, str(directory)))
     network = Network(model)
+    ties = network.tied()
+    rotation = find_rotation(recipe.stages, network, inputs_for(model))
+    if rotation is not None:
+        network = Network(model, cut=rotation.plan.unties)
     resolution = resolve(recipe.stages, network)
+    refuse_without_cache(model, resolution)
     names = CheckpointNames(model)
-    tensors = _read_tensors(source, network, resolution, names)
+    tensors = _read_tensors(source, network, resolution, names, ties)
     chosen, warnings = choose_format(
         recipe.export.format, [tensor.stored for tensor in tensors if tensor.stored], resolution.ties
     )
@@ -174,15 +188,21 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         format=chosen,
         tensors=planned,
         warnings=tuple(warnings),
+        rotation=rotation,
     )
-    if made.calibrated and not made.by_blocks and not obstacles:
-        whole = "The whole model is held in memory while it is calibrated, and a run that is stopped starts anew."
+    if not made.streams and not made.by_blocks and not obstacles:
+        reason = "while it is calibrated" if made.calibrated else "since its recipe acts on it as a whole"
+        whole = f"The whole model is held in memory {reason}, and a run that is stopped starts anew."
         made = dataclasses.replace(made, warnings=(*made.warnings, whole))
     return made
 
 
 def _read_tensors(
-    source: SourceCheckpoint, network: Network, resolution: Resolution, names: CheckpointNames
+    source: SourceCheckpoint,
+    network: Network,
+    resolution: Resolution,
+    names: CheckpointNames,
+    tied: Mapping[str, str],
 ) -> list[PlannedTensor]:
     sites = {site.parameter_name: site for site in network.sites}
     state = network.model.state_dict()
@@ -195,12 +215,11 @@ def _read_tensors(
         assignment = resolution.assignments.get(site.name) if site else None
         tensors.append(_planned(info, info.name, piece.parameter if known else "", piece.by_rows, assignment))
         stored.update((piece.parameter, *piece.others))
-    tied = network.tied()
     for name, _ in network.model.named_parameters(remove_duplicate=False):
         if name not in stored and tied.get(name, name) not in stored:
             raise SourceError(f"{source.directory} lacks the parameter {name!r} that its config calls for.")
     if resolution.untied:
-        tensors.extend(_untied_copies(network, resolution, names, tensors))
+        tensors.extend(_untied_copies(network, resolution, names, tensors, tied))
     return tensors
 
 
@@ -247,12 +266,13 @@ def _untied_copies(
     resolution: Resolution,
     names: CheckpointNames,
     tensors: Sequence[PlannedTensor],
+    tied: Mapping[str, str],
 ) -> list[PlannedTensor]:
     """The ends of cut ties that the checkpoint does not store, read from the other end."""
     stored = {tensor.parameter: tensor for tensor in tensors}
     sites = {site.parameter_name: site for site in network.sites}
     copies = []
-    for parameter, owner in network.tied().items():
+    for parameter, owner in tied.items():
         if parameter in stored or owner not in stored:
             continue
         site = sites.get(parameter)
@@ -272,26 +292,3 @@ def _with_outputs(tensor: PlannedTensor, chosen: StorageFormat) -> PlannedTensor
 def scale_dtype(weight_dtype: torch.dtype) -> torch.dtype:
     """The dtype scales are stored in: the weight's where it has 16 bits, float32 otherwise."""
     return weight_dtype if weight_dtype in (torch.float16, torch.bfloat16) else torch.float32
-
-
-def layer_table(plan: Plan) -> list[dict[str, Any]]:
-    """One row for each tensor of a plan, as plain data."""
-    rows = []
-    for tensor in plan.tensors:
-        assignment = tensor.assignment
-        reason = None
-        if assignment is None:
-            reason = plan.resolution.left_alone.get(tensor.parameter, "not used by the model")
-        rows.append(
-            {
-                "name": tensor.name,
-                "shape": list(tensor.source.shape),
-                "dtype": str(tensor.source.dtype).removeprefix("torch."),
-                "scheme": assignment.scheme.label if assignment else None,
-                "algorithm": assignment.stage.name if assignment else None,
-                "bytes_before": tensor.source.nbytes,
-                "bytes_after": tensor.bytes_after,
-                "note": assignment.note if assignment else reason,
-            }
-        )
-    return rows

@@ -109,6 +109,7 @@ def execute(
             **_account(plan, outcome.errors, outcome.notes),
             calibration=outcome.audit,
             structure=structure_of_source(plan),
+            **outcome.account,
             evaluation=evaluation,
             proof={key: value for key, value in found.items() if key != "observed"},
             warnings=(*plan.warnings, *outcome.warnings),
@@ -150,6 +151,7 @@ def _content(plan: Plan, base_model: str, outcome: Outcome) -> Content:
         source=source_record(plan.source, outcome.source_hashes),
         base_model=base_model,
         errors=error_sums(outcome.errors),
+        kv=outcome.kv,
     )
 
 

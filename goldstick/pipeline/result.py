@@ -33,9 +33,11 @@ from goldstick.pipeline.save import (
 )
 from goldstick.pipeline.staging import staged
 from goldstick.pipeline.structure import structure_of
+from goldstick.pipeline.whole_network import inputs_for, refuse_without_cache, run_on_whole
 from goldstick.recipes import Recipe
 from goldstick.recipes.resolve import Resolution, resolve
-from goldstick.recipes.run import Progress, quiet, run
+from goldstick.recipes.rotate import find_rotation
+from goldstick.recipes.run import Progress, quiet
 from goldstick.report import Report, SizeSummary
 from goldstick.structure.network import Network
 
@@ -114,12 +116,16 @@ def apply_recipe(
 ) -> Result:
     """Compress a model in memory; see :func:`goldstick.apply`."""
     original = Network(model)
+    rotation = find_rotation(recipe.stages, original, inputs_for(model, batches))
+    if rotation is not None:
+        original = Network(model, cut=rotation.plan.unties)
     resolution = resolve(recipe.stages, original)
+    refuse_without_cache(model, resolution)
     before = {name: value.nbytes for name, value in float_tensors(original, None).items()}
     shapes, structure = shapes_of(original), structure_of(model)
     target = model if inplace else copy.deepcopy(model)
-    network = Network(target)
-    results = run(network, resolution, progress, batches)
+    network = Network(target, cut=original.cut)
+    network, results, account = run_on_whole(network, resolution, rotation, batches, progress)
     errors = {name: result.error for name, result in results.items()}
     notes = {name: result.notes for name, result in results.items()}
     names = _names(target)
@@ -138,6 +144,7 @@ def apply_recipe(
         size=SizeSummary.of(layers),
         structure=structure,
         calibration=count_batches(batches),
+        **account,
         warnings=tuple(warnings),
         environment=environment(),
     )

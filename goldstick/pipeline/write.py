@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,14 +13,16 @@ from torch import Tensor, nn
 from goldstick.calibration.data import CalibrationData
 from goldstick.core.error import WeightError
 from goldstick.formats.base import StoredLayer
+from goldstick.formats.kv_cache import StoredKV
 from goldstick.formats.transformers_names import CheckpointNames
 from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.load import load_float
 from goldstick.pipeline.observation import Observation, observe
 from goldstick.pipeline.plan import Plan
-from goldstick.pipeline.save import float_tensors, quantized_pieces, save_entries
+from goldstick.pipeline.save import float_tensors, kv_to_store, quantized_pieces, save_entries
 from goldstick.pipeline.stream import SourceReader, stream_entries
-from goldstick.recipes.run import Progress, run
+from goldstick.pipeline.whole_network import run_on_whole
+from goldstick.recipes.run import Progress
 from goldstick.structure.network import Network
 
 #: Gives the calibration data for a model in memory.
@@ -39,6 +42,8 @@ class Outcome:
         source_hashes: sha256 of every file of the source that was read through.
         audit: What the report says of the data.
         warnings: What the user should know.
+        kv: What is stored of a quantized KV cache, beside its tensors, which are written.
+        account: The report's account of the rotation and the KV cache.
     """
 
     hashes: dict[str, str]
@@ -49,6 +54,8 @@ class Outcome:
     source_hashes: Mapping[str, str] = field(default_factory=dict)
     audit: Mapping[str, int | float | str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
+    kv: StoredKV | None = None
+    account: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Progress) -> Outcome:
@@ -68,11 +75,12 @@ def write_whole(
     network = Network(load_float(plan.source.directory).to(device))
     data = calibrate(network.model) if calibrate is not None and plan.calibrated else None
     batches: Sequence[Mapping[str, Tensor]] = data.batches() if data else ()
-    results = run(network, plan.resolution, progress, batches)
+    network, results, account = run_on_whole(network, plan.resolution, plan.rotation, batches, progress)
     expected = observe(network.model, plan.source.directory)
     names = CheckpointNames(plan.network.model)
     pieces = quantized_pieces(network, plan.resolution, names)
-    entries = save_entries(pieces, float_tensors(network, names), plan.format)
+    kv = kv_to_store(network.model, plan.format, names)
+    entries = save_entries(pieces, {**float_tensors(network, names), **(kv.tensors if kv else {})}, plan.format)
     return Outcome(
         hashes=write_entries(folder, entries, plan.recipe.export.max_shard_size, progress),
         layers=[piece.layer for piece in pieces],
@@ -81,4 +89,6 @@ def write_whole(
         expected=expected,
         audit=data.audit() if data else {},
         warnings=data.warnings() if data else (),
+        kv=kv,
+        account=account,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 
-from goldstick.algorithms import Algorithm
+from goldstick.algorithms import Quantizer
 from goldstick.errors import StructureError
 from goldstick.structure.network import Layout, Network, Site
 
@@ -13,7 +13,7 @@ UNRECOGNISED_LIMIT = 0.20
 
 
 def left_alone(
-    network: Network, stages: Sequence[Algorithm], quantized: Set[str], skipped: Mapping[str, str]
+    network: Network, stages: Sequence[Quantizer], quantized: Set[str], skipped: Mapping[str, str]
 ) -> dict[str, str]:
     """Parameter or buffer name → the reason why it is not quantized.
 
@@ -46,7 +46,7 @@ def left_alone(
     return reasons
 
 
-def _reason(name: str, site: Site | None, ndim: int, stages: Sequence[Algorithm], tied: Mapping[str, str]) -> str:
+def _reason(name: str, site: Site | None, ndim: int, stages: Sequence[Quantizer], tied: Mapping[str, str]) -> str:
     if name in tied:
         return f"tied to {tied[name]}"
     if site is None:

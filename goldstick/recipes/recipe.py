@@ -22,7 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from goldstick.algorithms import ALGORITHMS, Algorithm
+from goldstick.algorithms import ALGORITHMS, Stage
 from goldstick.core.grid import Grid
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
@@ -72,7 +72,7 @@ class Recipe(BaseModel):
 
     goldstick: Literal[1] = Field(default=1, description="version of the recipe language")
     description: str = ""
-    stages: Annotated[tuple[InstanceOf[Algorithm], ...], WithJsonSchema({})] = Field(min_length=1)
+    stages: Annotated[tuple[InstanceOf[Stage], ...], WithJsonSchema({})] = Field(min_length=1)
     calibration: Calibration = Calibration()
     evaluate: tuple[str, ...] = ()
     export: Export = Export()
@@ -86,7 +86,7 @@ class Recipe(BaseModel):
         return value
 
     @field_serializer("stages")
-    def _write_stages(self, stages: tuple[Algorithm, ...]) -> list[dict[str, Any]]:
+    def _write_stages(self, stages: tuple[Stage, ...]) -> list[dict[str, Any]]:
         return [{stage.name: TypeAdapter(type(stage)).dump_python(stage, mode="json")} for stage in stages]
 
     @classmethod
@@ -130,8 +130,8 @@ class Recipe(BaseModel):
             raise RecipeError(f"{where}: " + _explain(error, cls.model_fields)) from error
 
 
-def _stage(index: int, entry: Any) -> Algorithm:
-    if isinstance(entry, Algorithm):
+def _stage(index: int, entry: Any) -> Stage:
+    if isinstance(entry, Stage):
         return entry
     if isinstance(entry, str):
         entry = {entry: {}}

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from goldstick.algorithms import Algorithm, Quantizer
+from goldstick.algorithms import Algorithm, KVCache, Quantizer, RandomRotation, Stage
 from goldstick.calibration.task import Balancing
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
@@ -41,6 +41,8 @@ class Resolution:
         untied: Whether a tied weight is quantized on one side only.
         left_alone: Parameter or buffer name → why it stays as it is.
         balancing: The stages that scale the inputs of layers before these are quantized, with what they are meant for.
+        rotation: The stage that rotates the network before anything else, if any.
+        kv: The stage that quantizes the KV cache, if any.
     """
 
     assignments: dict[str, Assignment]
@@ -48,21 +50,26 @@ class Resolution:
     untied: bool
     left_alone: dict[str, str]
     balancing: tuple[Balancing, ...] = ()
+    rotation: RandomRotation | None = None
+    kv: KVCache | None = None
 
 
-def resolve(stages: Sequence[Algorithm], network: Network) -> Resolution:
+def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
     """What the stages mean for the network; reads no weight. All that is illegal is said at once.
 
     Raises:
         RecipeError: A pattern matches nothing, a site is meant twice, a group size does not divide, a tie is undecided.
         StructureError: More than a fifth of the model's matrices are of a kind goldstick does not recognise.
     """
-    problems: list[str] = []
+    problems = misplaced(stages)
+    problems += _kept_but_cut(stages, network)
     assignments: dict[str, Assignment] = {}
     skipped: dict[str, str] = {}
     balancing: list[Balancing] = []
     for index, stage in enumerate(stages):
         place = f"stages[{index}].{stage.name}"
+        if not isinstance(stage, Algorithm):
+            continue
         try:
             sites = stage.sites(network)
         except RecipeError as error:
@@ -77,8 +84,48 @@ def resolve(stages: Sequence[Algorithm], network: Network) -> Resolution:
     if problems:
         numbered = " ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
         raise RecipeError(problems[0] if len(problems) == 1 else f"{len(problems)} things are illegal. {numbered}")
-    reasons = left_alone(network, [stage for stage in stages if stage.quantizes], set(assignments) | set(ties), skipped)
-    return Resolution(assignments=assignments, ties=ties, untied=untied, left_alone=reasons, balancing=tuple(balancing))
+    quantizing = [stage for stage in stages if isinstance(stage, Quantizer) and stage.quantizes]
+    return Resolution(
+        assignments=assignments,
+        ties=ties,
+        untied=untied or bool(network.cut),
+        left_alone=left_alone(network, quantizing, set(assignments) | set(ties), skipped),
+        balancing=tuple(balancing),
+        rotation=rotation_of(stages),
+        kv=next((stage for stage in stages if isinstance(stage, KVCache)), None),
+    )
+
+
+def rotation_of(stages: Sequence[Stage]) -> RandomRotation | None:
+    """The stage that rotates, if any."""
+    return next((stage for stage in stages if isinstance(stage, RandomRotation)), None)
+
+
+def misplaced(stages: Sequence[Stage]) -> list[str]:
+    """What is wrong with the order and the number of the stages that act on the network as a whole."""
+    problems = []
+    for kind in (RandomRotation, KVCache):
+        found = [index for index, stage in enumerate(stages) if isinstance(stage, kind)]
+        if len(found) > 1:
+            problems.append(
+                f"stages[{found[1]}].{kind.name}: a recipe has one such stage at most; leave one of them out."
+            )
+        elif kind is RandomRotation and found and found[0] > 0:
+            problems.append(
+                f"stages[{found[0]}].{kind.name}: {stages[0].name} comes before it and would decide on weights that "
+                "are turned afterwards; make it the first stage."
+            )
+    return problems
+
+
+def _kept_but_cut(stages: Sequence[Stage], network: Network) -> list[str]:
+    """Stages that want a tie kept which the rotation cuts."""
+    return [
+        f"stages[{index}].{stage.name}: 'tie: keep' cannot be, since rotating gives {network.cut[0]} a weight of its "
+        "own; leave 'tie' out."
+        for index, stage in enumerate(stages)
+        if network.cut and isinstance(stage, Quantizer) and stage.tie == "keep"
+    ]
 
 
 def _assign(

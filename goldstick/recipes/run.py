@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from goldstick import surgery
-from goldstick.algorithms import Algorithm, Exposure, Quantizer
+from goldstick.algorithms import Exposure, Quantizer, Stage
+from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.sweep import sweep
 from goldstick.calibration.task import Task, Work
 from goldstick.core.edits import Edit, Quantize
@@ -79,12 +80,12 @@ def _the_quantization(edits: Sequence[Edit], site: Site) -> Quantize:
     return found[0]
 
 
-def needs_data(stages: Iterable[Algorithm]) -> bool:
+def needs_data(stages: Iterable[Stage]) -> bool:
     """Whether a stage looks at data."""
     return any(stage.exposure is not Exposure.NONE or _finds_input_ranges(stage) for stage in stages)
 
 
-def _finds_input_ranges(stage: Algorithm) -> bool:
+def _finds_input_ranges(stage: Stage) -> bool:
     return isinstance(stage, Quantizer) and stage.quantizes and any(one.static_input for one in stage.schemes())
 
 
@@ -117,8 +118,9 @@ def run(
     resolution: Resolution,
     progress: Progress = quiet,
     batches: Sequence[Mapping[str, Tensor]] = (),
+    recorder: KVRecorder | None = None,
 ) -> dict[str, SiteResult]:
-    """Quantize every assigned site of a network, in place; ties follow.
+    """Quantize every assigned site of a network, in place; ties follow. A rotation has been made before.
 
     Data-free stages go first, then one sweep over the blocks for all that look at data.
 
@@ -127,6 +129,7 @@ def run(
         resolution: What is to happen.
         progress: Told what is done.
         batches: Calibration data: keyword arguments of the model's forward.
+        recorder: Sees the keys and values, for a recipe with a static KV cache.
 
     Returns:
         Site name → what became of it, in the order of the network's sites.
@@ -142,13 +145,15 @@ def run(
         results[task.site.name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
 
     work = calibrated_work(resolution, note)
-    if work.tasks and not batches:
-        stage = next(iter(work.tasks.values())).stage.name
-        raise RecipeError(f"{stage} looks at data, and there are none: give data= (or --dataset).")
+    looking: list[Stage] = [task.stage for task in work.tasks.values()]
+    if recorder is not None and resolution.kv is not None:
+        looking.append(resolution.kv)
+    if looking and not batches:
+        raise RecipeError(f"{looking[0].name} looks at data, and there are none: give data= (or --dataset).")
     free = [assignment for assignment in chosen if assignment.site.name not in work.tasks]
     results.update(round_sites(network, free, progress))
-    if work.tasks:
-        sweep(network, work, batches, progress)
+    if looking:
+        sweep(network, work, batches, progress, recorder)
     tie_up(network, resolution)
     return {assignment.site.name: results[assignment.site.name] for assignment in chosen}
 

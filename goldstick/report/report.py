@@ -104,6 +104,8 @@ class Report:
         size: the sizes; must equal the sums over ``layers``.
         layers: a record for every parameter of the network.
         structure: what looking at the network found.
+        rotation: what was turned, and the errors of its proof; empty where nothing was.
+        kv_cache: how keys and values are stored; empty where they stay in float.
         calibration: what data the algorithms looked at.
         evaluation: ``{"before": …, "after": …}``, each what `goldstick.evaluation.Evaluation.to_dict`
             returns.
@@ -122,6 +124,8 @@ class Report:
     size: SizeSummary
     layers: tuple[LayerRecord, ...]
     structure: Mapping[str, Any] = field(default_factory=dict)
+    rotation: Mapping[str, Any] = field(default_factory=dict)
+    kv_cache: Mapping[str, Any] = field(default_factory=dict)
     calibration: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     proof: Mapping[str, Any] = field(default_factory=dict)

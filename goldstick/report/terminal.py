@@ -20,6 +20,10 @@ def print_report(console: Console, report: Report, rows: Sequence[ComparisonRow]
     """Print the layers, the sizes, the evaluation where ``rows`` holds one, and the warnings."""
     print_layers(console, report.layers, verbose)
     print_size(console, report.size)
+    if report.rotation:
+        _line(console, rotation_words(report.rotation))
+    if report.kv_cache:
+        _line(console, f"KV cache: {report.kv_cache['scheme']}")
     if rows:
         print_comparison(console, rows)
     for warning in report.warnings:
@@ -40,6 +44,18 @@ def print_size(console: Console, size: SizeSummary) -> None:
     if size.bits_per_weight is not None:
         text += f", {size.bits_per_weight:.2f} bits per quantized weight"
     _line(console, text, "bold")
+
+
+def rotation_words(rotation: Mapping[str, Any]) -> str:
+    """What was rotated, and the error of the proof, in a sentence."""
+    channels, heads, blocks = rotation["residual_channels"], len(rotation["heads"]), len(rotation["blocks"])
+    parts = [f"the residual of {channels} channels"] if channels else []
+    parts += [f"the heads of {heads} of {blocks} blocks"] if heads else []
+    error = rotation["error_of_the_whole_model"]
+    kind = "the whole model" if error is not None else "a block of each kind"
+    error = rotation["error_with_a_block_of_each_kind"] if error is None else error
+    untied = f"; {', '.join(rotation['untied'])} no longer tied" if rotation["untied"] else ""
+    return f"rotated: {' and '.join(parts)}{untied}; error of {kind} in float64 {error:.1e}"
 
 
 def print_comparison(console: Console, rows: Sequence[ComparisonRow]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -92,16 +92,21 @@ class Site:
 class Network:
     """A model and its sites. Looks at the model, never changes it; works on the meta device too.
 
+    Args:
+        model: The module.
+        cut: Names of parameters that are looked at as if they shared no storage, since their tie is going to be cut.
+
     Attributes:
         model: The module.
+        cut: The ties that count as cut.
         sites: Every weight that can be quantized, in the order of ``named_modules``.
         blocks: Paths of the repeated blocks, in order of execution as far as the module lists tell.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
+    def __init__(self, model: nn.Module, cut: Sequence[str] = ()) -> None:
+        self.model, self.cut = model, tuple(cut)
         self.blocks = find_blocks(model)
-        self._owner = _parameter_owners(model)
+        self._owner = _parameter_owners(model, self.cut)
         self.sites = tuple(self._find_sites())
         self.by_name = {site.name: site for site in self.sites}
 
@@ -169,13 +174,13 @@ def _output_head(model: nn.Module) -> nn.Module | None:
     return getter() if callable(getter) else None
 
 
-def _parameter_owners(model: nn.Module) -> dict[str, str]:
+def _parameter_owners(model: nn.Module, cut: Sequence[str]) -> dict[str, str]:
     first: dict[int, str] = {}
     owners = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners[name] = first.setdefault(id(parameter), name)
+        owners[name] = name if name in cut else first.setdefault(id(parameter), name)
     # A model on the meta device may not be tied yet: transformers then says what it will tie.
     for name, source in (getattr(model, "all_tied_weights_keys", None) or {}).items():
-        if name in owners and source in owners and owners[name] == name:
+        if name in owners and source in owners and owners[name] == name and not {name, source} & {*cut}:
             owners[name] = owners[source]
     return owners

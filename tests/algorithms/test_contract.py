@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
-from goldstick.algorithms import ALGORITHMS, Algorithm, Exposure, Member, Quantizer
+from goldstick.algorithms import ALGORITHMS, Algorithm, Exposure, Member, Quantizer, Stage
 from goldstick.core.edits import Quantize
 from goldstick.core.inputs import InputObserver
 from goldstick.core.scheme import Scheme
@@ -17,38 +17,51 @@ from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network
 from goldstick.structure.targets import Targets
 
-every_algorithm = pytest.mark.parametrize("algorithm", ALGORITHMS.values(), ids=ALGORITHMS)
+every_stage = pytest.mark.parametrize("stage", ALGORITHMS.values(), ids=ALGORITHMS)
+ON_LAYERS = {name: stage for name, stage in ALGORITHMS.items() if issubclass(stage, Algorithm)}
+every_algorithm = pytest.mark.parametrize("algorithm", ON_LAYERS.values(), ids=ON_LAYERS)
 
 
-@pytest.mark.parametrize(("name", "algorithm"), ALGORITHMS.items())
-def test_it_is_registered_under_its_own_name(name: str, algorithm: type[Algorithm]) -> None:
-    assert algorithm.name == name
-    assert algorithm().exposure in Exposure
+@pytest.mark.parametrize(("name", "stage"), ALGORITHMS.items())
+def test_it_is_registered_under_its_own_name(name: str, stage: type[Stage]) -> None:
+    assert stage.name == name
+    assert stage().exposure in Exposure
 
 
-@every_algorithm
-def test_its_options_are_frozen_and_given_by_name_only(algorithm: type[Algorithm]) -> None:
-    made = algorithm()
+@every_stage
+def test_its_options_are_frozen_and_given_by_name_only(stage: type[Stage]) -> None:
+    made = stage()
+    first = dataclasses.fields(made)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
-        made.targets = Targets()  # type: ignore[misc]
+        setattr(made, first, getattr(made, first))
     with pytest.raises(TypeError):
-        algorithm(Targets())  # type: ignore[misc]
+        stage(getattr(made, first))
 
 
-@every_algorithm
-def test_its_options_survive_json(algorithm: type[Algorithm]) -> None:
-    adapter = TypeAdapter(algorithm)
-    options: dict[str, Any] = {"targets": Targets(include=("*a",), exclude=("b",))}
-    if issubclass(algorithm, Quantizer):
+@every_stage
+def test_its_options_survive_json(stage: type[Stage]) -> None:
+    adapter = TypeAdapter(stage)
+    options: dict[str, Any] = {}
+    if issubclass(stage, Algorithm):
+        options = {"targets": Targets(include=("*a",), exclude=("b",))}
+    if issubclass(stage, Quantizer):
         options |= {"scheme": "w8a16", "overrides": {"*": "w4a16-g32"}, "indivisible": "skip", "tie": "keep"}
-    made = algorithm(**options)
+    options |= {"rotate": {"seed": 3, "heads": False}, "kv_cache": {"keys": "tensor", "window": 4}}.get(stage.name, {})
+    made = stage(**options)
+    assert made != stage()
     assert adapter.validate_json(adapter.dump_json(made)) == made
 
 
-@every_algorithm
-def test_every_option_is_documented(algorithm: type[Algorithm]) -> None:
-    text = (algorithm.__doc__ or "") + (Quantizer.__doc__ or "" if issubclass(algorithm, Quantizer) else "")
-    assert [field.name for field in dataclasses.fields(algorithm) if f"{field.name}:" not in text] == []
+@every_stage
+def test_options_that_do_not_exist_are_refused(stage: type[Stage]) -> None:
+    with pytest.raises(ValidationError, match="nonsense"):
+        TypeAdapter(stage).validate_python({"nonsense": 1})
+
+
+@every_stage
+def test_every_option_is_documented(stage: type[Stage]) -> None:
+    text = (stage.__doc__ or "") + (Quantizer.__doc__ or "" if issubclass(stage, Quantizer) else "")
+    assert [field.name for field in dataclasses.fields(stage) if f"{field.name}:" not in text] == []
 
 
 @every_algorithm

@@ -70,6 +70,16 @@ def test_cross_attention_is_no_part_of_a_layer_s_range() -> None:
     assert float(recorder.ranges[0].keys.max()) == 1.0
 
 
+def test_a_pass_that_is_run_again_replaces_what_it_noted_before() -> None:
+    recorder = KVRecorder()
+    for number, size in ((0, 9.0), (1, 2.0), (0, 1.0)):
+        recorder.pass_cache(number).update(torch.full((1, 1, 2, 1), size), torch.full((1, 1, 2, 1), -size), 0)
+    assert float(recorder.ranges[0].keys) == float(recorder.ranges[0].values) == 2.0
+    recorder.settle()
+    recorder.pass_cache(1).update(torch.ones(1, 1, 2, 1), torch.ones(1, 1, 2, 1), 0)
+    assert float(recorder.ranges[0].keys) == 2.0, "what has settled stays"
+
+
 def test_ranges_are_the_same_bits_in_any_order() -> None:
     pieces = torch.randn(6, 2, 5, 4, generator=torch.Generator().manual_seed(0))
     forward, backward = KVRecorder(), KVRecorder()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, Quantizer, SmoothQuant
+from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, KVCache, Quantizer, RandomRotation, SmoothQuant
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.recipe import Recipe, preset_names, preset_text, recipe_schema
@@ -50,8 +50,10 @@ def test_a_preset_keeps_what_its_name_says(name: str) -> None:
     schemes = [
         scheme.label for one in stages if isinstance(one, Quantizer) and one.quantizes for scheme in one.schemes()
     ]
-    said = [part for part in name.split("-") if part not in (*ALGORITHMS, "hqq", "imatrix", "mixed")]
-    assert all(one.name in name or one.name == "rtn" for one in stages)
+    said = [part for part in name.split("-") if part not in (*ALGORITHMS, "hqq", "imatrix", "mixed", "kv8")]
+    assert all(one.name in name or one.name == "rtn" for one in stages if one.name != "kv_cache")
+    assert [one for one in stages if isinstance(one, KVCache)] == [KVCache()] * name.split("-").count("kv8")
+    assert name.startswith("rotate-") == isinstance(stages[0], RandomRotation)
     for part in said:
         assert any(part in label or f"{part}a16" in label for label in schemes), part
     assert any("static" in label for label in schemes) is ("static" in said)

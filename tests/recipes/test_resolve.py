@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from goldstick.algorithms import AWQ, RTN, SmoothQuant
+from goldstick.algorithms import AWQ, RTN, KVCache, RandomRotation, SmoothQuant
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, StructureError
 from goldstick.nn import PackedWeight, TiedQuantizedLinear
@@ -242,3 +242,42 @@ def test_a_weight_that_is_not_finite_is_named() -> None:
     resolution = resolve([RTN(scheme="w8a16")], network)
     with pytest.raises(QuantizationError, match=r"model\.layers\.1\.mlp\.up_proj \(128, 64\) .*1 values.*exclude"):
         run(network, resolution)
+
+
+def test_rotation_and_cache_are_found_among_the_stages() -> None:
+    rotation, rounding, cache = RandomRotation(seed=3), RTN(scheme="w4a16-g32"), KVCache(mode="dynamic")
+    network = meta("llama_gqa")
+    plain, all_of_them = resolve([rounding], network), resolve([rotation, rounding, cache], network)
+    assert (plain.rotation, plain.kv) == (None, None)
+    assert (all_of_them.rotation, all_of_them.kv) == (rotation, cache)
+    assert all_of_them.assignments == plain.assignments
+    for alone in (rotation, cache):
+        resolution = resolve([alone], network)
+        assert resolution.assignments == {}
+        accounted(network, resolution)
+
+
+def test_a_rotation_comes_first_and_whole_network_stages_come_once() -> None:
+    rounding, network = RTN(scheme="w4a16-g32"), meta("llama_gqa")
+    with pytest.raises(RecipeError, match=r"stages\[1\]\.rotate: rtn comes before it .* make it the first stage"):
+        resolve([rounding, RandomRotation()], network)
+    with pytest.raises(RecipeError, match=r"stages\[1\]\.rotate: kv_cache comes before it"):
+        resolve([KVCache(), RandomRotation()], network)
+    with pytest.raises(RecipeError, match=r"stages\[1\]\.rotate: .*one such stage at most"):
+        resolve([RandomRotation(), RandomRotation(seed=1)], network)
+    with pytest.raises(RecipeError, match=r"stages\[2\]\.kv_cache: .*one such stage at most"):
+        resolve([KVCache(), rounding, KVCache(mode="dynamic")], network)
+
+
+def test_a_tie_that_the_rotation_cuts_is_no_tie() -> None:
+    model = FAMILIES["opt"]().to("meta")
+    head = RTN(scheme="w8a16", targets=only("lm_head"))
+    with pytest.raises(RecipeError, match="shares its weight"):
+        resolve([head], Network(model))
+    cut = Network(model, cut=["lm_head.weight"])
+    resolution = resolve([RandomRotation(), head], cut)
+    assert set(resolution.assignments) == {"lm_head"}
+    assert resolution.ties == {}
+    assert resolution.untied
+    with pytest.raises(RecipeError, match=r"stages\[1\]\.rtn: 'tie: keep' cannot be.*lm_head\.weight"):
+        resolve([RandomRotation(), RTN(scheme="w8a16", tie="keep", targets=only("lm_head"))], cut)

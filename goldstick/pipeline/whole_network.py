@@ -1,0 +1,74 @@
+"""The stages that act on a network as a whole, rotation and KV cache, around those that act on layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from goldstick.algorithms import Exposure
+from goldstick.calibration.kv_ranges import KVRecorder
+from goldstick.core.kv_cache import KVScheme, KVSettings
+from goldstick.formats.transformers_cache import QuantizedCache, cached_decoder, use_quantized_cache
+from goldstick.pipeline.observation import fixed_inputs
+from goldstick.recipes.resolve import Resolution
+from goldstick.recipes.rotate import FoundRotation, rotate
+from goldstick.recipes.run import Progress, SiteResult, run
+from goldstick.structure.network import Network
+
+
+def inputs_for(model: nn.Module, batches: Sequence[Mapping[str, Tensor]] = ()) -> Mapping[str, Any] | None:
+    """Some keyword arguments of a model's forward, to try it with; ``None`` where nothing says what they are."""
+    if not hasattr(model, "config"):
+        return batches[0] if batches else None
+    device = next(model.parameters()).device
+    on_meta = device.type == "meta"
+    return {name: value if on_meta else value.to(device) for name, value in fixed_inputs(model).items()}
+
+
+def refuse_without_cache(model: nn.Module, resolution: Resolution) -> None:
+    """Refuse a recipe with a KV cache for a model that has none, or one of a kind that cannot be quantized.
+
+    Raises:
+        StructureError: It is one of these; no weight was read.
+    """
+    if resolution.kv is not None:
+        QuantizedCache(cached_decoder(model).config, KVSettings(scheme=_DYNAMIC, scales={}))
+
+
+_DYNAMIC = KVScheme(mode="dynamic", keys="head", values="head")
+
+
+def run_on_whole(
+    network: Network,
+    resolution: Resolution,
+    rotation: FoundRotation | None,
+    batches: Sequence[Mapping[str, Tensor]],
+    progress: Progress,
+) -> tuple[Network, dict[str, SiteResult], dict[str, Any]]:
+    """Do all that a recipe says to a network in memory, in place.
+
+    Args:
+        network: The network.
+        resolution: What its recipe means.
+        rotation: What is to be turned first.
+        batches: Calibration data.
+        progress: Told what is done.
+
+    Returns:
+        The network as it is now, what became of each site, and the report's account of the rotation and the KV cache.
+    """
+    account: dict[str, Any] = {}
+    if rotation is not None:
+        inputs = inputs_for(network.model, batches)
+        assert inputs is not None  # the rotation was found with them
+        network, error = rotate(network, rotation, inputs)
+        account["rotation"] = rotation.to_dict(error)
+    stage = resolution.kv
+    recorder = KVRecorder() if stage is not None and stage.exposure is not Exposure.NONE else None
+    results = run(network, resolution, progress, batches, recorder)
+    if stage is not None:
+        use_quantized_cache(network.model, stage.solve(recorder.ranges if recorder is not None else {}))
+        account["kv_cache"] = {"scheme": stage.scheme.label}
+    return network, results, account

@@ -1,0 +1,86 @@
+"""Rotate: the first thing done to a network, found by trying and proven before a weight is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from goldstick import surgery
+from goldstick.algorithms import RandomRotation, Stage
+from goldstick.errors import RecipeError, StructureError
+from goldstick.recipes.resolve import misplaced, rotation_of
+from goldstick.structure.network import Network
+from goldstick.structure.rotation_plan import RotationPlan
+from goldstick.structure.rotation_proof import prove_rotation
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundRotation:
+    """A rotation that the recipe asks for and that the network has been found to allow.
+
+    Attributes:
+        stage: The stage.
+        plan: What is to be turned.
+    """
+
+    stage: RandomRotation
+    plan: RotationPlan
+
+    def to_dict(self, error: float | None = None) -> dict[str, Any]:
+        """Plain data for the report; ``error`` is what :func:`rotate` gave."""
+        plan = self.plan
+        heads = {block.block: [head.output for head in block.heads] for block in plan.blocks if block.heads}
+        return {
+            "seed": self.stage.seed,
+            "residual_channels": plan.width if plan.residual else 0,
+            "blocks": [block.block for block in plan.blocks],
+            "heads": heads,
+            "untied": list(plan.unties),
+            "error_with_a_block_of_each_kind": plan.error,
+            "error_of_the_whole_model": error,
+        }
+
+
+def find_rotation(stages: Sequence[Stage], network: Network, inputs: Mapping[str, Any] | None) -> FoundRotation | None:
+    """What the rotation of a recipe turns in a network, in memory or on the meta device; ``None`` where it has none.
+
+    Args:
+        stages: The recipe's stages.
+        network: The network.
+        inputs: Some keyword arguments of its forward; ``None`` where they are not known.
+
+    Raises:
+        RecipeError: The stage is not the first one, or there are two.
+        StructureError: The model cannot be rotated; the message says why.
+    """
+    stage = rotation_of(stages)
+    if stage is None:
+        return None
+    if problems := misplaced(stages):
+        raise RecipeError(problems[0])
+    if inputs is None:
+        raise StructureError(
+            f"{type(network.model).__name__} is no transformers model, so goldstick does not know what to call it with "
+            "to find out how it can be rotated; give data=, or leave the rotate stage out."
+        )
+    return FoundRotation(stage=stage, plan=stage.find(network, inputs))
+
+
+def rotate(network: Network, found: FoundRotation, inputs: Mapping[str, Any]) -> tuple[Network, float | None]:
+    """Rotate a network in place, after a proof on its own weights where it is small enough for one.
+
+    Args:
+        network: The network, in float.
+        found: What is to be turned.
+        inputs: Some keyword arguments of its forward.
+
+    Returns:
+        The network as it is now, with ties that were cut gone, and the error of the proof in float64.
+
+    Raises:
+        StructureError: The rotated model would give other outputs.
+    """
+    error = prove_rotation(network, found.plan, inputs, seed=found.stage.seed)
+    surgery.apply(network, found.stage.edits(found.plan))
+    return Network(network.model, cut=found.plan.unties), error
