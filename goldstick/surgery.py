@@ -117,7 +117,14 @@ def index_experts_one_by_one(model: nn.Module) -> None:
 
 def _linear(edit: Quantize, old: nn.Module) -> nn.Module:
     bias = getattr(old, "bias", None)
-    return QuantizedLinear(edit.tensor, edit.scheme, bias, input_scale=edit.input_scale, input_zero=edit.input_zero)
+    return QuantizedLinear(
+        edit.tensor,
+        edit.scheme,
+        bias,
+        input_scale=edit.input_scale,
+        input_zero=edit.input_zero,
+        input_multiplier=edit.input_multiplier,
+    )
 
 
 def _conv(edit: Quantize, old: nn.Module) -> nn.Module:

@@ -1,7 +1,7 @@
 """The algorithms, each a frozen dataclass in a file of its own."""
 
 from goldstick.algorithms.awq import AWQ
-from goldstick.algorithms.base import Algorithm, Balance, Exposure, Member, Quantizer, Stage
+from goldstick.algorithms.base import Algorithm, Balance, Balancer, Exposure, Member, Quantizer, Stage
 from goldstick.algorithms.gptq import GPTQ
 from goldstick.algorithms.kv_cache import KVCache
 from goldstick.algorithms.rotation import RandomRotation
@@ -25,6 +25,7 @@ __all__ = [
     "RTN",
     "Algorithm",
     "Balance",
+    "Balancer",
     "Exposure",
     "KVCache",
     "Member",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms.balance import BalanceLoss, Candidate, Ranges, bounded, least_loss
-from goldstick.algorithms.base import Balance, Exposure, Member, Quantizer
+from goldstick.algorithms.base import Balance, Balancer, Exposure, Member, Quantizer
 from goldstick.algorithms.clipping import best_rows, clipped
 from goldstick.algorithms.observers import observers_for
 from goldstick.algorithms.output_error import output_error
@@ -98,7 +98,7 @@ def solve_awq(weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid, *, clip
 
 
 @dataclass(frozen=True, kw_only=True)
-class AWQ(Quantizer):
+class AWQ(Balancer, Quantizer):
     """Scale the weights that large activations read before rounding them, then clip (arXiv 2306.00978).
 
     A group of layers that read the same inputs gets a scale for each channel: inputs are divided by it, weights
@@ -116,11 +116,11 @@ class AWQ(Quantizer):
             makes up for ranges too wide is then not preferred.
         token_floor: Layers that saw fewer inputs than this fraction of their input features are rounded to nearest, and
             get no scale.
+        unfoldable: What to do where nothing can absorb a scale; see :class:`Balancer`.
     """
 
     name: ClassVar[str] = "awq"
     exposure: ClassVar[Exposure] = Exposure.BLOCKWISE
-    balances: ClassVar[bool] = True
 
     duo_scaling: bool | Literal["both"] = True
     grid: int = 20

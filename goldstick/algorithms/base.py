@@ -19,6 +19,7 @@ from goldstick.structure.targets import Targets, matches, unmatched
 
 Indivisible = Literal["error", "channel", "skip"]
 Tie = Literal["error", "untie", "keep"]
+Unfoldable = Literal["skip", "multiply"]
 
 
 class Exposure(StrEnum):
@@ -98,6 +99,11 @@ class Algorithm(Stage):
         """Whether it may give zeros that are not whole numbers, which some formats cannot hold."""
         return False
 
+    @property
+    def multiplies(self) -> bool:
+        """Whether its layers hold a factor for each of their inputs, which some formats cannot."""
+        return False
+
     def sites(self, network: Network) -> Sequence[Site]:
         """The targeted sites."""
         return self.targets.select(network)
@@ -114,6 +120,26 @@ class Algorithm(Stage):
                 hold NaN or infinity.
         """
         raise QuantizationError(f"{self.name} chooses no scales for input groups.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Balancer(Algorithm):
+    """An algorithm that chooses scales for input groups.
+
+    Attributes:
+        unfoldable: What to do with the inputs of a group where no norm and no linear layer before it can absorb a
+            scale: ``skip`` it, or ``multiply`` them in front of each layer. The targeted linear layers then hold a
+            factor for each input (1 where none is needed), which only the native format stores.
+    """
+
+    balances: ClassVar[bool] = True
+
+    unfoldable: Unfoldable = "skip"
+
+    @property
+    def multiplies(self) -> bool:
+        """What ``unfoldable`` says."""
+        return self.unfoldable == "multiply"
 
 
 @dataclass(frozen=True, kw_only=True)

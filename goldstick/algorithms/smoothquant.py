@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms.balance import BalanceLoss, bounded, least_loss
-from goldstick.algorithms.base import Algorithm, Balance, Exposure, Member
+from goldstick.algorithms.base import Balance, Balancer, Exposure, Member
 from goldstick.core.inputs import InputObserver
 from goldstick.errors import RecipeError
 
@@ -32,7 +32,7 @@ def smooth_scale(activation: Tensor, weight: Tensor, alpha: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothQuant(Algorithm):
+class SmoothQuant(Balancer):
     """Divide activations by a scale for each channel and multiply the weights by it (arXiv 2211.10438).
 
     Channels of large activations take the steps of the 8-bit grid away from all others of their token; what is
@@ -43,11 +43,11 @@ class SmoothQuant(Algorithm):
         targets: Which layers.
         alpha: How much of the difficulty goes into the weights, from 0 (that of the weights goes into the activations)
             to 1; or ``search``, for the one of least simulated error for each group.
+        unfoldable: What to do where nothing can absorb a scale; see :class:`Balancer`.
     """
 
     name: ClassVar[str] = "smoothquant"
     exposure: ClassVar[Exposure] = Exposure.BLOCKWISE
-    balances: ClassVar[bool] = True
 
     alpha: float | Literal["search"] = 0.5
 

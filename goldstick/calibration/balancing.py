@@ -10,6 +10,7 @@ from torch import Tensor
 
 from goldstick import surgery
 from goldstick.algorithms.base import Member
+from goldstick.calibration.multipliers import InputMultipliers
 from goldstick.calibration.observing import observe_group
 from goldstick.calibration.passes import Passes
 from goldstick.calibration.task import Task, Work
@@ -18,6 +19,8 @@ from goldstick.structure.findings import FoldPair
 from goldstick.structure.network import Network
 
 Notes = dict[str, float | str]
+
+_NO_ABSORBER = "no norm or linear layer before it can absorb a scale"
 
 
 def balance_group(
@@ -28,12 +31,14 @@ def balance_group(
     passes: Passes,
     masks: Sequence[Tensor | None],
     edits: dict[str, Quantize],
+    multipliers: InputMultipliers,
 ) -> Notes:
     """Let the balancing stages act on the group at hand, in their order; what they noted.
 
     A scale s goes into the norm (or the linear layer) that the group's inputs come from, as the structure probe found:
-    it gives x / s afterwards, and the columns of all layers that read x are multiplied by s. Then the passes start
-    over, so that what comes next sees exactly what the finished block will give.
+    it gives x / s afterwards, and the columns of all layers that read x are multiplied by s. Where there is none, the
+    layers divide x themselves, if the stage and they are made for it. Then the passes start over, so that what comes
+    next sees exactly what the finished block will give.
 
     Args:
         network: The network.
@@ -43,18 +48,20 @@ def balance_group(
         passes: The passes, with the group at hand.
         masks: Which tokens of each batch count.
         edits: What was decided in this block so far; a layer that absorbs a scale is changed there, too.
+        multipliers: What divides the inputs of layers themselves.
     """
     names = {task.site.name for task in group}
     pair = _absorber(pairs, names)
     notes: Notes = {}
     for balancing in work.balancing:
         meant = names & balancing.sites
+        multiplies = balancing.stage.multiplies and all(task.multiplied for task in group)
         if not meant:
             continue
         if meant != names:
             found: Mapping[str, float | str] = {"unbalanced": "the stage is meant for a part of its input group only"}
-        elif pair is None:
-            found = {"unbalanced": "no norm or linear layer before it can absorb a scale"}
+        elif pair is None and not multiplies:
+            found = {"unbalanced": _NO_ABSORBER}
         else:
             members = [Member(site=task.site, weight=network.weight(task.site), scheme=task.scheme) for task in group]
             observer = observe_group(passes, group, masks)
@@ -62,17 +69,16 @@ def balance_group(
             observer.release()
             found = balance.notes
             if balance.scale is not None:
-                fold = pair.fold(balance.scale)
-                absorbed = _absorbed(fold, edits)
-                if absorbed is not None and not _usable(absorbed.tensor.scale):
-                    found = {**found, "unbalanced": f"the scales of {fold.producer} cannot hold it in their dtype"}
-                else:
-                    surgery.apply(network, [fold])
-                    if absorbed is not None:
-                        edits[fold.producer] = absorbed
-                        weight = absorbed.tensor.dequantize()
-                        surgery.apply(network, [SetWeight(site=fold.producer, weight=weight)])
+                obstacle = _fold(network, pair, balance.scale, edits)
+                if obstacle is None:
                     passes.again()
+                elif not multiplies:
+                    found = {**found, "unbalanced": obstacle}
+                elif multipliers.divide(group, balance.scale):
+                    found = {**found, "multiplied": obstacle}
+                    passes.again()
+                else:
+                    found = {**found, "unbalanced": f"{obstacle}, and neither can the layers in their dtype"}
         notes |= {f"{balancing.stage.name}_{name}": value for name, value in found.items()}
     return notes
 
@@ -81,6 +87,21 @@ def _absorber(pairs: Sequence[FoldPair], names: set[str]) -> FoldPair | None:
     """The pair for exactly these layers (others that read the input may be float); a norm rather than a linear."""
     fitting = [pair for pair in pairs if names <= set(pair.consumers)]
     return min(fitting, key=lambda pair: pair.kind != "norm", default=None)
+
+
+def _fold(network: Network, pair: FoldPair | None, scale: Tensor, edits: dict[str, Quantize]) -> str | None:
+    """Fold a scale into what can absorb it; the reason where nothing can, and then nothing is changed."""
+    if pair is None:
+        return _NO_ABSORBER
+    fold = pair.fold(scale)
+    absorbed = _absorbed(fold, edits)
+    if absorbed is not None and not _usable(absorbed.tensor.scale):
+        return f"the scales of {fold.producer} cannot hold it in their dtype"
+    surgery.apply(network, [fold])
+    if absorbed is not None:
+        edits[fold.producer] = absorbed
+        surgery.apply(network, [SetWeight(site=fold.producer, weight=absorbed.tensor.dequantize())])
+    return None
 
 
 def _absorbed(fold: Fold, edits: Mapping[str, Quantize]) -> Quantize | None:

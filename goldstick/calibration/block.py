@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from goldstick.calibration.balancing import balance_group
 from goldstick.calibration.experts import listen_to_experts
 from goldstick.calibration.groups import input_groups, is_fused
 from goldstick.calibration.input_range import with_input_range
+from goldstick.calibration.multipliers import InputMultipliers
 from goldstick.calibration.observing import observe_group
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
 from goldstick.calibration.task import Task, Work
@@ -54,6 +56,7 @@ class BlockCalibration:
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
         self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules)
         self._edits: dict[str, Quantize] = {}
+        self._multipliers = InputMultipliers(network)
 
     def solve(self) -> None:
         """Solve every group.
@@ -82,10 +85,20 @@ class BlockCalibration:
 
     def finish(self) -> None:
         """Replace the layers by packed ones."""
+        self._multipliers.remove()
         surgery.apply(self._network, self._edits.values())
 
     def _solve_group(self, group: Sequence[Task]) -> None:
-        notes = balance_group(self._network, self._work, group, self._pairs, self._passes, self._masks, self._edits)
+        notes = balance_group(
+            self._network,
+            self._work,
+            group,
+            self._pairs,
+            self._passes,
+            self._masks,
+            self._edits,
+            self._multipliers,
+        )
         observer = observe_group(self._passes, group, self._masks)
         if not observer.tokens and not any(True for _ in self._passes.arrivals()):
             return
@@ -103,6 +116,8 @@ class BlockCalibration:
 
     def _decide(self, task: Task, state: Any, notes: Mapping[str, float | str]) -> None:
         edit = with_input_range(self._work.decide(task, self._network.weight(task.site), state, notes), state)
+        if task.multiplied:
+            edit = dataclasses.replace(edit, input_multiplier=self._multipliers.of(task.site))
         # The batches are inside the old modules: these go on with the new weights until all have passed.
         surgery.apply(self._network, [SetWeight(site=edit.site, weight=edit.tensor.dequantize())])
         self._edits[edit.site] = edit

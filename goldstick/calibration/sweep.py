@@ -7,6 +7,7 @@ the groups already quantized.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Protocol
@@ -72,7 +73,7 @@ def sweep(network: Network, work: Work, batches: Batches, progress: Tell, record
         rest = {name: task for name, task in work.tasks.items() if task.site.block not in within}
         if rest:
             runs = [partial(_last_output, model, batch) for batch in batches]
-            calibrate(BlockCalibration(network, Work(tasks=rest, decide=work.decide), runs, masks_of(batches)))
+            calibrate(BlockCalibration(network, dataclasses.replace(work, tasks=rest), runs, masks_of(batches)))
     progress("calibrating", total, total)
 
 

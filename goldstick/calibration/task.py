@@ -22,11 +22,13 @@ class Task:
         site: The site.
         stage: The stage that quantizes it.
         scheme: What it becomes.
+        multiplied: Whether it holds a factor for each input, so that scales need nothing before it to absorb them.
     """
 
     site: Site
     stage: Quantizer
     scheme: Scheme
+    multiplied: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

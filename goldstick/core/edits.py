@@ -25,6 +25,7 @@ class Quantize:
         notes: What the algorithm found out on the way (damping, tokens, why it fell back), for the report.
         input_scale: The scale of the layer's input, float32 [], where the scheme's activation grid is static.
         input_zero: Its zero among the signed codes, int8 [], where that grid is asymmetric.
+        input_multiplier: What the layer's input is multiplied by first, [in], or ``None``; ``tensor`` makes up for it.
     """
 
     site: str
@@ -34,6 +35,7 @@ class Quantize:
     notes: Mapping[str, float | str] = field(default_factory=dict)
     input_scale: Tensor | None = None
     input_zero: Tensor | None = None
+    input_multiplier: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

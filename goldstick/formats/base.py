@@ -24,6 +24,7 @@ class StoredLayer:
         shape: Shape of the canonical matrix stored under that name, [..., out, in].
         scheme: What it becomes.
         fractional_zeros: Whether its zeros may be fractions.
+        multiplied: Whether it holds a factor for each of its inputs.
     """
 
     name: str
@@ -32,6 +33,7 @@ class StoredLayer:
     shape: torch.Size
     scheme: Scheme
     fractional_zeros: bool
+    multiplied: bool = False
 
 
 class StorageFormat(Protocol):
@@ -57,6 +59,7 @@ class StorageFormat(Protocol):
         scheme: Scheme,
         input_scale: Tensor | None = None,
         input_zero: Tensor | None = None,
+        input_multiplier: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The tensors of a layer by suffix.
 
@@ -65,6 +68,7 @@ class StorageFormat(Protocol):
             scheme: What the layer became.
             input_scale: Scale of its input, [] or [1], where its scheme has a static input grid.
             input_zero: Zero of its input, int8 [] or [1], where that grid is asymmetric.
+            input_multiplier: What its input is multiplied by, [in], where the layer is ``multiplied``.
         """
         ...
 

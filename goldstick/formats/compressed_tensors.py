@@ -36,6 +36,11 @@ class CompressedTensors:
             return f"compressed-tensors readers quantize linear layers only, not a {layer.kind} weight"
         if not layer.name.endswith(".weight") or len(layer.shape) != 2:
             return "the checkpoint stores these experts in one fused tensor, which its readers cannot quantize"
+        if layer.multiplied:
+            return (
+                "'unfoldable: multiply' gives it a factor for each input, which compressed-tensors has no place for "
+                "('unfoldable: skip' does without)"
+            )
         if layer.fractional_zeros:
             return "its zeros are integers and this algorithm's are fractions"
         if layer.kind == "experts" and (not grid.symmetric or layer.scheme.activation):
@@ -71,12 +76,15 @@ class CompressedTensors:
         scheme: Scheme,
         input_scale: Tensor | None = None,
         input_zero: Tensor | None = None,
+        input_multiplier: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The tensors of a layer by suffix; zeros are packed along the output rows.
 
         Raises:
-            FormatError: A zero is not a whole number of the grid.
+            FormatError: A zero is not a whole number of the grid, or the input is multiplied.
         """
+        if input_multiplier is not None:
+            raise FormatError("compressed-tensors has no place for an input multiplier; export to the native format.")
         grid = tensor.grid
         inputs = pack_input(scheme, input_scale, input_zero, tensor.scale.dtype)
         if scheme.activation:

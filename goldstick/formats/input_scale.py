@@ -1,7 +1,8 @@
-"""The tensors that hold the static range of a layer's input; both formats store them as compressed-tensors does.
+"""The tensors that stand beside a weight for its layer's input; both formats store ranges as compressed-tensors does.
 
 ``input_scale`` [1] in the dtype of the weight's scales and, for an asymmetric input, ``input_zero_point`` int8 [1], the
-zero among the signed codes. They stand beside the weight: ``….q_proj.input_scale`` for ``….q_proj.weight``.
+zero among the signed codes. They stand beside the weight: ``….q_proj.input_scale`` for ``….q_proj.weight``. The native
+format also has ``input_multiplier`` [in], what the input is multiplied by before anything else.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError
 
 #: Appended to the weight's name less its last word; see :func:`part_name`.
-INPUT_SCALE, INPUT_ZERO = ".input_scale", ".input_zero_point"
+INPUT_SCALE, INPUT_ZERO, INPUT_MULTIPLIER = ".input_scale", ".input_zero_point", ".input_multiplier"
 
 
 def part_name(weight: str, suffix: str) -> str:
@@ -65,3 +66,14 @@ def unpack_input(parts: Mapping[str, Tensor], scheme: Scheme, layer: str) -> tup
         parts[INPUT_SCALE] if INPUT_SCALE in wanted else None,
         parts[INPUT_ZERO] if INPUT_ZERO in wanted else None,
     )
+
+
+def unpack_multiplier(parts: Mapping[str, Tensor], multiplied: bool, layer: str) -> Tensor | None:
+    """The multiplier [in] of an input from the tensors of a layer by suffix, or ``None`` where it has none.
+
+    Raises:
+        CheckpointError: It is missing although the layer is ``multiplied``; the message names the layer.
+    """
+    if multiplied and INPUT_MULTIPLIER not in parts:
+        raise CheckpointError(f"The tensor {layer + INPUT_MULTIPLIER!r} is missing, which the config declares.")
+    return parts[INPUT_MULTIPLIER] if multiplied else None

@@ -15,7 +15,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import StoredLayer
-from goldstick.formats.input_scale import input_specs, pack_input
+from goldstick.formats.input_scale import INPUT_MULTIPLIER, input_specs, pack_input
 
 FORMAT_VERSION = 1
 
@@ -24,7 +24,8 @@ class Native:
     """Packed rows, scales in the model's dtype and zeros in float32, for every layout and any zero.
 
     ``X_packed`` int32 [..., out, ceil(in · bits / 32)], ``X_scale`` [..., out, groups] and, for asymmetric grids,
-    ``X_zero_point`` float32 [..., out, groups]. Beside it ``input_scale`` and ``input_zero_point`` of a static input.
+    ``X_zero_point`` float32 [..., out, groups]. Beside it ``input_scale`` and ``input_zero_point`` of a static input,
+    and ``input_multiplier`` [in] of a multiplied one.
     """
 
     name = "native"
@@ -44,6 +45,8 @@ class Native:
         }
         if not grid.symmetric:
             specs["_zero_point"] = (scales, torch.float32)
+        if layer.multiplied:
+            specs[INPUT_MULTIPLIER] = (torch.Size([in_features]), scale_dtype)
         return specs | input_specs(layer.scheme, scale_dtype)
 
     def pack(
@@ -52,11 +55,14 @@ class Native:
         scheme: Scheme,
         input_scale: Tensor | None = None,
         input_zero: Tensor | None = None,
+        input_multiplier: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The tensors of a layer by suffix."""
         parts = {"_packed": pack_rows(tensor.codes, tensor.grid.bits), "_scale": tensor.scale}
         if tensor.zero is not None:
             parts["_zero_point"] = tensor.zero.float()
+        if input_multiplier is not None:
+            parts[INPUT_MULTIPLIER] = input_multiplier.to(tensor.scale.dtype)
         return parts | pack_input(scheme, input_scale, input_zero, tensor.scale.dtype)
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
@@ -69,15 +75,17 @@ class Native:
     def config(
         self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
     ) -> dict[str, Any]:
-        """``quant_method: goldstick`` with the scheme of every site."""
+        """``quant_method: goldstick`` with the scheme of every site, and which inputs are multiplied."""
         schemes = {layer.scheme.label: layer.scheme for layer in layers}
-        return {
+        multiplied = [layer.site for layer in layers if layer.multiplied]
+        table = {
             "quant_method": "goldstick",
             "version": FORMAT_VERSION,
             "schemes": {label: dataclasses.asdict(scheme) for label, scheme in schemes.items()},
             "sites": {layer.site: layer.scheme.label for layer in layers},
             "ties": dict(ties),
         }
+        return table | ({"multiplied": multiplied} if multiplied else {})
 
 
 def schemes_of(config: Mapping[str, Any]) -> dict[str, Scheme]:
@@ -96,6 +104,19 @@ def schemes_of(config: Mapping[str, Any]) -> dict[str, Scheme]:
     if missing:
         raise FormatError(f"The checkpoint's config names schemes it does not define: {', '.join(sorted(missing))}.")
     return {site: schemes[label] for site, label in config["sites"].items()}
+
+
+def multiplied_in(config: Mapping[str, Any]) -> frozenset[str]:
+    """The sites of a native ``quantization_config`` whose input is multiplied.
+
+    Raises:
+        FormatError: It names one that it does not quantize.
+    """
+    found = frozenset(config.get("multiplied") or ())
+    unknown = found - set(config["sites"])
+    if unknown:
+        raise FormatError(f"The checkpoint's config multiplies what {min(unknown)} is given, and does not quantize it.")
+    return found
 
 
 def scheme_from_dict(value: Mapping[str, Any]) -> Scheme:

@@ -8,7 +8,7 @@ between minor versions of transformers 5, so they are used in this file only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,16 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.compressed_tensors import CompressedTensors
-from goldstick.formats.input_scale import INPUT_SCALE, INPUT_ZERO, part_name, unpack_input
+from goldstick.formats.input_scale import (
+    INPUT_MULTIPLIER,
+    INPUT_SCALE,
+    INPUT_ZERO,
+    part_name,
+    unpack_input,
+    unpack_multiplier,
+)
 from goldstick.formats.kv_cache import read_kv
-from goldstick.formats.native import Native, schemes_of
+from goldstick.formats.native import Native, multiplied_in, schemes_of
 from goldstick.formats.transformers_cache import use_quantized_cache
 from goldstick.structure.network import Layout, Network, Site
 
@@ -62,6 +69,7 @@ class GoldstickConfig(QuantizationConfigMixin):
         sites: Name of every quantized site → label.
         ties: Site → the quantized embedding it runs on.
         storage: Storage format whose tensors the files hold.
+        multiplied: Sites whose input is multiplied.
     """
 
     def __init__(
@@ -71,12 +79,14 @@ class GoldstickConfig(QuantizationConfigMixin):
         sites: dict[str, str] | None = None,
         ties: dict[str, str] | None = None,
         storage: str = "native",
+        multiplied: Sequence[str] = (),
         **_: Any,
     ) -> None:
         self.quant_method = METHOD  # type: ignore[assignment]  # transformers lists its own methods only
         self.version = version
         self.schemes, self.sites, self.ties = schemes or {}, sites or {}, ties or {}
         self.storage = storage
+        self.multiplied = list(multiplied)
 
 
 class GoldstickQuantizer(HfQuantizer):
@@ -90,7 +100,8 @@ class GoldstickQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
         self.network = Network(model)
         self.format: StorageFormat = CompressedTensors() if self._storage == "compressed-tensors" else Native()
-        self.schemes = schemes_of(self.quantization_config.to_dict())
+        table = self.quantization_config.to_dict()
+        self.schemes, self.multiplied = schemes_of(table), multiplied_in(table)
         unknown = set(self.schemes) - set(self.network.by_name)
         if unknown:
             raise CheckpointError(f"The checkpoint quantizes {sorted(unknown)[0]!r}, which the model does not have.")
@@ -118,6 +129,7 @@ class GoldstickQuantizer(HfQuantizer):
             shape=site.matrix_shape,
             scheme=scheme,
             fractional_zeros=False,
+            multiplied=site.name in self.multiplied,
         )
         module = self.network.module(site)
         parameter = getattr(module, site.parameter)
@@ -178,6 +190,7 @@ class GoldstickQuantizer(HfQuantizer):
         names = {part_name(prefix, suffix).removeprefix("."): suffix for suffix in _SUFFIXES}
         parts = {names[name]: part for name, part in place._buffers.items() if part is not None and name in names}
         input_scale, input_zero = unpack_input(parts, scheme, site.module)
+        multiplier = unpack_multiplier(parts, site.name in self.multiplied, site.module)
         storage: StorageFormat = Native() if _fused(site) else self.format
         tensor = storage.unpack(parts, scheme, site.in_features)
         if _fused(site):
@@ -196,6 +209,7 @@ class GoldstickQuantizer(HfQuantizer):
             algorithm="loaded",
             input_scale=input_scale,
             input_zero=input_zero,
+            input_multiplier=multiplier,
         )
         surgery.apply(self.network, [edit])
 
@@ -218,7 +232,7 @@ if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # a reloaded module must not
     register_quantization_config(METHOD)(GoldstickConfig)
     register_quantizer(METHOD)(GoldstickQuantizer)
 
-_SUFFIXES = frozenset({"", "_packed", "_scale", "_zero_point", "_shape", INPUT_SCALE, INPUT_ZERO})
+_SUFFIXES = frozenset({"", "_packed", "_scale", "_zero_point", "_shape", INPUT_SCALE, INPUT_ZERO, INPUT_MULTIPLIER})
 
 
 def _fused(site: Site) -> bool:

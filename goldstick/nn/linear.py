@@ -1,4 +1,4 @@
-"""QuantizedLinear: y = x·Ŵᵀ + b on packed weights."""
+"""QuantizedLinear: y = (x ∘ m)·Ŵᵀ + b on packed weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from goldstick.core.input_range import check_input_range
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
+from goldstick.errors import QuantizationError
 from goldstick.nn.packed import PackedWeight
 
 
@@ -23,13 +24,17 @@ class QuantizedLinear(PackedWeight):
         input_scale: Scale of the input, float [] or [1], given exactly when its grid is static. Kept as a buffer [1] in
             the dtype of the weight's scales.
         input_zero: Its zero among the signed codes, int8 [] or [1], given exactly when that grid is asymmetric.
+        input_multiplier: m, float [in], or ``None`` for 1: what the input is multiplied by before anything else, its
+            quantization included. Kept as a buffer in the dtype of the weight's scales.
 
     Raises:
-        QuantizationError: The input's scale or zero is missing, or given where there is no use for it.
+        QuantizationError: The input's scale or zero is missing, or given where there is no use for it; or m has another
+            shape than [in].
     """
 
     input_scale: Tensor | None
     input_zero_point: Tensor | None
+    input_multiplier: Tensor | None
 
     def __init__(
         self,
@@ -39,6 +44,7 @@ class QuantizedLinear(PackedWeight):
         *,
         input_scale: Tensor | None = None,
         input_zero: Tensor | None = None,
+        input_multiplier: Tensor | None = None,
     ) -> None:
         super().__init__(tensor, scheme)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
@@ -49,9 +55,17 @@ class QuantizedLinear(PackedWeight):
         zero = None if input_zero is None else input_zero.reshape(1).to(tensor.scale.device)
         self.register_buffer("input_scale", scale)
         self.register_buffer("input_zero_point", zero)
+        if input_multiplier is not None and input_multiplier.shape != (self.in_features,):
+            raise QuantizationError(
+                f"A layer of {self.in_features} inputs has as many multipliers, not {list(input_multiplier.shape)}."
+            )
+        multiplier = None if input_multiplier is None else input_multiplier.to(tensor.scale)
+        self.register_buffer("input_multiplier", multiplier)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
+        if self.input_multiplier is not None:
+            x = x * self.input_multiplier
         return packed_linear(self, x, self.bias, self.input_scale, self.input_zero_point)
 
 

@@ -13,8 +13,16 @@ from torch import Tensor, nn
 from goldstick import surgery
 from goldstick.core.edits import Quantize
 from goldstick.errors import CheckpointError
-from goldstick.formats.input_scale import INPUT_SCALE, INPUT_ZERO, input_specs, part_name, unpack_input
-from goldstick.formats.native import Native, schemes_of
+from goldstick.formats.input_scale import (
+    INPUT_MULTIPLIER,
+    INPUT_SCALE,
+    INPUT_ZERO,
+    input_specs,
+    part_name,
+    unpack_input,
+    unpack_multiplier,
+)
+from goldstick.formats.native import Native, multiplied_in, schemes_of
 from goldstick.formats.source import open_tensors, read_json
 from goldstick.nn import PackedWeight, QuantizedExperts
 from goldstick.pipeline.staging import MANIFEST_NAME
@@ -27,6 +35,7 @@ _PARTS = {
     "weight_zero_point": "_zero_point",
     "input_scale": INPUT_SCALE,
     "input_zero_point": INPUT_ZERO,
+    "input_multiplier": INPUT_MULTIPLIER,
 }
 """Buffers of a module on packed weights, and what their tensors are called in a checkpoint."""
 
@@ -42,11 +51,13 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
     network = Network(model)
     tensors = open_tensors(directory)
     used: set[str] = set()
+    multiplied = multiplied_in(table)
     for name, scheme in schemes_of(table).items():
         site = network.by_name.get(name)
         if site is None:
             raise CheckpointError(f"{directory} quantizes {name!r}, which this {type(model).__name__} does not have.")
-        suffixes = (*_SUFFIXES, *input_specs(scheme, torch.float32))
+        suffixes = [*_SUFFIXES, *input_specs(scheme, torch.float32)]
+        suffixes += [INPUT_MULTIPLIER] if name in multiplied else []
         stored = {suffix: part_name(site.parameter_name, suffix) for suffix in suffixes}
         parts = {suffix: tensors[full].read() for suffix, full in stored.items() if full in tensors}
         if not {"_packed", "_scale"} <= set(parts):
@@ -54,7 +65,15 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
         used.update(stored.values())
         tensor = Native().unpack(parts, scheme, site.in_features)
         scale, zero = unpack_input(parts, scheme, site.module)
-        edit = Quantize(site=name, scheme=scheme, tensor=tensor, algorithm="loaded", input_scale=scale, input_zero=zero)
+        edit = Quantize(
+            site=name,
+            scheme=scheme,
+            tensor=tensor,
+            algorithm="loaded",
+            input_scale=scale,
+            input_zero=zero,
+            input_multiplier=unpack_multiplier(parts, name in multiplied, site.module),
+        )
         surgery.apply(network, [edit])
     for tied, owner in table["ties"].items():
         surgery.tie(network, network.by_name[tied], network.by_name[owner])

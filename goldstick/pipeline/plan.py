@@ -249,6 +249,7 @@ def _planned(
             shape=matrix.shape,
             scheme=assignment.scheme,
             fractional_zeros=assignment.stage.fractional_zeros,
+            multiplied=assignment.multiplied,
         )
     return PlannedTensor(
         source=info,

@@ -24,12 +24,13 @@ from goldstick.structure.network import Layout, Network, Site
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredPiece:
-    """One quantized matrix under the name a checkpoint gives it, with the scale and zero of a static input."""
+    """One quantized matrix under the name a checkpoint gives it, with what stands beside it for its layer's input."""
 
     layer: StoredLayer
     tensor: QuantizedTensor
     input_scale: Tensor | None = None
     input_zero: Tensor | None = None
+    input_multiplier: Tensor | None = None
 
 
 def quantized_pieces(
@@ -48,21 +49,28 @@ def quantized_pieces(
         assignment = resolution.assignments.get(site.name)
         if assignment is not None:
             packed = _packed(network, site)
-            scale, zero = _input_range(packed)
+            inputs = _input_tensors(packed)
             split = _split(site, packed.quantized_tensor(), names)
-            if scale is not None and len(split) > 1:
+            if inputs and len(split) > 1:
                 raise FormatError(
                     f"{site.name} is {len(split)} tensors in its checkpoint, which cannot share one static input "
-                    "scale; give it a dynamic scheme in 'overrides', or exclude it."
+                    "scale or one input multiplier; give it a dynamic scheme in 'overrides' and leave it out of "
+                    "'unfoldable: multiply', or exclude it."
                 )
             for name, tensor in split.items():
-                layer = _layer(name, site, tensor, assignment)
-                pieces.append(StoredPiece(layer=layer, tensor=tensor, input_scale=scale, input_zero=zero))
+                pieces.append(StoredPiece(layer=_layer(name, site, tensor, assignment), tensor=tensor, **inputs))
     return pieces
 
 
-def _input_range(packed: PackedWeight) -> tuple[Tensor | None, Tensor | None]:
-    return (packed.input_scale, packed.input_zero_point) if isinstance(packed, QuantizedLinear) else (None, None)
+def _input_tensors(packed: PackedWeight) -> dict[str, Tensor]:
+    if not isinstance(packed, QuantizedLinear):
+        return {}
+    found = {
+        "input_scale": packed.input_scale,
+        "input_zero": packed.input_zero_point,
+        "input_multiplier": packed.input_multiplier,
+    }
+    return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
 def _packed(network: Network, site: Site) -> PackedWeight:
@@ -93,6 +101,7 @@ def _layer(name: str, site: Site, tensor: QuantizedTensor, assignment: Assignmen
         shape=tensor.codes.shape,
         scheme=assignment.scheme,
         fractional_zeros=assignment.stage.fractional_zeros,
+        multiplied=assignment.multiplied,
     )
 
 
@@ -153,7 +162,7 @@ def _copy(name: str, value: Tensor) -> dict[str, Tensor]:
 
 
 def _pack(piece: StoredPiece, storage: StorageFormat) -> dict[str, Tensor]:
-    parts = storage.pack(piece.tensor, piece.layer.scheme, piece.input_scale, piece.input_zero)
+    parts = storage.pack(piece.tensor, piece.layer.scheme, piece.input_scale, piece.input_zero, piece.input_multiplier)
     return {part_name(piece.layer.name, suffix): part.cpu() for suffix, part in parts.items()}
 
 

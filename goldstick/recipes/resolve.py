@@ -23,12 +23,14 @@ class Assignment:
         stage: The stage that acts on it.
         scheme: What it becomes, after overrides and divisibility.
         note: What was decided differently from the stage's scheme, and why; or empty.
+        multiplied: Whether it holds a factor for each input, since a stage that balances asks for that.
     """
 
     site: Site
     stage: Quantizer
     scheme: Scheme
     note: str = ""
+    multiplied: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +86,7 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
     if problems:
         numbered = " ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
         raise RecipeError(problems[0] if len(problems) == 1 else f"{len(problems)} things are illegal. {numbered}")
+    assignments = _with_multipliers(assignments, balancing)
     quantizing = [stage for stage in stages if isinstance(stage, Quantizer) and stage.quantizes]
     return Resolution(
         assignments=assignments,
@@ -167,6 +170,17 @@ def _assign(
             "'--indivisible channel' gives them one scale per output channel, '--indivisible skip' leaves them float "
             "(the same as 'indivisible:' in the recipe), or choose a group size that divides."
         )
+
+
+def _with_multipliers(assignments: dict[str, Assignment], balancing: Sequence[Balancing]) -> dict[str, Assignment]:
+    """The assignments, with those marked whose inputs may be multiplied: what is stored is known before the run."""
+    targeted = {name for one in balancing if one.stage.multiplies for name in one.sites}
+    return {
+        name: dataclasses.replace(
+            found, multiplied=name in targeted and found.site.layout in (Layout.LINEAR, Layout.TRANSPOSED)
+        )
+        for name, found in assignments.items()
+    }
 
 
 def _some(names: Sequence[str]) -> str:

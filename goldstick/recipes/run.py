@@ -169,6 +169,7 @@ def calibrated_work(resolution: Resolution, note: Callable[[Task, Quantize, Weig
         assignment
         for assignment in resolution.assignments.values()
         if assignment.stage.needs_inputs(assignment.scheme)
+        or assignment.multiplied
         or (resolution.balancing and assignment.site.block is not None)
     ]
 
@@ -178,5 +179,8 @@ def calibrated_work(resolution: Resolution, note: Callable[[Task, Quantize, Weig
         note(task, edit, error)
         return edit
 
-    tasks = {one.site.name: Task(site=one.site, stage=one.stage, scheme=one.scheme) for one in chosen}
+    tasks = {
+        one.site.name: Task(site=one.site, stage=one.stage, scheme=one.scheme, multiplied=one.multiplied)
+        for one in chosen
+    }
     return Work(tasks=tasks, decide=solve, balancing=resolution.balancing)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from goldstick.algorithms import ALGORITHMS, Algorithm, Exposure, Member, Quantizer, Stage
+from goldstick.algorithms import ALGORITHMS, Algorithm, Balancer, Exposure, Member, Quantizer, Stage
 from goldstick.core.edits import Quantize
 from goldstick.core.inputs import InputObserver
 from goldstick.core.scheme import Scheme
@@ -46,6 +46,8 @@ def test_its_options_survive_json(stage: type[Stage]) -> None:
         options = {"targets": Targets(include=("*a",), exclude=("b",))}
     if issubclass(stage, Quantizer):
         options |= {"scheme": "w8a16", "overrides": {"*": "w4a16-g32"}, "indivisible": "skip", "tie": "keep"}
+    if issubclass(stage, Balancer):
+        options |= {"unfoldable": "multiply"}
     options |= {"rotate": {"seed": 3, "heads": False}, "kv_cache": {"keys": "tensor", "window": 4}}.get(stage.name, {})
     made = stage(**options)
     assert made != stage()

@@ -118,6 +118,7 @@ def test_a_zero_that_is_no_code_is_never_rounded(zero: float) -> None:
         (layer("a", kind="experts", name="a.gate_up_proj"), "one fused tensor"),
         (layer("a", kind="experts", shape=torch.Size([2, 8, 64])), "one fused tensor"),
         (layer("a", "w4a16-g32-asym", fractional_zeros=True), "zeros are integers"),
+        (layer("a", multiplied=True), "'unfoldable: multiply' gives it a factor for each input"),
         (layer("a", "w4a16-g32-asym", kind="experts"), "symmetric weights and float activations only"),
         (layer("a", "w8a8-dynamic", kind="experts"), "symmetric weights and float activations only"),
         (layer("a", "w8a8-dynamic-asym"), "symmetric weights only, of 8 bits by channel, or of 4"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -12,7 +13,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import StoredLayer
-from goldstick.formats.native import Native, scheme_from_dict, schemes_of
+from goldstick.formats.native import Native, multiplied_in, scheme_from_dict, schemes_of
 
 
 def layer(site: str, name: str, kind: str = "linear") -> StoredLayer:
@@ -46,6 +47,15 @@ def test_the_config_gives_back_the_scheme_of_every_site_after_json() -> None:
     assert config["ties"] == {"head": "d"}
     assert config["quant_method"] == "goldstick"
     assert len(config["schemes"]) == 5, "each scheme is written once"
+
+
+def test_the_config_lists_whose_input_is_multiplied_and_only_then() -> None:
+    layers = [dataclasses.replace(one, multiplied=one.site in "bf") for one in LAYERS]
+    config = json.loads(json.dumps(Native().config(layers, [], {})))
+    assert multiplied_in(config) == {"b", "f"}
+    specs = [Native().specs(one, torch.bfloat16).get(".input_multiplier") for one in layers]
+    assert specs == [(torch.Size([64]), torch.bfloat16) if one.multiplied else None for one in layers]
+    assert "multiplied" not in Native().config(LAYERS, [], {})
 
 
 def test_a_later_version_is_refused_and_named() -> None:

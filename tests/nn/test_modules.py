@@ -65,6 +65,30 @@ def test_8_bit_activations_round_every_token_by_itself() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["w4a16-g16", "w8a8-dynamic", "w8a8-static"])
+def test_an_input_is_multiplied_before_anything_else(name: str, dtype: torch.dtype) -> None:
+    tensor, scheme = quantized(name, 24, 48, dtype=dtype)
+    factors = 10 ** torch.linspace(-1, 1, 48)
+    scale = torch.tensor(0.05) if scheme.static_input else None
+    plain = QuantizedLinear(tensor, scheme, input_scale=scale)
+    layer = QuantizedLinear(tensor, scheme, input_scale=scale, input_multiplier=factors)
+    assert layer.input_multiplier is not None and layer.input_multiplier.dtype is dtype
+    x = torch.randn(2, 5, 48).to(dtype)
+    assert torch.equal(layer(x), plain(x * factors.to(dtype)))
+    assert not torch.equal(layer(x), plain(x))
+    with pytest.raises(QuantizationError, match=r"48 inputs has as many multipliers, not \[47\]"):
+        QuantizedLinear(tensor, scheme, input_scale=scale, input_multiplier=factors[1:])
+
+
+def test_a_multiplied_layer_compiles_into_one_graph() -> None:
+    tensor, scheme = quantized("w8a8-dynamic", 24, 48)
+    layer = QuantizedLinear(tensor, scheme, input_multiplier=torch.full((48,), 0.5))
+    x = torch.randn(3, 48)
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=True)
+    assert torch.equal(compiled(x), layer(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["w8a8-static", "w4a8-static-g16", "w8a8-static-shifted"])
 def test_a_static_input_is_rounded_with_the_scale_it_was_given(name: str, dtype: torch.dtype) -> None:
     tensor, scheme = quantized(name, 24, 48, dtype=dtype)
