@@ -25,6 +25,7 @@ from goldstick.recipes.rotate import FoundRotation, find_rotation
 from goldstick.recipes.run import needs_data
 from goldstick.structure.blocks import block_of
 from goldstick.structure.network import Layout, Network
+from goldstick.structure.rotation_proof import LARGEST_PROVEN
 
 _WHOLE = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D, Layout.EMBEDDING)
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -127,7 +128,9 @@ class Plan:
         if self.streams:
             return BASE_MEMORY + 3 * largest
         if not self.by_blocks:
-            return BASE_MEMORY + 2 * self.bytes_before
+            weights = sum(tensor.source.shape.numel() for tensor in self.tensors)
+            proof = 8 * weights if self.rotation is not None and weights <= LARGEST_PROVEN else 0  # a float64 copy
+            return BASE_MEMORY + max(2 * self.bytes_before, self.bytes_before + proof)
         sizes: dict[str | None, int] = {}
         for tensor in self.tensors:
             block = block_of(tensor.parameter, self.network.blocks)
@@ -172,11 +175,6 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         recipe.export.format, [tensor.stored for tensor in tensors if tensor.stored], resolution.ties
     )
     planned = tuple(_with_outputs(tensor, chosen) for tensor in tensors)
-    warnings += [
-        f"{tensor.name} is not used by the model as transformers loads it; it is copied as it is."
-        for tensor in planned
-        if not tensor.parameter
-    ]
     obstacles = [f"{tensor.name}: {tensor.obstacle}" for tensor in planned if tensor.obstacle]
     if obstacles:
         warnings.append(f"The whole model is built in memory, since {obstacles[0]}.")
@@ -190,6 +188,10 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         warnings=tuple(warnings),
         rotation=rotation,
     )
+    fate = "it is copied as it is" if made.streams or made.by_blocks else "it is left out"
+    unused = [tensor.name for tensor in planned if not tensor.parameter]
+    warnings = [f"{name} is not used by the model as transformers loads it; {fate}." for name in unused] + warnings
+    made = dataclasses.replace(made, warnings=tuple(warnings))
     if not made.streams and not made.by_blocks and not obstacles:
         reason = "while it is calibrated" if made.calibrated else "since its recipe acts on it as a whole"
         whole = f"The whole model is held in memory {reason}, and a run that is stopped starts anew."
