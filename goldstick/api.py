@@ -124,7 +124,7 @@ def quantize(
     """
     planned = plan(model, recipe)
     tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
-    check_output(Path(output), overwrite)
+    check_output(Path(output), overwrite, resume)
     local = data_directory(data_dir, model)
     measure = _comparison(planned, tasks, local, limit, progress) if tasks else None
     return execute(

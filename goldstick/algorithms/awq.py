@@ -166,6 +166,7 @@ class AWQ(Balancer, Quantizer):
                     yield notes, awq_scale(activation, weight, ratio, duo=duo)
 
     def _too_few(self, observer: InputObserver) -> str | None:
+        observer.refuse_too_many_dropped()  # few inputs are left then, too, and that is not the reason
         if not observer.tokens:
             return "no input ever reached the layers"
         if observer.tokens < self.token_floor * observer.in_features:

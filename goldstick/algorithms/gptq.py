@@ -157,6 +157,7 @@ class GPTQ(Quantizer):
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
 
     def _solve_matrix(self, weight: Tensor, observer: InputObserver, grid: Grid, *, keep: bool) -> Solution:
+        observer.refuse_too_many_dropped()  # few inputs are left then, too, and that is not the reason
         if observer.tokens < self.token_floor * observer.in_features:
             return Solution(
                 tensor=_rounded_without_data(weight, grid, self.range_search),

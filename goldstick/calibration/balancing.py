@@ -15,6 +15,7 @@ from goldstick.calibration.observing import observe_group
 from goldstick.calibration.passes import Passes
 from goldstick.calibration.task import Task, Work
 from goldstick.core.edits import Fold, Quantize, SetWeight
+from goldstick.errors import QuantizationError
 from goldstick.structure.findings import FoldPair
 from goldstick.structure.network import Network
 
@@ -65,7 +66,13 @@ def balance_group(
         else:
             members = [Member(site=task.site, weight=network.weight(task.site), scheme=task.scheme) for task in group]
             observer = observe_group(passes, group, masks)
-            balance = balancing.stage.balance(members, observer)
+            try:
+                balance = balancing.stage.balance(members, observer)
+            except QuantizationError as error:
+                raise QuantizationError(
+                    f"{', '.join(sorted(names))} cannot be balanced: {error} Check the source checkpoint, or exclude "
+                    "these layers (targets: {exclude: [...]})."
+                ) from error
             observer.release()
             found = balance.notes
             if balance.scale is not None:

@@ -95,7 +95,7 @@ def quantize(
     from goldstick.pipeline.staging import check_output
 
     recipe = _recipe(**recipe_options)
-    check_output(output, overwrite)
+    check_output(output, overwrite, resume)
     if dry_run:
         _show_plan(_plan(model, recipe), as_json)
         return

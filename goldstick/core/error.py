@@ -54,8 +54,14 @@ def weight_error(weight: Tensor, tensor: QuantizedTensor) -> WeightError:
         original = rows[part].float()
         difference = original - piece.dequantize().float()
         total += WeightError(
-            signal=float(original.square().sum(dtype=torch.float64)),
-            noise=float(difference.square().sum(dtype=torch.float64)),
+            signal=_exact_sum(original.square()),
+            noise=_exact_sum(difference.square()),
             max_abs=float(difference.abs().max()) if difference.numel() else 0.0,
         )
     return total
+
+
+def _exact_sum(rows: Tensor) -> float:
+    """The sum of [rows, in], of the same bits at any number of threads: torch sums a row in one, and the rows' sums are
+    added as if exactly."""
+    return math.fsum(rows.sum(-1, dtype=torch.float64).flatten().tolist())

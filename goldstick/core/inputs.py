@@ -76,12 +76,12 @@ class InputObserver:
 
     def lowest(self) -> Tensor:
         """The least value of each channel, exact, float64 [in]; +inf before any input."""
-        self._refuse_too_many_dropped()
+        self.refuse_too_many_dropped()
         return self._lowest
 
     def highest(self) -> Tensor:
         """The greatest value of each channel, exact, float64 [in]; −inf before any input."""
-        self._refuse_too_many_dropped()
+        self.refuse_too_many_dropped()
         return self._highest
 
     def observe_range(self, x: Tensor, mask: Tensor | None = None) -> None:
@@ -138,7 +138,7 @@ class InputObserver:
         Raises:
             QuantizationError: More than 1 % of the inputs were dropped, or the batches were let go or changed in place.
         """
-        self._refuse_too_many_dropped()
+        self.refuse_too_many_dropped()
         if self._hessian is not None:
             return self._hessian
         sums = self._sums
@@ -219,14 +219,15 @@ class InputObserver:
         if self.tokens and (self._released or self._ranges_given):
             why = "were let go" if self._released else "are not held where ranges are given first"
             raise QuantizationError(f"The batches {why}, and this statistic needs them again.")
-        self._refuse_too_many_dropped()
+        self.refuse_too_many_dropped()
         for x, mask, version in self._held:
             if version is not None and x._version != version:
                 raise QuantizationError("A batch was changed in place between observe() and the statistic of it.")
             for rows, _ in self._chunks(x, mask):
                 yield rows
 
-    def _refuse_too_many_dropped(self) -> None:
+    def refuse_too_many_dropped(self) -> None:
+        """Raise QuantizationError where more than 1 % of the inputs were dropped."""
         seen = self.tokens + self.dropped
         if self.dropped > _MOST_DROPPED * seen:
             raise QuantizationError(

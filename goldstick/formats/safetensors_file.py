@@ -159,7 +159,11 @@ class SafetensorsWriter:
     def __init__(self, file: Path, specs: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
         self._prepare(file, specs)
         self._stream = file.open("xb", buffering=0)
-        self._write(self._head())
+        try:
+            self._write(self._head())
+        except BaseException:
+            self._stream.close()
+            raise
 
     def _prepare(self, file: Path, specs: Mapping[str, tuple[torch.Size, torch.dtype]]) -> None:
         self.file = file

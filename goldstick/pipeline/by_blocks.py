@@ -30,7 +30,7 @@ from goldstick.pipeline.journal import WorkDirectory, uninterrupted
 from goldstick.pipeline.memory_budget import fits_together, peak_memory
 from goldstick.pipeline.observation import Observation, Passes, model_inputs, observe
 from goldstick.pipeline.plan import Plan, PlannedTensor
-from goldstick.pipeline.records import environment
+from goldstick.pipeline.records import versions
 from goldstick.pipeline.save import float_tensors, quantized_pieces, save_entries
 from goldstick.pipeline.shards import ShardedWriter
 from goldstick.pipeline.write import Calibrate, Outcome
@@ -85,12 +85,11 @@ class BlockwiseRun:
         """What the run is of; one that differs in any of it cannot be gone on with."""
         source = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in self._plan.source.files]
         heads = [hashlib.sha256(file_head(path)).hexdigest() for path in self._plan.source.files]
-        versions = {name: value for name, value in environment().items() if name != "threads"}
         return {
             "recipe": _digest(self._plan.recipe.model_dump(mode="json")),
             "source": _digest([source, heads, self._plan.source.config]),
             "calibration data": self._data.fingerprint,
-            "version of goldstick or a library": _digest(versions),
+            "version of goldstick or a library": _digest(versions()),
         }
 
     @torch.no_grad()
@@ -102,6 +101,8 @@ class BlockwiseRun:
         if not journal:
             for left in work.checkpoint.iterdir():
                 left.unlink()
+        elif done:
+            HiddenStates.remove(work.path, done - 1)  # of a run that was cut short right after its last word
         self._round(None)
         chain = self._streamed.blocks
         self._streamed.load(chain[0])

@@ -16,7 +16,7 @@ from goldstick.pipeline.card import model_card
 from goldstick.pipeline.entries import write_small
 from goldstick.pipeline.observation import Observation
 from goldstick.pipeline.proof import prove, require
-from goldstick.pipeline.records import environment
+from goldstick.pipeline.records import versions
 from goldstick.pipeline.staging import MANIFEST_NAME
 from goldstick.recipes import Recipe
 from goldstick.report.storage import dump_json, write_atomically
@@ -90,7 +90,7 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
             layer.site: {"scheme": layer.scheme.label, **content.errors.get(layer.site, {})} for layer in content.layers
         },
         "files": dict(sorted(hashes.items())),
-        "environment": environment(),
+        "environment": versions(),
     }
     write_small(work / MANIFEST_NAME, dump_json(manifest).encode())
 

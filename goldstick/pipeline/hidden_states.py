@@ -11,7 +11,7 @@ from torch import Tensor
 
 from goldstick.errors import OutputError
 from goldstick.formats.safetensors_file import SafetensorsWriter, read_header
-from goldstick.pipeline.staging import sync_directory
+from goldstick.pipeline.staging import ANEW, sync_directory
 
 Specs = Sequence[tuple[torch.Size, torch.dtype]]
 
@@ -31,10 +31,12 @@ class HiddenStates(Sequence[Tensor]):
     def __init__(self, folder: Path, number: int, sha256: str) -> None:
         self.number, self.sha256 = number, sha256
         path = _path(folder, number)
+        if not path.is_file():
+            raise OutputError(f"{path} of the unfinished run is missing. {ANEW}")
         with path.open("rb") as file:
             found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != sha256:
-            raise OutputError(f"{path} is not what the unfinished run wrote: its sha256 differs. Start again.")
+            raise OutputError(f"{path} is not what the unfinished run wrote: its sha256 differs. {ANEW}")
         self._tensors = list(read_header(path).values())
 
     @property

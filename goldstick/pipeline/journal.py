@@ -11,13 +11,16 @@ A run works in a directory of its own beside the output::
 
 The weights of a block are appended to the checkpoint's files and synced, the hidden states behind it get a file of a
 new name, and only then the journal says so. Bytes behind the journal's word are cut off by the next run.
+
+At the end an output that is to be replaced goes into the working directory, the checkpoint becomes the output, and what
+is left is removed, ``run.json`` last. So a run that finds its output in place and ``run.json`` beside it has nothing to
+do but to tidy up, and one that finds neither puts the former output back.
 """
 
 from __future__ import annotations
 
 import fcntl
-import json
-import os
+import hashlib
 import shutil
 import signal
 import threading
@@ -27,11 +30,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from goldstick.errors import OutputError
-from goldstick.pipeline.staging import check_output, sync_directory
-from goldstick.report.storage import dump_json, write_atomically
+from goldstick.errors import DataError, OutputError
+from goldstick.pipeline.staging import ANEW, check_output, is_put_in_place, sync_directory, working_directory
+from goldstick.report.storage import dump_json, parse_json, write_atomically
 
-_RUN, _JOURNAL, _LOCK = "run.json", "journal.json", "lock"
+_RUN, _JOURNAL, _LOCK, _FORMER = "run.json", "journal.json", "lock", "former"
 
 
 class WorkDirectory:
@@ -48,26 +51,18 @@ class WorkDirectory:
 
     def journal(self) -> dict[str, Any]:
         """What is finished; empty at the start."""
-        try:
-            found: dict[str, Any] = json.loads((self.path / _JOURNAL).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            return {}
-        except ValueError as error:
-            raise OutputError(
-                f"{self.path / _JOURNAL} is damaged: {error}. Remove {self.path}, start again."
-            ) from error
-        return found
+        return _read(self.path / _JOURNAL)
 
     def commit(self, journal: Mapping[str, Any]) -> None:
         """Say what is finished; on disk when this returns."""
-        write_atomically(self.path / _JOURNAL, dump_json(journal).encode())
+        _write(self.path / _JOURNAL, journal)
 
 
 @contextmanager
 def work_directory(output: Path, run: Mapping[str, str], *, resume: bool, overwrite: bool) -> Iterator[WorkDirectory]:
     """The working directory of a run, held against other runs; at the end its checkpoint becomes ``output``.
 
-    On an error or a signal it stays, and the error says how to go on.
+    On an error or a signal it stays once a block is finished, and the error says how to go on; before, it is removed.
 
     Args:
         output: The directory to make.
@@ -81,7 +76,7 @@ def work_directory(output: Path, run: Mapping[str, str], *, resume: bool, overwr
     """
     check_output(output, overwrite)
     output = output.absolute()
-    path = output.with_name(f".{output.name}.work")
+    path = working_directory(output)
     try:
         path.mkdir(parents=True, exist_ok=True)
         with _locked(path, output):
@@ -90,16 +85,42 @@ def work_directory(output: Path, run: Mapping[str, str], *, resume: bool, overwr
             try:
                 yield work
             except BaseException as error:
-                done = work.journal().get("blocks_done", 0)
-                error.add_note(f"{done} blocks are finished and kept in {path}: give --resume to go on after them.")
+                _keep_or_remove(work, error)
                 raise
             with uninterrupted():
                 _put_in_place(work, output)
     except OSError as error:
         raise OutputError(
-            f"Writing {output} failed: {error.strerror or error}. Free space, then give --resume to go on where it "
-            "stopped; nothing that existed before was touched."
+            f"Writing {output} failed: {error.strerror or error}. Free space or choose another -o; nothing that "
+            f"existed before was touched. {' '.join(getattr(error, '__notes__', []))}".rstrip()
         ) from error
+
+
+def tidy_up(output: Path, run: Mapping[str, str]) -> bool:
+    """Finish a run that was stopped after its output had come into place; whether there was one.
+
+    Raises:
+        OutputError: It was a run of something else.
+    """
+    output = output.absolute()
+    path = working_directory(output)
+    if not is_put_in_place(output):
+        return False
+    with _locked(path, output):
+        _refuse_changes(path, run)
+        _remove(path)
+    return True
+
+
+def _keep_or_remove(work: WorkDirectory, error: BaseException) -> None:
+    try:
+        done = work.journal().get("blocks_done", 0)
+    except OutputError:  # damaged, which is what the error says
+        return
+    if done:
+        error.add_note(f"{done} blocks are finished and kept in {work.path}: give --resume to go on after them.")
+    else:
+        _remove(work.path)
 
 
 @contextmanager
@@ -136,6 +157,8 @@ def _locked(path: Path, output: Path) -> Iterator[None]:
 
 
 def _prepare(path: Path, output: Path, run: Mapping[str, str], resume: bool, overwrite: bool) -> None:
+    if (path / _FORMER).is_dir() and not output.exists():  # stopped between the two last renames
+        (path / _FORMER).rename(output)
     found = path / _RUN
     if found.exists() and not resume:
         if not overwrite:
@@ -144,19 +167,21 @@ def _prepare(path: Path, output: Path, run: Mapping[str, str], resume: bool, ove
                 "start anew."
             )
         _empty(path)
-    if (
-        not found.exists() or not (path / "checkpoint").is_dir()
-    ):  # nothing was begun, or a run was cut short at its first or last step
+    if not found.exists() or not (path / "checkpoint").is_dir():  # nothing was begun, or nothing is left to go on with
         _empty(path)
         (path / "checkpoint").mkdir()
-        write_atomically(found, dump_json(run).encode())
+        _write(found, run)
         return
-    before: dict[str, str] = json.loads(found.read_text(encoding="utf-8"))
-    changed = [name for name in run if before.get(name) != run[name]]
+    _refuse_changes(path, run)
+
+
+def _refuse_changes(path: Path, run: Mapping[str, str]) -> None:
+    before = _read(path / _RUN)
+    changed = [name for name in run if before and before.get(name) != run[name]]
     if changed:
         raise OutputError(
             f"The unfinished run in {path} was made with another {' and another '.join(changed)}, so it cannot be gone "
-            "on with. Restore that, or give --overwrite (without --resume) to start anew."
+            f"on with. Restore that to go on. {ANEW}"
         )
 
 
@@ -172,10 +197,43 @@ def _empty(path: Path) -> None:
 
 def _put_in_place(work: WorkDirectory, output: Path) -> None:
     sync_directory(work.checkpoint)
-    old = output.with_name(f".{output.name}.old-{os.getpid()}")
     if output.exists():
-        output.rename(old)
+        shutil.rmtree(work.path / _FORMER, ignore_errors=True)
+        output.rename(work.path / _FORMER)
     work.checkpoint.rename(output)
     sync_directory(output.parent)
-    shutil.rmtree(old, ignore_errors=True)
-    shutil.rmtree(work.path)
+    _remove(work.path)
+
+
+def _remove(path: Path) -> None:
+    """Remove a working directory; what it was of goes last."""
+    for entry in path.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        elif entry.name != _RUN:
+            entry.unlink()
+    (path / _RUN).unlink(missing_ok=True)
+    path.rmdir()
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    write_atomically(path, dump_json({"sha256": _sha256(content), "content": content}).encode())
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """What was written there; empty where nothing is."""
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"), str(path))
+        content: dict[str, Any] = found["content"]
+        intact = found["sha256"] == _sha256(content)
+    except FileNotFoundError:
+        return {}
+    except (DataError, UnicodeDecodeError, KeyError, TypeError, AttributeError):
+        intact = False
+    if not intact:
+        raise OutputError(f"{path} is damaged: it is not what the unfinished run wrote. {ANEW}")
+    return content
+
+
+def _sha256(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(dump_json(content).encode()).hexdigest()

@@ -14,7 +14,7 @@ from goldstick.errors import UsageError
 from goldstick.formats.source import SourceCheckpoint
 from goldstick.pipeline.by_blocks import BlockwiseRun, prepare
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
-from goldstick.pipeline.journal import WorkDirectory, work_directory
+from goldstick.pipeline.journal import WorkDirectory, tidy_up, work_directory
 from goldstick.pipeline.load import find_device
 from goldstick.pipeline.memory_budget import default_budget
 from goldstick.pipeline.plan import Plan
@@ -82,10 +82,12 @@ def execute(
         reason = plan.warnings[-1] if plan.warnings else "its stages look at data."
         raise UsageError(f"This model cannot be proven tensor by tensor: {reason} Use --proof outputs.")
     target = find_device(device)
-    check_output(output, overwrite)
+    check_output(output, overwrite, resume)
     check_space(output, plan.bytes_after)
     started = time.perf_counter()
     blockwise = prepare(plan, target, calibrate, max_memory or default_budget(), progress)
+    if resume and blockwise is not None and tidy_up(output, blockwise.identity()):
+        return Quantized(directory=output, report=Report.read(output))
     with _place(output, blockwise, resume=resume, overwrite=overwrite) as folder:
         if isinstance(folder, WorkDirectory):
             assert blockwise is not None

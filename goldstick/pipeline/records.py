@@ -72,11 +72,15 @@ def layer_records(
 
 
 def environment() -> dict[str, str]:
+    """The versions that a result depends on, and the number of threads, which it does not."""
+    return {**versions(), "threads": str(torch.get_num_threads())}
+
+
+def versions() -> dict[str, str]:
     """Versions that a result depends on."""
     packages = ("torch", "transformers", "safetensors", "numpy")
     return {
         "goldstick": goldstick.__version__,
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in packages},
-        "threads": str(torch.get_num_threads()),
     }

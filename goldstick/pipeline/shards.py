@@ -13,7 +13,7 @@ from goldstick.errors import OutputError
 from goldstick.formats.safetensors_file import SafetensorsWriter
 from goldstick.formats.source import INDEX_NAME, SINGLE_NAME
 from goldstick.pipeline.entries import Specs, specs_nbytes
-from goldstick.pipeline.staging import write_file
+from goldstick.pipeline.staging import ANEW, sync_directory, write_file
 from goldstick.report.storage import dump_json
 
 
@@ -61,6 +61,7 @@ class ShardedWriter:
         """What was written so far, synced to disk."""
         assert self._file is not None
         self._file.sync()
+        sync_directory(self._directory)
         files = {name: [(self._directory / name).stat().st_size, digest] for name, digest in self._hashes.items()}
         files[self._name(self._index)] = [self._file.position, self._file.sha256.hexdigest()]
         return {"tensors": self._written, "files": files}
@@ -107,13 +108,13 @@ class ShardedWriter:
             name = self._name(index)
             length, digest = files[name]
             count = self._written - before if index == self._index else len(self._shards[index])
-            writer = SafetensorsWriter.going_on(self._directory / name, self._shards[index], count, length)
+            path = self._directory / name
+            if not path.is_file():
+                raise OutputError(f"{path} of the unfinished run is missing. {ANEW}")
+            writer = SafetensorsWriter.going_on(path, self._shards[index], count, length)
             if writer.sha256.hexdigest() != digest:
                 writer.abandon()
-                raise OutputError(
-                    f"{self._directory / name} is not what the unfinished run wrote: its sha256 differs. Remove the "
-                    "working directory and start again."
-                )
+                raise OutputError(f"{path} is not what the unfinished run wrote: its sha256 differs. {ANEW}")
             if index < self._index:
                 writer.close()
                 self._hashes[name] = digest

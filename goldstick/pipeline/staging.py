@@ -13,16 +13,24 @@ from goldstick.errors import OutputError
 
 MANIFEST_NAME = "goldstick.json"
 
+#: The way out of an unfinished run that cannot be gone on with.
+ANEW = "Give --overwrite, without --resume, to start anew."
 
-def check_output(output: Path, overwrite: bool) -> None:
+
+def check_output(output: Path, overwrite: bool, resume: bool = False) -> None:
     """Refuse an output directory that would lose something, before any work is done.
+
+    Args:
+        output: The directory to make.
+        overwrite: Whether it may replace what goldstick wrote.
+        resume: Whether it may be there because a run was stopped at its very end.
 
     Raises:
         OutputError: It exists and may not be overwritten, or its parent cannot be written.
     """
     if output.is_symlink():
         raise OutputError(f"The output {output} is a symbolic link; name the directory itself.")
-    if output.exists():
+    if output.exists() and not (resume and is_put_in_place(output)):
         if not overwrite:
             raise OutputError(f"The output {output} exists already. Choose another -o, or give --overwrite.")
         if not (output / MANIFEST_NAME).is_file():
@@ -34,6 +42,17 @@ def check_output(output: Path, overwrite: bool) -> None:
     parent = output.absolute().parent
     if parent.exists() and not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise OutputError(f"Nothing can be written in {parent}. Choose another -o.")
+
+
+def working_directory(output: Path) -> Path:
+    """Where a run that can be gone on with works."""
+    return output.with_name(f".{output.name}.work")
+
+
+def is_put_in_place(output: Path) -> bool:
+    """Whether a run was stopped after ``output`` had come into place, while it removed what was left."""
+    work = working_directory(output.absolute())
+    return (output / MANIFEST_NAME).is_file() and work.is_dir() and not (work / "checkpoint").exists()
 
 
 def check_space(output: Path, nbytes: int) -> None:
@@ -59,12 +78,12 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
     Raises:
         OutputError: See :func:`check_output`; also where writing fails.
     """
+    _remove_leftovers(output.absolute())
     check_output(output, overwrite)
     output = output.absolute()
     work = output.with_name(f".{output.name}.partial-{os.getpid()}")
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(output)
         work.mkdir()
         yield work
         sync_directory(work)
@@ -87,10 +106,14 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
 
 
 def _remove_leftovers(output: Path) -> None:
-    """Remove the working directories of runs for the same output that were killed."""
-    for path in output.parent.glob(f".{glob.escape(output.name)}.partial-*"):
-        pid = path.name.rpartition("-")[2]
-        if pid.isdigit() and (int(pid) == os.getpid() or not _alive(int(pid))):
+    """Remove what killed runs for the same output left, and put back a former output that one had moved away."""
+    for path in output.parent.glob(f".{glob.escape(output.name)}.*-*"):
+        kind, _, pid = path.name.removeprefix(f".{output.name}.").partition("-")
+        if kind not in ("partial", "old") or not pid.isdigit() or (int(pid) != os.getpid() and _alive(int(pid))):
+            continue
+        if kind == "old" and not output.exists():  # killed between its two renames
+            path.rename(output)
+        else:
             shutil.rmtree(path, ignore_errors=True)
 
 
