@@ -11,7 +11,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv quickstart test lint format pytest bench crash-test determinism train-reference sanitize clean
+.PHONY: help venv quickstart test lint format pytest bench accuracy crash-test determinism train-reference sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -48,6 +48,9 @@ crash-test: $(STAMP) ## die at every step of writing and at random, and go on: t
 
 determinism: $(STAMP) ## quantize the reference model with 1 to 4 threads, five times each: the same bytes?
 	$(PYTHON) -m benchmarks.determinism
+
+accuracy: $(STAMP) ## measure what every method costs on three models, and write docs/accuracy.md (over 100 recipes)
+	$(PYTHON) -m benchmarks.accuracy
 
 train-reference: $(STAMP) ## train the reference model again, going on where a stopped run left off (about two hours)
 	$(PYTHON) -m tools.reference_model.train --out build/reference-training --minutes 110 --resume

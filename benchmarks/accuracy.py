@@ -1,83 +1,128 @@
-"""What each scheme and algorithm costs in accuracy: quantize, reload, evaluate, next to the float model in one run.
+"""What each method costs in accuracy, on three models, and whether it keeps what is promised of it.
 
-``python benchmarks/accuracy.py MODEL --tasks tinystories --data-dir DIR --algorithms rtn,gptq --dataset tinystories``
-prints a table and writes ``benchmarks/results/accuracy-NAME.json``.
+    python -m benchmarks.accuracy [--models reference,stories260k,planted] [--only 'gptq*'] [--report]
+
+Each row loads a model in float32, applies a recipe in memory (:func:`goldstick.apply`) and evaluates the result on the
+same texts as the float model. Calibration: 128 windows of 256 tokens of text that evaluation does not use. Ratios are
+perplexity over that of the float model; their 95 % intervals are of the same texts drawn again for both (bootstrap).
+
+Writes ``benchmarks/results/accuracy.json`` after each row, and the tables of ``docs/accuracy.md``. ``--only`` measures
+the rows whose names match patterns (``'gptq *,awq*'``), in their order, and keeps the others as they are in the file;
+two runs for different models may share it. ``--report`` measures nothing.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
+import fnmatch
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import goldstick
-from goldstick.formats.transformers_names import quiet_libraries
-from goldstick.pipeline.records import environment
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
 
-SCHEMES = [f"w{bits}a16-{grain}" for bits in (8, 4, 3, 2) for grain in ("channel", "g32")]
-RESULTS = Path(__file__).parent / "results"
+import goldstick
+from benchmarks.accuracy_cases import FLOAT, PLANTED_FACTORS, PLANTED_SEED, PLANTED_SHARE, Row, Subject, rows, subjects
+from benchmarks.accuracy_tables import tables
+from benchmarks.accuracy_verdicts import Results, verdicts
+from goldstick.algorithms import ALGORITHMS
+from goldstick.evaluation.evaluate import evaluate
+from goldstick.evaluation.language_model import LanguageModel
+from goldstick.formats.transformers_names import quiet_libraries
+from goldstick.pipeline.calibrate import calibration_data
+from goldstick.pipeline.records import environment
+from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.run import needs_data
+from tools.planted_outliers import plant
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
+DOCUMENT = ROOT / "docs" / "accuracy.md"
+BEGIN, END = "<!-- written by benchmarks/accuracy.py -->", "<!-- end -->"
+SAMPLES, SEQ_LEN = 128, 256
 
 
 def main() -> None:
-    """Measure, print, write."""
+    """Measure, judge, write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model")
-    parser.add_argument("--tasks", default="text")
-    parser.add_argument("--data-dir", required=True, help="or 'reference'")
-    parser.add_argument("--algorithms", default="rtn")
-    parser.add_argument("--schemes", default=",".join(SCHEMES))
-    parser.add_argument("--dataset", default="reference", help="calibration data of calibrated algorithms")
-    parser.add_argument("--samples", type=int, default=128)
-    parser.add_argument("--seq-len", type=int, default=256)
-    parser.add_argument("--limit", type=int)
+    parser.add_argument("--models", default=",".join(subjects()))
+    parser.add_argument("--only", default="*", help="patterns of the rows to measure, such as 'gptq *,awq*'")
+    parser.add_argument("--report", action="store_true", help="write tables and verdicts from what is there")
     arguments = parser.parse_args()
     quiet_libraries()
-    options = {"tasks": arguments.tasks.split(","), "data_dir": arguments.data_dir, "limit": arguments.limit}
-    rows: dict[str, Any] = {"float": {"evaluation": goldstick.evaluate(arguments.model, **options).to_dict()}}
-    show("float", rows["float"])
-    for scheme in arguments.schemes.split(","):
-        for algorithm in arguments.algorithms.split(","):
-            rows[f"{algorithm} {scheme}"] = row = measure(arguments, algorithm, scheme, options)
-            show(f"{algorithm} {scheme}", row)
-    for row in rows.values():
-        for task in row["evaluation"]["tasks"].values():
-            task["details"].pop("items", None)
-    RESULTS.mkdir(exist_ok=True)
-    name = Path(arguments.model).name
-    settings = {key: value for key, value in vars(arguments).items() if key not in ("model", "data_dir")}
-    result = {"model": name, "settings": settings, "rows": rows, "environment": environment()}
-    (RESULTS / f"accuracy-{name}.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    for name in [] if arguments.report else arguments.models.split(","):
+        measure(subjects()[name], arguments.only.split(","))
+    results = Results.read(RESULTS)
+    text = "\n\n".join([tables(results), "\n".join(f"- {line}" for line in verdicts(results))])
+    print(text)
+    head, rest = DOCUMENT.read_text(encoding="utf-8").split(BEGIN)
+    DOCUMENT.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
 
 
-def measure(arguments: argparse.Namespace, algorithm: str, scheme: str, options: dict[str, Any]) -> dict[str, Any]:
-    """Metrics of the model quantized to ``scheme`` by ``algorithm``, and its bits per weight."""
-    recipe = {
-        "stages": [{algorithm: {"scheme": scheme, "range_search": "mse", "indivisible": "channel"}}],
-        "calibration": {
-            "dataset": arguments.dataset,
-            "samples": arguments.samples,
-            "seq_len": arguments.seq_len,
-        },
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        output = Path(folder) / "out"
-        report = goldstick.quantize(arguments.model, recipe, output=output, data_dir=arguments.data_dir).report
-        evaluation = goldstick.evaluate(output, **options).to_dict()
-    return {"bits_per_weight": report.size.bits_per_weight, "timing": dict(report.timing), "evaluation": evaluation}
+def measure(subject: Subject, patterns: Sequence[str]) -> None:
+    """Measure rows of one model, and write the results after each."""
+    if not subject.directory.is_dir():
+        print(f"{subject.name}: skipped, there is no {subject.directory}; GOLDSTICK_SHARED names the folder above")
+        return
+    bench = Bench.of(subject)
+    matching = [row for pattern in patterns for row in rows(subject) if fnmatch.fnmatchcase(row.name, pattern)]
+    for row in (FLOAT, *matching):
+        missing = [stage for part in row.stages for stage in part if stage not in ALGORITHMS]
+        if missing:
+            print(f"{subject.name:12s} {row.name:28s} not measured: there is no stage {missing[0]}", flush=True)
+            continue
+        found = bench.measure(row)
+        results = Results.read(RESULTS)  # again, for another run may have added to it
+        results.put(subject, row, found, environment())
+        results.write(RESULTS)
+        print(f"{subject.name:12s} {row.name:28s} {found['perplexity']:10.4f} {found['seconds']:6.1f} s", flush=True)
 
 
-def show(name: str, row: dict[str, Any]) -> None:
-    """One line of the table."""
-    cells = "  ".join(
-        f"{task} {metric} {value:.4g}"
-        for task, result in row["evaluation"]["tasks"].items()
-        for metric, value in result["metrics"].items()
-        if metric != "bits_per_byte"
-    )
-    bits = f"{row['bits_per_weight']:.2f} bits" if "bits_per_weight" in row else ""
-    print(f"{name:18s} {bits:10s} {cells}", flush=True)
+@dataclass(frozen=True, kw_only=True)
+class Bench:
+    """A loaded model and its calibration data."""
+
+    subject: Subject
+    model: Any
+    batches: Sequence[Mapping[str, Tensor]]
+
+    @classmethod
+    def of(cls, subject: Subject) -> Bench:
+        """Load a model, plant what is to be planted, read its calibration data."""
+        model = AutoModelForCausalLM.from_pretrained(subject.directory, dtype=torch.float32).eval()
+        if subject.planted:
+            plant(model, PLANTED_SHARE, PLANTED_FACTORS, PLANTED_SEED)
+        settings = Calibration(dataset=subject.dataset, samples=SAMPLES, seq_len=SEQ_LEN)
+        data = calibration_data(settings, subject.directory, subject.data)(model)
+        return cls(subject=subject, model=model, batches=data.batches())
+
+    def measure(self, row: Row) -> dict[str, Any]:
+        """Perplexity, the NLL of each text, seconds to quantize, and bits per weight."""
+        start = time.perf_counter()
+        model, bits = self.model, 32.0
+        if row.stages:
+            recipe = Recipe.load({"stages": row.stages})
+            batches = self.batches if needs_data(recipe.stages) else None
+            result = goldstick.apply(self.model, recipe, data=batches)
+            model, bits = result.model, result.report.size.bits_per_weight
+        seconds = time.perf_counter() - start
+        with torch.no_grad():
+            language_model = LanguageModel.from_directory(model, self.subject.directory)
+            evaluation = evaluate(language_model, [self.subject.task], self.subject.data, None)
+        found = evaluation.results[self.subject.task]
+        items = found.details["items"]["perplexity"]
+        return {
+            "perplexity": found.metrics["perplexity"],
+            "bits_per_weight": round(bits, 3),
+            "seconds": round(seconds, 1),
+            "protocol": found.protocol,
+            "nll": [round(value, 5) for value in items["values"]],
+            "tokens": items["weights"],
+        }
 
 
 if __name__ == "__main__":

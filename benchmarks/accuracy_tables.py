@@ -1,0 +1,74 @@
+"""The results of accuracy.py as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.accuracy_cases import Row, rows, subjects
+from benchmarks.accuracy_verdicts import Results
+
+
+def tables(results: Results) -> str:
+    """A table of rounded weights for each model, one of 8-bit activations and caches for all, and what is missing."""
+    parts = [table for model in results.names for table in _of_weights(results, model)]
+    return "\n\n".join([*parts, _of_eight_bits(results), _missing(results)])
+
+
+def _measured(results: Results, model: str) -> list[Row]:
+    """The rows that were measured, in the order of the cases."""
+    return [row for row in rows(subjects()[model]) if row.name in results.models[model]["rows"]]
+
+
+def _of_weights(results: Results, model: str) -> Iterator[str]:
+    """For each grain: methods down, bits across; perplexity, and its ratio to float."""
+    measured = [row for row in _measured(results, model) if "a16-" in row.scheme]
+    for grain in dict.fromkeys(row.scheme.partition("-")[2] for row in measured):
+        chosen = [row for row in measured if row.scheme.endswith(f"-{grain}")]
+        columns, methods = dict.fromkeys(row.scheme for row in chosen), _in_order(chosen)
+        head = f"**{model}** ({subjects()[model].title}), {_GRAINS.get(grain, grain)}; float "
+        lines = [f"{head}{results.perplexity(model, 'float'):.4f}", "", _line("method", *columns), _rule(len(columns))]
+        lines += [_line(method, *(_cell(results, model, f"{method} {one}") for one in columns)) for method in methods]
+        yield "\n".join(lines)
+
+
+_GRAINS = {"g32": "groups of 32 (by channel where 32 does not divide)", "channel": "one scale a row"}
+
+
+def _in_order(chosen: list[Row]) -> list[str]:
+    """Methods in the order of the cases, whichever scheme they were measured with."""
+    known = dict.fromkeys(row.method for subject in subjects().values() for row in rows(subject))
+    return [method for method in known if any(row.method == method for row in chosen)]
+
+
+def _of_eight_bits(results: Results) -> str:
+    models = results.names
+    names = dict.fromkeys(row.name for model in models for row in _measured(results, model) if "a16-" not in row.scheme)
+    lines = ["**8 bits**", "", _line("method", *models), _rule(len(models))]
+    return "\n".join(lines + [_line(name, *(_cell(results, model, name) for model in models)) for name in names])
+
+
+def _missing(results: Results) -> str:
+    """Which rows were not measured: stages that are not there yet, models that were not found, runs cut short."""
+    parts = []
+    for model, subject in subjects().items():
+        found = results.models.get(model, {}).get("rows", {})
+        wanted: dict[str, list[str]] = {}
+        for row in rows(subject):
+            if row.name not in found:
+                wanted.setdefault(row.method, []).append(row.scheme)
+        listed = "; ".join(f"{method} ({', '.join(schemes)})" for method, schemes in wanted.items())
+        parts += [f"{model}: {listed if found else 'everything'}"] if wanted else []
+    return "Not measured: " + ". ".join(parts) + "." if parts else "Everything was measured."
+
+
+def _cell(results: Results, model: str, row: str) -> str:
+    perplexity = results.perplexity(model, row)
+    return "–" if perplexity is None else f"{perplexity:.{4 if perplexity < 100 else 1}f}: {results.ratio(model, row)}"
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _rule(columns: int) -> str:
+    return "|---" * (columns + 1) + "|"
