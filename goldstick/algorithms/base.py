@@ -95,6 +95,11 @@ class Algorithm(Stage):
         return False
 
     @property
+    def asymmetric(self) -> bool:
+        """Whether it aims at what the float model gives, and so must see that model's inputs beside the layer's own."""
+        return False
+
+    @property
     def fractional_zeros(self) -> bool:
         """Whether it may give zeros that are not whole numbers, which some formats cannot hold."""
         return False

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from goldstick.algorithms.base import Exposure, Quantizer
 from goldstick.algorithms.column_loop import solve_columns
+from goldstick.algorithms.drift import drift_target
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
 from goldstick.algorithms.observers import Observers, observers_for
 from goldstick.algorithms.output_error import least_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.algorithms.solution import Solution, finite_or_none, never_worse, solve_each
+from goldstick.core.drift import DriftObserver
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
@@ -34,6 +36,8 @@ def solve_gptq(
     ladder: Sequence[float] = (0.01, 0.1, 1.0),
     search: RangeSearch = "mse",
     memo: dict[Any, Tensor | None] | None = None,
+    drift: Tensor | None = None,
+    alpha: float = 1.0,
 ) -> Solution:
     """Quantize ``weight`` so that tr((W − Ŵ) H (W − Ŵ)ᵀ) stays small, never larger than rounding to nearest.
 
@@ -45,6 +49,10 @@ def solve_gptq(
     Inputs that were always zero are cut out of H and get H_jj = 1: no error reaches them or comes from them, so their
     codes are those of rounding to nearest.
 
+    With ``drift`` D the output of the float model is what is aimed at (GPTAQ, arXiv 2504.02692): see
+    :func:`drift_target`, whose W' takes the place of W in the column loop, and nowhere else. D = 0 gives the codes of
+    plain GPTQ. "Never worse" is then judged by the error against the float model, :func:`output_error` with W D.
+
     Args:
         weight: float [out, in].
         hessian: H = (2/n) Σ x xᵀ, float64 [in, in].
@@ -53,7 +61,10 @@ def solve_gptq(
         ladder: Values of λ to try, in units of the mean of diag(H), until the factorization succeeds.
         search: Where scales and zeros come from; fractional zeros (``hqq``) are kept as they are. ``imatrix`` takes
             the diagonal of H as importance.
-        memo: Holds the factor for the next layer with the same H.
+        memo: Holds the factor for the next layer with the same H; nothing of the drift.
+        drift: D = (2/n) Σ (x_fp − x_q) x_qᵀ, float64 [in, in]: x_q are the inputs that H is of, x_fp those that the
+            float model gives to the same layer at the same tokens. ``None``: the layer's own output is aimed at.
+        alpha: How much of the drift is made up for, 0 to 1.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity, or the shapes do not fit. A Hessian that cannot be used
@@ -61,13 +72,16 @@ def solve_gptq(
     """
     if hessian.shape != (weight.shape[-1], weight.shape[-1]) or weight.ndim != 2:
         raise QuantizationError(f"A weight {tuple(weight.shape)} needs a Hessian [in, in], not {tuple(hessian.shape)}.")
+    if drift is not None and drift.shape != hessian.shape:
+        raise QuantizationError(f"A Hessian {tuple(hessian.shape)} needs a drift alike, not {tuple(drift.shape)}.")
     hessian = hessian.double()
-    bad = int((~torch.isfinite(hessian)).sum())
-    if bad:
-        return Solution(
-            tensor=_rounded_without_data(weight, grid, search),
-            fallback=f"{bad} values of the Hessian are NaN or infinite",
-        )
+    for name, statistic in (("Hessian", hessian), ("drift", drift)):
+        bad = 0 if statistic is None else int((~torch.isfinite(statistic)).sum())
+        if bad:
+            return Solution(
+                tensor=_rounded_without_data(weight, grid, search),
+                fallback=f"{bad} values of the {name} are NaN or infinite",
+            )
     # The diagonal of a Hessian that cannot be used may be negative.
     importance = hessian.diagonal().clamp(min=0) if search == "imatrix" else None
     rounded = quantize_with_search(weight, grid, search, importance)
@@ -81,6 +95,7 @@ def solve_gptq(
         rivals["minmax"] = quantize_with_search(weight, grid, "minmax")
     columns = column_order(hessian.diagonal(), grid, order)
     memo = {} if memo is None else memo
+    drifted = None if drift is None else weight.double() @ drift.double()
     for damping in ladder:
         key = order, grid.group_width(len(dead)), damping
         if key not in memo:
@@ -89,11 +104,12 @@ def solve_gptq(
         factor = memo[key]
         if factor is None:
             continue
-        codes = solve_columns(weight, factor, columns, rounded)
+        target = weight if drifted is None else drift_target(weight, drifted, factor, columns, alpha)
+        codes = solve_columns(target, factor, columns, rounded)
         solved = QuantizedTensor(codes=codes, scale=rounded.scale, zero=rounded.zero, grid=grid)
-        return replace(never_worse(weight, solved, rivals, hessian), damping=damping, dead=count)
+        return replace(never_worse(weight, solved, rivals, hessian, drifted), damping=damping, dead=count)
     reason = f"the Hessian is not positive definite, even damped by {ladder[-1]:g} of its mean diagonal"
-    _, tensor, loss = least_error(weight, rivals, hessian)
+    _, tensor, loss = least_error(weight, rivals, hessian, drifted)
     return Solution(
         tensor=tensor, dead=count, fallback=reason, loss=finite_or_none(loss), rtn_loss=finite_or_none(loss)
     )
@@ -120,6 +136,9 @@ class GPTQ(Quantizer):
         damping: What is added to the diagonal of the Hessian, in units of its mean; times ten, up to 1, as long as the
             factorization fails.
         token_floor: A layer that saw fewer inputs than this fraction of its input features is rounded to nearest.
+        asymmetric: Aim at the output of the float model, not at that of the float layer on the inputs
+            there are (GPTAQ, arXiv 2504.02692): a layer then makes up for errors of those before it.
+        alpha: How much of them, 0 to 1; without ``asymmetric`` it means nothing.
     """
 
     name: ClassVar[str] = "gptq"
@@ -129,6 +148,8 @@ class GPTQ(Quantizer):
     order: Order = "gar"
     damping: float = 0.01
     token_floor: float = 0.5
+    asymmetric: bool = False
+    alpha: float = 0.5
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -136,6 +157,8 @@ class GPTQ(Quantizer):
             raise RecipeError(f"damping is a fraction of the mean diagonal in (0, 1], not {self.damping}.")
         if not self.token_floor >= 0:
             raise RecipeError(f"token_floor is a fraction of the input features, 0 or more, not {self.token_floor}.")
+        if not 0 <= self.alpha <= 1:
+            raise RecipeError(f"alpha is how much of the drift is made up for, 0 to 1, not {self.alpha}.")
         if self.order not in get_args(Order):
             raise RecipeError(f"order is gar, activation or natural, not {self.order!r}.")
 
@@ -154,6 +177,8 @@ class GPTQ(Quantizer):
             return self._solve_matrix(matrix, observer, scheme.weight, keep=keep)
 
         tensor, notes = solve_each(weight, state, solve_matrix)
+        if self.asymmetric and not isinstance(state, DriftObserver):
+            notes["symmetric"] = "its inputs cannot be paired, token for token, with those of the float model"
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
 
     def _solve_matrix(self, weight: Tensor, observer: InputObserver, grid: Grid, *, keep: bool) -> Solution:
@@ -163,6 +188,7 @@ class GPTQ(Quantizer):
                 tensor=_rounded_without_data(weight, grid, self.range_search),
                 fallback=f"{observer.tokens} inputs seen, fewer than {self.token_floor:g} of {observer.in_features}",
             )
+        drift = observer.drift().to(weight.device) if isinstance(observer, DriftObserver) and self.asymmetric else None
         return solve_gptq(
             weight,
             observer.hessian(keep=keep).to(weight.device),
@@ -171,4 +197,6 @@ class GPTQ(Quantizer):
             ladder=damping_ladder(self.damping),
             search=self.range_search,
             memo=observer.memo if keep else None,
+            drift=drift,
+            alpha=self.alpha,
         )

@@ -25,7 +25,7 @@ class Solution:
             algorithms without one.
         fallback: Why the codes are those of rounding to nearest, or ``None`` if they are the algorithm's own.
         dead: Inputs that were always zero.
-        loss: tr((W − Ŵ) H (W − Ŵ)ᵀ) of these codes, or ``None`` where H does not allow it to be measured.
+        loss: The :func:`output_error` of these codes, or ``None`` where H does not allow it to be measured.
         rtn_loss: The least loss of rounding to nearest.
     """
 
@@ -38,7 +38,11 @@ class Solution:
 
 
 def never_worse(
-    weight: Tensor, tensor: QuantizedTensor, rivals: Mapping[str, QuantizedTensor], hessian: Tensor
+    weight: Tensor,
+    tensor: QuantizedTensor,
+    rivals: Mapping[str, QuantizedTensor],
+    hessian: Tensor,
+    drifted: Tensor | None = None,
 ) -> Solution:
     """The codes if they give less error of the output than every rival, otherwise the best rival and why.
 
@@ -47,9 +51,10 @@ def never_worse(
         tensor: The algorithm's answer.
         rivals: Roundings to nearest, by the name of their ranges.
         hessian: H, float64 [in, in].
+        drifted: W D, float64 [out, in], where the error is measured against the float model.
     """
-    name, rounded, rtn_loss = least_error(weight, rivals, hessian)
-    loss = output_error(weight, tensor, hessian)
+    name, rounded, rtn_loss = least_error(weight, rivals, hessian, drifted)
+    loss = output_error(weight, tensor, hessian, drifted)
     fallback = None
     same = torch.equal(tensor.codes, rounded.codes) and torch.equal(tensor.scale, rounded.scale)
     if not loss < rtn_loss and not same:

@@ -33,8 +33,10 @@ def balance_group(
     masks: Sequence[Tensor | None],
     edits: dict[str, Quantize],
     multipliers: InputMultipliers,
-) -> Notes:
-    """Let the balancing stages act on the group at hand, in their order; what they noted.
+) -> tuple[Notes, Tensor | None]:
+    """Let the balancing stages act on the group at hand, in their order; what they noted, and the scale of all.
+
+    The scale, float64 [in], is what the group's inputs are divided by now, in whichever way; ``None`` for nothing.
 
     A scale s goes into the norm (or the linear layer) that the group's inputs come from, as the structure probe found:
     it gives x / s afterwards, and the columns of all layers that read x are multiplied by s. Where there is none, the
@@ -54,6 +56,7 @@ def balance_group(
     names = {task.site.name for task in group}
     pair = _absorber(pairs, names)
     notes: Notes = {}
+    folded: Tensor | None = None
     for balancing in work.balancing:
         meant = names & balancing.sites
         multiplies = balancing.stage.multiplies and all(task.multiplied for task in group)
@@ -79,6 +82,7 @@ def balance_group(
                 obstacle = _fold(network, pair, balance.scale, edits)
                 if obstacle is None:
                     passes.again()
+                    folded = balance.scale.double() if folded is None else folded * balance.scale.double()
                 elif not multiplies:
                     found = {**found, "unbalanced": obstacle}
                 elif multipliers.divide(group, balance.scale):
@@ -87,7 +91,14 @@ def balance_group(
                 else:
                     found = {**found, "unbalanced": f"{obstacle}, and neither can the layers in their dtype"}
         notes |= {f"{balancing.stage.name}_{name}": value for name, value in found.items()}
-    return notes
+    return notes, _divided_by(folded, multipliers.among(group))
+
+
+def _divided_by(folded: Tensor | None, multiplied: Tensor | None) -> Tensor | None:
+    """What inputs are divided by; of a multiplier its inverse, not s: columns make up for what is stored."""
+    if multiplied is None:
+        return folded
+    return 1 / multiplied.double() if folded is None else folded.to(multiplied.device) / multiplied.double()
 
 
 def _absorber(pairs: Sequence[FoldPair], names: set[str]) -> FoldPair | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick import surgery
 from goldstick.calibration.balancing import balance_group
@@ -15,10 +15,12 @@ from goldstick.calibration.experts import listen_to_experts
 from goldstick.calibration.groups import input_groups, is_fused
 from goldstick.calibration.input_range import with_input_range
 from goldstick.calibration.multipliers import InputMultipliers
-from goldstick.calibration.observing import observe_group
+from goldstick.calibration.observing import observe_drift, observe_group
+from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
 from goldstick.calibration.task import Task, Work
 from goldstick.core.edits import Quantize, SetWeight
+from goldstick.core.inputs import InputObserver
 from goldstick.errors import StructureError
 from goldstick.structure.findings import FoldPair
 from goldstick.structure.network import Network
@@ -39,6 +41,7 @@ class BlockCalibration:
         masks: Which tokens of each batch count; ``None`` for all.
         pairs: What can absorb the scale of which input group; from the structure probe.
         together: Whether all batches may wait together; see :mod:`goldstick.calibration.passes`.
+        original: The float block and its passes, where a stage is asymmetric.
     """
 
     def __init__(
@@ -50,11 +53,17 @@ class BlockCalibration:
         *,
         pairs: Sequence[FoldPair] = (),
         together: bool = True,
+        original: Original | None = None,
     ) -> None:
         self._network, self._work, self._masks, self._pairs = network, work, masks, pairs
         self._groups = input_groups(network, work.tasks, runs[0])
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
         self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules)
+        self._beside: OriginalPasses | None = None
+        if original is not None:
+            sites = [[task.site for task in group] for group in self._groups]
+            copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
+            self._beside = OriginalPasses(original, copies, together=together)
         self._edits: dict[str, Quantize] = {}
         self._multipliers = InputMultipliers(network)
 
@@ -67,6 +76,8 @@ class BlockCalibration:
         """
         for number in self._passes.groups():
             group = self._groups[number]
+            if self._beside is not None:
+                self._beside.go_to(number)
             if is_fused(group[0].site):
                 for task in group:
                     self._solve_experts(task)
@@ -83,13 +94,17 @@ class BlockCalibration:
         """What the solved block gives, batch by batch."""
         return self._passes.outputs()
 
+    def original_outputs(self) -> Iterator[Tensor]:
+        """What the float block gives, batch by batch; nothing where there is none."""
+        return iter(()) if self._beside is None else self._beside.outputs()
+
     def finish(self) -> None:
         """Replace the layers by packed ones."""
         self._multipliers.remove()
         surgery.apply(self._network, self._edits.values())
 
     def _solve_group(self, group: Sequence[Task]) -> None:
-        notes = balance_group(
+        notes, scale = balance_group(
             self._network,
             self._work,
             group,
@@ -99,12 +114,27 @@ class BlockCalibration:
             self._edits,
             self._multipliers,
         )
-        observer = observe_group(self._passes, group, self._masks)
+        observer = self._observe(group, scale)
         if not observer.tokens and not any(True for _ in self._passes.arrivals()):
             return
         for task in group:
             self._decide(task, observer, notes)
         observer.release()
+
+    def _observe(self, group: Sequence[Task], scale: Tensor | None) -> InputObserver:
+        found: InputObserver | None = None
+        if self._beside is not None and any(task.stage.asymmetric for task in group) and not self._chosen(group[0]):
+            found = observe_drift(self._passes, self._beside, group, self._masks, scale)
+        return found if found is not None else observe_group(self._passes, group, self._masks)
+
+    def _chosen(self, task: Task) -> bool:
+        """Whether a layer may be given a choice of tokens, as one of a list of experts: the float model may choose
+        as many, and others."""
+        path = task.site.module.removeprefix(task.site.block or "").removeprefix(".").split(".")
+        start = self._network.model.get_submodule(task.site.block or "")
+        above = [start.get_submodule(".".join(path[:length])) for length in range(1, len(path))]
+        flat = any(arrival.tensor.ndim == 2 for arrival in self._passes.arrivals())
+        return flat and any(isinstance(module, nn.ModuleList) for module in above)
 
     def _solve_experts(self, task: Task) -> None:
         state = task.stage.attach(task.site)

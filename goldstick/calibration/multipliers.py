@@ -67,6 +67,10 @@ class InputMultipliers:
         found = self._factors.get(site.name)
         return torch.ones(site.in_features, dtype=dtype, device=weight.device) if found is None else found
 
+    def among(self, group: Sequence[Task]) -> Tensor | None:
+        """The factors of layers that read one tensor, [in]; ``None`` where their inputs are not multiplied."""
+        return self._factors.get(group[0].site.name)
+
     def remove(self) -> None:
         """Take the hooks away: the packed layers multiply by themselves."""
         for hook in self._hooks:

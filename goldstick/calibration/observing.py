@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from goldstick.calibration.original import OriginalPasses
 from goldstick.calibration.passes import Passes
 from goldstick.calibration.patches import rows_read_by
 from goldstick.calibration.task import Task
+from goldstick.core.drift import DriftObserver
 from goldstick.core.inputs import InputObserver
+
+Rows = tuple[Tensor, Tensor | None, Tensor | None]  # of a batch, which of them count, those of the float model
 
 
 def observe_group(passes: Passes, group: Sequence[Task], masks: Sequence[Tensor | None]) -> InputObserver:
@@ -28,6 +32,48 @@ def observe_group(passes: Passes, group: Sequence[Task], masks: Sequence[Tensor 
             if rows is not None:
                 look(rows, _fitting(masks[arrival.batch], rows))
     return observer
+
+
+def observe_drift(
+    passes: Passes,
+    original: OriginalPasses,
+    group: Sequence[Task],
+    masks: Sequence[Tensor | None],
+    scale: Tensor | None = None,
+) -> DriftObserver | None:
+    """As :func:`observe_group`, and beside it what arrives at the same layers of the float model.
+
+    Args:
+        passes: The passes, with the group at hand.
+        original: Those of the float model, which has the same groups and came no further.
+        group: The layers.
+        masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
+        scale: What the group's inputs were divided by and the float model's were not, [in]; ``None`` for nothing.
+
+    Returns:
+        ``None`` where tokens cannot be paired: other tokens, or another number of them, came to the float layers.
+    """
+    observer = DriftObserver(group[0].site.in_features, scale)
+    looks = [observer.observe] if passes.together else [observer.observe_range, observer.observe]
+    for look in looks:
+        for rows, mask, floats in _pairs(passes, original, masks):
+            if floats is not None and floats.shape != rows.shape:
+                return None
+            look(rows, mask, floats)
+    return observer
+
+
+def _pairs(passes: Passes, original: OriginalPasses, masks: Sequence[Tensor | None]) -> Iterator[Rows]:
+    floats = original.arrivals()
+    other = next(floats, None)
+    for arrival in passes.arrivals():
+        while other is not None and other.batch < arrival.batch:
+            other = next(floats, None)
+        rows = rows_read_by(arrival.module, arrival.tensor)
+        if rows is not None:
+            met = other is not None and other.batch == arrival.batch
+            beside = rows_read_by(other.module, other.tensor) if met and other is not None else None
+            yield rows, _fitting(masks[arrival.batch], rows), beside
 
 
 def _fitting(mask: Tensor | None, rows: Tensor) -> Tensor | None:

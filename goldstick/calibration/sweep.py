@@ -7,6 +7,7 @@ the groups already quantized.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -21,6 +22,7 @@ from goldstick.calibration.arguments import BlockCall, block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.groups import is_fused
 from goldstick.calibration.kv_ranges import KVRecorder, recording
+from goldstick.calibration.original import Original, original_block
 from goldstick.calibration.task import Work
 from goldstick.errors import StructureError
 from goldstick.structure.findings import FoldPair
@@ -38,7 +40,14 @@ class Tell(Protocol):
         """Take note."""
 
 
-def sweep(network: Network, work: Work, batches: Batches, progress: Tell, recorder: KVRecorder | None = None) -> None:
+def sweep(
+    network: Network,
+    work: Work,
+    batches: Batches,
+    progress: Tell,
+    recorder: KVRecorder | None = None,
+    original: nn.Module | None = None,
+) -> None:
     """Do the work of the calibrated stages, block by block, in place.
 
     Args:
@@ -47,33 +56,43 @@ def sweep(network: Network, work: Work, batches: Batches, progress: Tell, record
         batches: Keyword arguments of the model's forward; an ``attention_mask`` says which tokens count.
         progress: Told how many blocks are done.
         recorder: Sees the keys and values of every block that is given a cache.
+        original: The model before anything was rounded, for asymmetric stages; left as it is. If one is needed and
+            none given, the network as it is now is copied.
 
     Raises:
         StructureError: No layer of a block was reached.
     """
     model = network.model
     prepare_experts(network, work)
-    with evaluating(model), torch.no_grad():
+    floats = (original or copy.deepcopy(model)) if work.asymmetric else None
+    if floats is not None:
+        prepare_experts(Network(floats), work)
+    with evaluating(model), evaluating(floats or model), torch.no_grad():
         chains = find_chains(network, work, batches[0], every=recorder is not None)
         total = sum(len(chain) for chain in chains)
         done = 0
         for chain in chains:
             hidden, calls = starts(model, chain, batches)
+            float_hidden, float_calls = starts(floats, chain, batches) if floats is not None else ([], [])
             absorbers = find_absorbers(network, chain, batches[0]) if work.balancing else None
             for block in chain:
                 progress(f"calibrating {block}", done, total)
                 runs = block_runs(model, block, calls, hidden, recorder)
                 pairs: Sequence[FoldPair] = absorbers.of(block) if absorbers else ()
-                masks = masks_of(batches)
-                hidden = calibrate(BlockCalibration(network, work.within(block), runs, masks, pairs=pairs))
+                masks, beside = masks_of(batches), _copy_of(floats, block, float_calls, float_hidden)
+                calibration = BlockCalibration(network, work.within(block), runs, masks, pairs=pairs, original=beside)
+                hidden = calibrate(calibration)
+                float_hidden = list(calibration.original_outputs())
                 if recorder is not None:
                     recorder.settle()
                 done += 1
-        within = {block for chain in chains for block in chain}
-        rest = {name: task for name, task in work.tasks.items() if task.site.block not in within}
+        done_blocks = {block for chain in chains for block in chain}
+        rest = {name: task for name, task in work.tasks.items() if task.site.block not in done_blocks}
         if rest:
-            runs = [partial(_last_output, model, batch) for batch in batches]
-            calibrate(BlockCalibration(network, dataclasses.replace(work, tasks=rest), runs, masks_of(batches)))
+            runs = _whole_runs(model, batches)
+            beside = Original(module=floats, path="", runs=_whole_runs(floats, batches)) if floats is not None else None
+            left = dataclasses.replace(work, tasks=rest)
+            calibrate(BlockCalibration(network, left, runs, masks_of(batches), original=beside))
     progress("calibrating", total, total)
 
 
@@ -141,6 +160,14 @@ def block_runs(
 def masks_of(batches: Batches) -> list[Tensor | None]:
     """Which tokens of each batch count."""
     return [batch.get("attention_mask") for batch in batches]
+
+
+def _copy_of(floats: nn.Module | None, block: str, calls: Calls, hidden: Sequence[Tensor]) -> Original | None:
+    return None if floats is None else original_block(floats.get_submodule(block), block, calls, hidden)
+
+
+def _whole_runs(model: nn.Module, batches: Batches) -> list[Callable[[], Tensor]]:
+    return [partial(_last_output, model, batch) for batch in batches]
 
 
 def _last_output(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:

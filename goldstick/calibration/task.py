@@ -62,6 +62,11 @@ class Work:
     decide: Decide
     balancing: tuple[Balancing, ...] = field(default=())
 
+    @property
+    def asymmetric(self) -> bool:
+        """Whether the float model must run beside."""
+        return any(task.stage.asymmetric for task in self.tasks.values())
+
     def within(self, block: str | None) -> Work:
         """The part of it that lies in one block; ``None`` for what lies outside all blocks."""
         tasks = {name: task for name, task in self.tasks.items() if task.site.block == block}

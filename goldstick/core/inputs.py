@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from goldstick.core.powers_of_two import exponents_of, power_of_two
 from goldstick.errors import QuantizationError
 
 BITS = 18
@@ -263,15 +264,15 @@ class InputObserver:
 
     def _exponents(self) -> Tensor:
         """eⱼ with |xⱼ| < 2^eⱼ, int64 [in]; 0 for a channel of zeros."""
-        return torch.frexp(self._largest).exponent.long().clamp_(-960, 1022)
+        return exponents_of(self._largest)
 
     def _down(self) -> Tensor:
         """2^(eⱼ − BITS), float64 [in]: what one step of a rounded input is worth."""
-        return _power_of_two(self._exponents() - BITS)
+        return power_of_two(self._exponents() - BITS)
 
     def _whole(self, rows: Tensor) -> Tensor:
         """qⱼ of some rows, whole numbers in float64 [tokens, in]."""
-        return (rows.double() * _power_of_two(BITS - self._exponents()).to(rows.device)).round_()
+        return (rows.double() * power_of_two(BITS - self._exponents()).to(rows.device)).round_()
 
     def _absolute(self, rows: Tensor) -> Tensor:
         """Σ|qⱼ| of some rows, int64 [in]: at most 2^16 of up to 2^18, whole numbers below 2^53."""
@@ -293,8 +294,3 @@ def _picked(rows: Tensor, first: int, count: int, total: int) -> Tensor:
     places = torch.arange(wanted) * total // max(wanted, 1)
     here = places[(places >= first) & (places < first + len(rows))] - first
     return rows[here.to(rows.device)].float().cpu()
-
-
-def _power_of_two(exponent: Tensor) -> Tensor:
-    """2^exponent, float64, from the bits of the number: pow() may be off by one unit in the last place."""
-    return ((exponent + 1023) << 52).view(torch.float64)

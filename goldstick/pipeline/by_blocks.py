@@ -24,6 +24,7 @@ from goldstick.formats.safetensors_file import file_head
 from goldstick.formats.transformers_names import CheckpointNames
 from goldstick.formats.transformers_streaming import StreamedModel
 from goldstick.pipeline.entries import Specs
+from goldstick.pipeline.float_stream import FloatStream
 from goldstick.pipeline.freed_memory import return_freed_memory
 from goldstick.pipeline.hidden_states import HiddenStates, write_hidden_states
 from goldstick.pipeline.journal import WorkDirectory, uninterrupted
@@ -80,6 +81,7 @@ class BlockwiseRun:
         self._results: dict[str, dict[str, Any]] = {}
         self._place = 0, len(streamed.blocks), ""
         self._work = calibrated_work(plan.resolution, self._take_note)
+        self._floats: FloatStream | None = None
 
     def identity(self) -> dict[str, str]:
         """What the run is of; one that differs in any of it cannot be gone on with."""
@@ -103,14 +105,17 @@ class BlockwiseRun:
                 left.unlink()
         elif done:
             HiddenStates.remove(work.path, done - 1)  # of a run that was cut short right after its last word
-        self._round(None)
         chain = self._streamed.blocks
         self._streamed.load(chain[0])
         prepare_experts(self._network, self._work)
+        float_hidden = self._float_starts(chain)
+        self._round(None)
         hidden, calls = starts(self._streamed.model, chain, [*self._batches, *self._proof])
         absorbers = find_absorbers(self._network, chain, self._batches[0]) if self._work.balancing else None
-        states = HiddenStates(work.path, done, journal["hidden"]) if journal else self._begin(work, hidden)
-        del hidden
+        states = (
+            HiddenStates(work.path, done, journal["hidden"]) if journal else self._begin(work, [*hidden, *float_hidden])
+        )
+        del hidden, float_hidden
         if done:
             self._streamed.release(chain[0])
         limit = self._plan.recipe.export.max_shard_size
@@ -150,6 +155,15 @@ class BlockwiseRun:
             warnings=self._data.warnings(),
         )
 
+    def _float_starts(self, chain: Sequence[str]) -> list[Tensor]:
+        """The first hidden states of the float model, where a stage compares with it; nothing is rounded yet."""
+        if not self._work.asymmetric:
+            return []
+        model, outside = self._streamed.model, self._work.within(None).asymmetric
+        hidden, calls = starts(model, chain, self._batches)
+        self._floats = FloatStream(model, chain, self._batches, calls, outside)
+        return hidden
+
     def _begin(self, work: WorkDirectory, hidden: Sequence[Tensor]) -> HiddenStates:
         return write_hidden_states(work.path, 0, hidden, [(state.shape, state.dtype) for state in hidden])
 
@@ -157,11 +171,13 @@ class BlockwiseRun:
         self, work: WorkDirectory, block: str, calls: Calls, states: HiddenStates, pairs: Sequence[FoldPair]
     ) -> HiddenStates:
         """Calibrate a block and let the hidden states of all batches through it."""
-        self._round(block)
         model = self._streamed.model
+        original = self._floats.block(model.get_submodule(block), block, states) if self._floats else None
+        self._round(block)
         runs = block_runs(model, block, calls, states, None)
         count = len(self._batches)
-        together = fits_together(model.get_submodule(block), runs[0], count, self._max_memory)
+        streams = 1 if original is None else 2
+        together = fits_together(model.get_submodule(block), runs[0], count, self._max_memory, streams)
         calibration = BlockCalibration(
             self._network,
             self._work.within(block),
@@ -169,6 +185,7 @@ class BlockwiseRun:
             masks_of(self._batches),
             pairs=pairs,
             together=together,
+            original=original,
         )
         calibration.solve()
 
@@ -177,6 +194,7 @@ class BlockwiseRun:
             calibration.finish()
             for run in runs[count:]:  # what the proof looks at goes through the packed layers
                 yield run()
+            yield from calibration.original_outputs()
 
         return write_hidden_states(work.path, states.number + 1, outputs(), states.specs)
 
@@ -198,7 +216,8 @@ class BlockwiseRun:
 
         if outside.tasks:
             runs = [partial(last_output, index) for index in range(count)]
-            calibrate(BlockCalibration(self._network, outside, runs, masks_of(self._batches)))
+            original = self._floats.whole(states) if self._floats else None
+            calibrate(BlockCalibration(self._network, outside, runs, masks_of(self._batches), original=original))
         tie_up(self._network, self._plan.resolution)
         return observe(model, self._plan.source.directory, observed)
 
@@ -215,7 +234,8 @@ class BlockwiseRun:
     def _take_note(self, task: Task, edit: Quantize, error: WeightError) -> None:
         self._results[task.site.name] = {"error": asdict(error), "notes": dict(edit.notes)}
         ratio = ""
-        if "rtn_output_error" in edit.notes and float(edit.notes["rtn_output_error"]) > 0:
+        compared = "rtn_output_error" in edit.notes and not task.stage.asymmetric  # whose errors lack a constant
+        if compared and float(edit.notes["rtn_output_error"]) > 0:
             share = float(edit.notes["output_error"]) / float(edit.notes["rtn_output_error"])
             ratio = f", output error {share:.0%} of rounding's"
         self._tell(f": {task.site.name.removeprefix(self._place[2]).strip('.')}{ratio}")

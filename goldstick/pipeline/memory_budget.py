@@ -32,7 +32,7 @@ def used_memory() -> int:
     return 1024 * int(fields["VmRSS"].split()[0])
 
 
-def fits_together(block: nn.Module, run: Callable[[], Tensor], batches: int, budget: int) -> bool:
+def fits_together(block: nn.Module, run: Callable[[], Tensor], batches: int, budget: int, streams: int = 1) -> bool:
     """Whether the activations of all batches inside a block fit into a budget, beside what solving its layers takes.
 
     Args:
@@ -40,11 +40,12 @@ def fits_together(block: nn.Module, run: Callable[[], Tensor], batches: int, bud
         run: Its forward on one batch, the largest; runs once.
         batches: How many batches there are.
         budget: Bytes.
+        streams: 2 where the float block runs beside, with activations and a statistic of its own.
     """
     widest = max((parameter.shape[-1] for parameter in block.parameters() if parameter.ndim > 1), default=0)
     weights = sum(parameter.nbytes for parameter in block.parameters())
-    solving = 4 * 8 * widest**2 + weights
-    return used_memory() + solving + batches * _activations(block, run) <= budget
+    solving = streams * 4 * 8 * widest**2 + weights
+    return used_memory() + solving + streams * batches * _activations(block, run) <= budget
 
 
 def _activations(block: nn.Module, run: Callable[[], Tensor]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -150,10 +151,11 @@ def run(
         looking.append(resolution.kv)
     if looking and not batches:
         raise RecipeError(f"{looking[0].name} looks at data, and there are none: give data= (or --dataset).")
+    original = copy.deepcopy(network.model) if work.asymmetric else None  # before the first layer is rounded
     free = [assignment for assignment in chosen if assignment.site.name not in work.tasks]
     results.update(round_sites(network, free, progress))
     if looking:
-        sweep(network, work, batches, progress, recorder)
+        sweep(network, work, batches, progress, recorder, original)
     tie_up(network, resolution)
     return {assignment.site.name: results[assignment.site.name] for assignment in chosen}
 

@@ -50,8 +50,10 @@ def test_a_preset_keeps_what_its_name_says(name: str) -> None:
     schemes = [
         scheme.label for one in stages if isinstance(one, Quantizer) and one.quantizes for scheme in one.schemes()
     ]
-    said = [part for part in name.split("-") if part not in (*ALGORITHMS, "hqq", "imatrix", "mixed", "kv8")]
-    assert all(one.name in name or one.name == "rtn" for one in stages if one.name != "kv_cache")
+    said = [part for part in name.split("-") if part not in (*ALGORITHMS, "gptaq", "hqq", "imatrix", "mixed", "kv8")]
+    named = name.replace("gptaq", "gptq")
+    assert all(one.name in named or one.name == "rtn" for one in stages if one.name != "kv_cache")
+    assert any(isinstance(one, Quantizer) and one.asymmetric for one in stages) == ("gptaq" in name)
     assert [one for one in stages if isinstance(one, KVCache)] == [KVCache()] * name.split("-").count("kv8")
     assert name.startswith("rotate-") == isinstance(stages[0], RandomRotation)
     for part in said:

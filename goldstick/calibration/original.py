@@ -1,0 +1,83 @@
+"""The float model beside the one that is being quantized: what its layers are given at the same places."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from torch import Tensor, nn
+
+from goldstick.calibration.arguments import BlockCall
+from goldstick.calibration.passes import Groups, Passes, PausedPasses, RepeatedPasses
+from goldstick.calibration.pauses import Arrival
+
+
+@dataclass(frozen=True, kw_only=True)
+class Original:
+    """A block (or a whole model) as it was before anything in it was rounded or scaled, with inputs of its own.
+
+    Attributes:
+        module: The copy.
+        path: Where its counterpart lies in the network; empty for a whole model.
+        runs: Its forward on each batch, from what the float blocks before it gave.
+    """
+
+    module: nn.Module
+    path: str
+    runs: Sequence[Callable[[], Tensor]]
+
+    def counterpart(self, path: str) -> nn.Module:
+        """The copy of the network's module at ``path``."""
+        return self.module.get_submodule(path.removeprefix(self.path).removeprefix("."))
+
+
+class OriginalPasses:
+    """The float model's passes, which come as far as the group at hand of those that they go beside.
+
+    Args:
+        original: The float block.
+        groups: Copies of the layers of each group.
+        together: Whether all batches wait together; as the passes beside.
+    """
+
+    def __init__(self, original: Original, groups: Groups, *, together: bool) -> None:
+        self._passes: Passes = (PausedPasses if together else RepeatedPasses)(original.runs, groups)
+        self._numbers = self._passes.groups()
+        self._at: int | None = -1
+        self._wanted = -1
+
+    def go_to(self, number: int) -> None:
+        """Go on up to a group; numbers rise."""
+        self._wanted = number
+        while self._at is not None and self._at < number:
+            self._at = next(self._numbers, None)
+
+    def arrivals(self) -> Iterator[Arrival]:
+        """The batches that have come to the group, in their order; none where the float model passes it by."""
+        return self._passes.arrivals() if self._at == self._wanted else iter(())
+
+    def outputs(self) -> Iterator[Tensor]:
+        """What the float block gives, batch by batch."""
+        while self._at is not None:
+            self._at = next(self._numbers, None)
+        return self._passes.outputs()
+
+
+def original_block(
+    copy: nn.Module, path: str, calls: Sequence[Mapping[str, BlockCall]], hidden: Sequence[Tensor], first: int = 0
+) -> Original:
+    """The float copy of a block, given the hidden states of the float model.
+
+    Args:
+        copy: The copy.
+        path: Path of the block in its model.
+        calls: Every block's other arguments, in the float model, for each batch.
+        hidden: The hidden states, batch by batch, from number ``first`` on; may lie on disk.
+        first: See there.
+    """
+
+    def run(index: int) -> Tensor:
+        return calls[index][path].run(copy, hidden[first + index])
+
+    return Original(module=copy, path=path, runs=[partial(run, index) for index in range(len(calls))])
