@@ -106,8 +106,10 @@ def quantize(
     quiet_libraries()
     from goldstick import api
     from goldstick.evaluation.compare import compare
+    from goldstick.pipeline.freed_memory import give_large_blocks_back
     from goldstick.report.terminal import print_report
 
+    give_large_blocks_back()
     with progress_bar(not as_json) as progress:
         result = api.quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,

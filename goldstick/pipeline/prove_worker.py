@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from goldstick.errors import GoldstickError
 from goldstick.formats.transformers_names import quiet_libraries
+from goldstick.pipeline.freed_memory import give_large_blocks_back
 from goldstick.pipeline.observation import Observation
 from goldstick.pipeline.observe_streamed import observe_checkpoint, observe_rounded
 from goldstick.pipeline.plain_module import compare_stored
@@ -51,6 +52,7 @@ def _expected(request: dict[str, Any]) -> Observation:
 def main() -> int:
     """Read the request, write the result."""
     quiet_libraries()
+    give_large_blocks_back()
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     try:
         result = work(request)
