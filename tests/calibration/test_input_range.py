@@ -11,8 +11,8 @@ from torch import Tensor
 import goldstick
 from goldstick.algorithms import GPTQ, RTN
 from goldstick.calibration.input_range import with_input_range
-from goldstick.calibration.statistics import InputObserver
 from goldstick.core.edits import Quantize
+from goldstick.core.inputs import InputObserver
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, UsageError

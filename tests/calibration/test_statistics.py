@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from goldstick.calibration.statistics import InputObserver
 from goldstick.core import inputs as module
-from goldstick.core.inputs import SAMPLE
+from goldstick.core.inputs import SAMPLE, InputObserver
 from goldstick.errors import QuantizationError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
