@@ -16,7 +16,7 @@ _BLOCK = 128
 Block = tuple[Tensor, Tensor]  # codes uint8 [rows, width], errors float64 [rows, width]
 
 
-def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: QuantizedTensor) -> Tensor:
+def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: QuantizedTensor) -> tuple[Tensor, Tensor]:
     """The codes of GPTQ (arXiv 2210.17323, algorithm 1) for scales and zeros that are already fixed.
 
     For each column j in the given order: q = Q(w_j), e = (w_j − q) / U_jj, then w_k −= e · U_jk for the columns k to
@@ -33,11 +33,13 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
         ranges: Scales, zeros and grid, in the order of the weight.
 
     Returns:
-        uint8 [out, in], in the order of the weight.
+        The codes, uint8 [out, in], in the order of the weight; and Σ_j e_j² of each row, float64 [out]: with
+        δ = w − ŵ it is δ A δᵀ, where A = (UᵀU)⁻¹ is the Hessian, damped, that U is the factor for.
     """
     width = ranges.grid.group_width(weight.shape[-1])
     group = order // width
     codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
+    squares = torch.zeros(len(weight), dtype=torch.float64, device=weight.device)
     solve = _fused(weight.device) or solve_block
     for part in row_chunks(weight):
         work = weight[part][:, order].float().double()  # [rows, in]
@@ -55,9 +57,10 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
                 ranges.grid.bits,
             )
             codes[part, order[here]] = block
+            squares[part] += errors.square().sum(-1)
             if stop < len(order):
                 work[:, stop:].addmm_(errors, factor[here, stop:], alpha=-1)
-    return codes
+    return codes, squares
 
 
 def solve_block(weight: Tensor, factor: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor, bits: int) -> Block:

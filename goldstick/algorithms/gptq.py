@@ -105,14 +105,26 @@ def solve_gptq(
         if factor is None:
             continue
         target = weight if drifted is None else drift_target(weight, drifted, factor, columns, alpha)
-        codes = solve_columns(target, factor, columns, rounded)
+        codes, squares = solve_columns(target, factor, columns, rounded)
         solved = QuantizedTensor(codes=codes, scale=rounded.scale, zero=rounded.zero, grid=grid)
-        return replace(never_worse(weight, solved, rivals, hessian, drifted), damping=damping, dead=count)
+        known = drifted is None and weight.dtype != torch.float64  # which the column loop rounds to float32
+        loss = _undamped(weight, solved, squares, damping * mean, dead) if known else None
+        return replace(never_worse(weight, solved, rivals, hessian, drifted, loss), damping=damping, dead=count)
     reason = f"the Hessian is not positive definite, even damped by {ladder[-1]:g} of its mean diagonal"
     _, tensor, loss = least_error(weight, rivals, hessian, drifted)
     return Solution(
         tensor=tensor, dead=count, fallback=reason, loss=finite_or_none(loss), rtn_loss=finite_or_none(loss)
     )
+
+
+def _undamped(weight: Tensor, solved: QuantizedTensor, squares: Tensor, shift: float, dead: Tensor) -> float:
+    """The :func:`output_error` of codes, from their error δ (H + λI) δᵀ that the column loop has summed on its way.
+
+    Inputs that were always zero have 1 in the place of H_jj there.
+    """
+    delta = (weight.double() - solved.dequantize().double()).square_()
+    undamped = squares - shift * delta.sum(-1) - delta[:, dead].sum(-1)
+    return max(0.0, float(undamped.sum()))  # below 0 by rounding alone, where inputs do not span the columns
 
 
 def _rounded_without_data(weight: Tensor, grid: Grid, search: RangeSearch) -> QuantizedTensor:

@@ -43,6 +43,7 @@ def never_worse(
     rivals: Mapping[str, QuantizedTensor],
     hessian: Tensor,
     drifted: Tensor | None = None,
+    loss: float | None = None,
 ) -> Solution:
     """The codes if they give less error of the output than every rival, otherwise the best rival and why.
 
@@ -52,9 +53,10 @@ def never_worse(
         rivals: Roundings to nearest, by the name of their ranges.
         hessian: H, float64 [in, in].
         drifted: W D, float64 [out, in], where the error is measured against the float model.
+        loss: The answer's output error, where it is known.
     """
     name, rounded, rtn_loss = least_error(weight, rivals, hessian, drifted)
-    loss = output_error(weight, tensor, hessian, drifted)
+    loss = output_error(weight, tensor, hessian, drifted) if loss is None else loss
     fallback = None
     same = torch.equal(tensor.codes, rounded.codes) and torch.equal(tensor.scale, rounded.scale)
     if not loss < rtn_loss and not same:

@@ -76,10 +76,11 @@ def block_calls(
         inputs: Keyword arguments of the model's forward.
         known: Arguments seen before. Equal ones are kept once, and new ones are added: a mask for each block of each
             batch would be gigabytes.
-        bare: Whether blocks are known to give their hidden state alone; then not even the first one runs.
+        bare: Whether blocks are known to give their hidden state alone; then not even the first one runs, nor
+            anything behind the last.
 
     Raises:
-        StructureError: The model does not call its blocks in this way.
+        StructureError: The model does not call its blocks in this way, or one of them more than once.
     """
     calls: dict[str, BlockCall] = {}
     starts: list[Tensor] = []
@@ -95,6 +96,8 @@ def block_calls(
         def forward(*args: Any, **kwargs: Any) -> Any:
             by_keyword = _HIDDEN in kwargs
             hidden = kwargs[_HIDDEN] if by_keyword else args[0]
+            if path in calls:
+                raise StructureError(f"The model's forward calls {path} more than once.")
             others = {name: value for name, value in kwargs.items() if name != _HIDDEN}
             rest_of_args = args if by_keyword else args[1:]
             calls[path] = BlockCall(
@@ -107,7 +110,11 @@ def block_calls(
                 starts.append(hidden.detach().clone())
                 if bare:
                     rest.append(None)
-                    return hidden
+            if bare:
+                if len(calls) == len(blocks):
+                    raise _Enough
+                return hidden
+            if not rest:
                 output = real(block, *args, **kwargs)
                 if hidden_of(output).shape != hidden.shape:
                     raise StructureError(f"{path} gives its successor another shape than it got.")
@@ -120,6 +127,8 @@ def block_calls(
     try:
         with _standing_in(model, {path: stub(path, model.get_submodule(path)) for path in blocks}):
             model(**inputs)
+    except _Enough:
+        pass
     except StructureError:
         raise
     except Exception as error:  # any code of the model may fail on hidden states that no block has worked on
@@ -128,6 +137,10 @@ def block_calls(
     if missing:
         raise StructureError(f"The model's forward does not call its block {missing[0]}.")
     return starts[0], {path: replace(call, rest=rest[0]) for path, call in calls.items()}
+
+
+class _Enough(BaseException):
+    """Leaves a forward whose blocks have all been called; no ``except Exception`` of a model may swallow it."""
 
 
 def run_around(

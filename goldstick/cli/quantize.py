@@ -105,8 +105,8 @@ def quantize(
 
     quiet_libraries()
     from goldstick import api
+    from goldstick.core.freed_memory import give_large_blocks_back
     from goldstick.evaluation.compare import compare
-    from goldstick.pipeline.freed_memory import give_large_blocks_back
     from goldstick.report.terminal import print_report
 
     give_large_blocks_back()

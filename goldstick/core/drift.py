@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from goldstick.core.inputs import BITS, InputObserver
+from goldstick.core.inputs import InputObserver
 from goldstick.core.powers_of_two import exponents_of, power_of_two
+from goldstick.core.products import BITS, add_products, whole_numbers
 from goldstick.errors import QuantizationError
 
-_COLUMN_BLOCK = 512
+_LEAST_EXPONENT = -100
 
 
 class DriftObserver(InputObserver):
@@ -77,7 +78,7 @@ class DriftObserver(InputObserver):
             for x, original, mask in self._pairs:
                 for rows, drift in self._drifts(x, mask, original):
                     self._add_drift(rows, drift)
-        down = power_of_two(exponents_of(self._largest_drift) - BITS)
+        down = power_of_two(self._drift_exponents() - BITS)
         total = self._drift_sums.double().mul_(down.unsqueeze(-1)).mul_(self._down())
         return total.mul_(2).div_(max(self.tokens, 1))
 
@@ -111,10 +112,7 @@ class DriftObserver(InputObserver):
         """Add the whole numbers of some drifts [tokens, in] times those of their inputs."""
         if self._drift_sums is None:
             self._drift_sums = self._zeros()
-        up = power_of_two(BITS - exponents_of(self._largest_drift)).to(drift.device)
-        whole, inputs = (drift * up).round_(), self._whole(rows)
-        if self._ranges_given and len(drift) and whole.abs().max() > 2**BITS:
-            raise QuantizationError("A drift exceeds the range given for it: the two passes saw different inputs.")
-        for start in range(0, self.in_features, _COLUMN_BLOCK):
-            product = whole[:, start : start + _COLUMN_BLOCK].T @ inputs  # [block, in]
-            self._drift_sums[start : start + _COLUMN_BLOCK] += product.to(device="cpu", dtype=torch.int64)
+        add_products(self._drift_sums, whole_numbers(drift, self._drift_exponents()), self._whole(rows))
+
+    def _drift_exponents(self) -> Tensor:
+        return exponents_of(self._largest_drift).clamp_(min=_LEAST_EXPONENT)

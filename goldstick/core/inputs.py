@@ -9,18 +9,18 @@ import torch
 from torch import Tensor
 
 from goldstick.core.powers_of_two import exponents_of, power_of_two
+from goldstick.core.products import BITS, add_products, mirror, whole_numbers
 from goldstick.errors import QuantizationError
-
-BITS = 18
-"""Bits of a rounded activation, without its sign."""
 
 SAMPLE = 512
 """Inputs that stand for all of them where a sum over all would cost more."""
 
-_MOST_TOKENS = 1 << 26  # tokens · 2^(2·BITS) stays below 2^63
-_CHUNK_TOKENS = 1 << 16  # tokens · 2^(2·BITS) stays below 2^53
-_CHUNK_ELEMENTS = 2 * 2**20  # of one float64 temporary: 16 MiB
+_MOST_TOKENS = 1 << 36  # tokens · 2^(2·BITS) stays below 2^63
+_CHUNK_TOKENS = 1 << 16
+_CHUNK_ELEMENTS = 4 * 2**20  # of one float32 temporary: 16 MiB
 _COLUMN_BLOCK = 512
+_SIZE_BITS = 18  # of a value whose size is summed; _CHUNK_TOKENS of them stay below 2^53
+_LEAST_EXPONENT = -100  # smaller inputs are as good as none, and 2^(BITS − e) fits a float32
 _MOST_DROPPED = 0.01
 
 
@@ -31,14 +31,14 @@ class InputObserver:
     means and the largest value of each channel.
 
     Each channel j has a power of two 2^eⱼ, the least that exceeds every |xⱼ| seen. An input is rounded to whole
-    numbers qⱼ = round(xⱼ · 2^(BITS − eⱼ)), and Σ q qᵀ is summed as integers.
+    numbers qⱼ = round(xⱼ · 2^(BITS − eⱼ)), and Σ q qᵀ is summed as integers (:mod:`goldstick.core.products`).
 
     *Why no order, chunking or number of threads changes a bit.* (1) eⱼ comes from max|xⱼ|, and a maximum has no order.
-    (2) q depends on x and e alone, and on no other input; multiplying by a power of two is exact. (3) |q| ≤ 2^18, so a
-    product is at most 2^36 and any partial sum over the 2^16 tokens of a chunk at most 2^52: below 2^53 every partial
-    sum of a float64 matrix product is a whole number that float64 holds exactly, however it is associated or fused.
-    (4) Chunks are added in int64, exactly, for up to 2^26 tokens (2^26 · 2^36 = 2^62). (5) What follows, the rounding
-    to float64, the powers of two and 2/n, is done once, per element.
+    (2) q depends on x and e alone, and on no other input; multiplying by a power of two is exact. (3) |q| ≤ 2^13, so
+    30 products fit 32 bits, and all of up to 2^36 tokens 64 bits: integer sums are exact, whatever their order. Where
+    they are taken as float64 matrix products, 2^16 tokens at a time, every partial sum stays below 2^53 and is a whole
+    number that float64 holds exactly, however it is associated or fused. (4) What follows, the rounding to float64,
+    the powers of two and 2/n, is done once, per element.
 
     *One pass, bounded memory.* (2) needs every maximum before the first product. There are two ways to have it:
 
@@ -47,7 +47,8 @@ class InputObserver:
       one block cost no memory either, since each Hessian is summed only when its layer is solved.
     - ``observe_range`` for all batches, then ``observe`` for the same ones: nothing is kept but the sums and a sample.
 
-    The error against a float64 sum is that of rounding to 18 bits of each channel's own largest value.
+    The error against a float64 sum is that of rounding to 13 bits of each channel's own largest value: it adds at most
+    n/2^27 of a channel's diagonal value to it, where one input alone is large and the other n are next to nothing.
 
     Args:
         in_features: Length of an input.
@@ -120,7 +121,7 @@ class InputObserver:
             if self._sums is None:
                 self._widen(rows)
             else:
-                self._add(self._sums, rows)
+                add_products(self._sums, self._whole(rows))
                 self._sum_abs += self._absolute(rows)
                 self._sampled.append(_picked(rows, first, SAMPLE, self._expected))
         if self._sums is None:
@@ -146,12 +147,12 @@ class InputObserver:
         if sums is None:
             sums = self._zeros()
             for rows in self._rows():
-                self._add(sums, rows)
+                add_products(sums, self._whole(rows))
+        mirror(sums)
         hessian = sums.view(torch.float64)  # in the memory of the sums: nothing else of this size is held
         down = self._down()
         for start in range(0, self.in_features, _COLUMN_BLOCK):
             stop = start + _COLUMN_BLOCK
-            sums[stop:, start:stop] = sums[start:stop, stop:].T  # only the upper blocks were summed
             part = sums[start:stop].double().mul_(down).mul_(down[start:stop].unsqueeze(-1))
             hessian[start:stop] = part.mul_(2).div_(max(self.tokens, 1))
         if keep or self._sums is not None:
@@ -163,7 +164,7 @@ class InputObserver:
         return self._largest.clone()
 
     def mean_abs(self) -> Tensor:
-        """(1/n) Σ|xⱼ|, float64 [in], summed like the Hessian: exactly, over inputs rounded to 18 bits.
+        """(1/n) Σ|xⱼ|, float64 [in], summed like the Hessian: exactly, but over inputs rounded to 18 bits.
 
         Raises:
             QuantizationError: The batches were let go, or changed in place.
@@ -172,7 +173,7 @@ class InputObserver:
         if not self._ranges_given:
             for rows in self._rows():
                 total += self._absolute(rows)
-        return total.double().mul_(self._down()).div_(max(self.tokens, 1))
+        return total.double().mul_(power_of_two(self._exponents() - _SIZE_BITS)).div_(max(self.tokens, 1))
 
     def mean_square(self) -> Tensor:
         """(1/n) Σ xⱼ², float64 [in]: half the diagonal of the Hessian to the bit, without summing the rest of it.
@@ -187,7 +188,7 @@ class InputObserver:
         else:
             total = torch.zeros(self.in_features, dtype=torch.int64)
             for rows in self._rows():
-                total += self._whole(rows).square_().sum(0).to(device=total.device, dtype=torch.int64)
+                total += self._whole(rows).long().square_().sum(0).to(total.device)
         down = self._down()
         return total.double().mul_(down).mul_(down).div_(max(self.tokens, 1))
 
@@ -249,9 +250,12 @@ class InputObserver:
             chunk = rows[start : start + step]
             if counts is not None:
                 chunk = chunk[counts[start : start + step]]
-            finite = torch.isfinite(chunk).all(-1)
-            dropped = int((~finite).sum())
-            yield (chunk[finite] if dropped else chunk), dropped
+            # One sum tells whether all is finite: infinity and NaN never leave it.
+            if torch.isfinite(chunk.sum(dtype=torch.promote_types(chunk.dtype, torch.float32))):
+                yield chunk, 0
+            else:
+                finite = torch.isfinite(chunk).all(-1)
+                yield chunk[finite], int((~finite).sum())
 
     def _widen(self, rows: Tensor) -> None:
         if len(rows):
@@ -264,28 +268,20 @@ class InputObserver:
 
     def _exponents(self) -> Tensor:
         """eⱼ with |xⱼ| < 2^eⱼ, int64 [in]; 0 for a channel of zeros."""
-        return exponents_of(self._largest)
+        return exponents_of(self._largest).clamp_(min=_LEAST_EXPONENT)
 
     def _down(self) -> Tensor:
         """2^(eⱼ − BITS), float64 [in]: what one step of a rounded input is worth."""
         return power_of_two(self._exponents() - BITS)
 
     def _whole(self, rows: Tensor) -> Tensor:
-        """qⱼ of some rows, whole numbers in float64 [tokens, in]."""
-        return (rows.double() * power_of_two(BITS - self._exponents()).to(rows.device)).round_()
+        """qⱼ of some rows, int16 [tokens, in]."""
+        return whole_numbers(rows, self._exponents())
 
     def _absolute(self, rows: Tensor) -> Tensor:
-        """Σ|qⱼ| of some rows, int64 [in]: at most 2^16 of up to 2^18, whole numbers below 2^53."""
-        return self._whole(rows).abs_().sum(0).to(device="cpu", dtype=torch.int64)
-
-    def _add(self, sums: Tensor, rows: Tensor) -> None:
-        """Add q qᵀ of some rows [tokens, in] to the blocks of ``sums`` on and above the diagonal."""
-        whole = self._whole(rows)
-        if self._ranges_given and len(rows) and whole.abs().max() > 2**BITS:
-            raise QuantizationError("A batch exceeds the range given for it: the two passes saw different inputs.")
-        for start in range(0, self.in_features, _COLUMN_BLOCK):
-            product = whole[:, start : start + _COLUMN_BLOCK].T @ whole[:, start:]  # [block, in − start]
-            sums[start : start + _COLUMN_BLOCK, start:] += product.to(device=sums.device, dtype=torch.int64)
+        """Σ|round(xⱼ · 2^(18 − eⱼ))| of some rows, int64 [in]: at most 2^16 of up to 2^18, below 2^53."""
+        up = power_of_two(_SIZE_BITS - self._exponents()).to(rows.device)
+        return (rows.double() * up).round_().abs_().sum(0).to(device="cpu", dtype=torch.int64)
 
 
 def _picked(rows: Tensor, first: int, count: int, total: int) -> Tensor:

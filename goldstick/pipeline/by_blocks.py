@@ -19,13 +19,13 @@ from goldstick.calibration.sweep import Calls, block_runs, find_absorbers, masks
 from goldstick.calibration.task import Task
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
+from goldstick.core.freed_memory import return_freed_memory
 from goldstick.errors import StructureError
 from goldstick.formats.safetensors_file import file_head
 from goldstick.formats.transformers_names import CheckpointNames
 from goldstick.formats.transformers_streaming import StreamedModel
 from goldstick.pipeline.entries import Specs
 from goldstick.pipeline.float_stream import FloatStream
-from goldstick.pipeline.freed_memory import return_freed_memory
 from goldstick.pipeline.hidden_states import HiddenStates, write_hidden_states
 from goldstick.pipeline.journal import WorkDirectory, uninterrupted
 from goldstick.pipeline.memory_budget import fits_together, peak_memory

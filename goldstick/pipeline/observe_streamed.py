@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.calibration.pauses import Arrival, run_with_pauses
+from goldstick.core.freed_memory import return_freed_memory
 from goldstick.formats.transformers_streaming import StreamedModel
-from goldstick.pipeline.freed_memory import return_freed_memory
 from goldstick.pipeline.observation import Observation, Passes, observe, set_buffer_dtypes
 from goldstick.recipes import Recipe
 from goldstick.recipes.resolve import resolve

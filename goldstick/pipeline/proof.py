@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save_file
 
+from goldstick.core.freed_memory import return_freed_memory
 from goldstick.errors import CheckpointError
-from goldstick.pipeline.freed_memory import return_freed_memory
 from goldstick.pipeline.observation import Observation
 
 #: Largest difference of outputs that is called equal, relative to the largest output. The same machine gives 0.

@@ -18,9 +18,9 @@ from typing import Any
 
 from safetensors.torch import load_file
 
+from goldstick.core.freed_memory import give_large_blocks_back
 from goldstick.errors import GoldstickError
 from goldstick.formats.transformers_names import quiet_libraries
-from goldstick.pipeline.freed_memory import give_large_blocks_back
 from goldstick.pipeline.observation import Observation
 from goldstick.pipeline.observe_streamed import observe_checkpoint, observe_rounded
 from goldstick.pipeline.plain_module import compare_stored

@@ -83,10 +83,21 @@ def test_codes_equal_those_of_a_slow_elimination(bits: int, symmetric: bool, siz
         columns = column_order(h.diagonal(), grid, order)
         factor = inverse_factor(h[columns][:, columns], 0.01 * float(h.diagonal().mean()))
         assert factor is not None
-        found = column_loop.solve_columns(weight, factor, columns, ranges)
+        found, _ = column_loop.solve_columns(weight, factor, columns, ranges)
         assert torch.equal(found, eliminate_slowly(weight, damped, columns.tolist(), ranges))
         solution = solve_gptq(weight, h, grid, order=order, search="minmax")
         assert solution.fallback or torch.equal(solution.tensor.codes, found)
+
+
+@pytest.mark.parametrize("dead", [0, 5])
+@either_symmetry
+def test_the_error_summed_on_the_way_is_that_of_the_output(symmetric: bool, dead: int) -> None:
+    x = correlated(400, 96)
+    x[:, :dead] = 0
+    weight, h = torch.randn(40, 96), hessian_of(x)
+    solution = solve_gptq(weight, h, grid_of(3, symmetric, 32))
+    assert solution.fallback is None and solution.dead == dead
+    assert solution.loss == pytest.approx(output_error(weight, solution.tensor, h), rel=1e-9)
 
 
 @pytest.mark.parametrize("columns", [130, 300])
@@ -136,7 +147,7 @@ def test_inputs_that_do_not_correlate_give_rounding_to_nearest(
         columns = column_order(h.diagonal(), grid, order)
         factor = inverse_factor(h[columns][:, columns], 0.01)
         assert factor is not None
-        assert torch.equal(column_loop.solve_columns(weight, factor, columns, rounded), rounded.codes)
+        assert torch.equal(column_loop.solve_columns(weight, factor, columns, rounded)[0], rounded.codes)
     solution = solve_gptq(weight, torch.eye(64, dtype=torch.float64), grid, search="minmax")
     assert solution.fallback is None
     assert torch.equal(solution.tensor.codes, rounded.codes)
@@ -188,7 +199,7 @@ def test_it_is_never_worse_than_rounding_to_nearest(symmetric: bool, search: Ran
         h, grid = hessian_of(x), grid_of(int(torch.randint(1, 5, ())), symmetric, 8)
         solution = solve_gptq(weight, h, grid, search=search)
         assert solution.loss is not None
-        assert solution.loss == output_error(weight, solution.tensor, h)
+        assert solution.loss == pytest.approx(output_error(weight, solution.tensor, h), rel=1e-9, abs=1e-9)
         rivals: list[RangeSearch] = ["minmax", search]
         for rival in rivals:
             rounded = output_error(weight, quantize_with_search(weight, grid, rival), h)
@@ -277,7 +288,7 @@ def test_a_dead_input_keeps_the_codes_of_rounding_and_touches_no_other() -> None
     live = float(h.diagonal()[h.diagonal() > 1e-3].mean())
     factor = inverse_factor(h[order][:, order], 0.01 * live)
     assert factor is not None
-    assert torch.equal(column_loop.solve_columns(weight, factor, order, rounded), solution.tensor.codes)
+    assert torch.equal(column_loop.solve_columns(weight, factor, order, rounded)[0], solution.tensor.codes)
 
 
 def test_the_ladder_is_climbed_until_the_factorization_succeeds() -> None:

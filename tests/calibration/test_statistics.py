@@ -50,7 +50,7 @@ def test_it_equals_a_sum_of_outer_products_but_for_the_rounding(dtype: torch.dty
     size = expected.diagonal().sqrt()
     assert found.dtype == torch.float64
     assert torch.equal(found, found.T)
-    assert ((found - expected).abs() / torch.outer(size, size)).max() <= 1e-5
+    assert ((found - expected).abs() / torch.outer(size, size)).max() <= 1e-4
 
 
 def test_whole_numbers_are_summed_without_any_error() -> None:
@@ -181,10 +181,11 @@ def test_the_means_of_each_channel_are_those_of_a_loop(dtype: torch.dtype) -> No
     for channel in range(48):
         values = [float(row[channel]) for row in x]
         step = max(map(abs, values)) * 2**-17  # of a value rounded to 18 bits, twice over
+        coarse = max(map(abs, values)) * 2**-12  # of a factor of the Hessian, rounded to 13
         assert float(observer.largest()[channel]) == max(map(abs, values))
         mean, square = sum(map(abs, values)) / 200, sum(value * value for value in values) / 200
         assert abs(float(observer.mean_abs()[channel]) - mean) <= step
-        assert abs(float(observer.mean_square()[channel]) - square) <= 2 * step * max(map(abs, values))
+        assert abs(float(observer.mean_square()[channel]) - square) <= 2 * coarse * max(map(abs, values))
     assert torch.equal(observer.mean_square(), observer.hessian().diagonal() / 2), "before the sum is kept"
     assert torch.equal(observer.mean_square(), observer.hessian().diagonal() / 2), "and after"
 
@@ -286,7 +287,7 @@ def test_extreme_scales_lose_nothing(scale: float) -> None:
     x = activations(64).double() * scale
     found, expected = observed([x.float()]), reference(x.float())
     size = expected.diagonal().sqrt()
-    assert ((found - expected).abs() / torch.outer(size, size)).max() <= 1e-5
+    assert ((found - expected).abs() / torch.outer(size, size)).max() <= 2e-4
 
 
 @pytest.mark.parametrize("ranges_first", [False, True])

@@ -159,11 +159,29 @@ def test_every_layer_runs_once_for_each_batch() -> None:
     # What the first block hands on says how the others are called: once to see whether blocks do feed one another at
     # all, and once for the first batch.
     for name, count in calls.items():
-        if name == "lm_head":  # of no block; it is run by those passes that find the blocks' arguments
-            assert count == 1 + len(batches)
+        if name == "lm_head":  # of no block; once more it is known that the others need not go so far
+            assert count == 2
         else:
             assert count == once + look + (2 if ".layers.0." in name else 0), name
     assert len(calls) == 15
+
+
+class Twice(nn.Module):
+    """A decoder that goes through its blocks two times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = FAMILIES["llama_gqa"]()
+
+    def forward(self, **inputs: Any) -> Any:
+        self.model(**inputs)
+        return self.model(**inputs)
+
+
+def test_blocks_that_a_forward_calls_twice_are_not_taken_for_a_chain() -> None:
+    model = Twice()
+    with torch.no_grad(), pytest.raises(StructureError, match="more than once"):
+        sweep_module.block_calls(model, Network(model).blocks, batches_for(model.model)[0])
 
 
 def test_the_order_of_batches_does_not_change_a_bit() -> None:

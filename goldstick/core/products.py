@@ -1,0 +1,67 @@
+"""Sums over tokens of products of whole numbers, exact: no order, chunking or number of threads changes a bit."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from goldstick.core.powers_of_two import power_of_two
+from goldstick.errors import QuantizationError
+
+BITS = 13
+"""Bits of a rounded value, without its sign: 31 products of two such values fit 32 bits, so that a processor can sum
+eight times as many at once as in float64."""
+
+_OPERATORS: object = torch.ops.goldstick
+_COLUMN_BLOCK = 512
+_TOKENS = 1 << 16  # at a time; tokens · 2^(2·BITS) stays below 2^53
+
+
+def whole_numbers(values: Tensor, exponents: Tensor) -> Tensor:
+    """round(vⱼ · 2^(BITS − eⱼ)) of some values [tokens, channels], each at most 2^BITS in size; int16.
+
+    Args:
+        values: float [tokens, channels], finite.
+        exponents: eⱼ with |vⱼ| < 2^eⱼ, int64 [channels], -100 or more.
+
+    Raises:
+        QuantizationError: A value is larger than that.
+    """
+    wide = values if values.dtype in (torch.float32, torch.float64) else values.float()
+    up = power_of_two(BITS - exponents).to(device=wide.device, dtype=wide.dtype)
+    rounded = (wide * up).round_()  # the product is exact, or so small that it is rounded to 0
+    if len(rounded):
+        low, high = torch.aminmax(rounded)
+        if max(-low, high) > 2**BITS:
+            raise QuantizationError("A batch exceeds the range given for it: the two passes saw different inputs.")
+    return rounded.to(torch.int16)
+
+
+def add_products(sums: Tensor, left: Tensor, right: Tensor | None = None) -> None:
+    """Add Σ leftᵢ · rightⱼ over the tokens to ``sums``, in place.
+
+    Args:
+        sums: int64 [rows, columns].
+        left: int16 [tokens, rows], from :func:`whole_numbers`.
+        right: int16 [tokens, columns]; ``None`` for ``left`` itself, and then only the sums on and above the diagonal
+            are all there afterwards: :func:`mirror` does the rest.
+    """
+    if left.device.type == "cpu" and hasattr(_OPERATORS, "add_products"):
+        torch.ops.goldstick.add_products(sums, left, left if right is None else right)
+        return
+    columns = left if right is None else right
+    for token in range(0, len(left), _TOKENS):
+        wide, rest = left[token : token + _TOKENS].double(), columns[token : token + _TOKENS].double()
+        for start in range(0, len(sums), _COLUMN_BLOCK):
+            first = start if right is None else 0
+            product = wide[:, start : start + _COLUMN_BLOCK].T @ rest[:, first:]  # every partial sum below 2^53
+            sums[start : start + _COLUMN_BLOCK, first:] += product.to(device=sums.device, dtype=torch.int64)
+
+
+def mirror(sums: Tensor) -> None:
+    """Copy what lies above the diagonal of a square matrix to below it, in place."""
+    for start in range(0, len(sums), _COLUMN_BLOCK):
+        stop = start + _COLUMN_BLOCK
+        sums[stop:, start:stop] = sums[start:stop, stop:].T
+        block = sums[start:stop, start:stop]
+        block.copy_(block.triu() + block.triu(1).T)
