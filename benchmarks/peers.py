@@ -41,7 +41,7 @@ from peer_cases import CASES, Case
 HERE = Path(__file__).resolve().parent
 SCRIPTS = HERE / "peers"
 RESULTS = HERE / "results" / "peers.json"
-TOKENS_PER_BATCH = 2048  # goldstick's
+TOKENS_PER_BATCH = 2048  # of a peer; goldstick takes 512
 RUNNERS = {"llm-compressor": "run_llm_compressor.py", "auto-round": "run_auto_round.py"}
 
 

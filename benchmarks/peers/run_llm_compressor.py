@@ -1,7 +1,7 @@
 """Quantize with llm-compressor: ``PYTHON run_llm_compressor.py SPEC.json``, by the Python that has it installed.
 
 Everything is the tool's default but for the scheme, the data (the windows given, in order, unshuffled) and the number
-of windows that pass the model together, which is goldstick's.
+of windows that pass the model together.
 """
 
 from __future__ import annotations

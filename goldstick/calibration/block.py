@@ -43,6 +43,7 @@ class BlockCalibration:
         pairs: What can absorb the scale of which input group; from the structure probe.
         together: Whether all batches may wait together; see :mod:`goldstick.calibration.passes`.
         original: The float block and its passes, where a stage is asymmetric.
+        look: A forward that reaches the layers in the same order, such as a shorter one; the first run where ``None``.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class BlockCalibration:
         pairs: Sequence[FoldPair] = (),
         together: bool = True,
         original: Original | None = None,
+        look: Callable[[], Tensor] | None = None,
     ) -> None:
         self._network, self._work, self._masks, self._pairs = network, work, masks, pairs
-        self._groups = input_groups(network, work.tasks, runs[0])
+        self._groups = input_groups(network, work.tasks, look or runs[0])
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
         self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules)
         self._beside: OriginalPasses | None = None

@@ -20,6 +20,7 @@ from goldstick import surgery
 from goldstick.calibration.absorbers import Absorbers, small
 from goldstick.calibration.arguments import BlockCall, block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
+from goldstick.calibration.float32_products import multiplying_in_float32
 from goldstick.calibration.groups import is_fused
 from goldstick.calibration.kv_ranges import KVRecorder, recording
 from goldstick.calibration.original import Original, original_block
@@ -80,9 +81,12 @@ def sweep(
                 runs = block_runs(model, block, calls, hidden, recorder)
                 pairs: Sequence[FoldPair] = absorbers.of(block) if absorbers else ()
                 masks, beside = masks_of(batches), _copy_of(floats, block, float_calls, float_hidden)
-                calibration = BlockCalibration(network, work.within(block), runs, masks, pairs=pairs, original=beside)
-                hidden = calibrate(calibration)
-                float_hidden = list(calibration.original_outputs())
+                halves = [model.get_submodule(block), *([beside.module] if beside is not None else [])]
+                with multiplying_in_float32(*halves):
+                    inside = work.within(block)
+                    calibration = BlockCalibration(network, inside, runs, masks, pairs=pairs, original=beside)
+                    hidden = calibrate(calibration)
+                    float_hidden = list(calibration.original_outputs())
                 if recorder is not None:
                     recorder.settle()
                 done += 1

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from goldstick.core.powers_of_two import exponents_of, power_of_two
-from goldstick.core.products import BITS, add_products, mirror, whole_numbers
+from goldstick.core.products import BITS, add_products, joined, mirror, whole_numbers
 from goldstick.errors import QuantizationError
 
 SAMPLE = 512
@@ -146,8 +146,8 @@ class InputObserver:
         sums = self._sums
         if sums is None:
             sums = self._zeros()
-            for rows in self._rows():
-                add_products(sums, self._whole(rows))
+            for numbers in joined(self._whole(rows) for rows in self._rows()):
+                add_products(sums, numbers)
         mirror(sums)
         hessian = sums.view(torch.float64)  # in the memory of the sums: nothing else of this size is held
         down = self._down()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,7 @@ eight times as many at once as in float64."""
 
 _OPERATORS: object = torch.ops.goldstick
 _COLUMN_BLOCK = 512
+_TOGETHER = 2048  # tokens
 _TOKENS = 1 << 16  # at a time; tokens · 2^(2·BITS) stays below 2^53
 
 
@@ -56,6 +59,18 @@ def add_products(sums: Tensor, left: Tensor, right: Tensor | None = None) -> Non
             first = start if right is None else 0
             product = wide[:, start : start + _COLUMN_BLOCK].T @ rest[:, first:]  # every partial sum below 2^53
             sums[start : start + _COLUMN_BLOCK, first:] += product.to(device=sums.device, dtype=torch.int64)
+
+
+def joined(pieces: Iterator[Tensor]) -> Iterator[Tensor]:
+    """The same rows in fewer pieces: all sums are read and written for each."""
+    waiting: list[Tensor] = []
+    for piece in pieces:
+        waiting.append(piece)
+        if sum(map(len, waiting)) >= _TOGETHER:
+            yield torch.cat(waiting)
+            waiting = []
+    if waiting:
+        yield torch.cat(waiting)
 
 
 def mirror(sums: Tensor) -> None:

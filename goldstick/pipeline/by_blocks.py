@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick.calibration.absorbers import small
 from goldstick.calibration.arguments import block_calls, run_around
 from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.data import CalibrationData
+from goldstick.calibration.float32_products import multiplying_in_float32
 from goldstick.calibration.sweep import Calls, block_runs, find_absorbers, masks_of, prepare_experts, starts
 from goldstick.calibration.task import Task
 from goldstick.core.edits import Quantize
@@ -28,7 +30,7 @@ from goldstick.pipeline.entries import Specs
 from goldstick.pipeline.float_stream import FloatStream
 from goldstick.pipeline.hidden_states import HiddenStates, write_hidden_states
 from goldstick.pipeline.journal import WorkDirectory, uninterrupted
-from goldstick.pipeline.memory_budget import fits_together, peak_memory
+from goldstick.pipeline.memory_budget import activations, fits_together, peak_memory
 from goldstick.pipeline.observation import Observation, Passes, model_inputs, observe
 from goldstick.pipeline.plan import Plan, PlannedTensor
 from goldstick.pipeline.records import versions
@@ -40,6 +42,7 @@ from goldstick.report.storage import dump_json
 from goldstick.structure.blocks import block_of
 from goldstick.structure.findings import FoldPair
 from goldstick.structure.network import Network
+from goldstick.structure.probe import block_signature
 from goldstick.structure.trace import tensors_in
 
 
@@ -82,6 +85,7 @@ class BlockwiseRun:
         self._place = 0, len(streamed.blocks), ""
         self._work = calibrated_work(plan.resolution, self._take_note)
         self._floats: FloatStream | None = None
+        self._activations: dict[object, int] = {}
 
     def identity(self) -> dict[str, str]:
         """What the run is of; one that differs in any of it cannot be gone on with."""
@@ -176,8 +180,11 @@ class BlockwiseRun:
         self._round(block)
         runs = block_runs(model, block, calls, states, None)
         count = len(self._batches)
-        streams = 1 if original is None else 2
-        together = fits_together(model.get_submodule(block), runs[0], count, self._max_memory, streams)
+        faster, beside = ExitStack(), ExitStack()
+        faster.enter_context(multiplying_in_float32(model.get_submodule(block)))
+        if original is not None:
+            beside.enter_context(multiplying_in_float32(original.module))
+        together = self._fits_together(block, runs[0], streams=1 if original is None else 2)
         calibration = BlockCalibration(
             self._network,
             self._work.within(block),
@@ -186,17 +193,34 @@ class BlockwiseRun:
             pairs=pairs,
             together=together,
             original=original,
+            look=self._look(block, runs),
         )
         calibration.solve()
 
         def outputs() -> Iterator[Tensor]:
             yield from calibration.outputs()
             calibration.finish()
+            faster.close()
             for run in runs[count:]:  # what the proof looks at goes through the packed layers
                 yield run()
             yield from calibration.original_outputs()
+            beside.close()
 
         return write_hidden_states(work.path, states.number + 1, outputs(), states.specs)
+
+    def _look(self, block: str, runs: Sequence[Callable[[], Tensor]]) -> Callable[[], Tensor]:
+        """A pass that shows the order of a block's layers: one of the proof's short ones, unless inputs choose them."""
+        modules = self._streamed.model.get_submodule(block).modules()
+        chosen = any(isinstance(module, nn.ModuleList) for module in modules)
+        return runs[0] if chosen or len(runs) == len(self._batches) else runs[len(self._batches)]
+
+    def _fits_together(self, block: str, run: Callable[[], Tensor], streams: int) -> bool:
+        """Whether all batches may wait together in a block; blocks that are alike need as much."""
+        module = self._streamed.model.get_submodule(block)
+        kind = block_signature(self._network, block)
+        if kind not in self._activations:
+            self._activations[kind] = activations(module, run)
+        return fits_together(module, self._activations[kind], len(self._batches), self._max_memory, streams)
 
     def _finish(self, chain: Sequence[str], calls: Calls, states: HiddenStates) -> Observation:
         """Solve what lies outside the blocks, and observe the model in memory."""

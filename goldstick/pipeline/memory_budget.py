@@ -32,12 +32,12 @@ def used_memory() -> int:
     return 1024 * int(fields["VmRSS"].split()[0])
 
 
-def fits_together(block: nn.Module, run: Callable[[], Tensor], batches: int, budget: int, streams: int = 1) -> bool:
+def fits_together(block: nn.Module, held: int, batches: int, budget: int, streams: int = 1) -> bool:
     """Whether the activations of all batches inside a block fit into a budget, beside what solving its layers takes.
 
     Args:
         block: The block, in memory.
-        run: Its forward on one batch, the largest; runs once.
+        held: Bytes of one batch's :func:`activations`.
         batches: How many batches there are.
         budget: Bytes.
         streams: 2 where the float block runs beside, with activations and a statistic of its own.
@@ -45,11 +45,11 @@ def fits_together(block: nn.Module, run: Callable[[], Tensor], batches: int, bud
     widest = max((parameter.shape[-1] for parameter in block.parameters() if parameter.ndim > 1), default=0)
     weights = sum(parameter.nbytes for parameter in block.parameters())
     solving = streams * 4 * 8 * widest**2 + weights
-    return used_memory() + solving + streams * batches * _activations(block, run) <= budget
+    return used_memory() + solving + streams * batches * held <= budget
 
 
-def _activations(block: nn.Module, run: Callable[[], Tensor]) -> int:
-    """Bytes of everything that the layers of a block are given and give for one batch."""
+def activations(block: nn.Module, run: Callable[[], Tensor]) -> int:
+    """Bytes of everything that the layers of a block are given and give for one batch, the largest; it runs once."""
     held: dict[int, Tensor] = {}
 
     def note(_: nn.Module, args: tuple[Any, ...], output: Any) -> None:

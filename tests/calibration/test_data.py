@@ -39,16 +39,16 @@ def test_padded_batches_hold_every_token_once_behind_their_masks() -> None:
         ids, mask = batch["input_ids"], batch["attention_mask"]
         assert mask.dtype == torch.int64
         assert ids.shape == mask.shape
-        assert ids.numel() <= TOKENS_PER_BATCH
+        assert ids.numel() <= TOKENS_PER_BATCH or len(ids) == 1
         assert torch.equal(mask, (ids != 0).long())
         assert (mask.diff(dim=1) <= 0).all(), "padding is to the right"
         assert mask[0].all(), "no column is padding alone"
 
 
 def test_rows_of_similar_length_go_together() -> None:
-    batches = of_lengths([1000, 10, 1000, 10, 1000, 10], 1024).batches()
-    assert [batch["attention_mask"].shape for batch in batches] == [(2, 1000), (2, 1000), (2, 10)]
-    assert [int(batch["attention_mask"].sum()) for batch in batches] == [2000, 1010, 20]
+    batches = of_lengths([250, 10, 250, 10, 250, 10], 1024).batches()
+    assert [batch["attention_mask"].shape for batch in batches] == [(2, 250), (2, 250), (2, 10)]
+    assert [int(batch["attention_mask"].sum()) for batch in batches] == [500, 260, 20]
 
 
 def test_the_audit_counts_what_was_used_and_what_there_was() -> None:

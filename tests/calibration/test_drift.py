@@ -265,7 +265,7 @@ def test_the_pairs_fit_where_scales_are_folded_and_where_they_are_multiplied_sta
     monkeypatch.setattr(block_module, "observe_drift", keep)
     stages: list[dict[str, Any]] = [
         {"smoothquant": {"unfoldable": "multiply"}},
-        {"awq": {"quantize": False, "grid": 4, "unfoldable": "multiply"}},
+        {"awq": {"quantize": False, "grid": 6, "unfoldable": "multiply"}},
         {"gptq": {"scheme": "w8a16", "asymmetric": True}},
     ]
     model = FAMILIES["llama_gqa"]().to(dtype)
