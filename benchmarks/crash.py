@@ -36,7 +36,7 @@ def points_of(stages: str, blocks: int, every: int, folder: Path) -> dict[str, A
     """Die at every ``every``-th step of one recipe."""
     source = tiny_checkpoint(folder / f"source-{stages}", blocks)
     text = write_text(folder / "text.txt")
-    (folder / "whole").mkdir(exist_ok=True)
+    (folder / "whole" / stages).mkdir(parents=True)  # whose making would be a step
     steps, expected = steps_of(source, text, folder / "whole" / stages, stages)
     found: dict[str, Any] = {"recipe": stages, "blocks": blocks, "steps": steps, "every": every}
     identical, different, errors = 0, [], []

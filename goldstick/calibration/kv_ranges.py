@@ -23,10 +23,13 @@ class KVRecorder:
 
     A pass through a block may be run again, because a weight in it has changed. Of the passes that have one number,
     only the latest counts, until :meth:`settle` says that the block is done.
+
+    Args:
+        settled: What blocks reached that were done before.
     """
 
-    def __init__(self) -> None:
-        self._settled: dict[int, KVRanges] = {}
+    def __init__(self, settled: Mapping[int, KVRanges] | None = None) -> None:
+        self._settled: dict[int, KVRanges] = dict(settled or {})
         self._passes: dict[int, RecordingCache] = {}
 
     @property
@@ -93,10 +96,17 @@ def recording(call: BlockCall, recorder: KVRecorder, number: int | None = None) 
             "A block was called without a cache, so its keys and values cannot be seen. Use the kv_cache stage on "
             "decoders only, and leave use_cache on."
         )
+    return with_cache(call, recorder.pass_cache(number))
+
+
+def with_cache(call: BlockCall, cache: Any) -> BlockCall:
+    """A block's call with ``cache`` where the model gave it a cache; as it is where the model gave none."""
+    if call.cache is None:
+        return call
     if isinstance(call.cache, int):
-        args = (*call.args[: call.cache], recorder.pass_cache(number), *call.args[call.cache + 1 :])
+        args = (*call.args[: call.cache], cache, *call.args[call.cache + 1 :])
         return dataclasses.replace(call, args=args)
-    return dataclasses.replace(call, kwargs={**call.kwargs, call.cache: recorder.pass_cache(number)})
+    return dataclasses.replace(call, kwargs={**call.kwargs, call.cache: cache})
 
 
 def _widen(ranges: dict[int, KVRanges], by: Mapping[int, KVRanges]) -> None:

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from goldstick.calibration.arguments import BlockCall, block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.float32_products import multiplying_in_float32
 from goldstick.calibration.groups import is_fused
-from goldstick.calibration.kv_ranges import KVRecorder, recording
+from goldstick.calibration.kv_ranges import KVRecorder, with_cache
 from goldstick.calibration.original import Original, original_block
 from goldstick.calibration.task import Work
 from goldstick.errors import StructureError
@@ -78,7 +78,7 @@ def sweep(
             absorbers = find_absorbers(network, chain, batches[0]) if work.balancing else None
             for block in chain:
                 progress(f"calibrating {block}", done, total)
-                runs = block_runs(model, block, calls, hidden, recorder)
+                runs = block_runs(model, block, calls, hidden, recorder.pass_cache if recorder else None)
                 pairs: Sequence[FoldPair] = absorbers.of(block) if absorbers else ()
                 masks, beside = masks_of(batches), _copy_of(floats, block, float_calls, float_hidden)
                 halves = [model.get_submodule(block), *([beside.module] if beside is not None else [])]
@@ -147,15 +147,23 @@ def find_absorbers(network: Network, chain: Sequence[str], batch: Mapping[str, T
 
 
 def block_runs(
-    model: nn.Module, block: str, calls: Calls, hidden: Sequence[Tensor], recorder: KVRecorder | None
+    model: nn.Module, block: str, calls: Calls, hidden: Sequence[Tensor], cache: Callable[[int], Any] | None
 ) -> list[Callable[[], Tensor]]:
-    """A block's forward on each batch; ``hidden`` is indexed when a pass begins, so it may lie on disk."""
+    """A block's forward on each batch.
+
+    Args:
+        model: The model.
+        block: Path of the block.
+        calls: Every block's other arguments, for each batch.
+        hidden: The hidden states, batch by batch; indexed when a pass begins, so they may lie on disk.
+        cache: Gives a batch's pass its cache, where the model gave the block one; ``None`` for no caches.
+    """
     module = model.get_submodule(block)
 
     def run(index: int) -> Tensor:
         call = calls[index][block]
-        if recorder is not None and call.cache is not None:
-            call = recording(call, recorder, index)
+        if cache is not None:
+            call = with_cache(call, cache(index))
         return call.run(module, hidden[index])
 
     return [partial(run, index) for index in range(len(calls))]

@@ -70,7 +70,7 @@ def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     show_default=True,
     help="How the result is proven: by what the model gives, block by block, or by its tensors alone.",
 )
-@click.option("--resume", is_flag=True, help="Go on with a calibrated run that was stopped, to the same bytes.")
+@click.option("--resume", is_flag=True, help="Go on with a run that was stopped behind a block, to the same bytes.")
 @click.option("--max-memory", metavar="SIZE", callback=_bytes, help="Memory a calibrated run may use, such as 8GB.")
 @click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
 @click.option("--dry-run", is_flag=True, help="Plan only; the same as 'goldstick plan'.")
@@ -115,10 +115,14 @@ def quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
             device=device, proof=proof, resume=resume, max_memory=max_memory, progress=progress,
         )  # fmt: skip
+    if result.finished_before:
+        click.echo(f"This run is finished already: {output} is what it gave. Nothing was done.", err=True)
     if as_json:
         import json
 
         print_json({"directory": str(output), "report": json.loads(result.report.to_json())})
+        return
+    if result.finished_before:
         return
     evaluation = result.report.evaluation
     rows = compare(evaluation["after"], evaluation["before"]) if evaluation else ()
@@ -209,6 +213,7 @@ def _show_plan(planned: Plan, as_json: bool) -> None:
                 "peak_memory_forecast": planned.peak_memory,
                 "seconds_forecast": round(planned.seconds, 1),
                 "streams": planned.streams,
+                "by_blocks": planned.by_blocks,
                 "rotation": planned.rotation.to_dict() if planned.rotation else None,
                 "kv_cache": planned.resolution.kv.scheme.label if planned.resolution.kv else None,
                 "warnings": list(planned.warnings),
@@ -227,7 +232,7 @@ def _show_plan(planned: Plan, as_json: bool) -> None:
         f"format: {planned.format.name}; size: {format_bytes(planned.bytes_before)} -> "
         f"{format_bytes(planned.bytes_after)}; "
         f"peak memory about {format_bytes(planned.peak_memory)}; about {planned.seconds:.0f} s on this recipe's "
-        f"{'stream' if planned.streams else 'whole model in memory'}"
+        f"{'stream' if planned.streams else 'blocks' if planned.by_blocks else 'whole model in memory'}"
     )
     if planned.rotation:
         click.echo(rotation_words(planned.rotation.to_dict()))

@@ -15,8 +15,11 @@ from goldstick.errors import QuantizationError
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """Return the device of the model's first parameter or buffer, the CPU where it has neither."""
-    tensor = next(chain(model.parameters(), model.buffers()), None)
+    """Return the device of the first parameter or buffer that is in memory, the CPU where none is.
+
+    Blocks that are read in their turn lie on the meta device until then.
+    """
+    tensor = next((tensor for tensor in chain(model.parameters(), model.buffers()) if not tensor.is_meta), None)
     return torch.device("cpu") if tensor is None else tensor.device
 
 

@@ -20,7 +20,7 @@ from transformers.cache_utils import (
     EncoderDecoderCache,
 )
 
-from goldstick.core.kv_cache import KVSettings
+from goldstick.core.kv_cache import KVScheme, KVSettings
 from goldstick.errors import QuantizationError, StructureError
 from goldstick.nn.kv_cache import QuantizedStates
 
@@ -203,6 +203,24 @@ def use_quantized_cache(model: nn.Module, settings: KVSettings) -> None:
     decoder.register_forward_pre_hook(_GiveCache(settings), with_kwargs=True)
 
 
+def new_cache(config: Any, settings: KVSettings) -> Cache:
+    """The empty cache that a decoder of this config works on; of an encoder-decoder, with one for its cross attention.
+
+    Raises:
+        QuantizationError: A layer has no scales.
+    """
+    made: Cache = QuantizedCache(config, settings)
+    if getattr(config, "is_encoder_decoder", False):
+        made = EncoderDecoderCache(made, DynamicCache(config=config))
+    return made
+
+
+def quantized_layers(config: Any) -> list[int]:
+    """Indices of the layers whose keys and values a quantized cache for this config stores."""
+    layers = QuantizedCache(config, KVSettings(scheme=KVScheme(mode="dynamic", keys="head"), scales={})).layers
+    return [index for index, layer in enumerate(layers) if isinstance(layer, QuantizedLayer)]
+
+
 def quantized_cache_of(model: nn.Module) -> KVSettings | None:
     """What :func:`use_quantized_cache` was last told for a model, if anything."""
     for module in model.modules():
@@ -228,9 +246,7 @@ class _GiveCache:
         if given is not None:
             self._adopt(given, decoder.config)
             return None
-        made: Cache = QuantizedCache(decoder.config, self.settings)
-        if getattr(decoder.config, "is_encoder_decoder", False):
-            made = EncoderDecoderCache(made, DynamicCache(config=decoder.config))
+        made = new_cache(decoder.config, self.settings)
         if len(args) > place:
             return (*args[:place], made, *args[place + 1 :]), kwargs
         return args, {**kwargs, _CACHE: made}

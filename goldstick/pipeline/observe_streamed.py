@@ -8,6 +8,7 @@ from typing import Any
 
 from goldstick.calibration.pauses import Arrival, run_with_pauses
 from goldstick.core.freed_memory import return_freed_memory
+from goldstick.formats.transformers_cache import use_quantized_cache
 from goldstick.formats.transformers_streaming import StreamedModel
 from goldstick.pipeline.observation import Observation, Passes, observe, set_buffer_dtypes
 from goldstick.recipes import Recipe
@@ -46,6 +47,8 @@ def observe_rounded(source: Path, recipe: Recipe) -> Observation:
 
     quantize(None)
     tie_up(network, resolution)
+    if resolution.kv is not None:
+        use_quantized_cache(network.model, resolution.kv.solve({}))
     return _observe(streamed, source, quantize)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from goldstick.core.error import WeightError
 from goldstick.errors import UsageError
 from goldstick.formats.source import SourceCheckpoint
-from goldstick.pipeline.by_blocks import BlockwiseRun, prepare
+from goldstick.pipeline.by_blocks import prepare
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
 from goldstick.pipeline.journal import WorkDirectory, tidy_up, work_directory
 from goldstick.pipeline.load import find_device
@@ -20,6 +20,7 @@ from goldstick.pipeline.memory_budget import default_budget
 from goldstick.pipeline.plan import Plan
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.records import environment, layer_records, shapes_of
+from goldstick.pipeline.run_identity import finished_report, run_identity
 from goldstick.pipeline.save import error_sums
 from goldstick.pipeline.staging import check_output, check_space, staged
 from goldstick.pipeline.structure import structure_of_source
@@ -35,10 +36,12 @@ class Quantized:
     Attributes:
         directory: Where it lies.
         report: What was done; also in ``report.json`` there.
+        finished_before: Whether an earlier run had made it, and this one was only to go on with that.
     """
 
     directory: Path
     report: Report
+    finished_before: bool = False
 
 
 def execute(
@@ -66,7 +69,8 @@ def execute(
         overwrite: Whether ``output`` may replace a checkpoint that goldstick wrote.
         device: Where weights are rounded, such as ``cuda``.
         proof: Whether the proof compares ``outputs``, computed block by block, or ``tensors`` alone.
-        resume: Whether to go on with a calibrated run that was stopped. It gives the same bytes.
+        resume: Whether to go on with a calibrated run that was stopped. It gives the same bytes. Nothing is done
+            where that run is finished.
         max_memory: Bytes that a calibrated run may use; below what all batches take in a block, they run one by one,
             which takes longer and gives the same bytes. A good part of what is free where ``None``.
         progress: Told what is done.
@@ -80,15 +84,19 @@ def execute(
     """
     if proof == "tensors" and not plan.streams:
         reason = plan.warnings[-1] if plan.warnings else "its stages look at data."
+        reason = "a rotation changes what its tensors hold." if plan.rotation is not None else reason
         raise UsageError(f"This model cannot be proven tensor by tensor: {reason} Use --proof outputs.")
     target = find_device(device)
     check_output(output, overwrite, resume)
     check_space(output, plan.bytes_after)
     started = time.perf_counter()
     blockwise = prepare(plan, target, calibrate, max_memory or default_budget(), progress)
-    if resume and blockwise is not None and tidy_up(output, blockwise.identity()):
+    run = {} if blockwise is None and plan.calibrated else run_identity(plan, blockwise.data if blockwise else None)
+    if resume and blockwise is not None and tidy_up(output, run):
         return Quantized(directory=output, report=Report.read(output))
-    with _place(output, blockwise, resume=resume, overwrite=overwrite) as folder:
+    if resume and not overwrite and run and (finished := finished_report(output, run)) is not None:
+        return Quantized(directory=output, report=finished, finished_before=True)
+    with _place(output, run if blockwise else None, resume=resume, overwrite=overwrite) as folder:
         if isinstance(folder, WorkDirectory):
             assert blockwise is not None
             outcome, folder = blockwise.write(folder), folder.checkpoint
@@ -117,18 +125,19 @@ def execute(
             warnings=(*plan.warnings, *outcome.warnings),
             timing={"quantize_and_write": written - started, "prove": proven - written},
             environment=environment(),
+            run=run,
         )
         report.write(folder)
     return Quantized(directory=output, report=report)
 
 
 def _place(
-    output: Path, blockwise: BlockwiseRun | None, *, resume: bool, overwrite: bool
+    output: Path, run: Mapping[str, str] | None, *, resume: bool, overwrite: bool
 ) -> AbstractContextManager[Path | WorkDirectory]:
-    """Where the checkpoint grows: a directory that vanishes on an error, or one that a stopped run can go on in."""
-    if blockwise is None:
+    """Where the checkpoint grows: a directory that vanishes on an error, or one that ``run`` can go on in."""
+    if run is None:
         return staged(output, overwrite)
-    return work_directory(output, blockwise.identity(), resume=resume, overwrite=overwrite)
+    return work_directory(output, run, resume=resume, overwrite=overwrite)
 
 
 def _proof_request(plan: Plan, errors: Mapping[str, WeightError], proof: ProofMethod) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from goldstick.calibration.data import count_batches
 from goldstick.core.error import WeightError
 from goldstick.formats.source import SIDECARS
+from goldstick.formats.transformers_cache import quantized_cache_of
 from goldstick.formats.transformers_names import CheckpointNames, empty_model
 from goldstick.pipeline.choose_format import choose_format
 from goldstick.pipeline.entries import write_entries
@@ -76,7 +77,7 @@ class Result:
         wanted = self._recipe.export.format if names else "native"
         storage, _ = choose_format(wanted, [piece.layer for piece in pieces], self._resolution.ties)
         floats = float_tensors(self._network, names)
-        kv = kv_to_store(self.model, storage, names)
+        kv = kv_to_store(self._network, quantized_cache_of(self.model), storage, names)
         config, origin = _config(self.model), _origin(self.model)
         with staged(Path(directory), overwrite) as work:
             entries = save_entries(pieces, {**floats, **(kv.tensors if kv else {})}, storage)

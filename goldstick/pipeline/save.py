@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from goldstick.core.error import WeightError
+from goldstick.core.kv_cache import KVSettings
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import FormatError
 from goldstick.formats.base import StorageFormat, StoredLayer
@@ -130,17 +131,21 @@ def float_tensors(
     return names.to_checkpoint(state) if names else state
 
 
-def kv_to_store(model: nn.Module, storage: StorageFormat, names: CheckpointNames | None) -> StoredKV | None:
-    """What a checkpoint holds of the quantized KV cache that a transformers model runs on, if it does."""
-    if names is None:
-        return None
-    from goldstick.formats.transformers_cache import quantized_cache_of
+def kv_to_store(
+    network: Network, settings: KVSettings | None, storage: StorageFormat, names: CheckpointNames | None
+) -> StoredKV | None:
+    """What a checkpoint holds of the quantized KV cache of a transformers model, if it has one.
 
-    settings = quantized_cache_of(model)
-    if settings is None:
+    Args:
+        network: The network, with the sites it had before anything was rounded; possibly on the meta device.
+        settings: Its cache.
+        storage: The storage format of the weights.
+        names: How the model's checkpoint names tensors.
+    """
+    if names is None or settings is None:
         return None
-    dtype = next((value.dtype for value in model.parameters() if value.is_floating_point()), torch.float32)
-    stored = stored_kv(settings, attention_modules(model), storage.name, dtype)
+    dtype = next((site.dtype for site in network.sites if site.dtype.is_floating_point), torch.float32)
+    stored = stored_kv(settings, attention_modules(network.model), storage.name, dtype)
     return dataclasses.replace(stored, tensors=names.to_checkpoint(stored.tensors))
 
 

@@ -23,14 +23,15 @@ def check_output(output: Path, overwrite: bool, resume: bool = False) -> None:
     Args:
         output: The directory to make.
         overwrite: Whether it may replace what goldstick wrote.
-        resume: Whether it may be there because a run was stopped at its very end.
+        resume: Whether it may be there because its run was stopped at the very end, or is finished; whoever runs it
+            then finds out which run that was.
 
     Raises:
         OutputError: It exists and may not be overwritten, or its parent cannot be written.
     """
     if output.is_symlink():
         raise OutputError(f"The output {output} is a symbolic link; name the directory itself.")
-    if output.exists() and not (resume and is_put_in_place(output)):
+    if output.exists() and not (resume and (is_put_in_place(output) or _has_no_unfinished_run(output))):
         if not overwrite:
             raise OutputError(f"The output {output} exists already. Choose another -o, or give --overwrite.")
         if not (output / MANIFEST_NAME).is_file():
@@ -53,6 +54,10 @@ def is_put_in_place(output: Path) -> bool:
     """Whether a run was stopped after ``output`` had come into place, while it removed what was left."""
     work = working_directory(output.absolute())
     return (output / MANIFEST_NAME).is_file() and work.is_dir() and not (work / "checkpoint").exists()
+
+
+def _has_no_unfinished_run(output: Path) -> bool:
+    return (output / MANIFEST_NAME).is_file() and not working_directory(output.absolute()).exists()
 
 
 def check_space(output: Path, nbytes: int) -> None:

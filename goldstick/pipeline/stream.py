@@ -16,7 +16,8 @@ from goldstick.errors import SourceError
 from goldstick.formats.input_scale import part_name
 from goldstick.formats.safetensors_file import TensorInfo, file_head
 from goldstick.pipeline.entries import Entry
-from goldstick.pipeline.plan import Plan, PlannedTensor
+from goldstick.pipeline.plan import Plan
+from goldstick.pipeline.planned_tensors import PlannedTensor
 from goldstick.recipes.run import decide
 
 

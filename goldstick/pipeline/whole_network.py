@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from goldstick.algorithms import Exposure
 from goldstick.calibration.kv_ranges import KVRecorder
-from goldstick.core.kv_cache import KVScheme, KVSettings
-from goldstick.formats.transformers_cache import QuantizedCache, cached_decoder, use_quantized_cache
+from goldstick.formats.transformers_cache import cached_decoder, quantized_layers, use_quantized_cache
 from goldstick.pipeline.observation import fixed_inputs
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.rotate import FoundRotation, rotate
@@ -34,10 +33,7 @@ def refuse_without_cache(model: nn.Module, resolution: Resolution) -> None:
         StructureError: It is one of these; no weight was read.
     """
     if resolution.kv is not None:
-        QuantizedCache(cached_decoder(model).config, KVSettings(scheme=_DYNAMIC, scales={}))
-
-
-_DYNAMIC = KVScheme(mode="dynamic", keys="head", values="head")
+        quantized_layers(cached_decoder(model).config)
 
 
 def run_on_whole(

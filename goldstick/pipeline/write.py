@@ -14,6 +14,7 @@ from goldstick.calibration.data import CalibrationData
 from goldstick.core.error import WeightError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.kv_cache import StoredKV
+from goldstick.formats.transformers_cache import quantized_cache_of
 from goldstick.formats.transformers_names import CheckpointNames
 from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.load import load_float
@@ -64,8 +65,16 @@ def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Pro
     errors: dict[str, WeightError] = {}
     limit = plan.recipe.export.max_shard_size
     hashes = write_entries(folder, stream_entries(plan, reader, errors, device), limit, progress)
-    layers = [tensor.stored for tensor in plan.tensors if tensor.stored]
-    return Outcome(hashes=hashes, layers=layers, errors=errors, source_hashes=reader.hashes())
+    stage = plan.resolution.kv
+    settings = stage.solve({}) if stage is not None else None  # a dynamic cache: a static one looks at data
+    return Outcome(
+        hashes=hashes,
+        layers=[tensor.stored for tensor in plan.tensors if tensor.stored],
+        errors=errors,
+        source_hashes=reader.hashes(),
+        kv=kv_to_store(plan.network, settings, plan.format, CheckpointNames(plan.network.model)),
+        account={"kv_cache": {"scheme": stage.scheme.label}} if stage is not None else {},
+    )
 
 
 def write_whole(
@@ -79,7 +88,7 @@ def write_whole(
     expected = observe(network.model, plan.source.directory)
     names = CheckpointNames(plan.network.model)
     pieces = quantized_pieces(network, plan.resolution, names)
-    kv = kv_to_store(network.model, plan.format, names)
+    kv = kv_to_store(network, quantized_cache_of(network.model), plan.format, names)
     entries = save_entries(pieces, {**float_tensors(network, names), **(kv.tensors if kv else {})}, plan.format)
     return Outcome(
         hashes=write_entries(folder, entries, plan.recipe.export.max_shard_size, progress),

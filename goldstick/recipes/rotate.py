@@ -84,3 +84,16 @@ def rotate(network: Network, found: FoundRotation, inputs: Mapping[str, Any]) ->
     error = prove_rotation(network, found.plan, inputs, seed=found.stage.seed)
     surgery.apply(network, found.stage.edits(found.plan))
     return Network(network.model, cut=found.plan.unties), error
+
+
+def rotate_outside(network: Network, found: FoundRotation) -> None:
+    """Rotate what lies outside the blocks of a network, in place, whatever is in memory of the blocks.
+
+    With :func:`rotate_block` of every block this is what :func:`rotate` does, without the proof.
+    """
+    surgery.apply(network, found.plan.outer_edits(found.stage.seed))
+
+
+def rotate_block(network: Network, found: FoundRotation, block: str) -> None:
+    """Rotate one block of a network, which is in memory, in place."""
+    surgery.apply(network, [found.plan.block_edit(block, found.stage.seed)])

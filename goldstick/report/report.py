@@ -113,6 +113,8 @@ class Report:
         warnings: sentences for the user.
         timing: seconds by stage; durations, never a time of day.
         environment: versions of the libraries in use.
+        run: digests of what the run was of: recipe, source, calibration data, versions; equal ones give equal
+            checkpoints. Empty where nobody can say.
 
     Raises UsageError where the sizes do not add up or a parameter is recorded twice.
     """
@@ -132,6 +134,7 @@ class Report:
     warnings: tuple[str, ...] = ()
     timing: Mapping[str, float] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    run: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check that every byte is accounted for, once."""

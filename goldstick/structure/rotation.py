@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
 
 from goldstick.errors import StructureError
 from goldstick.structure.blocks import block_of
@@ -28,7 +27,6 @@ from goldstick.structure.rotation_plan import BlockRotation, RotationPlan
 from goldstick.structure.rotation_proof import prove_block, prove_model
 from goldstick.structure.rotation_trial import RotationTrial
 from goldstick.structure.trace import capture_inputs
-from goldstick.structure.turn import apply_rotation
 
 
 def find_rotation(
@@ -167,19 +165,3 @@ def _find_outside(network: Network, whole: RotationTrial, plan: RotationPlan) ->
         norms=tuple(norms),
         unties=tuple(sorted(head for head in heads if ties.get(head, head) in shared)),
     )
-
-
-def rotate_block(block: nn.Module, plan: RotationPlan, path: str, *, seed: int = 0) -> None:
-    """Rotate the float weights of one block, in place, wherever the rest of the model is.
-
-    Args:
-        block: The block with its weights.
-        plan: What :func:`find_rotation` found.
-        path: Path of the block in the model.
-        seed: Seed of the rotation; the same for every block.
-    """
-
-    def lookup(name: str) -> nn.Module:
-        return block.get_submodule(name.removeprefix(path).removeprefix("."))
-
-    apply_rotation(lookup, plan.block_edit(path, seed))

@@ -112,18 +112,22 @@ class RotationPlan:
         index = next(index for index, found in enumerate(self.blocks) if found.block == block)
         return self.blocks[index].edit(self.rotation(seed), seed + 1 + index)
 
-    def outer_edit(self, seed: int) -> Rotate:
-        """The edit of embeddings, last norm and head."""
+    def outer_edits(self, seed: int) -> Iterator[Rotate]:
+        """The edits of last norm and head, and of each embedding: apart, so that few float64 copies are held at once.
+
+        The head comes first: where it is tied, it gets its own weight while the embedding still has the old one.
+        """
         rotation = self.rotation(seed)
         if rotation is None:
-            return Rotate(turns=())
+            return
         turns, norms = norm_turns(self.norms, rotation)
-        turns += [Turn(parameter=name, side="output", rotation=rotation) for name in self.embeddings]
-        return Rotate(turns=tuple(turns), norms=tuple(norms), unties=self.unties)
+        yield Rotate(turns=tuple(turns), norms=tuple(norms), unties=self.unties)
+        for name in self.embeddings:
+            yield Rotate(turns=(Turn(parameter=name, side="output", rotation=rotation),))
 
     def edits(self, seed: int) -> Iterator[Rotate]:
         """Every edit; applied together they leave the model's output as it was."""
-        yield self.outer_edit(seed)
+        yield from self.outer_edits(seed)
         for block in self.blocks:
             yield self.block_edit(block.block, seed)
 

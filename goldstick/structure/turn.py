@@ -12,6 +12,9 @@ from goldstick.errors import StructureError
 from goldstick.structure.fold import Lookup
 from goldstick.structure.network import Layout, layout_of
 
+#: Rows of a matrix that are turned at a time.
+_ROWS = 4096
+
 
 @torch.no_grad()
 def apply_rotation(modules: nn.Module | Lookup, edit: Rotate) -> None:
@@ -103,15 +106,17 @@ def _turn(copies: _Copies, turn: Turn, gains: dict[str, Tensor]) -> None:
         gain = gains[turn.norm] if turn.norm is not None else torch.ones(columns.shape[-1], dtype=torch.float64)
         _store(turn, columns, lambda values: turn.rotation.turn(values * gain.to(values.device)))
         return
-    _store(turn, matrix[..., chosen, :], lambda values: turn.rotation.turn(values.transpose(-1, -2)).transpose(-1, -2))
+    _store(turn, matrix[..., chosen, :].transpose(-1, -2), turn.rotation.turn)
     bias = copies.find(bias_name(name))
     if bias is not None:
         _store(turn, bias[..., chosen], turn.rotation.turn)
 
 
 def _store(turn: Turn, view: Tensor, change: Callable[[Tensor], Tensor]) -> None:
+    """Change every row [..., channels] of a view in place, some at a time: an embedding may have 10⁹ numbers."""
     try:
-        view.copy_(change(view))
+        for rows in torch.split(view, _ROWS, dim=-2) if view.ndim > 1 else (view,):
+            rows.copy_(change(rows))
     except (ValueError, RuntimeError) as error:
         raise StructureError(f"The {turn.side} of {turn.parameter} cannot be turned: {error}") from error
 

@@ -96,6 +96,15 @@ def test_the_forecasts_are_of_the_right_size(giant: Path) -> None:
     assert 60 < plan["seconds_forecast"] < 6 * 3600
 
 
+def test_a_static_cache_is_planned_block_by_block(giant: Path) -> None:
+    plan = json.loads(run("plan", str(giant), "--recipe", "rtn-w4a16-g128-kv8", "--json").stdout)
+    assert (plan["streams"], plan["by_blocks"]) == (False, True)
+    assert plan["warnings"] == []
+    block = 2 * (2 * HIDDEN**2 + 2 * KEYS * HIDDEN + 3 * INNER * HIDDEN)
+    outside = 2 * 2 * VOCABULARY * HIDDEN
+    assert outside + block < plan["peak_memory_forecast"] < 1e9 + outside + 3 * block
+
+
 def test_a_plan_names_what_is_illegal_for_the_giant(giant: Path) -> None:
     result = run("plan", str(giant), "--recipe", "rtn-w4a16-g64-asym", "--format", "native", "--json")
     assert json.loads(result.stdout)["format"] == "native"

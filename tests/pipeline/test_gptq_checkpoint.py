@@ -69,11 +69,11 @@ def test_a_calibrated_checkpoint_is_proven_verified_and_loads_as_it_was_made(
     assert torch.equal(answer(in_memory.model, inputs), answer(first, inputs))
 
 
-def goldstick_ids(source: Path, text: Path) -> list[list[int]]:
+def goldstick_ids(source: Path, text: Path, samples: int = 12, seq_len: int = 64) -> list[list[int]]:
     """The windows that the recipe draws, found here by the tokenizer alone."""
     stream = PreTrainedTokenizerFast.from_pretrained(source)(text.read_text())["input_ids"]
-    windows = [stream[start : start + 64] for start in range(0, len(stream) - 63, 64)]
-    chosen = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))[:12]
+    windows = [stream[start : start + seq_len] for start in range(0, len(stream) - seq_len + 1, seq_len)]
+    chosen = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))[:samples]
     return [windows[number] for number in sorted(chosen.tolist())]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import json
 import os
@@ -16,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from goldstick.errors import OutputError
-from goldstick.pipeline import by_blocks
+from goldstick.pipeline import run_identity
 from goldstick.pipeline.journal import WorkDirectory, uninterrupted
 from goldstick.report.report import Report
 from tests.pipeline.crash_points import (
@@ -67,7 +68,7 @@ def stopped(stopped_once: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("stages", "every"),
     [("gptq", 50), ("awq", 150), ("awq-gptq", 150), ("smoothquant-gptq-w8a8", 150), ("imatrix", 150),
-     ("gptq-w8a8-static", 150), ("rtn", 40)],
+     ("gptq-w8a8-static", 150), ("rotate-gptq", 150), ("rotate", 150), ("gptq-kv8", 150), ("rtn", 40)],
 )  # fmt: skip
 def test_dying_at_any_step_changes_no_byte(stages: str, every: int, made: Made, tmp_path: Path) -> None:
     """A few of the steps; ``make crash-test`` dies at each."""
@@ -110,6 +111,51 @@ def test_a_run_stopped_while_it_tidied_up_is_finished_by_the_next(made: Made, tm
     run(*made, tmp_path / "out", "gptq", resume=True)
     assert Report.read(tmp_path / "out") == before
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("stages", ["gptq", "rtn"])
+def test_going_on_with_a_finished_run_does_nothing(stages: str, made: Made, tmp_path: Path) -> None:
+    first = run(*made, tmp_path / "out", stages)
+    points = CrashPoints(tmp_path, None)
+    with points.watching():
+        second = run(*made, tmp_path / "out", stages, resume=True)
+    assert second.finished_before
+    assert not first.finished_before
+    assert second.report == first.report
+    assert points.steps == []
+
+
+def test_a_finished_run_of_something_else_is_no_reason_to_do_nothing(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, text = made
+    run(source, text, tmp_path / "out", "gptq")
+    before = contents(tmp_path)
+    with pytest.raises(OutputError, match=r"exists already and was made with another recipe\. "):
+        run(source, text, tmp_path / "out", "awq", resume=True)
+    other = tmp_path / "text.txt"
+    other.write_text(text.read_text().replace("cats", "dogs"))
+    with pytest.raises(OutputError, match="made with another recipe and another calibration data"):
+        run(source, other, tmp_path / "out", "gptq", resume=True)
+    other.unlink()
+    changed = Path(shutil.copytree(source, tmp_path / "source"))
+    (changed / "generation_config.json").write_text("{}")
+    with pytest.raises(OutputError, match="made with another source"):
+        run(changed, text, tmp_path / "out", "gptq", resume=True)
+    shutil.rmtree(changed)
+    with monkeypatch.context() as patch, pytest.raises(OutputError, match="another version of goldstick or a library"):
+        patch.setattr(run_identity, "versions", lambda: {"torch": "0"})
+        run(source, text, tmp_path / "out", "gptq", resume=True)
+    assert contents(tmp_path) == before
+
+
+def test_an_output_that_does_not_say_what_it_is_of_is_taken_for_no_finished_run(made: Made, tmp_path: Path) -> None:
+    made_before = run(*made, tmp_path / "out", "gptq")
+    dataclasses.replace(made_before.report, run={}).write(tmp_path / "out")
+    with pytest.raises(OutputError, match="exists already"):
+        run(*made, tmp_path / "out", "gptq", resume=True)
+    made_before.report.write(tmp_path / "out")
+    next((tmp_path / "out").glob("model-00002-*")).unlink()
     with pytest.raises(OutputError, match="exists already"):
         run(*made, tmp_path / "out", "gptq", resume=True)
 
@@ -142,7 +188,7 @@ def test_what_is_gone_on_with_must_be_the_same(
     with pytest.raises(OutputError, match="made with another recipe and another source"):
         (changed / "model.safetensors").touch()
         run(changed, text, stopped, "awq", resume=True)
-    monkeypatch.setattr(by_blocks, "versions", lambda: {"torch": "0"})
+    monkeypatch.setattr(run_identity, "versions", lambda: {"torch": "0"})
     with pytest.raises(OutputError, match="another version of goldstick or a library"):
         run(source, text, stopped, "gptq", resume=True)
 

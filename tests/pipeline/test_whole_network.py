@@ -173,14 +173,16 @@ def test_what_a_model_does_not_allow_is_said_before_weights_are_read(
         goldstick.apply(FAMILIES[family](), {"stages": [stage]})
 
 
-def test_a_plan_says_what_is_turned_and_that_the_model_is_built(sources: Path) -> None:
+def test_a_plan_says_what_is_turned_and_how_it_will_be_done(sources: Path) -> None:
     plan = make_plan(sources / "opt", Recipe.load(recipe(sources, "rotate", {"rtn": INT4}, "kv_cache")))
     assert not plan.streams
-    assert not plan.by_blocks
+    assert plan.by_blocks
     assert plan.rotation is not None
     assert plan.rotation.plan.unties == ("lm_head.weight",)
     assert "lm_head.weight" in {tensor.name for tensor in plan.tensors}
-    assert any("whole model is held in memory" in warning for warning in plan.warnings)
+    assert not any("whole model" in warning for warning in plan.warnings)
+    assert make_plan(sources / "opt", Recipe.load(recipe(sources, "rotate"))).by_blocks
+    assert make_plan(sources / "opt", Recipe.load(recipe(sources, {"rtn": INT4}, DYNAMIC_CACHE))).streams
 
 
 def test_a_static_cache_without_data_and_a_dynamic_one_with_data_are_refused() -> None:

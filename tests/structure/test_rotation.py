@@ -17,7 +17,7 @@ from goldstick.algorithms.rotation import RandomRotation
 from goldstick.errors import RecipeError, StructureError
 from goldstick.structure import Network
 from goldstick.structure.double import double_precision
-from goldstick.structure.rotation import find_rotation, rotate_block
+from goldstick.structure.rotation import find_rotation
 from goldstick.structure.rotation_plan import RotationPlan
 from goldstick.structure.rotation_proof import prove_rotation
 from tests.tiny_models import FAMILIES, meta_model, output_tensor, sample_inputs
@@ -158,9 +158,10 @@ def test_a_plan_made_on_the_meta_device_is_the_same(family: str) -> None:
 
 def test_a_block_rotated_by_itself_equals_the_block_of_the_rotated_model() -> None:
     plan, turned = plan_of("qwen2"), FAMILIES["qwen2"]().to(torch.bfloat16)
-    alone = FAMILIES["qwen2"]().to(torch.bfloat16).get_submodule("model.layers.1")
+    model, alone = meta_model("qwen2"), FAMILIES["qwen2"]().to(torch.bfloat16).model.layers[1]
+    model.model.layers[1] = alone
     surgery.apply(Network(turned), plan.edits(4))
-    rotate_block(alone, plan, "model.layers.1", seed=4)
+    surgery.apply(Network(model), [plan.block_edit("model.layers.1", 4)])
     expected = turned.get_submodule("model.layers.1").state_dict()
     assert all(torch.equal(value, expected[name]) for name, value in alone.state_dict().items())
 

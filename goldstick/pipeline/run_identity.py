@@ -1,0 +1,59 @@
+"""What a run is of: equal identities, equal checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from goldstick.calibration.data import CalibrationData
+from goldstick.errors import GoldstickError, OutputError
+from goldstick.formats.safetensors_file import file_head
+from goldstick.pipeline.finish import file_sha256
+from goldstick.pipeline.inspect import read_report
+from goldstick.pipeline.plan import Plan
+from goldstick.pipeline.records import versions
+from goldstick.report import Report
+from goldstick.report.storage import dump_json
+
+
+def run_identity(plan: Plan, data: CalibrationData | None) -> dict[str, str]:
+    """What a run of a plan is of, by what the user calls it; one that differs in any of it gives something else.
+
+    Args:
+        plan: What is done.
+        data: Calibration data; ``None`` where no stage looks at any.
+    """
+    source = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in plan.source.files]
+    heads = [hashlib.sha256(file_head(path)).hexdigest() for path in plan.source.files]
+    sidecars = [(path.name, file_sha256(path)) for path in plan.source.sidecars]
+    return {
+        "recipe": _digest(plan.recipe.model_dump(mode="json")),
+        "source": _digest([source, heads, sidecars, plan.source.config]),
+        "calibration data": data.fingerprint if data is not None else "none",
+        "version of goldstick or a library": _digest(versions()),
+    }
+
+
+def finished_report(output: Path, run: Mapping[str, str]) -> Report | None:
+    """The report in ``output``, where that is what a finished run of ``run`` gave; ``None`` where nothing says so.
+
+    Raises:
+        OutputError: A run of something else made it.
+    """
+    try:
+        report = read_report(output)
+    except GoldstickError:  # no checkpoint of goldstick, or no whole one
+        return None
+    changed = [name for name in run if report.run.get(name) != run[name]]
+    if report.run and changed:
+        raise OutputError(
+            f"The output {output} exists already and was made with another {' and another '.join(changed)}. Choose "
+            "another -o, or give --overwrite."
+        )
+    return report if report.run else None
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(dump_json(value).encode()).hexdigest()

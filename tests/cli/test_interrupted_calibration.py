@@ -1,0 +1,166 @@
+"""A calibrated run that a signal or a full disk stops says how to go on, and then gives the bytes of one left alone."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from goldstick.formats.source import open_tensors
+from goldstick.pipeline import finish
+from tests.cli.conftest import run
+from tests.cli.test_interruptions import COMMAND, contents
+from tests.pipeline.conftest import prove_here
+from tests.tiny_models import FAMILIES
+from tests.tiny_tokenizer import write_tokenizer
+
+#: The command line, stopped behind its first block until the test has sent its signal.
+WAITING = """
+import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started with it ignored
+from goldstick.pipeline import by_blocks
+def wait():
+    print("a block is finished", flush=True)
+    time.sleep(3600)
+by_blocks.return_freed_memory = wait
+from goldstick.cli import main
+main(sys.argv[1:])
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A calibrated run.
+
+    Attributes:
+        arguments: Its arguments but for ``-o``.
+        undisturbed: The files that it gives when nothing disturbs it, but for the report.
+        directory: Where these lie.
+    """
+
+    arguments: tuple[str, ...]
+    undisturbed: dict[str, bytes]
+    directory: Path
+
+    def finish(self, output: Path) -> None:
+        """Go on with what was stopped; the bytes must be those of the run that nothing disturbed."""
+        result = run("quantize", *self.arguments, "-o", str(output), "--resume")
+        assert result.exit_code == 0, result.output
+        assert without_report(output) == self.undisturbed
+        assert [path.name for path in output.parent.iterdir()] == ["out"]
+
+
+def without_report(directory: Path) -> dict[str, bytes]:
+    return {name: content for name, content in contents(directory).items() if name != "report.json"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def proof_here() -> Iterator[None]:
+    """What runs in this process is proven here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "prove", prove_here)
+        yield
+
+
+@pytest.fixture(scope="module")
+def arguments(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """A tiny model of two blocks, of which little is rounded, so that a block is larger than all hidden states."""
+    folder = tmp_path_factory.mktemp("calibrated")
+    FAMILIES["llama_gqa"]().save_pretrained(folder / "llama")
+    write_tokenizer(folder / "llama")
+    (folder / "text.txt").write_text("the cat sat on a mat and sang. " * 20)
+    (folder / "recipe.yaml").write_text('stages: [{gptq: {scheme: w4a16-g32, targets: {include: ["*o_proj"]}}}]')
+    data = ("--dataset", str(folder / "text.txt"), "--samples", "2", "--seq-len", "16", "--threads", "1")
+    return (str(folder / "llama"), "--recipe", str(folder / "recipe.yaml"), *data)
+
+
+@pytest.fixture(scope="module")
+def waiting(
+    arguments: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[signal.Signals, tuple[Path, subprocess.Popen[str]]]]:
+    """For each signal a run that waits for it behind its first block; they start at the same time."""
+    started = {}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        output = tmp_path_factory.mktemp(number.name) / "out"
+        command = [sys.executable, "-c", WAITING, "quantize", *arguments, "-o", str(output)]
+        started[number] = (
+            output,
+            subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True),
+        )
+    yield started
+    for _, process in started.values():
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture(scope="module")
+def job(waiting: object, arguments: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> Job:
+    """The run that nothing disturbs, while the others start."""
+    output = tmp_path_factory.mktemp("undisturbed") / "out"
+    result = run("quantize", *arguments, "-o", str(output))
+    assert result.exit_code == 0, result.output
+    return Job(arguments=arguments, undisturbed=without_report(output), directory=output)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"), [(signal.SIGTERM, 143, "Terminated"), (signal.SIGINT, 130, "Interrupted")]
+)
+def test_a_signal_leaves_what_is_finished_and_the_way_to_go_on(
+    number: signal.Signals,
+    code: int,
+    word: str,
+    job: Job,
+    waiting: dict[signal.Signals, tuple[Path, subprocess.Popen[str]]],
+) -> None:
+    output, process = waiting[number]
+    assert process.stdout is not None
+    assert process.stdout.readline() == "a block is finished\n"
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=600)
+    assert process.returncode == code
+    assert errors.strip().splitlines()[-1] == (
+        f"{word}; 1 blocks are finished and kept in {output.with_name('.out.work')}: give --resume to go on after them."
+    )
+    assert "Traceback" not in errors
+    assert [path.name for path in output.parent.iterdir()] == [".out.work"]
+    job.finish(output)
+
+
+def test_a_full_disk_leaves_what_is_finished_and_the_way_to_go_on(job: Job, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    second = [info.start for name, info in open_tensors(job.directory).items() if ".layers.1." in name]
+    limit = min(second) + 1000
+    process = subprocess.run(
+        [*COMMAND, *job.arguments, "-o", str(output)],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),  # files may not grow beyond
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert process.returncode == 1, process.stderr
+    assert "Traceback" not in process.stderr
+    message = process.stderr[process.stderr.index("Error: ") :]
+    assert message.count("\n") == 1
+    for part in ("failed after", "Free space", "1 blocks are finished and kept in", "give --resume"):
+        assert part in message
+    assert not output.exists()
+    job.finish(output)
+
+
+def test_going_on_with_what_is_finished_ends_quietly(job: Job) -> None:
+    result = run("quantize", *job.arguments, "-o", str(job.directory), "--resume")
+    assert result.exit_code == 0, result.output
+    assert result.stdout == ""
+    assert "finished already" in result.stderr
+    assert without_report(job.directory) == job.undisturbed
+    result = run("quantize", *job.arguments, "-o", str(job.directory), "--resume", "--samples", "1")
+    assert result.exit_code == 1
+    assert "made with another recipe and another calibration data" in result.stderr
