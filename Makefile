@@ -40,8 +40,9 @@ format: $(STAMP) ## let ruff rewrite what it can
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
 
-bench: $(STAMP) ## time the kernels against the reference
+bench: $(STAMP) ## time the kernels against the reference, against float32 and against other kernels
 	$(PYTHON) benchmarks/unpack.py
+	$(PYTHON) benchmarks/kernels.py
 
 crash-test: $(STAMP) ## die at every step of writing and at random, and go on: the same bytes? (about an hour)
 	$(PYTHON) -m benchmarks.crash points kills
@@ -66,7 +67,8 @@ sanitize: $(STAMP) ## run the kernel tests with the address and undefined-behavi
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 CI=true \
 	    LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	    $(CURDIR)/$(PYTHON) -S -P -m pytest -c $(CURDIR)/pyproject.toml --rootdir . -o pythonpath=$(CURDIR)/$(SANITIZED)/site \
-	    -p no:cacheprovider -q tests/kernels/test_cpu.py tests/kernels/test_cpu_extension.py
+	    -p no:cacheprovider -q tests/kernels/test_cpu.py tests/kernels/test_cpu_extension.py \
+	    tests/kernels/test_integer.py tests/kernels/test_integer_extension.py
 
 clean: ## remove builds and caches; the environment stays (rm -rf .venv removes it)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -9,11 +9,13 @@ import torch
 from goldstick.errors import KernelError
 from goldstick.kernels.base import Activation, Backend, WeightSpec
 from goldstick.kernels.cpu import CpuBackend
+from goldstick.kernels.cpu.integer import IntegerCpuBackend
 from goldstick.kernels.reference import ReferenceBackend
 
 __all__ = ["BACKENDS", "Activation", "Backend", "WeightSpec", "select"]
 
 BACKENDS: tuple[Backend, ...] = (
+    IntegerCpuBackend(),
     CpuBackend(),
     ReferenceBackend(),
 )

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from goldstick.kernels import cpu
 from goldstick.kernels.reference import ReferenceBackend
+from tests.kernels.guarded import before_a_forbidden_page
 from tests.kernels.layers import Layer, random_layer
 
 if cpu._missing and os.environ.get("CI"):
@@ -22,28 +19,6 @@ if cpu._missing:
     pytest.skip(cpu._missing, allow_module_level=True)
 
 reference = ReferenceBackend()
-
-PAGE = mmap.PAGESIZE
-NO_ACCESS = 0  # PROT_NONE, which the mmap module does not name
-
-
-def before_a_forbidden_page(tensor: Tensor) -> tuple[Tensor, Callable[[], None]]:
-    """Copy a tensor so that its last byte is the last before a page that must not be touched."""
-    size = tensor.numel() * tensor.element_size()
-    pages = -(-size // PAGE)
-    region = mmap.mmap(-1, (pages + 1) * PAGE)
-    libc = ctypes.CDLL(None, use_errno=True)
-    address = ctypes.addressof(ctypes.c_char.from_buffer(region)) + pages * PAGE
-
-    def protect(access: int) -> None:
-        if libc.mprotect(ctypes.c_void_p(address), PAGE, access) != 0:
-            raise OSError(ctypes.get_errno(), "mprotect")
-
-    offset = pages * PAGE - size
-    guarded = torch.frombuffer(region, dtype=tensor.dtype, count=tensor.numel(), offset=offset).view(tensor.shape)
-    guarded.copy_(tensor)
-    protect(NO_ACCESS)
-    return guarded, lambda: protect(mmap.PROT_READ | mmap.PROT_WRITE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -25,6 +25,22 @@ def gptq_block(
     threads: int = 1,
     use_avx2: bool = False,
 ) -> None: ...
+def quantized_linear(
+    x: Tensor,
+    packed: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    y: Tensor,
+    bits: int,
+    group_size: int,
+    activation: str = "",
+    input_scale: float = 0.0,
+    input_zero: int = 0,
+    threads: int = 1,
+    use_avx2: bool = False,
+) -> None: ...
+def read_words(words: Tensor, threads: int = 1) -> int: ...
 def search_ranges(
     values: Tensor,
     scale: Tensor,

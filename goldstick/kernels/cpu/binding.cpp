@@ -10,6 +10,7 @@
 
 #include "dequantize.hpp"
 #include "gptq_binding.hpp"
+#include "linear_binding.hpp"
 #include "products_binding.hpp"
 #include "ranges_binding.hpp"
 
@@ -107,6 +108,7 @@ NB_MODULE(_C, module) {
     define_dequantize_rows<bfloat16, std::int16_t>(module);
     define_gptq_block(module);
     define_add_products(module);
+    define_quantized_linear(module);
     define_search_ranges(module);
     module.def("isa", &isa);
 }

@@ -1,0 +1,262 @@
+"""Time quantized linear layers against float32 and against other CPU kernels, interleaved in one process.
+
+    OMP_NUM_THREADS=2 python benchmarks/kernels.py [--shapes 4096x4096] [--tokens 1 4] [--seconds 4] [--threads 2]
+    OMP_NUM_THREADS=1 python benchmarks/kernels.py --threads 1 --clock processor
+
+Each kernel runs once in a round, and rounds go on for ``--seconds`` for every number of tokens (three rounds at
+least); a busy machine slows all of them, and two threads most of all, which wait for each other: there, one thread
+and its own processor time tell more. Times are medians, ratios are medians of the rounds' ratios. A weight is one of
+several copies in turn, more than any cache holds. ``of read`` is the rate at which a kernel goes through its
+weight (codes, scales, zeros), as a share of what a plain loop over such memory reads, in the same rounds.
+
+The peers are torch's int4 kernel (bfloat16), FBGEMM's int8 with dynamic activations (7 bits of them), and, if
+``onnxruntime`` and ``onnx`` can be imported, MatMulNBits with float32 and with int8 arithmetic. Writes
+``benchmarks/results/kernels.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from goldstick.core.bitpack import pack_rows
+from goldstick.kernels import Activation, WeightSpec
+from goldstick.kernels.cpu import _C
+from goldstick.kernels.cpu.integer import IntegerCpuBackend
+from goldstick.pipeline.records import environment
+
+RESULTS = Path(__file__).resolve().parent / "results" / "kernels.json"
+CACHE = 100 << 20
+"""Bytes that no cache holds: so much weight is gone through before one comes again."""
+
+Call = Callable[[torch.Tensor], object]
+Clock = Callable[[], float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """Something that multiplies an input by a weight of its own.
+
+    Attributes:
+        call: Takes the input float32 [tokens, in], and a copy of the weight that it did not use last.
+        weight_bytes: What it reads of the weight.
+    """
+
+    call: Call
+    weight_bytes: int
+
+
+def in_turn(calls: list[Call]) -> Call:
+    """One call after another, round and round."""
+    state = {"next": 0}
+
+    def run(x: torch.Tensor) -> object:
+        state["next"] += 1
+        return calls[state["next"] % len(calls)](x)
+
+    return run
+
+
+def copies(weight_bytes: int) -> range:
+    """As many as do not fit any cache."""
+    return range(max(2, -(-CACHE // weight_bytes)))
+
+
+def goldstick_kernel(
+    rows: int, columns: int, bits: int, group_size: int, activation: Activation, dtype: torch.dtype = torch.float32
+) -> Kernel:
+    """The integer backend on a symmetric weight."""
+    spec = WeightSpec(
+        bits=bits,
+        group_size=group_size,
+        in_features=columns,
+        out_features=rows,
+        has_zero=False,
+        dtype=dtype,
+        activation=activation,
+    )
+    backend = IntegerCpuBackend()
+    scale = torch.rand(rows, spec.groups).to(dtype)
+    packed = pack_rows(torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8), bits)
+    weight_bytes = packed.nbytes + scale.nbytes
+
+    def call(packed: torch.Tensor, scale: torch.Tensor) -> Call:
+        return lambda x: backend.linear(x.to(dtype), packed, scale, None, None, spec)
+
+    return Kernel(
+        call=in_turn([call(packed.clone(), scale.clone()) for _ in copies(weight_bytes)]), weight_bytes=weight_bytes
+    )
+
+
+def torch_int4(rows: int, columns: int) -> Kernel:
+    """torch's weight-only int4 kernel: bfloat16, groups of 128."""
+    codes = torch.randint(0, 16, (rows, columns), dtype=torch.int32)
+    scales = torch.rand(columns // 128, rows, 2).bfloat16()
+    packed = [torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes, 1) for _ in copies(codes.numel() // 2)]
+
+    def call(weight: torch.Tensor) -> Call:
+        return lambda x: torch.ops.aten._weight_int4pack_mm_for_cpu(x.bfloat16(), weight, 128, scales)
+
+    return Kernel(call=in_turn([call(weight) for weight in packed]), weight_bytes=packed[0].nbytes + scales.nbytes)
+
+
+def fbgemm_int8(rows: int, columns: int) -> Kernel:
+    """torch's dynamic int8 linear, one scale a weight; its activations have 7 bits."""
+
+    def call() -> Call:
+        weight = torch.quantize_per_tensor(torch.randn(rows, columns), 0.03, 0, torch.qint8)
+        packed = torch.ops.quantized.linear_prepack(weight, None)
+        return lambda x: torch.ops.quantized.linear_dynamic(x, packed, reduce_range=True)
+
+    return Kernel(call=in_turn([call() for _ in copies(rows * columns)]), weight_bytes=rows * columns)
+
+
+def onnx_int4(rows: int, columns: int, accuracy: int) -> Kernel:
+    """onnxruntime's MatMulNBits in groups of 128; 0 multiplies float32, 4 rounds the input to int8."""
+    import numpy
+    import onnxruntime
+    from onnx import TensorProto, helper
+
+    groups = columns // 128
+    node = helper.make_node(
+        "MatMulNBits",
+        ["x", "codes", "scales"],
+        ["y"],
+        domain="com.microsoft",
+        K=columns,
+        N=rows,
+        bits=4,
+        block_size=128,
+        accuracy_level=accuracy,
+    )
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    options.log_severity_level = 3
+
+    def call() -> Call:
+        codes = numpy.random.randint(0, 256, (rows, groups, 64), dtype=numpy.uint8)
+        scales = numpy.random.rand(rows * groups).astype(numpy.float32)
+        graph = helper.make_graph(
+            [node],
+            "matmul",
+            [helper.make_tensor_value_info("x", TensorProto.FLOAT, [None, columns])],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, rows])],
+            [
+                helper.make_tensor("codes", TensorProto.UINT8, codes.shape, codes.tobytes(), raw=True),
+                helper.make_tensor("scales", TensorProto.FLOAT, scales.shape, scales.tobytes(), raw=True),
+            ],
+        )
+        imports = [helper.make_opsetid("", 21), helper.make_opsetid("com.microsoft", 1)]
+        model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        return lambda x: session.run(None, {"x": x.numpy()})
+
+    weight_bytes = rows * columns // 2 + rows * groups * 4
+    return Kernel(call=in_turn([call() for _ in copies(weight_bytes)]), weight_bytes=weight_bytes)
+
+
+def kernels(rows: int, columns: int) -> Iterator[tuple[str, Kernel | str]]:
+    """Name and kernel, or the reason why it is missing."""
+    weights = [torch.randn(rows, columns) for _ in copies(4 * rows * columns)]
+    calls: list[Call] = [lambda x, weight=weight: x @ weight.T for weight in weights]  # type: ignore[misc]
+    yield "torch float32", Kernel(call=in_turn(calls), weight_bytes=4 * rows * columns)
+    yield "W4A16 g128", goldstick_kernel(rows, columns, 4, 128, None)
+    yield "W4A16 g128 bfloat16", goldstick_kernel(rows, columns, 4, 128, None, torch.bfloat16)
+    yield "W4A16 g32", goldstick_kernel(rows, columns, 4, 32, None)
+    yield "W8A16 channel", goldstick_kernel(rows, columns, 8, columns, None)
+    yield "W8A8 channel", goldstick_kernel(rows, columns, 8, columns, "int8-token")
+    yield "W4A8 g128", goldstick_kernel(rows, columns, 4, 128, "int8-token")
+    yield "torch int4 g128 bfloat16", torch_int4(rows, columns)
+    yield "FBGEMM int8 dynamic", fbgemm_int8(rows, columns)
+    for accuracy in (0, 4):
+        name = f"onnxruntime int4 g128, accuracy {accuracy}"
+        try:
+            yield name, onnx_int4(rows, columns, accuracy)
+        except ImportError as error:
+            yield name, f"not installed ({error})"
+
+
+def seconds_of(call: Callable[[], object], clock: Clock) -> float:
+    """Time of one call."""
+    start = clock()
+    call()
+    return clock() - start
+
+
+def measure(
+    found: dict[str, Kernel], x: torch.Tensor, rows: int, seconds: float, clock: Clock
+) -> list[dict[str, float | str]]:
+    """A row for each kernel: milliseconds, rates, and how many times as fast as float32."""
+    words = torch.ones(1, (256 << 20) // 4, dtype=torch.int32)
+    times: dict[str, list[float]] = {name: [] for name in found}
+    reading: list[float] = []
+    threads = torch.get_num_threads()
+    started = time.perf_counter()
+    while len(reading) < 4 or time.perf_counter() - started < seconds:
+        reading.append(words.nbytes / seconds_of(lambda: _C.read_words(words, threads), clock))
+        for name, kernel in found.items():
+            times[name].append(seconds_of(lambda kernel=kernel: kernel.call(x), clock))  # type: ignore[misc]
+    baseline, read = times["torch float32"][1:], statistics.median(reading[1:])  # the first round warms up
+    result: list[dict[str, float | str]] = []
+    for name, kernel in found.items():
+        own = times[name][1:]
+        middle = statistics.median(own)
+        result.append(
+            {
+                "kernel": name,
+                "tokens": len(x),
+                "ms": round(middle * 1e3, 3),
+                "weight_GB_s": round(kernel.weight_bytes / middle / 1e9, 2),
+                "of_read": round(kernel.weight_bytes / middle / read, 3),
+                "GFLOP_s": round(2 * len(x) * rows * x.shape[1] / middle / 1e9, 1),
+                "times_float32": round(statistics.median(a / b for a, b in zip(baseline, own, strict=True)), 2),
+            }
+        )
+    print(f"{len(x)} tokens, {len(own)} rounds, a plain loop reads {read / 1e9:.1f} GB/s")
+    for row in result:
+        line = "{kernel:36} {ms:9.3f} ms {weight_GB_s:6.1f} GB/s {of_read:5.2f} of read {GFLOP_s:6.0f} GFLOP/s"
+        print("  " + line.format(**row) + " {times_float32:6.2f} × float32".format(**row), flush=True)
+    return result
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", default=["11008x4096", "4096x4096"], help="rows × columns")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16, 64, 512])
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="processor: of one thread")
+    options = parser.parse_args()
+    if options.clock == "processor" and options.threads != 1:
+        parser.error("the processor time is that of the calling thread: give --threads 1 with it")
+    clock = time.thread_time if options.clock == "processor" else time.perf_counter
+    torch.set_num_threads(options.threads)
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    shapes = {}
+    for shape in options.shapes:
+        rows, columns = (int(size) for size in shape.split("x"))
+        found = dict(kernels(rows, columns))
+        missing = {name: kernel for name, kernel in found.items() if isinstance(kernel, str)}
+        there = {name: kernel for name, kernel in found.items() if isinstance(kernel, Kernel)}
+        print(f"[{rows} × {columns}], {options.threads} threads" + "".join(f"; {k}: {v}" for k, v in missing.items()))
+        measured = [
+            measure(there, torch.randn(tokens, columns), rows, options.seconds, clock) for tokens in options.tokens
+        ]
+        shapes[shape] = {"rows": [row for part in measured for row in part], "missing": missing}
+    settings = {"threads": options.threads, "seconds": options.seconds, "clock": options.clock, "isa": _C.isa()}
+    RESULTS.parent.mkdir(exist_ok=True)
+    result = {"settings": settings, "shapes": shapes, "environment": environment()}
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

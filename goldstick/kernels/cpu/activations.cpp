@@ -1,0 +1,166 @@
+// Activations to integers. The same source is compiled for AVX2 and without: each value takes the same operations.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "dequantize.hpp"
+#include "linear.hpp"
+
+#if defined(__GNUC__)
+#define GOLDSTICK_INLINE inline __attribute__((always_inline))
+#else
+#define GOLDSTICK_INLINE inline
+#endif
+
+namespace goldstick {
+
+namespace {
+
+constexpr float kLargest16 = 32767.0f;
+constexpr float kLeastScale = 0x1p-120f;  // below this 1 / scale might not be finite
+constexpr std::int32_t kInfinity = 0x7f800000;
+
+// The largest |x|, as the bits of a float: at least kInfinity where one is infinite or not a number.
+template <typename T>
+GOLDSTICK_INLINE std::int32_t largest_bits(const T* x, std::int64_t count) {
+    std::int32_t largest = 0;
+    for (std::int64_t i = 0; i < count; ++i) {
+        const float value = to_float(x[i]);
+        std::int32_t bits;
+        std::memcpy(&bits, &value, sizeof bits);
+        largest = std::max(largest, bits & 0x7fffffff);
+    }
+    return largest;
+}
+
+GOLDSTICK_INLINE float as_float(std::int32_t bits) {
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+// To the nearest integer, ties to even, for |value| < 2^22.
+GOLDSTICK_INLINE float round_even(float value) {
+    constexpr float kMagic = 12582912.0f;  // adding 1.5 · 2^23 leaves no room for a fraction
+    return (value + kMagic) - kMagic;
+}
+
+// q = round(x · factor), |q| ≤ 32767.
+template <typename T>
+GOLDSTICK_INLINE void round_by_product(const T* x, std::int64_t count, float factor, std::int16_t* q) {
+    for (std::int64_t i = 0; i < count; ++i) {
+        q[i] = static_cast<std::int16_t>(static_cast<std::int32_t>(round_even(to_float(x[i]) * factor)));
+    }
+}
+
+// q = round(clamp(x / scale + zero, −128, 127)) − zero, the division and the sum rounded to T.
+template <typename T>
+GOLDSTICK_INLINE void round_by_quotient(const T* x, std::int64_t count, float scale, float zero, std::int16_t* q) {
+    for (std::int64_t i = 0; i < count; ++i) {
+        float value = round_to<T>(round_to<T>(to_float(x[i]) / scale) + zero);
+        value = value > -128.0f ? value : -128.0f;
+        value = value < 127.0f ? value : 127.0f;
+        q[i] = static_cast<std::int16_t>(static_cast<std::int32_t>(round_even(value) - zero));
+    }
+}
+
+// Lay the codes of a chunk in the order of its blocks.
+GOLDSTICK_INLINE void arrange(const Columns& columns, const std::int16_t* q, std::int64_t padded, std::int16_t* out) {
+    const std::int64_t lanes = columns.lanes(), lane_codes = columns.lane_codes(), half = lane_codes / 2;
+    for (std::int64_t start = 0; start < padded; start += lanes * lane_codes) {
+        for (std::int64_t d = 0; d < lanes; ++d) {
+            for (std::int64_t j = 0; j < half; ++j) {
+                const std::int64_t from = start + d * lane_codes + j, to = start + (j * lanes + d) * 2;
+                out[to] = q[from];
+                out[to + 1] = q[from + half];
+            }
+        }
+    }
+}
+
+// Scale of a whole token. A number that is none makes it NaN.
+template <typename T>
+GOLDSTICK_INLINE float token_scale(const LinearCall<T>& call, const T* x) {
+    const std::int32_t largest = largest_bits(x, call.columns);
+    if (call.rounding == Rounding::kInt8Tensor) {  // clamping takes the infinite, but not what is no number
+        return largest > kInfinity ? std::numeric_limits<float>::quiet_NaN() : call.input_scale;
+    }
+    if (largest >= kInfinity) {
+        return std::numeric_limits<float>::quiet_NaN();
+    }
+    const float scale = round_to<T>(as_float(largest) / 127.5f);
+    return scale != 0.0f ? scale : (sizeof(T) == 2 ? 0x1p-7f : 0x1p-23f);  // the type's epsilon, as the reference
+}
+
+// Codes of one chunk in order, and their scale.
+template <typename T>
+GOLDSTICK_INLINE float quantize_chunk(const LinearCall<T>& call, const T* x, std::int64_t count, float scale,
+                                      std::int16_t* q) {
+    if (call.rounding == Rounding::kInt16) {
+        const std::int32_t largest = largest_bits(x, count);
+        scale = largest < kInfinity ? std::max(as_float(largest) / kLargest16, kLeastScale)
+                                    : std::numeric_limits<float>::quiet_NaN();
+    }
+    if (scale != scale) {
+        std::fill_n(q, count, std::int16_t{0});
+    } else if (call.rounding == Rounding::kInt16) {
+        round_by_product(x, count, 1.0f / scale, q);
+    } else {
+        round_by_quotient(x, count, scale, call.input_zero, q);
+    }
+    return scale;
+}
+
+template <typename T>
+GOLDSTICK_INLINE void quantize_in(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
+                                  std::int64_t token) {
+    const T* x = call.x + token * call.columns;
+    const float whole = call.rounding == Rounding::kInt16 ? 0.0f : token_scale(call, x);
+    std::int16_t q[kChunk];
+    std::int32_t sum = 0;
+    std::int64_t at = token;
+    for (const Chunk& chunk : columns.chunks) {
+        const std::int64_t count = chunk.end - chunk.begin;
+        activations.scale[at] = quantize_chunk(call, x + chunk.begin, count, whole, q);
+        std::fill(q + count, q + chunk.padded, std::int16_t{0});
+        sum = chunk.opens ? 0 : sum;
+        for (std::int64_t i = 0; i < count; ++i) {
+            sum += q[i];
+        }
+        activations.sum[at] = sum;
+        arrange(columns, q, chunk.padded, const_cast<std::int16_t*>(activations.of(chunk, token)));
+        at += activations.tokens;
+    }
+}
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define GOLDSTICK_AVX2 __attribute__((target("avx2")))
+#else
+#define GOLDSTICK_AVX2
+#endif
+
+template <typename T>
+GOLDSTICK_AVX2 void quantize_avx2(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
+                                  std::int64_t token) {
+    quantize_in(call, columns, activations, token);
+}
+
+template <typename T>
+void quantize_scalar(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
+                     std::int64_t token) {
+    quantize_in(call, columns, activations, token);
+}
+
+}  // namespace
+
+template <typename T>
+void quantize_token(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
+                    std::int64_t token, bool use_avx2) {
+    (use_avx2 ? quantize_avx2<T> : quantize_scalar<T>)(call, columns, activations, token);
+}
+
+template void quantize_token<float>(const LinearCall<float>&, const Columns&, const Activations&, std::int64_t, bool);
+template void quantize_token<bfloat16>(const LinearCall<bfloat16>&, const Columns&, const Activations&, std::int64_t,
+                                       bool);
+
+}  // namespace goldstick

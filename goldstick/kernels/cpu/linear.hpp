@@ -1,0 +1,135 @@
+// y = f(x) · wᵀ + bias on packed codes, with integer sums.
+//
+// The activations of a token become integers q with a scale; the weight stays the packed codes u. The columns are cut
+// into spans, each within one group of the weight. For one output,
+//
+//     y = Σ over spans  (Σ u·q − zero · Σ q) · (weight scale · activation scale)
+//
+// Both inner sums are exact in 32 bits, so they may be taken in any order; the spans are added in order, in float32,
+// with one rounding for each operation written here. Every path (portable or AVX2, one token or many, any number of
+// threads) therefore gives the same bits. These files must be compiled without contraction.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+namespace goldstick {
+
+constexpr std::int64_t kRows = 16;         // rows of the weight that are worked on together
+constexpr std::int64_t kTokens = 192;       // tokens that go through a block of rows together
+constexpr std::int64_t kChunk = 256;       // most columns of a chunk
+constexpr std::int64_t kBlockBytes = 32;   // most bytes of one row that are unpacked at once
+
+// How the activations become integers.
+enum class Rounding {
+    kInt16,       // 16 bits, one scale for each span of a token
+    kInt8Token,   // 8 bits, one scale for each token
+    kInt8Tensor,  // 8 bits, a given scale and zero
+};
+
+// One call; all arrays are dense and row-major. T is float or bfloat16.
+template <typename T>
+struct LinearCall {
+    const T* x;                  // [tokens, columns]
+    const std::uint8_t* packed;  // [rows, row_bytes], element k in bits `bits·k …` of a row
+    const T* scale;              // [rows, groups]
+    const float* zero;           // [rows, groups], rounded to T when used, or null: 2^(bits − 1)
+    const T* bias;               // [rows], or null
+    T* y;                        // [tokens, rows]
+    std::int64_t tokens, rows, columns, row_bytes, groups, group_size;
+    int bits;
+    Rounding rounding;
+    float input_scale;  // of kInt8Tensor
+    float input_zero;   // of kInt8Tensor; 0 where the range is symmetric
+};
+
+// A run of columns that is unpacked and multiplied at once.
+struct Chunk {
+    std::int64_t begin, end;  // columns, all of one group
+    std::int64_t group;
+    std::int64_t offset;  // padded columns before it
+    std::int64_t padded;  // its columns, filled up to whole blocks
+    std::int64_t whole;   // its first blocks that lie in a row as they are needed, all their bytes
+    bool opens, closes;   // whether it is the first and the last of its span
+};
+
+// How the codes of a block lie in its bytes.
+enum class Shape {
+    kNibbles,      // 64 codes of 4 bits in 32 bytes
+    kHalfNibbles,  // 32 codes of 4 bits in 16 bytes, for groups as short as that
+    kBytes,        // 32 codes of 8 bits in 32 bytes; codes of other widths are widened first
+};
+
+// How the rows are cut into chunks and blocks.
+//
+// A 32-bit lane d of a block holds 8 or 4 neighbouring codes. Shifting by `j` codes and masking gives two of them as
+// 16-bit integers, half a lane's codes apart, so activations are kept in that order: [j][d][2].
+struct Columns {
+    Columns(std::int64_t columns, std::int64_t group_size, int bits, std::int64_t row_bytes, Rounding rounding,
+            bool use_avx2);
+
+    int bits;
+    std::int64_t row_bytes;
+    bool deposit;  // codes of other widths are spread by an instruction
+    Shape shape;
+    bool direct;  // blocks lie in the packed rows as they are needed
+    std::int64_t padded;
+    std::vector<Chunk> chunks;
+
+    std::int64_t block_bytes() const { return shape == Shape::kHalfNibbles ? 16 : kBlockBytes; }
+    std::int64_t lanes() const { return block_bytes() / 4; }
+    std::int64_t lane_codes() const { return shape == Shape::kBytes ? 4 : 8; }
+    std::int64_t step() const { return lanes() * lane_codes(); }  // codes of a block
+    std::int32_t middle() const { return 1 << (bits - 1); }
+
+    // Place of column `column` of a block among the block's activations.
+    std::int64_t place(std::int64_t column) const {
+        const std::int64_t half = lane_codes() / 2, d = column / lane_codes(), within = column % lane_codes();
+        return (within % half * lanes() + d) * 2 + within / half;
+    }
+};
+
+// The activations of all tokens as integers.
+struct Activations {
+    std::int16_t* codes;  // [chunk][tokens, chunk.padded], in the order of Columns; filled up with zeros
+    float* scale;         // [chunk][tokens]
+    std::int32_t* sum;    // [chunk][tokens]: Σ q since the span began
+    std::int64_t tokens;
+
+    const std::int16_t* of(const Chunk& chunk, std::int64_t token) const {
+        return codes + chunk.offset * tokens + token * chunk.padded;
+    }
+};
+
+// Sixteen rows of the weight. Where fewer are left, the last one stands in for the others.
+struct RowBlock {
+    const std::uint8_t* rows[kRows];
+    const float* scale;  // [groups][kRows]
+    const float* zero;   // [groups][kRows], or null: Columns::middle()
+};
+
+// Write token `token` of the activations.
+template <typename T>
+void quantize_token(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
+                    std::int64_t token, bool use_avx2);
+
+// The bytes of any block, also of those that are not `whole`: they end with the row, or are of another width.
+void copy_block(const Columns& columns, const Chunk& chunk, const std::uint8_t* row, std::int64_t block,
+                std::uint8_t* out);
+
+// Whether this processor has that instruction.
+bool can_deposit();
+
+// Σ over spans, for the tokens begin … end and all rows of a block: float [end − begin][kRows].
+using BlockKernel = void(const Columns&, const RowBlock&, const Activations&, std::int64_t begin, std::int64_t end,
+                         float* sums);
+BlockKernel block_scalar;
+BlockKernel block_panel_avx2;  // best for many tokens
+BlockKernel block_dot_avx2;    // best for one or two
+
+// The whole call on `threads` threads.
+template <typename T>
+void quantized_linear(const LinearCall<T>& call, int threads, bool use_avx2);
+
+}  // namespace goldstick
