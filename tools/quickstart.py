@@ -27,8 +27,8 @@ def main() -> int:
         code = subprocess.run([goldstick, *command], check=False).returncode
         if code:
             return code
-    print(f"\nThe checkpoint lies in {OUTPUT}, its report in {OUTPUT / 'report.json'},")
-    print(f"the comparison before and after in {OUTPUT.parent / 'report.json'}.")
+    print(f"\nThe checkpoint lies in {OUTPUT}, its report in {OUTPUT / 'report.html'},")
+    print(f"the comparison before and after in {OUTPUT.parent / 'report.html'}.")
     return 0
 
 

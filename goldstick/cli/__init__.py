@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
+from goldstick.cli.compare import compare
 from goldstick.cli.evaluate import evaluate, generate
-from goldstick.cli.inspect import inspect, verify
+from goldstick.cli.inspect import inspect, report, verify
 from goldstick.cli.quantize import plan, quantize
 from goldstick.cli.recipes import recipes
 from goldstick.errors import GoldstickError
@@ -67,5 +68,5 @@ def main(debug: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (quantize, plan, evaluate, inspect, verify, generate, recipes):
+for command in (quantize, plan, evaluate, compare, inspect, verify, report, generate, recipes):
     main.add_command(command)

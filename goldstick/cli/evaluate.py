@@ -16,7 +16,9 @@ from goldstick.cli.console import console, print_json, progress_bar, split_names
 @click.option("--baseline", metavar="MODEL", help="A model to compare with, usually the float one.")
 @click.option("--data-dir", metavar="DIR", help="Where the tasks' data lie; 'reference' for the bundled data.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many items of each task.")
-@click.option("--report", "report_dir", type=click.Path(path_type=Path), help="Write report.json there.")
+@click.option(
+    "--report", "report_dir", type=click.Path(path_type=Path), help="Write report.json and report.html there."
+)
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
@@ -40,6 +42,7 @@ def evaluate(
     from goldstick import api
     from goldstick.evaluation.compare import compare
     from goldstick.pipeline.models import REFERENCE
+    from goldstick.report.page import write_page
     from goldstick.report.storage import dump_json, write_atomically
     from goldstick.report.terminal import print_comparison, print_evaluation
 
@@ -54,6 +57,7 @@ def evaluate(
     if report_dir is not None:
         report_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(report_dir / "report.json", dump_json(result).encode())
+        write_page(report_dir)
     if as_json:
         print_json(result)
     elif before is not None:

@@ -1,4 +1,4 @@
-"""``goldstick inspect`` and ``goldstick verify``."""
+"""``goldstick inspect``, ``goldstick verify`` and ``goldstick report``."""
 
 from __future__ import annotations
 
@@ -41,3 +41,12 @@ def verify(directory: Path, as_json: bool) -> None:
         return
     click.echo(f"{found['files']} files have the sha256 the manifest records")
     click.echo(found["proof"])
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+def report(directory: Path) -> None:
+    """Render DIRECTORY's report.json anew as report.html, a page that opens from disk."""
+    from goldstick.report.page import write_page
+
+    click.echo(write_page(directory))

@@ -108,6 +108,7 @@ def quantize(
     from goldstick.core.freed_memory import give_large_blocks_back
     from goldstick.evaluation.compare import compare
     from goldstick.report.terminal import print_report
+    from goldstick.report.words import proof_words
 
     give_large_blocks_back()
     with progress_bar(not as_json) as progress:
@@ -127,8 +128,8 @@ def quantize(
     evaluation = result.report.evaluation
     rows = compare(evaluation["after"], evaluation["before"]) if evaluation else ()
     print_report(console(), result.report, rows)
-    click.echo(f"proof: {_proof_words(result.report.proof)}")
-    click.echo(f"checkpoint: {output}\nreport: {output / 'report.json'}")
+    click.echo(f"proof: {proof_words(result.report.proof)}")
+    click.echo(f"checkpoint: {output}\nreport: {output / 'report.html'} (and report.json)")
 
 
 @click.command()
@@ -201,7 +202,8 @@ def _set_threads(threads: int | None) -> None:
 
 def _show_plan(planned: Plan, as_json: bool) -> None:
     from goldstick.pipeline.layer_table import layer_table
-    from goldstick.report.terminal import format_bytes, print_table, rotation_words
+    from goldstick.report.terminal import print_table
+    from goldstick.report.words import format_bytes, rotation_words
 
     rows = layer_table(planned)
     if as_json:
@@ -240,16 +242,3 @@ def _show_plan(planned: Plan, as_json: bool) -> None:
         click.echo(f"KV cache: {planned.resolution.kv.scheme.label}")
     for warning in planned.warnings:
         click.echo(f"warning: {warning}")
-
-
-def _proof_words(proof: Any) -> str:
-    if proof.get("method") == "outputs":
-        return (
-            "read back in a fresh process; largest difference of outputs "
-            f"{proof['max_abs_difference']:.3g} (outputs reach {proof['largest_output']:.3g})"
-        )
-    return (
-        f"read back in a fresh process; {proof['tensors_quantized']} quantized and {proof['tensors_copied']} copied "
-        "tensors as "
-        "they should be"
-    )

@@ -67,11 +67,17 @@ def _unknown_id(tokenizer: Any) -> int | None:
 
 def _check_vocabulary(data: CalibrationData, language_model: LanguageModel, directory: Path) -> None:
     """Refuse ids that the embedding has no row for, which would crash far from here, or read foreign memory."""
-    model: Any = language_model.model
-    rows, largest = len(model.get_input_embeddings().weight), int(data.tokens.max())
+    model = language_model.model
+    rows, largest = embedding_rows(model), int(data.tokens.max())
     if largest >= rows:
         raise DataError(
             f"the tokenizer in {directory} ({type(language_model.tokenizer).__name__}, {len(language_model.tokenizer)} "
             f"tokens) gives token id {largest} for {data.dataset}, and the embedding of {type(model).__name__} has "
             f"{rows} rows: they are not of one model; put the model's own tokenizer files beside its weights"
         )
+
+
+def embedding_rows(model: Any) -> int:
+    """How many token ids a model's embedding, float or quantized, has a row for."""
+    embedding = model.get_input_embeddings()
+    return len(embedding.weight_packed if hasattr(embedding, "weight_packed") else embedding.weight)

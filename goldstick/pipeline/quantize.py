@@ -16,7 +16,7 @@ from goldstick.pipeline.by_blocks import prepare
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
 from goldstick.pipeline.journal import WorkDirectory, tidy_up, work_directory
 from goldstick.pipeline.load import find_device
-from goldstick.pipeline.memory_budget import default_budget
+from goldstick.pipeline.memory_budget import default_budget, peak_memory
 from goldstick.pipeline.plan import Plan
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.records import environment, layer_records, shapes_of
@@ -27,6 +27,7 @@ from goldstick.pipeline.structure import structure_of_source
 from goldstick.pipeline.write import Calibrate, Outcome, write_streamed, write_whole
 from goldstick.recipes.run import Progress, quiet
 from goldstick.report import Report, SizeSummary
+from goldstick.report.page import write_page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +106,7 @@ def execute(
         else:
             outcome = write_whole(plan, folder, target, calibrate, progress)
         write_rest(folder, _content(plan, base_model, outcome), outcome.hashes)
-        written = time.perf_counter()
+        written, peak = time.perf_counter(), peak_memory()
         progress("proving", 0, 1)
         found = prove_and_record(folder, _proof_request(plan, outcome.errors, proof), outcome.expected)
         proven = time.perf_counter()
@@ -124,10 +125,12 @@ def execute(
             proof={key: value for key, value in found.items() if key != "observed"},
             warnings=(*plan.warnings, *outcome.warnings),
             timing={"quantize_and_write": written - started, "prove": proven - written},
+            peak_memory=peak,
             environment=environment(),
             run=run,
         )
         report.write(folder)
+        write_page(folder)
     return Quantized(directory=output, report=report)
 
 

@@ -40,6 +40,7 @@ from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.recipes.rotate import find_rotation
 from goldstick.recipes.run import Progress, quiet
 from goldstick.report import Report, SizeSummary
+from goldstick.report.page import write_page
 from goldstick.structure.network import Network
 
 _NOTHING = torch.empty(0)
@@ -99,6 +100,7 @@ class Result:
             write_rest(work, content, hashes)
             proof = prove_and_record(work, *_proof_request(self.model, config is not None, origin))
             self._final_report(storage.name, proof).write(work)
+            write_page(work)
         return Path(directory)
 
     def _final_report(self, format_name: str, proof: Mapping[str, Any]) -> Report:

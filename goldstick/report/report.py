@@ -1,7 +1,7 @@
 """The contents of ``report.json``: plain records that others fill in.
 
 The file is a function of its contents: no clock is read, so equal runs write equal bytes (but for
-``timing``).
+``timing`` and ``peak_memory``).
 """
 
 from __future__ import annotations
@@ -112,6 +112,8 @@ class Report:
         proof: what was done to show that the checkpoint holds what was decided.
         warnings: sentences for the user.
         timing: seconds by stage; durations, never a time of day.
+        peak_memory: the most memory the process held at once until the checkpoint was written, in bytes; what ran
+            in it before, such as an evaluation of the float model, is in it, and the proof is not.
         environment: versions of the libraries in use.
         run: digests of what the run was of: recipe, source, calibration data, versions; equal ones give equal
             checkpoints. Empty where nobody can say.
@@ -133,6 +135,7 @@ class Report:
     proof: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
     timing: Mapping[str, float] = field(default_factory=dict)
+    peak_memory: int | None = None
     environment: Mapping[str, str] = field(default_factory=dict)
     run: Mapping[str, str] = field(default_factory=dict)
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from goldstick.report.grouping import LayerGroup, group_layers
 from goldstick.report.report import LayerRecord, Report, SizeSummary
+from goldstick.report.words import format_bytes, rotation_words
 
 if TYPE_CHECKING:
     from goldstick.evaluation.compare import ComparisonRow
@@ -46,18 +47,6 @@ def print_size(console: Console, size: SizeSummary) -> None:
     _line(console, text, "bold")
 
 
-def rotation_words(rotation: Mapping[str, Any]) -> str:
-    """What was rotated, and the error of the proof, in a sentence."""
-    channels, heads, blocks = rotation["residual_channels"], len(rotation["heads"]), len(rotation["blocks"])
-    parts = [f"the residual of {channels} channels"] if channels else []
-    parts += [f"the heads of {heads} of {blocks} blocks"] if heads else []
-    error = rotation["error_of_the_whole_model"]
-    kind = "the whole model" if error is not None else "a block of each kind"
-    error = rotation["error_with_a_block_of_each_kind"] if error is None else error
-    untied = f"; {', '.join(rotation['untied'])} no longer tied" if rotation["untied"] else ""
-    return f"rotated: {' and '.join(parts)}{untied}; error of {kind} in float64 {error:.1e}"
-
-
 def print_comparison(console: Console, rows: Sequence[ComparisonRow]) -> None:
     """Print each metric before and after, and the difference with its interval where items can be paired."""
     columns = ("task", "metric", "<before", "<after", "<difference", "<relative", "<95 % interval", "")
@@ -73,16 +62,6 @@ def print_evaluation(console: Console, evaluation: Mapping[str, Any]) -> None:
             interval = _interval(intervals.get(metric), signed=False)
             cells.append([name, metric, f"{value:.4g}", interval, str(result["n"]), result["protocol"]])
     print_table(console, "Evaluation", ("task", "metric", "<value", "<95 % interval", "<n", "protocol"), cells)
-
-
-def format_bytes(count: int) -> str:
-    """Return a size in the largest binary unit that leaves a number of at least 1: ``1.50 GiB``."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if value < 1024:
-            return f"{count} B" if unit == "B" else f"{value:.2f} {unit}"
-        value /= 1024
-    return f"{value:.2f} GiB"
 
 
 def _layer_cells(group: LayerGroup) -> list[str]:

@@ -207,5 +207,5 @@ def test_a_recipe_runs_it_on_data_and_refuses_to_without() -> None:
     result = goldstick.apply(model, recipe, data=[{"input": x}])
     first = quantize_with_search(model[0].weight, grid_of(3, size=None), "imatrix", x.double().square().mean(0))
     expected = torch.nn.functional.linear(x, first.dequantize(), model[0].bias)
-    torch.testing.assert_close(result.model[0](x), expected)
+    torch.testing.assert_close(result.model[0](x), expected, rtol=0, atol=1e-4 * float(expected.detach().abs().max()))
     assert result.report.layers[0].notes == {"tokens": 50, "dropped_tokens": 0}

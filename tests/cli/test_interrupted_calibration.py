@@ -58,7 +58,7 @@ class Job:
 
 
 def without_report(directory: Path) -> dict[str, bytes]:
-    return {name: content for name, content in contents(directory).items() if name != "report.json"}
+    return {name: content for name, content in contents(directory).items() if Path(name).stem != "report"}
 
 
 @pytest.fixture(autouse=True, scope="module")

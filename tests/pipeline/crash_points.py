@@ -175,8 +175,8 @@ def run(source: Path, text: Path, output: Path, stages: str, **options: Any) -> 
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Every file below a directory but the report, which holds times."""
-    files = (path for path in directory.rglob("*") if path.is_file() and path.name != "report.json")
+    """Every file below a directory but the reports, which hold times."""
+    files = (path for path in directory.rglob("*") if path.is_file() and path.stem != "report")
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 

@@ -12,13 +12,13 @@ from goldstick.evaluation import Evaluation, TaskResult, compare
 from goldstick.report import LayerRecord, Report, SizeSummary
 from goldstick.report.grouping import group_layers
 from goldstick.report.terminal import (
-    format_bytes,
     print_comparison,
     print_evaluation,
     print_layers,
     print_report,
     print_size,
 )
+from goldstick.report.words import format_bytes
 
 
 def record(name: str, **changes: Any) -> LayerRecord:

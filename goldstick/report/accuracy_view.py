@@ -1,0 +1,100 @@
+"""Evaluations as what a page shows: each metric, how sure it is, and what its change means in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from goldstick.evaluation.compare import ComparisonRow, compare
+from goldstick.report.words import verdict
+
+
+def accuracy_view(after: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+    """The table of an evaluation (what ``Evaluation.to_dict`` returns), beside its baseline where there is one.
+
+    None where nothing was evaluated.
+    """
+    if not after.get("tasks"):
+        return None
+    rows = [] if before is None else compare(after, before)
+    changes = {(row.task, row.metric): row for row in rows}
+    lines = [
+        _line(task, metric, result, changes.get((task, metric)))
+        for task, result in after["tasks"].items()
+        for metric in result["metrics"]
+    ]
+    lost = [row for row in changes.values() if row.after is None]
+    return {
+        "rows": lines,
+        "compared": before is not None,
+        "summary": _summary([*changes.values()]),
+        "only_before": [f"{row.task}, {row.metric}: {_number(row.before)} before" for row in lost],
+        "tokenizers": sorted({str(result["tokenizer"]) for result in after["tasks"].values() if "tokenizer" in result}),
+    }
+
+
+def headline_of(accuracy: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The summary of an `accuracy_view`, and each metric in a line."""
+    lines = [("Accuracy", accuracy["summary"])] if accuracy["summary"] else []
+    for row in accuracy["rows"]:
+        words = f"{row['before']} → {row['value']}" if row.get("before") else row["value"]
+        if row.get("difference_interval"):
+            words += f", difference {row['difference']} (95 %: {row['difference_interval']})"
+        elif row["interval"]:
+            words += f" (95 %: {row['interval']})"
+        words += f": {row['verdict']}" if "verdict" in row else ""
+        lines.append((f"{row['task']}, {row['metric']}", words))
+    return lines
+
+
+def _line(task: str, metric: str, result: Mapping[str, Any], change: ComparisonRow | None) -> dict[str, str]:
+    line = {
+        "task": task,
+        "metric": metric.replace("_", " "),
+        "value": _number(result["metrics"][metric]),
+        "interval": _interval((result.get("details", {}).get("interval_95") or {}).get(metric), ".4g"),
+        "n": f"{result['n']:,}",
+        "protocol": str(result["protocol"]),
+    }
+    if change is None:
+        return line
+    return line | {
+        "before": _number(change.before),
+        "difference": "" if change.difference is None else f"{change.difference:+.3g}",
+        "relative": "" if change.relative is None else f"{100.0 * change.relative:+.2f} %",
+        "difference_interval": _interval(change.interval, "+.3g"),
+        "better": "lower is better" if change.direction == "lower" else "higher is better",
+        "verdict": verdict(change),
+        "severity": _severity(change),
+    }
+
+
+def _severity(change: ComparisonRow) -> str:
+    """Good or bad only where the verdict is beyond chance."""
+    words = verdict(change)
+    if not words.endswith("beyond what chance explains"):
+        return "neutral"
+    return "bad" if change.worse else "good"
+
+
+def _summary(changes: Sequence[ComparisonRow]) -> str:
+    """How many metrics changed which way, in a sentence; empty where nothing was compared."""
+    compared = [change for change in changes if change.difference is not None]
+    if not compared:
+        return ""
+    worse = sum(_severity(change) == "bad" for change in compared)
+    better = sum(_severity(change) == "good" for change in compared)
+    alone = sum(change.interval is None and change.difference != 0 for change in compared)
+    same = len(compared) - worse - better - alone
+    metrics = "metric" if len(compared) == 1 else "metrics"
+    unjudged = f", {alone} without an interval to judge by" if alone else ""
+    shown = f"{worse} worse, {better} better, {same} without a difference shown{unjudged}"
+    return f"Of {len(compared)} {metrics} compared, {shown}."
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _interval(interval: Sequence[float] | None, form: str) -> str:
+    return "" if interval is None else f"{interval[0]:{form}} … {interval[1]:{form}}"

@@ -1,0 +1,87 @@
+"""``report.html``: a report as one page that opens from disk and loads nothing.
+
+Everything is escaped by the template engine, and a content security policy keeps a page from loading or running
+anything but its own styles (and, on the page of a comparison, its own script, named by its hash).
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from goldstick.errors import DataError
+from goldstick.report.accuracy_view import accuracy_view
+from goldstick.report.report import FILE_NAME, Report
+from goldstick.report.storage import parse_json, write_atomically
+from goldstick.report.view import report_view
+
+PAGE_NAME = "report.html"
+
+
+def render_report(text: str) -> str:
+    """Return the page of a report.
+
+    Args:
+        text: the contents of ``report.json``, of a compression or of an evaluation.
+
+    Raises DataError where it is neither.
+    """
+    data = parse_json(text, "the report")
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    try:
+        if isinstance(data, dict) and isinstance(data.get("tasks"), dict) and "report_version" not in data:
+            return render("evaluation.html", title="Evaluation", accuracy=_evaluation(data), digest=digest)
+        return render("report.html", **report_view(Report.from_json(text)), digest=digest)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"the report lacks a field or has a wrong one ({error})") from error
+
+
+def write_page(directory: Path | str) -> Path:
+    """Render ``report.json`` in ``directory`` as ``report.html`` beside it and return its path.
+
+    Raises DataError where there is no report or it is not one, OutputError where the page cannot be written.
+    """
+    path = Path(directory) / FILE_NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    try:
+        page = render_report(text)
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+    write_atomically(path.with_name(PAGE_NAME), page.encode())
+    return path.with_name(PAGE_NAME)
+
+
+def render(template: str, **content: Any) -> str:
+    """Return a template of this package filled with ``content``; all text in it is escaped."""
+    environment = _environment()
+    script, _, _ = environment.loader.get_source(environment, "tree.js")  # type: ignore[union-attr]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return environment.get_template(template).render(script_hash=f"sha256-{digest}", **content)
+
+
+def _evaluation(data: Mapping[str, Any]) -> dict[str, Any]:
+    found = accuracy_view(data, data.get("baseline"))
+    if found is None:
+        raise DataError("the evaluation holds no task")
+    return found
+
+
+@functools.cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).with_name("templates")),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )

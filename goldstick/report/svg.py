@@ -1,0 +1,83 @@
+"""Small drawings inside table rows: marks at a height for each layer, and bars before and after.
+
+Both are stretched to the width of their cell, so they hold no text: labels stand in the table, and every mark has a
+tooltip and the drawing a description for those who do not see it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+WIDTH, HEIGHT = 100.0, 40.0
+_THICKNESS = 2.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mark:
+    """A value with a name.
+
+    Args:
+        label: what the tooltip says.
+        value: its height; infinite values stand at the edge, NaN is not drawn.
+    """
+
+    label: str
+    value: float
+
+
+def height_of(value: float, low: float, high: float) -> float:
+    """Return the distance from the top, in units of the drawing, of ``value`` on a scale from ``low`` to ``high``."""
+    if high <= low:
+        return HEIGHT / 2
+    share = min(1.0, max(0.0, (value - low) / (high - low)))
+    return round((1.0 - share) * HEIGHT, 3)
+
+
+def marks(values: Sequence[Mark], low: float, high: float, description: str, line: float | None = None) -> Markup:
+    """Draw a short stroke for each value, in order from left to right, at its height between ``low`` and ``high``.
+
+    Args:
+        values: the values, in the order of the layers.
+        low: the value at the bottom.
+        high: the value at the top.
+        description: what the drawing says, for those who do not see it.
+        line: a value at which a dashed line is drawn.
+    """
+    step = WIDTH / max(1, len(values))
+    parts = []
+    if line is not None:
+        y = height_of(line, low, high)
+        parts.append(Markup('<line class="limit" x1="0" x2="{}" y1="{}" y2="{}"/>').format(WIDTH, y, y))
+    for number, mark in enumerate(values):
+        if math.isnan(mark.value):
+            continue
+        y = min(HEIGHT - _THICKNESS, max(0.0, height_of(mark.value, low, high) - _THICKNESS / 2))
+        x, width = round(number * step, 3), round(step * 0.9, 3)
+        parts.append(
+            Markup(
+                '<g><title>{}</title><rect class="hit" x="{}" y="0" width="{}" height="{}"/>'
+                '<rect class="mark" x="{}" y="{}" width="{}" height="{}"/></g>'
+            ).format(mark.label, x, width, HEIGHT, x, round(y, 3), width, _THICKNESS)
+        )
+    return _drawing(Markup("").join(parts), HEIGHT, "marks", description)
+
+
+def bars(before: float, after: float, largest: float, description: str) -> Markup:
+    """Draw ``before`` as a light bar and ``after`` as a full one over it; ``largest`` fills the width."""
+    scale = WIDTH / largest if largest > 0 else 0.0
+    body = Markup(
+        '<rect class="before" x="0" y="0" width="{}" height="10"/>'
+        '<rect class="after" x="0" y="2" width="{}" height="6"/>'
+    ).format(round(before * scale, 3), round(after * scale, 3))
+    return _drawing(body, 10, "bars", description)
+
+
+def _drawing(body: Markup, height: float, kind: str, description: str) -> Markup:
+    box = f"0 0 {WIDTH:g} {height:g}"
+    return Markup('<svg class="{}" viewBox="{}" preserveAspectRatio="none" role="img" aria-label="{}">{}</svg>').format(
+        kind, box, escape(description), body
+    )

@@ -1,0 +1,90 @@
+"""The pages that commands write, and that they leave a checkpoint as it was proven."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+import goldstick
+from goldstick.errors import CheckpointError
+from goldstick.pipeline import finish
+from goldstick.pipeline import verify as verify_module
+from goldstick.pipeline.verify import verify_checkpoint
+from goldstick.report.page import render_report
+from tests.cli.conftest import run
+from tests.pipeline.conftest import prove_here
+from tests.report.pages import check_alone
+from tests.tiny_models import FAMILIES
+from tests.tiny_tokenizer import write_tokenizer
+
+
+def test_quantize_writes_a_page_beside_its_report(made: Path) -> None:
+    text = (made / "report.json").read_text()
+    assert (made / "report.html").read_text() == render_report(text)
+    page = check_alone((made / "report.html").read_text())
+    for words in ("compressed with goldstick", "w4a16-g32", "left alone unless an include names it", "Peak memory"):
+        assert words in page.text
+    layers = json.loads(text)["layers"]
+    groups = {svg["aria-label"].split(":")[0] for svg in page.all("svg") if svg["class"] == "marks"}
+    assert len(groups) == 7  # the kinds of linear layers of a Llama
+    assert len([layer for layer in layers if layer["scheme"]]) == 14
+
+
+def test_the_page_is_no_part_of_what_is_proven(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_module, "prove", prove_here)
+    copy = Path(shutil.copytree(made, tmp_path / "copy"))
+    assert "report.html" not in json.loads((copy / "goldstick.json").read_text())["files"]
+    before = (copy / "report.html").read_text()
+    (copy / "report.html").unlink()
+    assert verify_checkpoint(copy)["passed"] is True
+    shown = run("report", str(copy))
+    assert shown.exit_code == 0, shown.output
+    assert shown.stdout.strip() == str(copy / "report.html")
+    assert (copy / "report.html").read_text() == before
+    assert verify_checkpoint(copy)["passed"] is True
+    (copy / "config.json").write_text("{}")
+    with pytest.raises(CheckpointError):
+        verify_checkpoint(copy)
+
+
+def test_a_model_saved_from_memory_has_a_page_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finish, "prove", prove_here)
+    module = torch.nn.Sequential(torch.nn.Linear(64, 8))
+    goldstick.apply(module, "rtn-w8a16").save(tmp_path / "out")
+    page = check_alone((tmp_path / "out" / "report.html").read_text())
+    assert "tensors have the hashes of those in memory" in page.text
+    assert "Peak memory" not in page.text
+
+
+def test_evaluate_writes_a_report_and_its_page(tmp_path: Path) -> None:
+    model, data = tmp_path / "model", tmp_path / "data"
+    FAMILIES["llama_gqa"]().save_pretrained(model)
+    write_tokenizer(model)
+    (data / "text").mkdir(parents=True)
+    (data / "text" / "heldout.txt").write_text("The harbour lies on the north side of the island. " * 20)
+    arguments = [
+        "--tasks",
+        "text",
+        "--data-dir",
+        str(data),
+        "--report",
+        str(tmp_path / "found"),
+        "--baseline",
+        str(model),
+    ]
+    shown = run("evaluate", str(model), *arguments)
+    assert shown.exit_code == 0, shown.output
+    page = check_alone((tmp_path / "found" / "report.html").read_text())
+    assert "Of 2 metrics compared, 0 worse, 0 better, 2 without a difference shown." in page.text
+    assert "text perplexity (lower is better)" in page.text
+
+
+def test_a_directory_without_a_report_is_one_paragraph(source: Path) -> None:
+    result = run("report", str(source))
+    assert result.exit_code == 1
+    assert result.stderr.count("\n") == 1
+    assert "report.json: cannot be read" in result.stderr

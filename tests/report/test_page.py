@@ -1,0 +1,242 @@
+"""What the page of a report shows, and that it loads nothing and runs nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from goldstick.errors import DataError
+from goldstick.evaluation.compare import ComparisonRow
+from goldstick.evaluation.metrics import Items, uncertainty
+from goldstick.report import LayerRecord, Report, SizeSummary
+from goldstick.report.page import render_report, write_page
+from goldstick.report.words import format_seconds, verdict
+from tests.report.pages import Page, check_alone
+
+HOSTILE = "</title><script src=//evil.example>alert('x')</script><img onerror=\"a()\" src=x>{{ 7 * 7 }}&amp;"
+
+
+def layer(name: str, **changes: Any) -> LayerRecord:
+    fields: dict[str, Any] = {
+        "name": name,
+        "shape": (64, 32),
+        "dtype": "bfloat16",
+        "bytes_before": 4096,
+        "bytes_after": 1152,
+        "scheme": "w4a16-g128",
+        "algorithm": "gptq",
+        "weight_sqnr_db": 21.5,
+        "max_abs_error": 0.01,
+        "notes": {"tokens": 512, "dead_inputs": 2, "output_error": 0.5, "rtn_output_error": 2.0},
+    }
+    return LayerRecord(**{**fields, **changes})
+
+
+def left_alone(name: str, **changes: Any) -> LayerRecord:
+    nothing: dict[str, Any] = {
+        "bytes_after": 4096,
+        "scheme": None,
+        "algorithm": None,
+        "weight_sqnr_db": None,
+        "max_abs_error": None,
+    }
+    return layer(name, **{**nothing, "notes": {}, "reason": "a norm", **changes})
+
+
+def evaluation(values: list[float]) -> dict[str, Any]:
+    items = Items(values=values)
+    result = {
+        "protocol": "loglik@1",
+        "n": len(values),
+        "metrics": {"accuracy": items.metric()},
+        "tokenizer": "f00d",
+        "details": uncertainty({"accuracy": items}),
+    }
+    return {"tasks": {"boolq": result}}
+
+
+def report(*layers: LayerRecord, **changes: Any) -> str:
+    fields: dict[str, Any] = {
+        "goldstick_version": "0.1.0",
+        "model": "tiny",
+        "recipe": {"stages": [{"gptq": {"damping": 0.01}}], "description": "four bits"},
+        "format": "native",
+        "layers": layers,
+        "size": SizeSummary.of(layers),
+        "calibration": {"dataset": "wikitext2", "tokens": 1024, "unknown_rate": 0.125},
+        "timing": {"quantize_and_write": 60.0, "prove": 5.0},
+        "peak_memory": 3 * 2**20,
+        "environment": {"torch": "2.13.0"},
+        "proof": {"method": "outputs", "max_abs_difference": 0.0, "largest_output": 12.5, "passed": True},
+    }
+    return Report(**{**fields, **changes}).to_json()
+
+
+LAYERS = (
+    layer("model.layers.0.q_proj.weight"),
+    layer("model.layers.1.q_proj.weight", weight_sqnr_db=math.inf, notes={"tokens": 7, "fallback": "too few inputs"}),
+    left_alone("model.norm.weight"),
+)
+
+
+def test_the_page_says_what_was_done_and_what_it_cost() -> None:
+    page = check_alone(render_report(report(*LAYERS, warnings=("one fold was undone",))))
+    for words in (
+        "tiny: compressed with goldstick",
+        "gptq: four bits",
+        "12.00 KiB → 6.25 KiB (52.1 %)",
+        "4.50, scales and zeros counted",
+        "3.00 MiB",
+        "1 min 5 s",
+        "one fold was undone",
+        "largest difference of outputs 0 (outputs reach 12.5)",
+        "Not evaluated",
+        "21.5 … inf",
+        "model.norm.weight a norm 4.00 KiB",
+        "model.layers.1.q_proj.weight gptq rounded to nearest too few inputs",
+        "model.layers.[0-1].q_proj.weight 2 layers 7 2",  # the fewest tokens, the most dead inputs
+        "share of unknown tokens 0.125",
+        "damping: 0.01",
+        "torch 2.13.0",
+    ):
+        assert words in page.text, words
+
+
+def test_errors_of_outputs_are_percentages_of_roundings() -> None:
+    page = Page(render_report(report(*LAYERS)))
+    labels = [svg["aria-label"] for svg in page.all("svg")]
+    assert "model.layers.[0-1].q_proj.weight: 25 % of rounding's error" in labels
+    none = report(layer("a", notes={"output_error": 0.0, "rtn_output_error": 0.0}))
+    assert "of rounding" not in render_report(none)
+
+
+def test_accuracy_comes_with_intervals_and_a_verdict_in_words() -> None:
+    before = evaluation([1.0] * 90 + [0.0] * 10)
+    worse = evaluation([1.0] * 60 + [0.0] * 40)
+    same = evaluation([0.0, *[1.0] * 90, *[0.0] * 9])
+    text = check_alone(render_report(report(*LAYERS, evaluation={"before": before, "after": worse}))).text
+    assert "boolq, accuracy 90 → 60, difference -30 (95 %: " in text
+    assert "worse, beyond what chance explains" in text
+    assert "Of 1 metric compared, 1 worse, 0 better, 0 without a difference shown." in text
+    text = Page(render_report(report(*LAYERS, evaluation={"before": before, "after": same}))).text
+    assert "Of 1 metric compared, 0 worse, 0 better, 1 without a difference shown." in text
+    assert "tokenizer f00d" in text
+
+
+def test_a_metric_without_an_interval_is_counted_as_neither_worse_nor_better() -> None:
+    before, after = evaluation([1.0, 1.0, 0.0]), evaluation([1.0, 0.0, 0.0])
+    for side in (before, after):
+        del side["tasks"]["boolq"]["details"]["items"]
+    text = Page(render_report(json.dumps(after | {"baseline": before}))).text
+    assert "0 worse, 0 better, 0 without a difference shown, 1 without an interval to judge by." in text
+    assert "worse by the figure alone" in text
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"difference": 1.0, "interval": (0.5, 1.5)}, "worse, beyond what chance explains"),
+        ({"difference": -1.0, "interval": (-1.5, -0.5)}, "better, beyond what chance explains"),
+        ({"difference": 1.0, "interval": (-0.5, 1.5)}, "no difference that these items show"),
+        ({"difference": 1.0}, "worse by the figure alone, without an interval to judge by"),
+        ({"difference": 0.0, "interval": (-0.5, 1.5)}, "equal"),
+        ({"note": "tokenizers differ"}, "not compared: tokenizers differ"),
+    ],
+)
+def test_a_verdict_calls_nothing_worse_that_chance_explains(changes: dict[str, Any], words: str) -> None:
+    row = ComparisonRow(task="text", metric="perplexity", before=5.0, after=6.0, direction="lower")
+    assert verdict(replace(row, **changes)) == words
+
+
+def test_hostile_names_are_text_and_nothing_else() -> None:
+    hostile = report(
+        layer(HOSTILE, notes={"fallback": HOSTILE, "tokens": 3}),
+        left_alone(f"{HOSTILE}.norm", reason=HOSTILE, dtype=HOSTILE),
+        model=HOSTILE,
+        recipe={"stages": [{HOSTILE: {}}], "description": HOSTILE},
+        format=HOSTILE,
+        warnings=(HOSTILE,),
+        calibration={HOSTILE: HOSTILE},
+        environment={HOSTILE: HOSTILE},
+        proof={HOSTILE: HOSTILE},
+        kv_cache={"scheme": HOSTILE},
+        evaluation={"after": {"tasks": {HOSTILE: {**evaluation([1.0, 0.0])["tasks"]["boolq"], "protocol": HOSTILE}}}},
+    )
+    html = render_report(hostile)
+    page = Page(html)
+    assert page.scripts == []
+    assert not [tag for tag, attributes in page.tags if tag in ("img", "script") or "onerror" in attributes]
+    assert page.text.count("{{ 7 * 7 }}") > 10
+    assert "&amp;amp;" in html
+    benign = Page(render_report(hostile.replace(json.dumps(HOSTILE, ensure_ascii=False)[1:-1], "benign")))
+    assert [tag for tag, _ in page.tags] == [tag for tag, _ in benign.tags]
+
+
+def test_a_report_with_nothing_in_it_is_a_page() -> None:
+    empty = report(calibration={}, timing={}, environment={}, proof={}, peak_memory=None, recipe={})
+    text = check_alone(render_report(empty)).text
+    for words in (
+        "No layer was rounded",
+        "every layer became what",
+        "No data was looked at",
+        "Nothing: every parameter",
+    ):
+        assert words in text
+
+
+def test_equal_reports_are_equal_pages_that_name_the_report_by_its_hash() -> None:
+    text = report(*LAYERS)
+    assert render_report(text) == render_report(text)
+    assert hashlib.sha256(text.encode()).hexdigest() in render_report(text)
+
+
+def test_the_page_of_an_evaluation_has_its_baseline_beside_it() -> None:
+    after, before = evaluation([1.0, 0.0, 1.0]), evaluation([1.0, 1.0, 1.0])
+    alone = check_alone(render_report(json.dumps(after)))
+    assert "boolq accuracy 66.67" in alone.text
+    assert "Verdict" not in alone.text
+    beside = check_alone(render_report(json.dumps(after | {"baseline": before})))
+    assert "100 66.67" in beside.text
+    assert "Verdict" in beside.text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"tasks": {}}', '{"tasks": {"a": {}}}', '{"report_version": 2, "tasks": {}}']
+)
+def test_what_is_no_report_is_refused_and_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "report.json").write_text(text)
+    with pytest.raises(DataError, match=r"report\.json: "):
+        write_page(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_report_that_lacks_an_inner_field_is_refused_too() -> None:
+    for damaged in (
+        {"rotation": {"heads": {}}},
+        {"evaluation": {"after": {"tasks": {"boolq": {}}}}},
+        {"timing": {"a": "b"}},
+    ):
+        with pytest.raises(DataError, match="lacks a field or has a wrong one"):
+            render_report(report(*LAYERS, **damaged))
+
+
+def test_a_page_stands_beside_its_report(tmp_path: Path) -> None:
+    (tmp_path / "report.json").write_text(report(*LAYERS))
+    assert write_page(tmp_path) == tmp_path / "report.html"
+    assert (tmp_path / "report.html").read_text() == render_report(report(*LAYERS))
+    with pytest.raises(DataError, match="cannot be read"):
+        write_page(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(4.54, "4.5 s"), (59.94, "59.9 s"), (65, "1 min 5 s"), (3599.6, "1 h 0 min"), (7530, "2 h 6 min")],
+)
+def test_a_duration_has_the_units_that_fit_it(seconds: float, words: str) -> None:
+    assert format_seconds(seconds) == words
