@@ -13,7 +13,9 @@ from goldstick.errors import UsageError
 from goldstick.evaluation.evaluate import Evaluation, find_tasks
 from goldstick.evaluation.evaluate import evaluate as run_tasks
 from goldstick.evaluation.language_model import LanguageModel
+from goldstick.formats import FORMATS
 from goldstick.pipeline.calibrate import calibration_data
+from goldstick.pipeline.export import export_checkpoint
 from goldstick.pipeline.load import load
 from goldstick.pipeline.models import data_directory, find_model
 from goldstick.pipeline.plan import Plan, make_plan
@@ -26,7 +28,7 @@ from goldstick.recipes.run import Progress, needs_data, quiet
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
-__all__ = ["apply", "evaluate", "load", "plan", "quantize"]
+__all__ = ["apply", "evaluate", "export", "load", "plan", "quantize"]
 
 
 def apply(
@@ -139,6 +141,38 @@ def quantize(
         progress=progress,
         calibrate=calibration_data(planned.recipe.calibration, planned.source.directory, local),
         evaluate=measure,
+    )
+
+
+def export(
+    directory: str | Path,
+    format: str,
+    *,
+    output: str | Path,
+    overwrite: bool = False,
+    proof: ProofMethod = "outputs",
+    progress: Progress = quiet,
+) -> Quantized:
+    """Store a compressed checkpoint in another format; codes, scales and zeros stay what they are.
+
+    Args:
+        directory: A checkpoint in any format that goldstick reads, made by it or by another tool.
+        format: ``compressed-tensors``, ``native``, ``gptq``, ``gptq-v2`` or ``awq``.
+        output: The directory to make; it appears whole or not at all.
+        overwrite: Whether it may replace a checkpoint that goldstick wrote.
+        proof: Tensors are always compared; with ``outputs``, what both checkpoints give as well.
+        progress: Called with (description, done, total).
+
+    Raises:
+        UsageError: There is no such format, or the checkpoint is stored in it.
+        FormatError: The format cannot hold the checkpoint without loss; the message names the layer and the remedy.
+        SourceError: The directory is no quantized checkpoint of a transformers model.
+        CheckpointError: What was written and read back is not what it should be.
+    """
+    if format not in FORMATS:
+        raise UsageError(f"There is no format {format!r}. There are {', '.join(FORMATS)}.")
+    return export_checkpoint(
+        find_model(directory), format, Path(output), overwrite=overwrite, proof=proof, progress=progress
     )
 
 

@@ -10,6 +10,7 @@ import click
 
 from goldstick.cli.compare import compare
 from goldstick.cli.evaluate import evaluate, generate
+from goldstick.cli.export import export
 from goldstick.cli.inspect import inspect, report, verify
 from goldstick.cli.quantize import plan, quantize
 from goldstick.cli.recipes import recipes
@@ -68,5 +69,5 @@ def main(debug: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (quantize, plan, evaluate, compare, inspect, verify, report, generate, recipes):
+for command in (quantize, plan, export, evaluate, compare, inspect, verify, report, generate, recipes):
     main.add_command(command)

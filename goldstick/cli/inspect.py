@@ -25,7 +25,8 @@ def inspect(directory: Path, verbose: bool, as_json: bool) -> None:
         print_json(json.loads(report.to_json()))
         return
     print_report(console(), report, verbose=verbose)
-    click.echo(f"format: {report.format}; made from {report.model} by goldstick {report.goldstick_version}")
+    origin = f"from {report.model} by goldstick {report.goldstick_version}" if report.recipe else "elsewhere"
+    click.echo(f"format: {report.format}; made {origin}")
 
 
 @click.command()
@@ -39,7 +40,8 @@ def verify(directory: Path, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    click.echo(f"{found['files']} files have the sha256 the manifest records")
+    if found["files"]:
+        click.echo(f"{found['files']} files have the sha256 the manifest records")
     click.echo(found["proof"])
 
 

@@ -1,10 +1,21 @@
 """Bytes on disk: safetensors files, checkpoint directories and the storage formats of quantized weights."""
 
+from goldstick.formats.awq import Awq
 from goldstick.formats.base import StorageFormat
 from goldstick.formats.compressed_tensors import CompressedTensors
+from goldstick.formats.gptq import Gptq
 from goldstick.formats.native import Native
 
-#: Every storage format by name, in the order in which ``auto`` tries them.
-FORMATS: dict[str, StorageFormat] = {"compressed-tensors": CompressedTensors(), "native": Native()}
+#: Every storage format by name. ``auto`` tries the first and then the second.
+FORMATS: dict[str, StorageFormat] = {
+    "compressed-tensors": CompressedTensors(),
+    "native": Native(),
+    "gptq": Gptq(version=1),
+    "gptq-v2": Gptq(version=2),
+    "awq": Awq(),
+}
 
-__all__ = ["FORMATS", "CompressedTensors", "Native", "StorageFormat"]
+#: The formats whose files hold scales in float16, whatever the model is.
+FLOAT16_SCALES = frozenset({"gptq", "gptq-v2", "awq"})
+
+__all__ = ["FLOAT16_SCALES", "FORMATS", "Awq", "CompressedTensors", "Gptq", "Native", "StorageFormat"]

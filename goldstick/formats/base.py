@@ -25,6 +25,7 @@ class StoredLayer:
         scheme: What it becomes.
         fractional_zeros: Whether its zeros may be fractions.
         multiplied: Whether it holds a factor for each of its inputs.
+        scale_dtype: Dtype of its scales before they are stored, or ``None`` where that is not known.
     """
 
     name: str
@@ -34,6 +35,7 @@ class StoredLayer:
     scheme: Scheme
     fractional_zeros: bool
     multiplied: bool = False
+    scale_dtype: torch.dtype | None = None
 
 
 class StorageFormat(Protocol):
@@ -47,6 +49,14 @@ class StorageFormat(Protocol):
 
     def refuses(self, layer: StoredLayer) -> str | None:
         """Why this format cannot hold ``layer`` without loss, or ``None`` where it can."""
+        ...
+
+    def refuses_together(self, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> str | None:
+        """Why it cannot hold, in one checkpoint, layers that it could hold each; ``None`` where it can."""
+        ...
+
+    def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
+        """Sentences that the user should read before layers are stored in this format."""
         ...
 
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:

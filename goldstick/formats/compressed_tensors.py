@@ -53,6 +53,19 @@ class CompressedTensors:
             )
         return None
 
+    def refuses_together(self, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> str | None:
+        """Mixtures that its readers load with parts left out, and ties."""
+        schemes = [layer.scheme for layer in layers]
+        if any(scheme.activation for scheme in schemes) and not all(scheme.weight.symmetric for scheme in schemes):
+            return "transformers loads asymmetric weights in it only with the 8-bit activations of all layers dropped"
+        if ties:
+            return f"{next(iter(ties))} runs on a quantized embedding, which compressed-tensors cannot say"
+        return None
+
+    def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
+        """There are none."""
+        return []
+
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shapes and dtypes by suffix."""
         out_features, in_features = layer.shape

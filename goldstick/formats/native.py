@@ -34,6 +34,14 @@ class Native:
         """Nothing is refused."""
         return None
 
+    def refuses_together(self, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> str | None:
+        """Nor is any mixture."""
+        return None
+
+    def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
+        """There are none."""
+        return []
+
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shapes and dtypes by suffix."""
         *lead, in_features = layer.shape

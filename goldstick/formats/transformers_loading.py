@@ -13,14 +13,11 @@ from torch import nn
 from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats.base import StoredLayer
-from goldstick.formats.compressed_tensors import group_of, scheme_of_group
-from goldstick.formats.input_scale import INPUT_ZERO
 from goldstick.formats.kv_cache import read_kv
 from goldstick.formats.native import Native
-from goldstick.formats.source import open_tensors
 from goldstick.formats.transformers_cache import use_quantized_cache
+from goldstick.formats.transformers_layers import read_layers, storage_of
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
-from goldstick.formats.transformers_quantizer import METHOD
 from goldstick.structure.network import Network
 
 
@@ -65,33 +62,18 @@ def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, An
 
 
 def _translated(directory: Path, settings: Any, cls: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    method = config.get("quant_method")
-    if method == METHOD:
+    storage = storage_of(directory, config)
+    if storage.name == "native":
         return {**config, "storage": "native"}
-    if method != "compressed-tensors":
-        raise FormatError(
-            f"{directory} is quantized with {method!r}, which goldstick does not load. It loads compressed-tensors and "
-            "its own native format."
-        )
     model = empty_model(settings, cls)
-    names = CheckpointNames(model)
-    network = Network(model)
-    owners = {site.parameter_name: site for site in network.sites}
+    found = read_layers(directory, config, CheckpointNames(model), Network(model))
     sites: dict[str, Scheme] = {}
-    for tensor, info in open_tensors(directory).items():
-        base = tensor.removesuffix("_packed")
-        if base == tensor and (info.dtype is not torch.int8 or tensor.endswith(INPUT_ZERO)):
-            continue
-        site = owners.get(names.piece(base).parameter)
-        group = group_of(base.removesuffix(".weight"), config)
-        if site is None or group is None:
-            raise FormatError(
-                f"{directory}: the packed tensor {tensor!r} belongs to no layer that the config describes."
-            )
-        scheme = scheme_of_group(group)
-        if sites.setdefault(site.name, scheme) != scheme:
-            raise FormatError(f"{directory}: the experts fused in {site.name} have several schemes; they need one.")
-    return native_table(sites, {}) | {"storage": "compressed-tensors"}
+    for layer in found.layers:
+        if sites.setdefault(layer.site, layer.scheme) != layer.scheme:
+            raise FormatError(f"{directory}: the experts fused in {layer.site} have several schemes; they need one.")
+        if storage.name != "compressed-tensors":  # transformers would cast what has another dtype
+            found.parts(layer)
+    return native_table(sites, {}) | {"storage": storage.name}
 
 
 def native_table(sites: Mapping[str, Scheme], ties: Mapping[str, str]) -> dict[str, Any]:

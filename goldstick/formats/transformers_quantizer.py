@@ -2,12 +2,13 @@
 
 transformers reads the tensors, names and all; this file gives it places to put them (:class:`StoredWeight`) and turns
 each into a module on packed weights afterwards. It serves ``quant_method: goldstick`` and, through
-:mod:`goldstick.formats.transformers_loading`, compressed-tensors checkpoints alike. The hooks it overrides moved
-between minor versions of transformers 5, so they are used in this file only.
+:mod:`goldstick.formats.transformers_loading`, compressed-tensors, GPTQ and AWQ checkpoints alike. The hooks it
+overrides moved between minor versions of transformers 5, so they are used in this file only.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +25,11 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from goldstick import surgery
 from goldstick.core.edits import Quantize
+from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.errors import CheckpointError
+from goldstick.errors import CheckpointError, FormatError
+from goldstick.formats import FORMATS
 from goldstick.formats.base import StorageFormat, StoredLayer
-from goldstick.formats.compressed_tensors import CompressedTensors
 from goldstick.formats.input_scale import (
     INPUT_MULTIPLIER,
     INPUT_SCALE,
@@ -55,7 +57,7 @@ class StoredWeight(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         # Initialisers of some models reach for the float weight; there is none to initialise.
-        if name == "weight" and "weight_packed" in self._buffers:
+        if name == "weight" and {"weight_packed", "qweight"} & set(self._buffers):
             return torch.empty(0)
         return super().__getattr__(name)
 
@@ -99,7 +101,7 @@ class GoldstickQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
         self.network = Network(model)
-        self.format: StorageFormat = CompressedTensors() if self._storage == "compressed-tensors" else Native()
+        self.format: StorageFormat = FORMATS[self._storage]
         table = self.quantization_config.to_dict()
         self.schemes, self.multiplied = schemes_of(table), multiplied_in(table)
         unknown = set(self.schemes) - set(self.network.by_name)
@@ -133,7 +135,7 @@ class GoldstickQuantizer(HfQuantizer):
         )
         module = self.network.module(site)
         parameter = getattr(module, site.parameter)
-        scale_dtype = parameter.dtype if parameter.dtype in (torch.float16, torch.bfloat16) else torch.float32
+        scale_dtype = _scale_dtype(parameter.dtype)
         specs = _expert_specs(layer, scale_dtype) if _fused(site) else self.format.specs(layer, scale_dtype)
         parts = {suffix: torch.empty(shape, dtype=dtype, device="meta") for suffix, (shape, dtype) in specs.items()}
         if _fused(site):
@@ -191,8 +193,7 @@ class GoldstickQuantizer(HfQuantizer):
         parts = {names[name]: part for name, part in place._buffers.items() if part is not None and name in names}
         input_scale, input_zero = unpack_input(parts, scheme, site.module)
         multiplier = unpack_multiplier(parts, site.name in self.multiplied, site.module)
-        storage: StorageFormat = Native() if _fused(site) else self.format
-        tensor = storage.unpack(parts, scheme, site.in_features)
+        tensor = self._unpack(parts, scheme, site)
         if _fused(site):
             for suffix in parts:
                 del place._buffers[prefix + suffix]
@@ -201,6 +202,10 @@ class GoldstickQuantizer(HfQuantizer):
         else:
             original = place.original[0]
             original.bias = place.bias
+            # GPTQ and AWQ store float16 scales whatever the model computes in.
+            tensor = dataclasses.replace(
+                tensor, scale=tensor.scale.to(_scale_dtype(getattr(original, site.parameter).dtype))
+            )
             _replace(self.network.model, site.module, original)
         edit = Quantize(
             site=site.name,
@@ -212,6 +217,13 @@ class GoldstickQuantizer(HfQuantizer):
             input_multiplier=multiplier,
         )
         surgery.apply(self.network, [edit])
+
+    def _unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, site: Site) -> QuantizedTensor:
+        storage: StorageFormat = Native() if _fused(site) else self.format
+        try:
+            return storage.unpack(parts, scheme, site.in_features)
+        except FormatError as error:
+            raise FormatError(f"{site.module} cannot be loaded: {error}") from error
 
     def is_serializable(self, *_: Any, **__: Any) -> bool:
         """Saving goes through goldstick, which proves what it writes."""
@@ -232,7 +244,14 @@ if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # a reloaded module must not
     register_quantization_config(METHOD)(GoldstickConfig)
     register_quantizer(METHOD)(GoldstickQuantizer)
 
-_SUFFIXES = frozenset({"", "_packed", "_scale", "_zero_point", "_shape", INPUT_SCALE, INPUT_ZERO, INPUT_MULTIPLIER})
+_SUFFIXES = frozenset(
+    {"", "_packed", "_scale", "_zero_point", "_shape", INPUT_SCALE, INPUT_ZERO, INPUT_MULTIPLIER}
+    | {".qweight", ".qzeros", ".scales", ".g_idx"}
+)
+
+
+def _scale_dtype(weight_dtype: torch.dtype) -> torch.dtype:
+    return weight_dtype if weight_dtype in (torch.float16, torch.bfloat16) else torch.float32
 
 
 def _fused(site: Site) -> bool:

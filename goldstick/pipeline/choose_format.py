@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS, StorageFormat
@@ -10,30 +10,37 @@ from goldstick.formats.base import StoredLayer
 
 
 def choose_format(wanted: str, layers: Sequence[StoredLayer], ties: dict[str, str]) -> tuple[StorageFormat, list[str]]:
-    """The storage format for given layers, with a remark where it is not the first choice.
+    """The storage format for given layers, with what the user should know of it.
+
+    Args:
+        wanted: Name of a format, or ``auto``: compressed-tensors where it can hold the layers, native otherwise.
+        layers: Everything quantized.
+        ties: Sites that run on another's quantized weight: site → owner.
 
     Raises:
         FormatError: The format that was asked for cannot hold them.
     """
-    first = FORMATS["compressed-tensors"]
-    refusals = [(layer.site, first.refuses(layer)) for layer in layers]
-    reasons = [f"{site}: {reason}" for site, reason in refusals if reason]
-    schemes = [layer.scheme for layer in layers]
-    if any(scheme.activation for scheme in schemes) and not all(scheme.weight.symmetric for scheme in schemes):
-        reasons.append(
-            "transformers loads asymmetric weights in it only with the 8-bit activations of all layers dropped"
-        )
-    if ties:
-        reasons.append(f"{next(iter(ties))} runs on a quantized embedding, which compressed-tensors cannot say")
-    if wanted == "compressed-tensors" and reasons:
-        raise FormatError(
-            f"compressed-tensors cannot hold this: {reasons[0]}"
-            f"{f' (and {len(reasons) - 1} more)' if len(reasons) > 1 else ''}. Use --format native, or change the "
-            "recipe."
-        )
-    if wanted == "native" or not reasons:
-        return FORMATS["native" if wanted == "native" else "compressed-tensors"], []
+    storage = FORMATS["compressed-tensors" if wanted == "auto" else wanted]
+    reasons = refusals(storage, layers, ties)
+    if not reasons:
+        return storage, storage.remarks(layers)
+    if wanted != "auto":
+        raise FormatError(f"{refusal_words(storage, reasons)} Use --format native, or change the recipe.")
     return FORMATS["native"], [
         "Stored in the native format, which only goldstick reads, because compressed-tensors cannot hold it: "
         f"{reasons[0]}."
     ]
+
+
+def refusals(storage: StorageFormat, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> list[str]:
+    """Why a format cannot hold layers, each with its name; empty where it can."""
+    found = [(layer.site, storage.refuses(layer)) for layer in layers]
+    reasons = [f"{site}: {reason}" for site, reason in found if reason]
+    together = storage.refuses_together(layers, ties)
+    return [*reasons, *([together] if together else [])]
+
+
+def refusal_words(storage: StorageFormat, reasons: Sequence[str]) -> str:
+    """A sentence of the first reason, and how many there are."""
+    more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+    return f"{storage.name} cannot hold this: {reasons[0]}{more}."

@@ -36,12 +36,13 @@ class Content:
         left_alone: Modules whose matrices stay float, as the checkpoint calls them.
         ties: Sites that run on another's quantized weight.
         untied: Whether embeddings are no longer tied in the way the config says.
-        recipe: The recipe.
+        recipe: The recipe; ``None`` where the checkpoint was exported from one that says nothing of its own.
         source: Name and file hashes of the source.
         base_model: What the card names as the base model.
         errors: Site → error figures of its weight.
         architecture: For a plain module: what it takes to rebuild it.
         kv: What is stored of a quantized KV cache, beside its tensors, which are among the weights.
+        exported_from: What was exported, where this was not made from a float model: its format and file hashes.
     """
 
     config: Mapping[str, Any] | None
@@ -51,12 +52,13 @@ class Content:
     left_alone: Sequence[str]
     ties: Mapping[str, str]
     untied: bool
-    recipe: Recipe
+    recipe: Recipe | None
     source: Mapping[str, Any]
     base_model: str
     errors: Mapping[str, Mapping[str, float | None]]
     architecture: Mapping[str, Any] = field(default_factory=dict)
     kv: StoredKV | None = None
+    exported_from: Mapping[str, Any] = field(default_factory=dict)
 
 
 def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
@@ -85,7 +87,8 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         "kv_cache": content.kv.label if content.kv else None,
         "architecture": dict(content.architecture),
         "source": dict(content.source),
-        "recipe": content.recipe.model_dump(mode="json"),
+        "recipe": content.recipe.model_dump(mode="json") if content.recipe else None,
+        **({"exported_from": dict(content.exported_from)} if content.exported_from else {}),
         "layers": {
             layer.site: {"scheme": layer.scheme.label, **content.errors.get(layer.site, {})} for layer in content.layers
         },
@@ -103,9 +106,14 @@ def prove_and_record(work: Path, request: Mapping[str, Any], expected: Observati
     """
     proof = prove(work, request, expected)
     require(proof, work)
-    manifest = json.loads((work / MANIFEST_NAME).read_text(encoding="utf-8"))
-    write_atomically(work / MANIFEST_NAME, dump_json(manifest | {"proof": proof}).encode())
+    record_proof(work, proof)
     return proof
+
+
+def record_proof(work: Path, proof: Mapping[str, Any]) -> None:
+    """Write the findings of a proof that passed into the manifest in ``work``."""
+    manifest = json.loads((work / MANIFEST_NAME).read_text(encoding="utf-8"))
+    write_atomically(work / MANIFEST_NAME, dump_json(manifest | {"proof": dict(proof)}).encode())
 
 
 def file_sha256(path: Path) -> str:

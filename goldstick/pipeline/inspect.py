@@ -13,10 +13,17 @@ from goldstick.report import Report
 def read_report(directory: Path) -> Report:
     """The report of a checkpoint, after a check that the files hold what it says.
 
+    A GPTQ or AWQ checkpoint of another tool brings none; its report is what its config and headers say.
+
     Raises:
         CheckpointError: It is no checkpoint of goldstick, or the sizes of files and report differ.
         SourceError: A file is missing or damaged.
     """
+    if made_elsewhere(directory):
+        from goldstick.formats.transformers_layers import open_quantized
+        from goldstick.pipeline.stored_report import report_of_files
+
+        return report_of_files(open_quantized(directory))
     read_manifest(directory)
     try:
         report = Report.read(directory)
@@ -30,6 +37,14 @@ def read_report(directory: Path) -> Report:
             "'goldstick verify' says which file changed."
         )
     return report
+
+
+def made_elsewhere(directory: Path) -> bool:
+    """Whether a directory is a GPTQ or AWQ checkpoint without a manifest of goldstick."""
+    if (directory / MANIFEST_NAME).is_file() or not (directory / "config.json").is_file():
+        return False
+    table = read_json(directory / "config.json", "no checkpoint").get("quantization_config")
+    return isinstance(table, dict) and table.get("quant_method") in ("gptq", "awq")
 
 
 def read_manifest(directory: Path) -> dict[str, object]:

@@ -116,6 +116,7 @@ def _planned(
             scheme=assignment.scheme,
             fractional_zeros=assignment.stage.fractional_zeros,
             multiplied=assignment.multiplied,
+            scale_dtype=scale_dtype(info.dtype),
         )
     return PlannedTensor(
         source=info,

@@ -103,6 +103,7 @@ def _layer(name: str, site: Site, tensor: QuantizedTensor, assignment: Assignmen
         scheme=assignment.scheme,
         fractional_zeros=assignment.stage.fractional_zeros,
         multiplied=assignment.multiplied,
+        scale_dtype=tensor.scale.dtype,
     )
 
 

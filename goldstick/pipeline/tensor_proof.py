@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from goldstick.formats.input_scale import part_name
 from goldstick.formats.source import open_tensors
 from goldstick.pipeline.plain_module import tensor_hash
 from goldstick.pipeline.plan import make_plan
+from goldstick.pipeline.planned_tensors import scale_dtype
 from goldstick.recipes import Recipe
 
 _RELATIVE = 1e-9
@@ -45,6 +47,9 @@ def compare_tensors(
         suffixes = plan.format.specs(tensor.stored, torch.float32) if tensor.stored else {}
         parts = {suffix: stored[part_name(tensor.name, suffix)].read() for suffix in suffixes}
         read_back = plan.format.unpack(parts, assignment.scheme, assignment.site.in_features)
+        # Some formats store float16 scales; a model computes with them in its own dtype.
+        dtype = scale_dtype(tensor.source.dtype)
+        read_back = dataclasses.replace(read_back, scale=read_back.scale.to(dtype))
         error = weight_error(assignment.site.layout.to_matrix(original), read_back)
         name = assignment.site.name
         found[name] = found[name] + error if name in found else error

@@ -172,7 +172,7 @@ def test_an_unknown_key_names_its_place_and_the_nearest(mapping: dict[str, Any],
         ({"stages": ["rtn"], "calibration": {"samples": 0}}, "calibration.samples: .*greater than or equal to 1"),
         (
             {"stages": ["rtn"], "export": {"format": "gguf"}},
-            "export.format: .*'auto', .* or 'native'",
+            "export.format: .*'auto', .*'gptq-v2' or 'awq'",
         ),
         (stage(indivisible="round"), r"stages\[0\].rtn: indivisible: .*'error', 'channel' or 'skip'"),
         (stage(targets={"include": "q_proj"}), r"targets.include: .*valid tuple"),

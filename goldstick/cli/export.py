@@ -1,0 +1,66 @@
+"""``goldstick export``."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from goldstick.cli.console import console, print_json, progress_bar
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option(
+    "--format",
+    "format_",
+    required=True,
+    metavar="F",
+    type=click.Choice(["compressed-tensors", "native", "gptq", "gptq-v2", "awq"]),
+    help="Storage format: compressed-tensors, native, gptq, gptq-v2 or awq.",
+)
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The directory to make.")
+@click.option(
+    "--proof",
+    type=click.Choice(["outputs", "tensors"]),
+    default="outputs",
+    show_default=True,
+    help="Compare what both checkpoints give, after their tensors, or their tensors alone.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def export(
+    directory: Path,
+    format_: str,
+    output: Path,
+    proof: Literal["outputs", "tensors"],
+    overwrite: bool,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Store a compressed checkpoint in another format, without any loss.
+
+    DIRECTORY is a checkpoint in one of the formats, made by goldstick or by another tool. Codes, scales and zeros stay
+    what they are; where a format cannot hold them, nothing is written.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the clean-up, as Ctrl-C does
+    from goldstick.formats.transformers_names import quiet_libraries
+
+    quiet_libraries()
+    from goldstick import api
+    from goldstick.core.freed_memory import give_large_blocks_back
+    from goldstick.report.words import format_bytes
+
+    give_large_blocks_back()
+    with progress_bar(not as_json) as progress:
+        made = api.export(directory, format_, output=output, overwrite=overwrite, proof=proof, progress=progress)
+    if as_json:
+        import json
+
+        print_json({"directory": str(output), "report": json.loads(made.report.to_json())})
+        return
+    layers = sum(record.scheme is not None for record in made.report.layers)
+    console().print(f"{layers} layers stored as {made.report.format}, {format_bytes(made.report.size.bytes_after)}")
+    click.echo(f"checkpoint: {output}\nreport: {output / 'report.json'}")

@@ -1,0 +1,215 @@
+"""GPTQ: the layout of AutoGPTQ and GPTQModel, which transformers (with their packages), vLLM and SGLang read.
+
+For a linear layer ``P`` of weight [out, in]: ``P.qweight`` int32 [in · bits / 32, out], a bit stream down every column;
+``P.qzeros`` int32 [groups, out · bits / 32], one along every row; ``P.scales`` float16 [groups, out]; ``P.g_idx`` int32
+[in], the group of every input. Version 1 stores zero − 1, for which a zero of 0 has no room: some writers let the −1
+spill over the fields beside it, and readers disagree on what a full field means. So version 1 is written for symmetric
+weights alone, whose zero is the midpoint. Version 2 stores the zero itself.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldstick.core.bitpack import pack_rows, unpack_rows
+from goldstick.core.grid import Grid
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.scheme import Scheme
+from goldstick.errors import FormatError
+from goldstick.formats.base import StoredLayer
+from goldstick.formats.name_patterns import patterns_for
+from goldstick.formats.weight_only import (
+    WORD_BITS,
+    declared_grid,
+    float16_scales,
+    refuse_inputs,
+    refuses_mixture,
+    refuses_weight_only,
+    refuses_words,
+    remarks_on_scales,
+    stored_group_size,
+    whole_zeros,
+    zeros_of,
+)
+
+BITS = (2, 3, 4, 8)
+_CHECKPOINT_FORMATS = {"gptq": "gptq", "gptq_v2": "gptq-v2"}
+_HEAD = "lm_head"
+
+
+class Gptq:
+    """The tensors and config of GPTQ files.
+
+    Args:
+        version: 1, which stores zero − 1, or 2, which stores the zero.
+    """
+
+    def __init__(self, version: int) -> None:
+        self.name = "gptq" if version == 1 else "gptq-v2"
+        self._shift = 1 if version == 1 else 0
+
+    def refuses(self, layer: StoredLayer) -> str | None:
+        """Kinds, widths and zeros that files of this version do not hold."""
+        grid = layer.scheme.weight
+        if reason := refuses_weight_only(layer, "GPTQ"):
+            return reason
+        if grid.bits not in BITS:
+            return f"GPTQ readers know {', '.join(map(str, BITS))} bits, not {grid.bits}"
+        if self._shift and not grid.symmetric:
+            return (
+                "version 1 of GPTQ stores zero − 1, in which a zero of 0 overflows, and vLLM reads only symmetric "
+                "weights from it; --format gptq-v2 or awq hold asymmetric ones"
+            )
+        whole = WORD_BITS // math.gcd(WORD_BITS, grid.bits)
+        return refuses_words(layer, "GPTQ", whole, whole)
+
+    def refuses_together(self, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> str | None:
+        """Layers of several schemes: the config names one."""
+        if reason := refuses_mixture(layers, ties, "GPTQ"):
+            return reason
+        if len({layer.scheme.weight.symmetric for layer in layers}) > 1:
+            return "its config calls all layers symmetric or none"
+        return None
+
+    def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
+        """Which scales do not fit float16."""
+        return remarks_on_scales(layers, "GPTQ")
+
+    def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Shapes and dtypes by suffix; scales are float16 whatever the model is."""
+        out_features, in_features = layer.shape
+        grid = layer.scheme.weight
+        groups = grid.groups(in_features)
+        return {
+            ".qweight": (torch.Size([in_features * grid.bits // WORD_BITS, out_features]), torch.int32),
+            ".qzeros": (torch.Size([groups, out_features * grid.bits // WORD_BITS]), torch.int32),
+            ".scales": (torch.Size([groups, out_features]), torch.float16),
+            ".g_idx": (torch.Size([in_features]), torch.int32),
+        }
+
+    def pack(
+        self,
+        tensor: QuantizedTensor,
+        scheme: Scheme,
+        input_scale: Tensor | None = None,
+        input_zero: Tensor | None = None,
+        input_multiplier: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The tensors of a layer by suffix.
+
+        Raises:
+            FormatError: A scale is no float16 number, a zero no whole number, or the input is touched.
+        """
+        refuse_inputs("GPTQ", scheme, input_scale, input_zero, input_multiplier)
+        grid = tensor.grid
+        zeros = whole_zeros(tensor, "GPTQ")
+        if self._shift and not grid.symmetric:
+            raise FormatError("Version 1 of GPTQ is written for symmetric weights only; use gptq-v2.")
+        groups = torch.arange(tensor.in_features, dtype=torch.int32, device=tensor.codes.device)
+        return {
+            ".qweight": pack_rows(tensor.codes, grid.bits).T.contiguous(),
+            ".qzeros": pack_rows((zeros - self._shift).T.contiguous(), grid.bits),
+            ".scales": float16_scales(tensor.scale, "GPTQ").T.contiguous(),
+            ".g_idx": groups // grid.group_width(tensor.in_features),
+        }
+
+    def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
+        """The layer from its tensors, with scales as they are stored.
+
+        Version 1 is read as zero = (stored + 1) mod 2^bits, as the writers' own dequantization does. Groups that
+        ``g_idx`` numbers in another order come back in the order of their inputs.
+
+        Raises:
+            FormatError: ``g_idx`` scatters groups, or zeros contradict a symmetric scheme.
+        """
+        grid = scheme.weight
+        out_features = parts[".qweight"].shape[-1]
+        codes = unpack_rows(parts[".qweight"].T.contiguous(), grid.bits, in_features)
+        order = _group_order(parts[".g_idx"], grid, in_features)
+        zeros = (unpack_rows(parts[".qzeros"], grid.bits, out_features) + self._shift) & grid.code_max
+        zero = zeros_of(zeros[order].T.contiguous(), grid, "GPTQ")
+        scale = parts[".scales"][order].T.contiguous()
+        return QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=grid)
+
+    def config(
+        self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """``quant_method: gptq``; what stays float, but for the head, is excepted under ``dynamic``."""
+        if reason := self.refuses_together(layers, ties):
+            raise FormatError(f"{self.name} cannot hold this: {reason}.")
+        grid = layers[0].scheme.weight
+        modules = [layer.name.removesuffix(".weight") for layer in layers]
+        config = {
+            "quant_method": "gptq",
+            "bits": grid.bits,
+            "group_size": stored_group_size(grid),
+            "desc_act": False,
+            "sym": grid.symmetric,
+            "lm_head": _HEAD in modules,
+            "checkpoint_format": "gptq" if self._shift else "gptq_v2",
+            "pack_dtype": "int32",
+        }
+        patterns = patterns_for([name for name in left_alone if name != _HEAD], modules)
+        excepted = [p.removeprefix("re:") if p.startswith("re:") else f"^{re.escape(p)}$" for p in patterns]
+        return config | ({"dynamic": {f"-:{pattern}": {} for pattern in excepted}} if excepted else {})
+
+
+def _group_order(g_idx: Tensor, grid: Grid, in_features: int) -> Tensor:
+    """Which stored group every consecutive run of inputs belongs to, int64 [groups]."""
+    width = grid.group_width(in_features)
+    order = g_idx[::width].long()
+    consecutive = torch.equal(order.repeat_interleave(width)[:in_features], g_idx.long())
+    if not consecutive or int(order.min()) < 0 or int(order.max()) >= len(order):
+        raise FormatError(
+            "its g_idx scatters the inputs of a group over the row (act-order, desc_act), and goldstick runs groups "
+            f"of {width} consecutive inputs. Quantize it again with desc_act off, or with static groups."
+        )
+    return order
+
+
+def gptq_storage(config: Mapping[str, Any]) -> str:
+    """Name of the storage format of a ``quantization_config`` with ``quant_method: gptq``.
+
+    Raises:
+        FormatError: Its files are laid out as goldstick does not read them.
+    """
+    layout = config.get("checkpoint_format", config.get("format", "gptq"))
+    if config.get("is_marlin_format") or not isinstance(layout, str) or layout not in _CHECKPOINT_FORMATS:
+        raise FormatError(
+            f"The GPTQ config declares the checkpoint_format {layout!r}, and goldstick reads "
+            f"{' and '.join(_CHECKPOINT_FORMATS)}; save it with GPTQModel in one of these."
+        )
+    if config.get("pack_dtype", "int32") not in ("int32", "torch.int32"):
+        raise FormatError(f"The GPTQ config packs codes into {config['pack_dtype']!r} and goldstick reads int32 words.")
+    return _CHECKPOINT_FORMATS[layout]
+
+
+def gptq_scheme(module: str, config: Mapping[str, Any]) -> Scheme:
+    """The scheme of a quantized module of a GPTQ checkpoint: the config's, or that of the first exception it matches.
+
+    Raises:
+        FormatError: The config makes no sense, or says that the module is not quantized.
+    """
+    dynamic = config.get("dynamic") or {}
+    if not isinstance(dynamic, Mapping):
+        raise FormatError(f"The GPTQ config's 'dynamic' is a table of patterns, not {dynamic!r}.")
+    for pattern, changes in dynamic.items():
+        try:
+            hit = re.match(pattern.removeprefix("+:").removeprefix("-:"), module)
+        except re.error as error:
+            raise FormatError(f"The GPTQ config's 'dynamic' holds the bad pattern {pattern!r}: {error}.") from error
+        if hit and (pattern.startswith("-:") or not isinstance(changes, Mapping)):
+            raise FormatError(f"The GPTQ config excepts {module} from quantization, and it is quantized.")
+        if hit:
+            config = {**config, **changes}
+            break
+    symmetric = config.get("sym", True)
+    if type(symmetric) is not bool:
+        raise FormatError(f"The GPTQ config's 'sym' is true or false, not {symmetric!r}.")
+    return Scheme(weight=declared_grid(config, BITS, symmetric, "GPTQ"))

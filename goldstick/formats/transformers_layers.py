@@ -1,0 +1,209 @@
+"""Every quantized matrix that a transformers checkpoint holds, found in its config and file headers, in any format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldstick.core.scheme import Scheme
+from goldstick.errors import CheckpointError, FormatError, SourceError
+from goldstick.formats import FLOAT16_SCALES, FORMATS
+from goldstick.formats.awq import awq_scheme
+from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.compressed_tensors import group_of, scheme_of_group
+from goldstick.formats.gptq import gptq_scheme, gptq_storage
+from goldstick.formats.input_scale import INPUT_ZERO, part_name
+from goldstick.formats.native import multiplied_in, schemes_of
+from goldstick.formats.safetensors_file import TensorInfo
+from goldstick.formats.source import open_tensors, read_json
+from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.structure.network import Layout, Network, Site
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredLayers:
+    """The quantized matrices of a checkpoint.
+
+    Attributes:
+        directory: Where it lies.
+        format: How they are stored.
+        layers: Each of them, in file order.
+        tensors: Every tensor of the checkpoint.
+    """
+
+    directory: Path
+    format: StorageFormat
+    layers: tuple[StoredLayer, ...]
+    tensors: Mapping[str, TensorInfo]
+
+    def parts(self, layer: StoredLayer) -> dict[str, TensorInfo]:
+        """The tensors of a layer by suffix.
+
+        Raises:
+            CheckpointError: One is missing, or has another shape or dtype than the config declares.
+        """
+        found = {}
+        for suffix, (shape, dtype) in self.format.specs(layer, layer.scale_dtype or torch.float32).items():
+            name = part_name(layer.name, suffix)
+            info = self.tensors.get(name)
+            if info is None:
+                raise CheckpointError(f"{self.directory} lacks the tensor {name!r} that its config calls for.")
+            if (info.shape, info.dtype) != (shape, dtype):
+                raise CheckpointError(
+                    f"{name} in {self.directory} is {_words(info.shape, info.dtype)}, and its config calls for "
+                    f"{_words(shape, dtype)}. The checkpoint is damaged, or laid out in another way than it says."
+                )
+            found[suffix] = info
+        return found
+
+    def read(self, layer: StoredLayer) -> dict[str, Tensor]:
+        """The same tensors, read."""
+        return {suffix: info.read() for suffix, info in self.parts(layer).items()}
+
+
+def read_layers(directory: Path, config: Mapping[str, Any], names: CheckpointNames, network: Network) -> StoredLayers:
+    """The quantized matrices of a checkpoint; reads its headers, and of AWQ the zeros.
+
+    Args:
+        directory: The checkpoint.
+        config: Its ``quantization_config``.
+        names: How its model's checkpoints name tensors.
+        network: Its model, on the meta device.
+
+    Raises:
+        FormatError: The method, the layout or a scheme is not one that goldstick reads.
+        CheckpointError: Tensors do not belong together.
+    """
+    tensors = open_tensors(directory)
+    owners = {site.parameter_name: site for site in network.sites}
+    storage = storage_of(directory, config)
+    schemes = schemes_of(config) if storage.name == "native" else {}
+    multiplied = multiplied_in(config) if storage.name == "native" else frozenset()
+    layers = []
+    for name, info in tensors.items():
+        weight = _weight_name(name, info, storage.name)
+        if weight is None:
+            continue
+        site = owners.get(names.piece(weight).parameter)
+        scheme = None
+        if site is not None:
+            scheme = schemes.get(site.name) if schemes else _scheme(weight, config, storage.name, tensors)
+        if site is None or scheme is None:
+            raise FormatError(f"{directory}: the packed tensor {name!r} belongs to no layer that the config describes.")
+        layers.append(_layer(weight, info, site, scheme, storage.name, tensors, site.name in multiplied))
+    lost = sorted(set(schemes) - {layer.site for layer in layers})
+    if lost:
+        raise CheckpointError(f"{directory} lacks the packed tensor of {lost[0]} that its config calls for.")
+    return StoredLayers(directory=directory, format=storage, layers=tuple(layers), tensors=tensors)
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedCheckpoint:
+    """A quantized transformers checkpoint, looked at and not loaded.
+
+    Attributes:
+        directory: Where it lies.
+        config: Its config.json.
+        stored: Its quantized matrices.
+        names: How its model's checkpoints name tensors.
+        network: Its model, on the meta device.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    stored: StoredLayers
+    names: CheckpointNames
+    network: Network
+
+
+def open_quantized(directory: Path) -> QuantizedCheckpoint:
+    """Look at a quantized checkpoint; see :func:`read_layers`.
+
+    Raises:
+        SourceError: The directory is no checkpoint, or is not quantized.
+    """
+    config = read_json(directory / "config.json", "no checkpoint of a transformers model: it has no config.json")
+    table = config.get("quantization_config")
+    if not isinstance(table, Mapping):
+        raise SourceError(f"{directory} is not quantized: its config.json has no quantization_config.")
+    model = empty_model(load_config(directory), model_class(config, str(directory)))
+    names, network = CheckpointNames(model), Network(model)
+    stored = read_layers(directory, table, names, network)
+    return QuantizedCheckpoint(directory=directory, config=config, stored=stored, names=names, network=network)
+
+
+def storage_of(directory: Path, config: Mapping[str, Any]) -> StorageFormat:
+    """The storage format of a ``quantization_config``.
+
+    Raises:
+        FormatError: It is none that goldstick reads.
+    """
+    method = config.get("quant_method")
+    if method == "gptq":
+        return FORMATS[gptq_storage(config)]
+    known = {"goldstick": "native", "compressed-tensors": "compressed-tensors", "awq": "awq"}
+    if method not in known:
+        raise FormatError(
+            f"{directory} is quantized with {method!r}, which goldstick does not load. It loads compressed-tensors, "
+            "GPTQ, AWQ and its own native format."
+        )
+    return FORMATS[known[method]]
+
+
+def _weight_name(name: str, info: TensorInfo, storage: str) -> str | None:
+    """The float tensor that a stored tensor is the codes of, or ``None`` where it is no codes."""
+    if storage in FLOAT16_SCALES:
+        return name.removesuffix(".qweight") + ".weight" if name.endswith(".qweight") else None
+    if name.endswith("_packed"):
+        return name.removesuffix("_packed")
+    plain = storage == "compressed-tensors" and info.dtype is torch.int8 and not name.endswith(INPUT_ZERO)
+    return name if plain else None
+
+
+def _scheme(weight: str, config: Mapping[str, Any], storage: str, tensors: Mapping[str, TensorInfo]) -> Scheme | None:
+    module = weight.removesuffix(".weight")
+    if storage == "awq":
+        if f"{module}.qzeros" not in tensors:
+            raise CheckpointError(f"The tensor {module + '.qzeros'!r} is missing, which AWQ layers have.")
+        return awq_scheme(config, tensors[f"{module}.qzeros"].read())
+    if storage != "compressed-tensors":
+        return gptq_scheme(module, config)
+    group = group_of(module, config)
+    return scheme_of_group(group) if group is not None else None
+
+
+def _layer(
+    weight: str,
+    codes: TensorInfo,
+    site: Site,
+    scheme: Scheme,
+    storage: str,
+    tensors: Mapping[str, TensorInfo],
+    multiplied: bool,
+) -> StoredLayer:
+    by_column = storage in FLOAT16_SCALES
+    if by_column and (site.layout is not Layout.LINEAR or codes.shape[1:] == ()):
+        raise FormatError(f"{weight} is stored as {storage}, which goldstick reads for linear layers only.")
+    scale = tensors.get(weight.removesuffix(".weight") + ".scales" if by_column else weight + "_scale")
+    rows = codes.shape[-1:] if by_column else codes.shape[:-1]
+    if storage == "awq":
+        rows = torch.Size([8 * codes.shape[-1]])
+    return StoredLayer(
+        name=weight,
+        site=site.name,
+        kind="experts" if site.layout is Layout.TRANSPOSED_EXPERTS else site.layout.value,
+        shape=torch.Size([*rows, site.in_features]),
+        scheme=scheme,
+        fractional_zeros=False,
+        multiplied=multiplied,
+        scale_dtype=scale.dtype if scale is not None else None,
+    )
+
+
+def _words(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

@@ -1,0 +1,257 @@
+"""Export: a quantized checkpoint in another storage format, layer by layer, every code and scale as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldstick.errors import FormatError, UsageError
+from goldstick.formats import FLOAT16_SCALES, FORMATS, StorageFormat
+from goldstick.formats.base import StoredLayer
+from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
+from goldstick.formats.kv_cache import StoredKV, attention_modules, read_kv, stored_kv
+from goldstick.formats.source import SIDECARS, read_json
+from goldstick.formats.transformers_layers import QuantizedCheckpoint, open_quantized
+from goldstick.pipeline.choose_format import refusal_words, refusals
+from goldstick.pipeline.entries import Entry, write_entries
+from goldstick.pipeline.exported import change_of_values, compare_layers, same_copies
+from goldstick.pipeline.finish import Content, file_sha256, prove_and_record, record_proof, write_rest
+from goldstick.pipeline.observe_streamed import observe_checkpoint
+from goldstick.pipeline.proof import ProofMethod
+from goldstick.pipeline.quantize import Quantized
+from goldstick.pipeline.records import environment
+from goldstick.pipeline.staging import MANIFEST_NAME, check_output, check_space, staged
+from goldstick.pipeline.stored_report import bytes_by_parameter, report_of_files
+from goldstick.recipes import Recipe
+from goldstick.recipes.run import Progress, quiet
+from goldstick.report import Report, SizeSummary
+
+_KV_SCALES = (".k_scale", ".v_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPlan:
+    """An export that can be made.
+
+    Attributes:
+        checkpoint: What is exported.
+        format: What it becomes.
+        ties: Sites that run on another's quantized weight.
+        scale_dtype: Dtype of scales in the loaded model, which those of GPTQ and AWQ files become in other formats.
+        kv: What is stored of a quantized KV cache.
+    """
+
+    checkpoint: QuantizedCheckpoint
+    format: StorageFormat
+    ties: Mapping[str, str]
+    scale_dtype: torch.dtype
+    kv: StoredKV | None
+
+    def scales_of(self, layer: StoredLayer) -> torch.dtype:
+        """Dtype in which the scales of a layer are handed to the format."""
+        if self.checkpoint.stored.format.name not in FLOAT16_SCALES:
+            return layer.scale_dtype or self.scale_dtype
+        return torch.float16 if self.format.name in FLOAT16_SCALES else self.scale_dtype
+
+
+def plan_export(directory: Path, format_name: str) -> ExportPlan:
+    """Look whether a checkpoint can be stored in another format; reads headers, scales and zeros.
+
+    Raises:
+        UsageError: It is stored so already.
+        FormatError: It cannot, with the layer and what would.
+        SourceError: It is no quantized checkpoint of a transformers model.
+    """
+    checkpoint = open_quantized(directory)
+    stored, target = checkpoint.stored, FORMATS[format_name]
+    if stored.format.name == target.name:
+        raise UsageError(f"{directory} is stored as {target.name} already; copy it.")
+    table = checkpoint.config["quantization_config"]
+    ties = table.get("ties", {}) if stored.format.name == "native" else {}
+    # Which scales fit is a question to the numbers, not to their dtype.
+    layers = [dataclasses.replace(layer, scale_dtype=None) for layer in stored.layers]
+    reasons = refusals(target, layers, ties)
+    if reasons:
+        others = [name for name, other in FORMATS.items() if other is not stored.format]
+        held = [name for name in others if not refusals(FORMATS[name], layers, ties)]
+        raise FormatError(f"{refusal_words(target, reasons)} It can be exported to {' and '.join(held) or 'no other'}.")
+    dtype = _model_dtype(checkpoint)
+    plan = ExportPlan(
+        checkpoint=checkpoint, format=target, ties=ties, scale_dtype=dtype, kv=_kv(checkpoint, target, dtype)
+    )
+    for layer in stored.layers:
+        reason = change_of_values(stored, layer, target, plan.scales_of(layer))
+        if reason:
+            raise FormatError(f"{target.name} cannot hold this: {layer.site}: {reason}")
+    return plan
+
+
+def export_checkpoint(
+    directory: Path,
+    format_name: str,
+    output: Path,
+    *,
+    overwrite: bool = False,
+    proof: ProofMethod = "outputs",
+    max_shard_size: int = 5_000_000_000,
+    progress: Progress = quiet,
+) -> Quantized:
+    """Store a quantized checkpoint in another format; one layer is in memory at a time.
+
+    Every layer is read back and compared with the source bit by bit, and every other tensor with its copy; then a fresh
+    process compares what both checkpoints give, unless ``proof`` is ``tensors``.
+
+    Raises:
+        OutputError: ``output`` exists or cannot be written.
+        CheckpointError: The result is not what it should be.
+        FormatError: See :func:`plan_export`, which comes first.
+    """
+    check_output(output, overwrite)
+    started = time.perf_counter()
+    plan = plan_export(directory, format_name)
+    entries = list(_entries(plan))
+    check_space(output, sum(entry.nbytes for entry in entries))
+    with staged(output, overwrite) as work:
+        hashes = write_entries(work, entries, max_shard_size, progress)
+        content = _content(plan)
+        write_rest(work, content, hashes)
+        written = time.perf_counter()
+        progress("proving", 0, 1)
+        made = open_quantized(work)
+        found = compare_layers(plan.checkpoint.stored, made.stored)
+        found |= {"tensors_copied": same_copies(plan.checkpoint.stored, made.stored)}
+        if proof == "outputs":
+            found = prove_and_record(work, {"method": "outputs"}, observe_checkpoint(directory))
+        else:
+            record_proof(work, found)
+        progress("proving", 1, 1)
+        report = _report(plan, made, found, content.base_model)
+        timing = {"export_and_write": written - started, "prove": time.perf_counter() - written}
+        report = dataclasses.replace(report, timing=timing)
+        report.write(work)
+    return Quantized(directory=output, report=report)
+
+
+def _entries(plan: ExportPlan) -> Iterator[Entry]:
+    stored = plan.checkpoint.stored
+    owners = {part_name(layer.name, suffix): layer for layer in stored.layers for suffix in stored.parts(layer)}
+    done: set[str] = set()
+    for name, info in stored.tensors.items():
+        layer = owners.get(name)
+        if layer is None:
+            if plan.kv is None or not name.endswith(_KV_SCALES):
+                yield Entry(
+                    name=name, outputs={name: (info.shape, info.dtype)}, produce=partial(_copied, name, info.read)
+                )
+        elif layer.name not in done:
+            done.add(layer.name)
+            specs = plan.format.specs(layer, plan.scales_of(layer))
+            outputs = {part_name(layer.name, suffix): spec for suffix, spec in specs.items()}
+            yield Entry(name=layer.name, outputs=outputs, produce=partial(_converted, plan, layer))
+    for name, tensor in (plan.kv.tensors if plan.kv else {}).items():
+        yield Entry(name=name, outputs={name: (tensor.shape, tensor.dtype)}, produce=partial(dict, {name: tensor}))
+
+
+def _copied(name: str, read: Callable[[], Tensor]) -> dict[str, Tensor]:
+    return {name: read()}
+
+
+def _converted(plan: ExportPlan, layer: StoredLayer) -> dict[str, Tensor]:
+    stored = plan.checkpoint.stored
+    parts = stored.read(layer)
+    tensor = stored.format.unpack(parts, layer.scheme, layer.shape[-1])
+    tensor = dataclasses.replace(tensor, scale=tensor.scale.to(plan.scales_of(layer)))
+    inputs = (*unpack_input(parts, layer.scheme, layer.name), unpack_multiplier(parts, layer.multiplied, layer.name))
+    packed = plan.format.pack(tensor, layer.scheme, *inputs)
+    return {part_name(layer.name, suffix): part for suffix, part in packed.items()}
+
+
+def _content(plan: ExportPlan) -> Content:
+    directory, stored = plan.checkpoint.directory, plan.checkpoint.stored
+    manifest: Mapping[str, Any] = {}
+    if (directory / MANIFEST_NAME).is_file():
+        manifest = read_json(directory / MANIFEST_NAME, "no checkpoint")
+    recipe = manifest.get("recipe")
+    files = sorted({info.file for info in stored.tensors.values()})
+    return Content(
+        config={key: value for key, value in plan.checkpoint.config.items() if key != "quantization_config"},
+        sidecars=sorted(path for path in directory.iterdir() if path.is_file() and SIDECARS.fullmatch(path.name)),
+        format=plan.format,
+        layers=stored.layers,
+        left_alone=_float_matrices(plan.checkpoint),
+        ties=plan.ties,
+        untied=False,
+        recipe=Recipe.load(recipe) if recipe else None,
+        source=manifest.get("source", {}),
+        base_model=Report.read(directory).model if manifest else directory.name,
+        errors={
+            site: {key: value for key, value in entry.items() if key != "scheme"}
+            for site, entry in manifest.get("layers", {}).items()
+        },
+        kv=plan.kv,
+        exported_from={"format": stored.format.name, "files": {file.name: file_sha256(file) for file in files}},
+    )
+
+
+def _float_matrices(checkpoint: QuantizedCheckpoint) -> list[str]:
+    """Modules whose matrices stay float, as the checkpoint calls them, less the embeddings."""
+    stored, network = checkpoint.stored, checkpoint.network
+    names = {name: checkpoint.names.piece(name).parameter for name in stored.tensors}
+    embeddings = {site.parameter_name for site in network.sites if site.role == "embedding"}
+    codes = {layer.name for layer in stored.layers}
+    found = [
+        name.removesuffix(".weight")
+        for name, info in stored.tensors.items()
+        if len(info.shape) == 2 and name.endswith(".weight") and name not in codes and names[name] not in embeddings
+    ]
+    quantized = {layer.site for layer in stored.layers}
+    present = set(names.values())
+    heads = [site for site in network.sites if site.role == "head" and site.name not in quantized]
+    return found + [site.module for site in heads if site.parameter_name not in present]
+
+
+def _model_dtype(checkpoint: QuantizedCheckpoint) -> torch.dtype:
+    """The dtype that scales have in a model loaded from the checkpoint."""
+    named = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    dtype = getattr(torch, named, None) if isinstance(named, str) else None
+    if not isinstance(dtype, torch.dtype):
+        stored = checkpoint.stored
+        parts = {part_name(layer.name, suffix) for layer in stored.layers for suffix in stored.parts(layer)}
+        floats = (info.dtype for name, info in stored.tensors.items() if name not in parts)
+        dtype = next((found for found in floats if found.is_floating_point), torch.float32)
+    return dtype if dtype in (torch.float16, torch.bfloat16) else torch.float32
+
+
+def _kv(checkpoint: QuantizedCheckpoint, target: StorageFormat, dtype: torch.dtype) -> StoredKV | None:
+    settings = read_kv(checkpoint.directory, checkpoint.config["quantization_config"])
+    if settings is None:
+        return None
+    stored = stored_kv(settings, attention_modules(checkpoint.network.model), target.name, dtype)
+    return dataclasses.replace(stored, tensors=checkpoint.names.to_checkpoint(stored.tensors))
+
+
+def _report(plan: ExportPlan, made: QuantizedCheckpoint, proof: Mapping[str, Any], base_model: str) -> Report:
+    """The source's report, or one from its headers, with the sizes and the proof of the export."""
+    directory = plan.checkpoint.directory
+    mine = (directory / MANIFEST_NAME).is_file()
+    before = Report.read(directory) if mine else report_of_files(plan.checkpoint)
+    after = bytes_by_parameter(made, {name: info.nbytes for name, info in made.stored.tensors.items()})
+    layers = tuple(dataclasses.replace(record, bytes_after=after.get(record.name, 0)) for record in before.layers)
+    return dataclasses.replace(
+        before,
+        goldstick_version=environment()["goldstick"],
+        model=base_model,
+        format=plan.format.name,
+        layers=layers,
+        size=SizeSummary.of(layers),
+        proof={key: value for key, value in proof.items() if key != "observed"},
+        environment=environment(),
+    )
