@@ -57,7 +57,7 @@ def run(blocks: int, block_bytes: int, recipe: dict[str, Any], folder: Path, bud
         shutil.rmtree(source, ignore_errors=True)
         shutil.rmtree(output, ignore_errors=True)
     hidden, inner = config["hidden_size"], config["intermediate_size"]
-    batch = 8 * TOKENS * 2 * (5 * hidden + 3 * inner)  # 2,048 tokens in bfloat16: what the layers of a block give
+    batch = 2 * TOKENS * 2 * (5 * hidden + 3 * inner)  # 512 tokens in bfloat16: what the layers of a block give
     return {
         "blocks": blocks,
         "block_bytes": sum(2 * a * b for a, b in [(hidden, hidden)] * 4 + [(hidden, inner)] * 3),
