@@ -52,7 +52,7 @@ def run(*arguments: str) -> Result:
 
 
 @pytest.fixture
-def refused(tmp_path: Path) -> Callable[..., str]:
+def assert_refused(tmp_path: Path) -> Callable[..., str]:
     """Run a command that must fail; check how it says so, and that it leaves nothing behind."""
 
     def check(*arguments: str, code: int = 1, says: tuple[str, ...] = ()) -> str:

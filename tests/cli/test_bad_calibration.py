@@ -34,54 +34,54 @@ def calibrate(source: Path, name: str, content: str | bytes, *options: str) -> t
     return (*arguments, "--dataset", str(file), "--samples", "2", "--seq-len", "8", *options)
 
 
-def test_a_model_without_a_tokenizer(refused: Refused, source: Path) -> None:
+def test_a_model_without_a_tokenizer(assert_refused: Refused, source: Path) -> None:
     for path in source.glob("tokenizer*"):
         path.unlink()
-    refused(*calibrate(source, "a.txt", "words"), says=("tokenizer", "cannot be read"))
+    assert_refused(*calibrate(source, "a.txt", "words"), says=("tokenizer", "cannot be read"))
 
 
-def test_too_little_text(refused: Refused, source: Path) -> None:
+def test_too_little_text(assert_refused: Refused, source: Path) -> None:
     ways_out = ("--samples 1", "--seq-len", "--allow-short")
-    refused(*calibrate(source, "a.txt", "eight is"), says=("a.txt gives 1 windows of 8 tokens", *ways_out))
-    refused(*calibrate(source, "a.txt", " \n "), says=("a.txt gives 0 windows",))
+    assert_refused(*calibrate(source, "a.txt", "eight is"), says=("a.txt gives 1 windows of 8 tokens", *ways_out))
+    assert_refused(*calibrate(source, "a.txt", " \n "), says=("a.txt gives 0 windows",))
 
 
-def test_too_few_rows(refused: Refused, source: Path) -> None:
+def test_too_few_rows(assert_refused: Refused, source: Path) -> None:
     arguments = calibrate(source, "a.jsonl", '{"text": "one"}\n{"text": " "}\n', "--no-packing")
-    refused(*arguments, says=("a.jsonl gives 1 rows with tokens", "--samples 1", "--allow-short"))
+    assert_refused(*arguments, says=("a.jsonl gives 1 rows with tokens", "--samples 1", "--allow-short"))
 
 
-def test_a_row_without_a_field_that_counts(refused: Refused, source: Path) -> None:
+def test_a_row_without_a_field_that_counts(assert_refused: Refused, source: Path) -> None:
     arguments = calibrate(source, "a.jsonl", '{"text": "one"}\n{"story": "two"}\n')
-    refused(*arguments, says=("a.jsonl, line 2", "'messages'", "only story", "--text-field"))
-    refused(*arguments, "--text-field", "story", says=("a.jsonl, line 1", "no field 'story'", "only text"))
+    assert_refused(*arguments, says=("a.jsonl, line 2", "'messages'", "only story", "--text-field"))
+    assert_refused(*arguments, "--text-field", "story", says=("a.jsonl, line 1", "no field 'story'", "only text"))
 
 
-def test_a_line_that_is_no_json(refused: Refused, source: Path) -> None:
-    refused(*calibrate(source, "a.jsonl", '{"text": "one"}\n{"text"\n'), says=("a.jsonl, line 2", "not JSON"))
+def test_a_line_that_is_no_json(assert_refused: Refused, source: Path) -> None:
+    assert_refused(*calibrate(source, "a.jsonl", '{"text": "one"}\n{"text"\n'), says=("a.jsonl, line 2", "not JSON"))
 
 
-def test_a_file_that_is_no_text(refused: Refused, source: Path) -> None:
-    refused(*calibrate(source, "a.txt", b"\xff\xfe\x00"), says=("a.txt", "not UTF-8"))
+def test_a_file_that_is_no_text(assert_refused: Refused, source: Path) -> None:
+    assert_refused(*calibrate(source, "a.txt", b"\xff\xfe\x00"), says=("a.txt", "not UTF-8"))
 
 
-def test_a_file_that_is_no_parquet(refused: Refused, source: Path) -> None:
-    refused(*calibrate(source, "a.parquet", '{"text": "one"}'), says=("a.parquet", "cannot be read as parquet"))
+def test_a_file_that_is_no_parquet(assert_refused: Refused, source: Path) -> None:
+    assert_refused(*calibrate(source, "a.parquet", '{"text": "one"}'), says=("a.parquet", "cannot be read as parquet"))
 
 
-def test_a_conversation_for_a_model_that_is_not_for_chat(refused: Refused, source: Path) -> None:
-    refused(*calibrate(source, "a.jsonl", CHAT), says=("a.jsonl, line 1", "no chat template", source.name))
+def test_a_conversation_for_a_model_that_is_not_for_chat(assert_refused: Refused, source: Path) -> None:
+    assert_refused(*calibrate(source, "a.jsonl", CHAT), says=("a.jsonl, line 1", "no chat template", source.name))
 
 
-def test_a_chat_template_that_is_broken(refused: Refused, source: Path) -> None:
+def test_a_chat_template_that_is_broken(assert_refused: Refused, source: Path) -> None:
     write_tokenizer(source, chat_template="{% for message in messages %}")
-    refused(*calibrate(source, "a.jsonl", CHAT), says=("a.jsonl, line 1", "chat template refuses"))
+    assert_refused(*calibrate(source, "a.jsonl", CHAT), says=("a.jsonl, line 1", "chat template refuses"))
 
 
-def test_a_tokenizer_of_another_model(refused: Refused, source: Path) -> None:
+def test_a_tokenizer_of_another_model(assert_refused: Refused, source: Path) -> None:
     write_tokenizer(source, too_many=3)
     says = (source.name, "gives token id", "LlamaForCausalLM", "128 rows", "tokenizer files")
-    refused(*calibrate(source, "a.txt", "<128>" * 16), says=says)
+    assert_refused(*calibrate(source, "a.txt", "<128>" * 16), says=says)
 
 
 @pytest.fixture

@@ -34,60 +34,60 @@ def shards(source: Path) -> list[Path]:
     return sorted(source.glob("*.safetensors"))
 
 
-def test_a_directory_that_is_not_there(refused: Refused, tmp_path: Path) -> None:
-    refused(*quantize(tmp_path / "nowhere"), says=("nowhere", "hub id", "reference"))
+def test_a_directory_that_is_not_there(assert_refused: Refused, tmp_path: Path) -> None:
+    assert_refused(*quantize(tmp_path / "nowhere"), says=("nowhere", "hub id", "reference"))
 
 
-def test_a_directory_that_is_no_model(refused: Refused, tmp_path: Path) -> None:
+def test_a_directory_that_is_no_model(assert_refused: Refused, tmp_path: Path) -> None:
     (tmp_path / "holidays").mkdir()
     (tmp_path / "holidays" / "photo.jpg").write_bytes(b"\xff\xd8")
-    refused(*quantize(tmp_path / "holidays"), says=("not a model directory", "config.json"))
+    assert_refused(*quantize(tmp_path / "holidays"), says=("not a model directory", "config.json"))
 
 
-def test_a_directory_without_weights(refused: Refused, source: Path) -> None:
+def test_a_directory_without_weights(assert_refused: Refused, source: Path) -> None:
     for path in (*shards(source), source / INDEX_NAME):
         path.unlink()
-    refused(*quantize(source), says=("holds no weights", "model.safetensors"))
+    assert_refused(*quantize(source), says=("holds no weights", "model.safetensors"))
 
 
-def test_a_config_that_is_no_json(refused: Refused, source: Path) -> None:
+def test_a_config_that_is_no_json(assert_refused: Refused, source: Path) -> None:
     (source / "config.json").write_text('{"architectures": ["LlamaForCausalLM"')
-    refused(*quantize(source), says=("config.json", "JSON"))
+    assert_refused(*quantize(source), says=("config.json", "JSON"))
 
 
-def test_an_architecture_nobody_knows(refused: Refused, source: Path) -> None:
+def test_an_architecture_nobody_knows(assert_refused: Refused, source: Path) -> None:
     change_json(source / "config.json", lambda config: config.update(architectures=["LamaForCausalML"]))
-    refused(*quantize(source), says=("LamaForCausalML", "transformers"))
+    assert_refused(*quantize(source), says=("LamaForCausalML", "transformers"))
 
 
-def test_a_model_type_nobody_knows(refused: Refused, source: Path) -> None:
+def test_a_model_type_nobody_knows(assert_refused: Refused, source: Path) -> None:
     change_json(source / "config.json", lambda config: config.update(model_type="lama"))
-    refused(*quantize(source), says=("config.json", "lama"))
+    assert_refused(*quantize(source), says=("config.json", "lama"))
 
 
-def test_a_model_that_brings_code(refused: Refused, source: Path) -> None:
+def test_a_model_that_brings_code(assert_refused: Refused, source: Path) -> None:
     change_json(source / "config.json", lambda config: config.update(auto_map={"AutoModel": "modeling.Evil"}))
-    refused(*quantize(source), says=("auto_map", "does not run"))
+    assert_refused(*quantize(source), says=("auto_map", "does not run"))
 
 
-def test_a_shard_cut_short(refused: Refused, source: Path) -> None:
+def test_a_shard_cut_short(assert_refused: Refused, source: Path) -> None:
     shard = shards(source)[1]
     shard.write_bytes(shard.read_bytes()[:-100])
-    refused(*quantize(source), says=(shard.name, "cut short", "Fetch the file again"))
+    assert_refused(*quantize(source), says=(shard.name, "cut short", "Fetch the file again"))
 
 
-def test_a_shard_of_a_few_bytes(refused: Refused, source: Path) -> None:
+def test_a_shard_of_a_few_bytes(assert_refused: Refused, source: Path) -> None:
     shard = shards(source)[1]
     shard.write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
-    refused(*quantize(source), says=(shard.name, "safetensors"))
+    assert_refused(*quantize(source), says=(shard.name, "safetensors"))
 
 
-def test_a_shard_that_is_missing(refused: Refused, source: Path) -> None:
+def test_a_shard_that_is_missing(assert_refused: Refused, source: Path) -> None:
     shards(source)[1].unlink()
-    refused(*quantize(source), says=(shards(source)[0].name[:5], "missing", "fetch it again"))
+    assert_refused(*quantize(source), says=(shards(source)[0].name[:5], "missing", "fetch it again"))
 
 
-def test_a_shard_outside_the_directory(refused: Refused, source: Path) -> None:
+def test_a_shard_outside_the_directory(assert_refused: Refused, source: Path) -> None:
     shard = shards(source)[0]
     shard.rename(source.parent / "stolen.safetensors")
 
@@ -96,98 +96,98 @@ def test_a_shard_outside_the_directory(refused: Refused, source: Path) -> None:
         names.update({name: "../stolen.safetensors" for name, file in names.items() if file == shard.name})
 
     change_json(source / INDEX_NAME, point_outside)
-    refused(*quantize(source), says=("'../stolen.safetensors'", "refused"))
+    assert_refused(*quantize(source), says=("'../stolen.safetensors'", "refused"))
 
 
-def test_an_index_that_names_a_tensor_twice(refused: Refused, source: Path) -> None:
+def test_an_index_that_names_a_tensor_twice(assert_refused: Refused, source: Path) -> None:
     text = (source / INDEX_NAME).read_text()
     name, file = re.findall(r'"(model\.[^"]+)": "([^"]+)"', text)[0]
     (source / INDEX_NAME).write_text(text.replace(f'"{name}": "{file}"', f'"{name}": "{file}",\n "{name}": "{file}"'))
-    refused(*quantize(source), says=(INDEX_NAME, name, "twice"))
+    assert_refused(*quantize(source), says=(INDEX_NAME, name, "twice"))
 
 
-def test_a_tensor_stored_in_two_shards(refused: Refused, source: Path) -> None:
+def test_a_tensor_stored_in_two_shards(assert_refused: Refused, source: Path) -> None:
     first, second = shards(source)[:2]
     name, value = next(iter(load_file(first).items()))
     save_file({**load_file(second), name: value}, second)
-    refused(*quantize(source), says=(name, first.name, second.name))
+    assert_refused(*quantize(source), says=(name, first.name, second.name))
 
 
-def test_an_index_that_points_into_the_wrong_file(refused: Refused, source: Path) -> None:
+def test_an_index_that_points_into_the_wrong_file(assert_refused: Refused, source: Path) -> None:
     first, second = shards(source)[:2]
     name = next(iter(load_file(first)))
     change_json(source / INDEX_NAME, lambda index: index["weight_map"].update({name: second.name}))
-    refused(*quantize(source), says=(name, first.name, second.name))
+    assert_refused(*quantize(source), says=(name, first.name, second.name))
 
 
-def test_an_index_that_promises_a_tensor_nobody_holds(refused: Refused, source: Path) -> None:
+def test_an_index_that_promises_a_tensor_nobody_holds(assert_refused: Refused, source: Path) -> None:
     change_json(source / INDEX_NAME, lambda index: index["weight_map"].update(ghost=shards(source)[0].name))
-    refused(*quantize(source), says=("'ghost'", "does not hold it"))
+    assert_refused(*quantize(source), says=("'ghost'", "does not hold it"))
 
 
-def test_a_parameter_the_checkpoint_lacks(refused: Refused, source: Path) -> None:
+def test_a_parameter_the_checkpoint_lacks(assert_refused: Refused, source: Path) -> None:
     change_json(source / "config.json", lambda config: config.update(num_hidden_layers=3))
-    refused(*quantize(source), says=("lacks the parameter", "model.layers.2"))
+    assert_refused(*quantize(source), says=("lacks the parameter", "model.layers.2"))
 
 
-def test_a_weight_of_another_shape_than_the_config_says(refused: Refused, source: Path) -> None:
+def test_a_weight_of_another_shape_than_the_config_says(assert_refused: Refused, source: Path) -> None:
     change_json(source / "config.json", lambda config: config.update(intermediate_size=256))
-    refused(*quantize(source), says=("mlp", "(64, 128)", "(64, 256)", "config.json"))
+    assert_refused(*quantize(source), says=("mlp", "(64, 128)", "(64, 256)", "config.json"))
 
 
-def test_a_checkpoint_of_pickles(refused: Refused, source: Path) -> None:
+def test_a_checkpoint_of_pickles(assert_refused: Refused, source: Path) -> None:
     for path in (*shards(source), source / INDEX_NAME):
         path.unlink()
     torch.save({"x": torch.ones(1)}, source / "pytorch_model.bin")
-    refused(*quantize(source), says=("pytorch_model.bin", "pickles", "safetensors"))
+    assert_refused(*quantize(source), says=("pytorch_model.bin", "pickles", "safetensors"))
 
 
 @pytest.mark.parametrize("number", ["nan", "inf"])
 @pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "model.norm.weight"])
-def test_a_weight_that_is_not_finite(refused: Refused, source: Path, name: str, number: str) -> None:
+def test_a_weight_that_is_not_finite(assert_refused: Refused, source: Path, name: str, number: str) -> None:
     index = json.loads((source / INDEX_NAME).read_text())
     file = source / index["weight_map"][name]
     tensors = load_file(file)
     tensors[name].view(-1)[5] = float(number)
     save_file(tensors, file)
-    refused(*quantize(source), says=(name, file.name, "holds 1 value", "NaN or infinite"))
+    assert_refused(*quantize(source), says=(name, file.name, "holds 1 value", "NaN or infinite"))
 
 
-def test_a_checkpoint_that_is_quantized_already(refused: Refused, made: Path, tmp_path: Path) -> None:
+def test_a_checkpoint_that_is_quantized_already(assert_refused: Refused, made: Path, tmp_path: Path) -> None:
     output = str(tmp_path / "again")
     arguments = ("quantize", str(made), "-o", output, "--recipe", "rtn-w4a16-g32")
-    refused(*arguments, says=("quantized already", "compressed-tensors", "float model"))
+    assert_refused(*arguments, says=("quantized already", "compressed-tensors", "float model"))
 
 
-def test_a_group_size_that_does_not_divide(refused: Refused, source: Path) -> None:
+def test_a_group_size_that_does_not_divide(assert_refused: Refused, source: Path) -> None:
     arguments = ("quantize", str(source), "-o", str(source.parent / "out"), "--recipe", "rtn-w4a16-g128")
     ways_out = ("--indivisible channel", "--indivisible skip", "a group size that divides")
-    refused(*arguments, code=2, says=("q_proj", "64 inputs", *ways_out))
+    assert_refused(*arguments, code=2, says=("q_proj", "64 inputs", *ways_out))
 
 
-def test_a_device_that_is_not_there(refused: Refused, source: Path) -> None:
-    refused(*quantize(source, "--device", "warp9"), code=2, says=("'warp9'", "--device cpu"))
+def test_a_device_that_is_not_there(assert_refused: Refused, source: Path) -> None:
+    assert_refused(*quantize(source, "--device", "warp9"), code=2, says=("'warp9'", "--device cpu"))
 
 
-def test_a_task_that_is_not_there(refused: Refused, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_that_is_not_there(assert_refused: Refused, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TensorInfo, "read", _no_weight)
-    refused(*quantize(source, "--evaluate", "wikitext3"), code=2, says=("wikitext3", "'wikitext2'"))
-    refused("evaluate", str(source), "--tasks", "wikitext3", code=2, says=("wikitext3", "'wikitext2'"))
+    assert_refused(*quantize(source, "--evaluate", "wikitext3"), code=2, says=("wikitext3", "'wikitext2'"))
+    assert_refused("evaluate", str(source), "--tasks", "wikitext3", code=2, says=("wikitext3", "'wikitext2'"))
 
 
-def test_an_output_directory_that_exists(refused: Refused, source: Path) -> None:
+def test_an_output_directory_that_exists(assert_refused: Refused, source: Path) -> None:
     output = source.parent / "out"
     output.mkdir()
     (output / "thesis.tex").write_text("seven years")
-    refused(*quantize(source), says=(str(output), "exists already", "--overwrite"))
-    refused(*quantize(source, "--overwrite"), says=("goldstick did not write it", "thesis")[:1])
+    assert_refused(*quantize(source), says=(str(output), "exists already", "--overwrite"))
+    assert_refused(*quantize(source, "--overwrite"), says=("goldstick did not write it", "thesis")[:1])
     assert (output / "thesis.tex").read_text() == "seven years"
 
 
-def test_an_output_whose_parent_is_a_file(refused: Refused, source: Path) -> None:
+def test_an_output_whose_parent_is_a_file(assert_refused: Refused, source: Path) -> None:
     (source.parent / "file").write_text("")
     arguments = ("quantize", str(source), "-o", str(source.parent / "file" / "out"), "--recipe", "rtn-w4a16-g32")
-    refused(*arguments, says=("file", "-o"))
+    assert_refused(*arguments, says=("file", "-o"))
 
 
 def test_overwrite_replaces_a_checkpoint_of_goldsticks_own(source: Path) -> None:
@@ -244,7 +244,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("case", RECIPES)
 def test_a_recipe_error_names_the_place_before_any_weight_is_read(
-    refused: Refused, source: Path, case: str, monkeypatch: pytest.MonkeyPatch
+    assert_refused: Refused, source: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TensorInfo, "read", _no_weight)
     monkeypatch.setattr("goldstick.pipeline.write.load_float", _no_weight)
@@ -252,12 +252,14 @@ def test_a_recipe_error_names_the_place_before_any_weight_is_read(
     recipe = source.parent / "recipe.yaml"
     recipe.write_text(text)
     for command in (("quantize", str(source), "-o", str(source.parent / "out")), ("plan", str(source))):
-        refused(*command, "--recipe", str(recipe), code=2, says=says)
+        assert_refused(*command, "--recipe", str(recipe), code=2, says=says)
 
 
-def test_a_recipe_that_is_not_there(refused: Refused, source: Path) -> None:
-    refused("plan", str(source), "--recipe", "my.yaml", code=2, says=("my.yaml", "no recipe file"))
-    refused("plan", str(source), "--recipe", "rtn-w4a16", code=2, says=("rtn-w4a16", "rtn-w4a16-g", "recipes list"))
+def test_a_recipe_that_is_not_there(assert_refused: Refused, source: Path) -> None:
+    assert_refused("plan", str(source), "--recipe", "my.yaml", code=2, says=("my.yaml", "no recipe file"))
+    assert_refused(
+        "plan", str(source), "--recipe", "rtn-w4a16", code=2, says=("rtn-w4a16", "rtn-w4a16-g", "recipes list")
+    )
 
 
 def test_debug_shows_the_traceback_of_an_error(tmp_path: Path) -> None:
@@ -281,7 +283,7 @@ def test_an_error_nobody_foresaw_is_one_paragraph_that_asks_for_a_report(
     assert "Traceback" not in result.output
 
 
-def test_inspect_and_verify_say_what_is_no_checkpoint(refused: Refused, source: Path, tmp_path: Path) -> None:
+def test_inspect_and_verify_say_what_is_no_checkpoint(assert_refused: Refused, source: Path, tmp_path: Path) -> None:
     for command in ("inspect", "verify"):
-        refused(command, str(source), says=("goldstick.json", "no checkpoint made by goldstick"))
-        refused(command, str(tmp_path / "nowhere"), says=("nowhere",))
+        assert_refused(command, str(source), says=("goldstick.json", "no checkpoint made by goldstick"))
+        assert_refused(command, str(tmp_path / "nowhere"), says=("nowhere",))
