@@ -19,7 +19,7 @@ from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.algorithms.solution import Solution, finite_or_none, never_worse, solve_each
 from goldstick.core.drift import DriftObserver
 from goldstick.core.edits import Edit, Quantize
-from goldstick.core.freed_memory import return_freed_memory
+from goldstick.core.freed_memory import make_room
 from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
 from goldstick.core.qtensor import QuantizedTensor
@@ -102,13 +102,13 @@ def solve_gptq(
         if key not in memo:
             memo.clear()  # one factor at a time
             memo[key] = inverse_factor(hessian, damping * mean, columns)
-            return_freed_memory()
+            make_room(hessian.nbytes)
         factor = memo[key]
         if factor is None:
             continue
         target = weight if drifted is None else drift_target(weight, drifted, factor, columns, alpha)
         codes, squares = solve_columns(target, factor, columns, rounded)
-        return_freed_memory()
+        make_room(hessian.nbytes)
         solved = QuantizedTensor(codes=codes, scale=rounded.scale, zero=rounded.zero, grid=grid)
         known = drifted is None and weight.dtype != torch.float64  # which the column loop rounds to float32
         loss = _undamped(weight, solved, squares, damping * mean, dead) if known else None
@@ -204,7 +204,7 @@ class GPTQ(Quantizer):
                 fallback=f"{observer.tokens} inputs seen, fewer than {self.token_floor:g} of {observer.in_features}",
             )
         hessian = observer.hessian(keep=keep).to(weight.device)
-        return_freed_memory()  # beside matrices of this size, what is kept for reuse counts
+        make_room(hessian.nbytes)  # for the factor
         drift = observer.drift().to(weight.device) if isinstance(observer, DriftObserver) and self.asymmetric else None
         return solve_gptq(
             weight,

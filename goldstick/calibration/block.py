@@ -20,7 +20,7 @@ from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
 from goldstick.calibration.task import Task, Work
 from goldstick.core.edits import Quantize, SetWeight
-from goldstick.core.freed_memory import return_freed_memory
+from goldstick.core.freed_memory import make_room
 from goldstick.core.inputs import InputObserver
 from goldstick.errors import StructureError
 from goldstick.structure.findings import FoldPair
@@ -120,11 +120,11 @@ class BlockCalibration:
         observer = self._observe(group, scale)
         if not observer.tokens and not any(True for _ in self._passes.arrivals()):
             return
-        return_freed_memory()  # what the passes let go of, before the solver's matrices need as much
+        make_room(8 * observer.in_features**2)  # for the Hessian: the passes have let go of much
         for task in group:
             self._decide(task, observer, notes)
         observer.release()
-        return_freed_memory()
+        make_room(8 * observer.in_features**2)
 
     def _observe(self, group: Sequence[Task], scale: Tensor | None) -> InputObserver:
         found: InputObserver | None = None

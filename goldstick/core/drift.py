@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 
 from goldstick.core.inputs import InputObserver
-from goldstick.core.powers_of_two import exponents_of, power_of_two
-from goldstick.core.products import BITS, add_products, whole_numbers
+from goldstick.core.powers_of_two import power_of_two
+from goldstick.core.products import BITS, add_products, exponents_for, whole_numbers
 from goldstick.errors import QuantizationError
-
-_LEAST_EXPONENT = -100
 
 
 class DriftObserver(InputObserver):
@@ -115,4 +113,4 @@ class DriftObserver(InputObserver):
         add_products(self._drift_sums, whole_numbers(drift, self._drift_exponents()), self._whole(rows))
 
     def _drift_exponents(self) -> Tensor:
-        return exponents_of(self._largest_drift).clamp_(min=_LEAST_EXPONENT)
+        return exponents_for(self._largest_drift)

@@ -12,8 +12,8 @@ _LARGE = 1 << 25
 def give_large_blocks_back() -> None:
     """From now on, let every freed block of 32 MiB or more go back to the system at once.
 
-    Smaller ones are kept for reuse: a forward pass that gets every activation as fresh pages takes 1.5 times as long.
-    What is kept goes back with :func:`return_freed_memory`, between the steps of a run.
+    Smaller ones are kept for reuse, since fresh pages cost a forward pass a good part of its time. What is kept goes
+    back with :func:`return_freed_memory`, between the steps of a run.
     """
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is not None:
@@ -25,3 +25,9 @@ def return_freed_memory() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def make_room(size: int) -> None:
+    """Give freed memory back before ``size`` bytes are taken, if they are many: looking for it costs milliseconds."""
+    if size >= _LARGE:
+        return_freed_memory()

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldstick.core.powers_of_two import exponents_of, power_of_two
-from goldstick.core.products import BITS, add_products, joined, mirror, whole_numbers
+from goldstick.core.powers_of_two import power_of_two
+from goldstick.core.products import BITS, add_products, exponents_for, joined, mirror, whole_numbers
 from goldstick.errors import QuantizationError
 
 SAMPLE = 512
@@ -20,7 +20,6 @@ _CHUNK_TOKENS = 1 << 16
 _CHUNK_ELEMENTS = 4 * 2**20  # of one float32 temporary: 16 MiB
 _COLUMN_BLOCK = 512
 _SIZE_BITS = 18  # of a value whose size is summed; _CHUNK_TOKENS of them stay below 2^53
-_LEAST_EXPONENT = -100  # smaller inputs are as good as none, and 2^(BITS − e) fits a float32
 _MOST_DROPPED = 0.01
 
 
@@ -267,8 +266,7 @@ class InputObserver:
         return torch.zeros(self.in_features, self.in_features, dtype=torch.int64)
 
     def _exponents(self) -> Tensor:
-        """eⱼ with |xⱼ| < 2^eⱼ, int64 [in]; 0 for a channel of zeros."""
-        return exponents_of(self._largest).clamp_(min=_LEAST_EXPONENT)
+        return exponents_for(self._largest)
 
     def _down(self) -> Tensor:
         """2^(eⱼ − BITS), float64 [in]: what one step of a rounded input is worth."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from goldstick.core.powers_of_two import power_of_two
+from goldstick.core.powers_of_two import exponents_of, power_of_two
 from goldstick.errors import QuantizationError
 
 BITS = 13
@@ -18,6 +18,12 @@ _OPERATORS: object = torch.ops.goldstick
 _COLUMN_BLOCK = 512
 _TOGETHER = 2048  # tokens
 _TOKENS = 1 << 16  # at a time; tokens · 2^(2·BITS) stays below 2^53
+_LEAST_EXPONENT = -100  # smaller values are as good as none, and 2^(BITS − e) fits a float32
+
+
+def exponents_for(largest: Tensor) -> Tensor:
+    """eⱼ with |vⱼ| < 2^eⱼ for the largest |vⱼ| of each channel, int64, -100 or more; 0 for a channel of zeros."""
+    return exponents_of(largest).clamp_(min=_LEAST_EXPONENT)
 
 
 def whole_numbers(values: Tensor, exponents: Tensor) -> Tensor:
@@ -25,7 +31,7 @@ def whole_numbers(values: Tensor, exponents: Tensor) -> Tensor:
 
     Args:
         values: float [tokens, channels], finite.
-        exponents: eⱼ with |vⱼ| < 2^eⱼ, int64 [channels], -100 or more.
+        exponents: eⱼ of each channel, int64 [channels], from :func:`exponents_for`.
 
     Raises:
         QuantizationError: A value is larger than that.

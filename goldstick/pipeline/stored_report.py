@@ -14,11 +14,11 @@ def report_of_files(checkpoint: QuantizedCheckpoint) -> Report:
     """What the files hold, layer by layer; of a quantized layer the size before is that of its scales' dtype."""
     stored = checkpoint.stored
     after = bytes_by_parameter(checkpoint, {name: info.nbytes for name, info in stored.tensors.items()})
-    layers = {layer.site: layer for layer in stored.layers}
+    sites = {site.name: site.parameter_name for site in checkpoint.network.sites}
+    layers = {sites[layer.site]: layer for layer in stored.layers}
     records = []
     for name, value in checkpoint.network.model.named_parameters(remove_duplicate=False):
-        site = next((site for site in checkpoint.network.sites if site.parameter_name == name), None)
-        layer = layers.get(site.name) if site else None
+        layer = layers.get(name)
         info = stored.tensors.get(name)
         dtype = (layer.scale_dtype if layer else info.dtype if info else None) or value.dtype
         tied = name not in after
