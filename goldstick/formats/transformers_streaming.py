@@ -46,6 +46,7 @@ class StreamedModel:
         self.directory = directory
         self._tensors = open_tensors(directory)
         self._of_block: dict[str, dict[str, TensorInfo]] = {}
+        self._outside: dict[str, TensorInfo] = {}
         self.blocks: tuple[str, ...] = ()
         config = read_json(directory / "config.json", "no checkpoint: it has no config.json")
         if "quantization_config" in config:
@@ -89,6 +90,26 @@ class StreamedModel:
                 if buffer is not None and name not in module._non_persistent_buffers_set:
                     module._buffers[name] = buffer.to("meta")
 
+    def load_outside(self) -> None:
+        """Read again what :meth:`release_outside` let go of.
+
+        Raises:
+            CheckpointError: A tensor does not fit any more.
+        """
+        found, _ = self._read(self._outside)
+        self._model.tie_weights()
+        self._require((), {*found.mismatched_keys, *found.conversion_errors}, ())
+
+    def release_outside(self) -> None:
+        """Let go of the parameters outside the blocks of a float model that its files hold."""
+        names = CheckpointNames(self._model)
+        parameters = dict(self._model.named_parameters(remove_duplicate=False))
+        stored = {id(parameters.get(names.piece(name).parameter)) for name in self._outside} - {id(None)}
+        for module in self._model.modules():
+            for name, parameter in module._parameters.items():
+                if id(parameter) in stored:  # those that are tied to one of them, too
+                    module._parameters[name] = nn.Parameter(parameter.to("meta"), requires_grad=False)
+
     def _read_the_rest(
         self, model: Any, state_dict: Any, checkpoint_files: Any, load_config: Any, expected_keys: Any = None
     ) -> tuple[Any, Any]:
@@ -97,13 +118,12 @@ class StreamedModel:
         # The places for packed weights hold no matrices, by which blocks are recognised.
         self.blocks = find_blocks(model) if self._quantizer is None else self._quantizer.network.blocks
         names = CheckpointNames(model)
-        outside: dict[str, TensorInfo] = {}
         for name, info in self._tensors.items():
             block = block_of(names.piece(name).parameter, self.blocks)
-            (outside if block is None else self._of_block.setdefault(block, {}))[name] = info
+            (self._outside if block is None else self._of_block.setdefault(block, {}))[name] = info
         if self._quantizer is not None:
             self._quantizer.postponed = self.blocks
-        found, offloaded = self._read(outside)
+        found, offloaded = self._read(self._outside)
         found.missing_keys = {name for name in found.missing_keys if block_of(name, self.blocks) is None}
         return found, offloaded
 

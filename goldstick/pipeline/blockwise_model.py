@@ -25,6 +25,7 @@ from goldstick.pipeline.float_stream import FloatStream
 from goldstick.pipeline.memory_budget import activations, fits_together
 from goldstick.pipeline.observation import Observation, Passes, observe
 from goldstick.pipeline.plan import Plan
+from goldstick.recipes.resolve import Assignment
 from goldstick.recipes.rotate import rotate_block, rotate_outside
 from goldstick.recipes.run import calibrated_work, round_sites, tie_up
 from goldstick.structure.network import Network
@@ -99,6 +100,8 @@ class BlockwiseModel:
         hidden, self._calls = self._starts()
         if self._work.balancing:
             self._absorbers = find_absorbers(self.network, self.blocks, self._batches[0])
+        if not self._changed_outside():
+            self._streamed.release_outside()
         return [*hidden, *floats]
 
     def load(self, block: str) -> None:
@@ -135,6 +138,8 @@ class BlockwiseModel:
     def finish(self, states: Sequence[Tensor]) -> Observation:
         """Solve what lies outside the blocks, and observe the model in memory."""
         model, count = self._model, len(self._batches)
+        if not self._changed_outside():
+            self._streamed.load_outside()
         outside = self._work.within(None)
 
         def with_blocks_done(index: int, run: Callable[[], Any]) -> Any:
@@ -156,6 +161,10 @@ class BlockwiseModel:
         if self.cache is not None:
             self.cache.finish()
         return observe(model, self._plan.source.directory, observed)
+
+    def _changed_outside(self) -> bool:
+        """Whether something outside the blocks is no longer what the source holds, before the blocks' turn comes."""
+        return self._plan.rotation is not None or bool(self._without_data(None))
 
     def _float_starts(self) -> list[Tensor]:
         """The first hidden states of the float model, where a stage compares with it; nothing is rounded yet."""
@@ -207,13 +216,16 @@ class BlockwiseModel:
 
     def _round(self, block: str | None) -> None:
         """Quantize what needs no data in a block, or outside all blocks."""
-        chosen = [
+        for name, result in round_sites(self.network, self._without_data(block)).items():
+            self.results[name] = {"error": asdict(result.error), "notes": dict(result.notes)}
+
+    def _without_data(self, block: str | None) -> list[Assignment]:
+        """What is quantized without data in a block, or outside all blocks."""
+        return [
             assignment
             for name, assignment in self._plan.resolution.assignments.items()
             if assignment.site.block == block and name not in self._work.tasks
         ]
-        for name, result in round_sites(self.network, chosen).items():
-            self.results[name] = {"error": asdict(result.error), "notes": dict(result.notes)}
 
     def _take_note(self, task: Task, edit: Quantize, error: WeightError) -> None:
         self.results[task.site.name] = {"error": asdict(error), "notes": dict(edit.notes)}

@@ -15,6 +15,7 @@ from goldstick.formats.safetensors_file import SafetensorsWriter
 from goldstick.formats.source import open_tensors
 from goldstick.formats.transformers_streaming import StreamedModel
 from goldstick.pipeline.load import load, load_float
+from goldstick.structure.blocks import block_of
 from tests.tiny_models import FAMILIES, output_tensor, sample_inputs
 
 
@@ -41,6 +42,16 @@ def test_a_float_model_gives_the_same_bits_and_can_be_run_again(source: Path) ->
     streamed = StreamedModel(source)
     expected = whole(load_float(source))
     assert torch.equal(run_by_blocks(streamed), expected)
+    assert torch.equal(run_by_blocks(streamed), expected)
+
+
+def test_what_lies_outside_the_blocks_is_read_again_as_it_was(source: Path) -> None:
+    streamed = StreamedModel(source)
+    expected = whole(load_float(source))
+    streamed.release_outside()
+    outside = [name for name, value in streamed.model.named_parameters() if block_of(name, streamed.blocks) is None]
+    assert all(streamed.model.get_parameter(name).is_meta for name in outside)
+    streamed.load_outside()
     assert torch.equal(run_by_blocks(streamed), expected)
 
 
