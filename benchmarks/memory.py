@@ -124,15 +124,18 @@ def _write_safetensors(path: Path, tensors: dict[str, tuple[tuple[int, ...], byt
 
 
 def tree_bytes(root: int) -> int:
-    """Resident bytes of a process and all its descendants now."""
+    """Resident bytes of a process and all its descendants now; pages that several share, such as libraries, once."""
     total, waiting = 0, [root]
     while waiting:
         process = waiting.pop()
         try:
-            total += int(Path(f"/proc/{process}/statm").read_text().split()[1]) * resource.getpagesize()
+            fields = dict(
+                line.split(":", 1) for line in Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]
+            )
+            total += 1024 * int(fields["Pss"].split()[0])
             for task in Path(f"/proc/{process}/task").iterdir():
                 waiting += [int(child) for child in (task / "children").read_text().split()]
-        except (OSError, IndexError):
+        except (OSError, KeyError):
             continue  # it ended between two looks
     return total
 
@@ -145,7 +148,7 @@ def measure(command: list[str]) -> dict[str, Any]:
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(0.02):
+        while not ended.wait(0.05):
             samples.append(tree_bytes(process.pid))
 
     watcher = threading.Thread(target=watch)

@@ -2,14 +2,13 @@
 
     python benchmarks/products.py [--tokens 16384] [--widths 768 3072 4096] [--repeats 9]
 
-Both run in turn within one process, so a busy machine slows both; the ratio is the median of the pairs' ratios. Multiply-adds
-are those on and above the diagonal.
+Both run in turn within one process, so a busy machine slows both; the ratio is the median of the pairs' ratios.
+Multiply-adds are those on and above the diagonal.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 
 import torch
 from unpack import paired_medians
@@ -42,7 +41,7 @@ def main() -> None:
         def floats(numbers: torch.Tensor = numbers, sums: torch.Tensor = sums) -> None:
             for start in range(0, len(numbers), _TOGETHER):
                 wide = numbers[start : start + _TOGETHER].double()
-                for first in range(0, width, 512):
+                for first in range(0, len(sums), 512):
                     sums[first : first + 512, first:] += (wide[:, first : first + 512].T @ wide[:, first:]).long()
 
         slow, fast, ratio = paired_medians(floats, whole, options.repeats)
