@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -38,6 +39,7 @@ def prove(directory: Path, request: Mapping[str, Any], expected: Observation | N
     Raises:
         CheckpointError: The worker could not do it; the message is its own.
     """
+    gc.collect()  # a model lies in circles
     return_freed_memory()
     with tempfile.TemporaryDirectory(prefix="goldstick-proof-") as folder:
         full = dict(request, directory=str(directory), result=str(Path(folder) / "result.json"))

@@ -101,6 +101,7 @@ def execute(
         if isinstance(folder, WorkDirectory):
             assert blockwise is not None
             outcome, folder = blockwise.write(folder), folder.checkpoint
+            blockwise = None  # the proof is made beside this process: its model would be held twice
         elif plan.streams:
             outcome = write_streamed(plan, folder, target, progress)
         else:
