@@ -190,7 +190,7 @@ class AWQ(Balancer, Quantizer):
             if reason := self._too_few(observer):
                 rounded = quantize_with_search(matrix, scheme.weight, "mse")
                 return Solution(tensor=rounded, damping=None, fallback=reason)
-            hessian = observer.hessian(keep=keep).to(matrix.device)
+            hessian = (observer.hessian() if keep else observer.take_hessian()).to(matrix.device)
             return solve_awq(matrix, hessian, observer.sample(SAMPLE), scheme.weight, clip=self.clip)
 
         tensor, notes = solve_each(weight, state, solve_matrix)

@@ -41,7 +41,7 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
     codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     squares = torch.zeros(len(weight), dtype=torch.float64, device=weight.device)
     solve = _fused(weight.device) or solve_block
-    for part in row_chunks(weight):
+    for part in row_chunks(weight, copies=8):
         work = weight[part][:, order].float().double()  # [rows, in]
         scale = ranges.scale[part]
         zero = None if ranges.zero is None else ranges.zero[part]

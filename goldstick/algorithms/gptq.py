@@ -14,7 +14,7 @@ from goldstick.algorithms.column_loop import solve_columns
 from goldstick.algorithms.drift import drift_target
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
 from goldstick.algorithms.observers import Observers, observers_for
-from goldstick.algorithms.output_error import least_error
+from goldstick.algorithms.output_error import least_error, output_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.algorithms.solution import Solution, finite_or_none, never_worse, solve_each
 from goldstick.core.drift import DriftObserver
@@ -23,6 +23,7 @@ from goldstick.core.freed_memory import make_room
 from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.rows import row_chunks
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Site
@@ -39,6 +40,7 @@ def solve_gptq(
     memo: dict[Any, Tensor | None] | None = None,
     drift: Tensor | None = None,
     alpha: float = 1.0,
+    overwrite: bool = False,
 ) -> Solution:
     """Quantize ``weight`` so that tr((W − Ŵ) H (W − Ŵ)ᵀ) stays small, never larger than rounding to nearest.
 
@@ -66,6 +68,7 @@ def solve_gptq(
         drift: D = (2/n) Σ (x_fp − x_q) x_qᵀ, float64 [in, in]: x_q are the inputs that H is of, x_fp those that the
             float model gives to the same layer at the same tokens. ``None``: the layer's own output is aimed at.
         alpha: How much of the drift is made up for, 0 to 1.
+        overwrite: Whether the storage of ``hessian`` may be used; with drift, or a float64 weight, it is not.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity, or the shapes do not fit. A Hessian that cannot be used
@@ -77,7 +80,9 @@ def solve_gptq(
         raise QuantizationError(f"A Hessian {tuple(hessian.shape)} needs a drift alike, not {tuple(drift.shape)}.")
     hessian = hessian.double()
     for name, statistic in (("Hessian", hessian), ("drift", drift)):
-        bad = 0 if statistic is None else int((~torch.isfinite(statistic)).sum())
+        bad = 0
+        if statistic is not None and not torch.isfinite(statistic.sum()):
+            bad = int((~torch.isfinite(statistic)).sum())
         if bad:
             return Solution(
                 tensor=_rounded_without_data(weight, grid, search),
@@ -97,12 +102,14 @@ def solve_gptq(
     columns = column_order(hessian.diagonal(), grid, order)
     memo = {} if memo is None else memo
     drifted = None if drift is None else weight.double() @ drift.double()
+    make_room(hessian.nbytes)
+    rival = least_error(weight, rivals, hessian, drifted)
+    known = drifted is None and weight.dtype != torch.float64  # which the column loop rounds to float32
     for damping in ladder:
         key = order, grid.group_width(len(dead)), damping
         if key not in memo:
             memo.clear()  # one factor at a time
-            memo[key] = inverse_factor(hessian, damping * mean, columns)
-            make_room(hessian.nbytes)
+            memo[key] = inverse_factor(hessian, damping * mean, columns, overwrite=overwrite and known)
         factor = memo[key]
         if factor is None:
             continue
@@ -110,14 +117,14 @@ def solve_gptq(
         codes, squares = solve_columns(target, factor, columns, rounded)
         make_room(hessian.nbytes)
         solved = QuantizedTensor(codes=codes, scale=rounded.scale, zero=rounded.zero, grid=grid)
-        known = drifted is None and weight.dtype != torch.float64  # which the column loop rounds to float32
-        loss = _undamped(weight, solved, squares, damping * mean, dead) if known else None
-        return replace(never_worse(weight, solved, rivals, hessian, drifted, loss), damping=damping, dead=count)
+        if known:
+            loss = _undamped(weight, solved, squares, damping * mean, dead)
+        else:
+            loss = output_error(weight, solved, hessian, drifted)
+        return replace(never_worse(solved, loss, rival), damping=damping, dead=count)
     reason = f"the Hessian is not positive definite, even damped by {ladder[-1]:g} of its mean diagonal"
-    _, tensor, loss = least_error(weight, rivals, hessian, drifted)
-    return Solution(
-        tensor=tensor, dead=count, fallback=reason, loss=finite_or_none(loss), rtn_loss=finite_or_none(loss)
-    )
+    least = finite_or_none(rival[2])
+    return Solution(tensor=rival[1], dead=count, fallback=reason, loss=least, rtn_loss=least)
 
 
 def _undamped(weight: Tensor, solved: QuantizedTensor, squares: Tensor, shift: float, dead: Tensor) -> float:
@@ -125,9 +132,11 @@ def _undamped(weight: Tensor, solved: QuantizedTensor, squares: Tensor, shift: f
 
     Inputs that were always zero have 1 in the place of H_jj there.
     """
-    delta = (weight.double() - solved.dequantize().double()).square_()
-    undamped = squares - shift * delta.sum(-1) - delta[:, dead].sum(-1)
-    return max(0.0, float(undamped.sum()))  # below 0 by rounding alone, where inputs do not span the columns
+    undamped = squares.sum()
+    for part in row_chunks(weight, copies=8):
+        delta = (weight[part].double() - solved.rows(part).dequantize()).square_()
+        undamped -= (shift * delta.sum(-1) + delta[:, dead].sum(-1)).sum()
+    return max(0.0, float(undamped))  # below 0 by rounding alone, where inputs do not span the columns
 
 
 def _rounded_without_data(weight: Tensor, grid: Grid, search: RangeSearch) -> QuantizedTensor:
@@ -203,8 +212,8 @@ class GPTQ(Quantizer):
                 tensor=_rounded_without_data(weight, grid, self.range_search),
                 fallback=f"{observer.tokens} inputs seen, fewer than {self.token_floor:g} of {observer.in_features}",
             )
-        hessian = observer.hessian(keep=keep).to(weight.device)
-        make_room(hessian.nbytes)  # for the factor
+        alone = not keep or (observer.last_use and not observer.memo)
+        hessian = (observer.take_hessian() if alone else observer.hessian()).to(weight.device)
         drift = observer.drift().to(weight.device) if isinstance(observer, DriftObserver) and self.asymmetric else None
         return solve_gptq(
             weight,
@@ -213,7 +222,8 @@ class GPTQ(Quantizer):
             order=self.order,
             ladder=damping_ladder(self.damping),
             search=self.range_search,
-            memo=observer.memo if keep else None,
+            memo=None if alone else observer.memo,
             drift=drift,
             alpha=self.alpha,
+            overwrite=alone,
         )

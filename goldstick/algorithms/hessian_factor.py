@@ -8,6 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from goldstick.core.freed_memory import make_room
 from goldstick.core.grid import Grid
 
 #: Rows and columns that a step of the factorization takes.
@@ -33,7 +34,9 @@ def column_order(diagonal: Tensor, grid: Grid, order: Order) -> Tensor:
     return (inside + first)[grouped.amax(-1).argsort(descending=True, stable=True)].flatten()
 
 
-def inverse_factor(hessian: Tensor, shift: float, columns: Tensor | None = None) -> Tensor | None:
+def inverse_factor(
+    hessian: Tensor, shift: float, columns: Tensor | None = None, *, overwrite: bool = False
+) -> Tensor | None:
     """U, upper, with (H + shift·I)⁻¹ = UᵀU, float64 [in, in]; ``None`` if that is not positive definite (or overflows).
 
     With H + shift·I = R Rᵀ, R upper (the factorization read backwards), U = R⁻¹: one factorization, not two. Both steps
@@ -44,26 +47,65 @@ def inverse_factor(hessian: Tensor, shift: float, columns: Tensor | None = None)
         shift: What is added to its diagonal. The rows and columns of inputs with H_jj = 0 are cut out, with 1 on the
             diagonal.
         columns: Order in which its rows and columns are taken, int64 [in]; as they are where ``None``.
+        overwrite: Whether U may take the storage of H, which is then lost. Where there is no U, H is what it was, with
+            zeros in the rows and columns that were cut out.
     """
     order = torch.arange(len(hessian), device=hessian.device) if columns is None else columns
-    factor = torch.empty_like(hessian)
-    for start in range(0, len(order), _BLOCK):
-        factor[start : start + _BLOCK] = hessian[order[start : start + _BLOCK]][:, order]
+    make_room(hessian.nbytes)
+    if overwrite:
+        factor = hessian
+        _permute(factor, order)
+    else:
+        factor = torch.empty_like(hessian)
+        for start in range(0, len(order), _BLOCK):
+            factor[start : start + _BLOCK] = hessian[order[start : start + _BLOCK]][:, order]
     dead = factor.diagonal() == 0
     if dead.any():
         factor.masked_fill_(dead, 0).masked_fill_(dead.unsqueeze(-1), 0)
+    corners = [corner.clone() for corner in _corners(factor)] if overwrite else []
     factor.diagonal().add_(shift).masked_fill_(dead, 1 + shift)
-    if not _factorize(factor):
-        return None
-    _invert(factor)
-    usable = torch.isfinite(factor).all() and (factor.diagonal() > 0).all()
-    return factor if usable else None
+    if _factorize(factor):
+        _invert(factor)
+        # Infinity and NaN never leave a sum, which takes no memory.
+        if torch.isfinite(factor.sum()) and (factor.diagonal() > 0).all():
+            return factor.triu_()
+    for corner, saved in zip(_corners(factor), corners, strict=False):  # none where H is still there
+        corner.copy_(saved)
+    if overwrite:
+        _mirror_lower(factor)
+        _permute(factor, order.argsort())
+    return None
+
+
+def _permute(matrix: Tensor, order: Tensor) -> None:
+    """Take the rows and the columns of ``matrix`` in an order, in its place."""
+    for start in range(0, len(order), _BLOCK):
+        rows = matrix[start : start + _BLOCK]
+        rows.copy_(rows[:, order])
+    for start in range(0, len(order), _BLOCK):
+        columns = matrix[:, start : start + _BLOCK]
+        columns.copy_(columns[order])
+
+
+def _corners(matrix: Tensor) -> list[Tensor]:
+    """The blocks on the diagonal."""
+    return [matrix[start : start + _BLOCK, start : start + _BLOCK] for start in range(0, len(matrix), _BLOCK)]
+
+
+def _mirror_lower(matrix: Tensor) -> None:
+    """Copy the blocks below the diagonal, which no step writes to, to those above it."""
+    for start in range(0, len(matrix), _BLOCK):
+        stop = start + _BLOCK
+        matrix[start:stop, stop:] = matrix[stop:, start:stop].T
 
 
 def _factorize(matrix: Tensor) -> bool:
-    """R, upper, with R Rᵀ = ``matrix`` in its place; false if it is not positive definite."""
-    for stop in range(len(matrix), 0, -_BLOCK):
-        start = max(0, stop - _BLOCK)
+    """R, upper, with R Rᵀ = ``matrix`` in its place; false if it is not positive definite.
+
+    Blocks below the diagonal are left alone.
+    """
+    for start in reversed(range(0, len(matrix), _BLOCK)):
+        stop = min(start + _BLOCK, len(matrix))
         lower, failed = torch.linalg.cholesky_ex(matrix[start:stop, start:stop].flip(0, 1))
         if int(failed):
             return False
@@ -78,8 +120,9 @@ def _factorize(matrix: Tensor) -> bool:
 
 
 def _invert(matrix: Tensor) -> None:
-    """The inverse of the upper triangle of ``matrix`` in its place, zeros below."""
-    matrix.triu_()
+    """The inverse of the upper triangle of ``matrix`` in its place; blocks below the diagonal are left alone."""
+    for corner in _corners(matrix):
+        corner.triu_()
     for start in range(0, len(matrix), _BLOCK):
         stop = min(start + _BLOCK, len(matrix))
         corner = matrix[start:stop, start:stop]

@@ -13,6 +13,9 @@ from goldstick.core.rows import row_chunks
 
 _COLUMN_BLOCK = 512
 
+Rival = tuple[str, QuantizedTensor, float]
+"""The name of a rounding's ranges, its codes, its output error."""
+
 
 def output_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor, drifted: Tensor | None = None) -> float:
     """tr((W − Ŵ) H (W − Ŵ)ᵀ), the squared error of the layer's output summed over outputs, times 2/n; float64.
@@ -32,10 +35,9 @@ def output_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor, drift
 
 def row_errors(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor, drifted: Tensor | None = None) -> Tensor:
     """The output error of each output for itself, float64 [out]; see :func:`output_error`."""
-    restored = tensor.dequantize()
     pieces = []
-    for part in row_chunks(weight, copies=2):
-        delta = weight[part].double() - restored[part].double()
+    for part in row_chunks(weight, copies=8):
+        delta = weight[part].double() - tensor.rows(part).dequantize()
         errors = torch.zeros(len(delta), dtype=torch.float64, device=delta.device)
         for start in range(0, delta.shape[1], _COLUMN_BLOCK):  # H is symmetric: the blocks above the diagonal, twice
             own = delta[:, start : start + _COLUMN_BLOCK]
@@ -50,7 +52,7 @@ def row_errors(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor, drifted
 
 def least_error(
     weight: Tensor, rivals: Mapping[str, QuantizedTensor], hessian: Tensor, drifted: Tensor | None = None
-) -> tuple[str, QuantizedTensor, float]:
+) -> Rival:
     """The rival of least output error: its name, its codes, its error; the first of equals."""
     errors = {name: output_error(weight, tensor, hessian, drifted) for name, tensor in rivals.items()}
     name = min(errors, key=lambda name: errors[name] if math.isfinite(errors[name]) else math.inf)

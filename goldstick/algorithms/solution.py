@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from goldstick.algorithms.observers import Observers, observers_of
-from goldstick.algorithms.output_error import least_error, output_error
+from goldstick.algorithms.output_error import Rival
 from goldstick.core.inputs import InputObserver
 from goldstick.core.qtensor import QuantizedTensor
 
@@ -37,26 +37,15 @@ class Solution:
     rtn_loss: float | None = None
 
 
-def never_worse(
-    weight: Tensor,
-    tensor: QuantizedTensor,
-    rivals: Mapping[str, QuantizedTensor],
-    hessian: Tensor,
-    drifted: Tensor | None = None,
-    loss: float | None = None,
-) -> Solution:
-    """The codes if they give less error of the output than every rival, otherwise the best rival and why.
+def never_worse(tensor: QuantizedTensor, loss: float, rival: Rival) -> Solution:
+    """The codes if they give less error of the output than the best rounding to nearest, otherwise that and why.
 
     Args:
-        weight: float [out, in].
         tensor: The algorithm's answer.
-        rivals: Roundings to nearest, by the name of their ranges.
-        hessian: H, float64 [in, in].
-        drifted: W D, float64 [out, in], where the error is measured against the float model.
-        loss: The answer's output error, where it is known.
+        loss: Its output error.
+        rival: The rounding of least error, from :func:`least_error`.
     """
-    name, rounded, rtn_loss = least_error(weight, rivals, hessian, drifted)
-    loss = output_error(weight, tensor, hessian, drifted) if loss is None else loss
+    name, rounded, rtn_loss = rival
     fallback = None
     same = torch.equal(tensor.codes, rounded.codes) and torch.equal(tensor.scale, rounded.scale)
     if not loss < rtn_loss and not same:

@@ -122,6 +122,7 @@ class BlockCalibration:
             return
         make_room(8 * observer.in_features**2)  # for the Hessian: the passes have let go of much
         for task in group:
+            observer.last_use = task is group[-1]
             self._decide(task, observer, notes)
         observer.release()
         make_room(8 * observer.in_features**2)

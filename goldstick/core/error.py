@@ -44,15 +44,12 @@ class WeightError:
 def weight_error(weight: Tensor, tensor: QuantizedTensor) -> WeightError:
     """Error of ``tensor`` against ``weight`` [..., out, in], in float64 sums over float32 differences."""
     rows = as_rows(weight)
-    codes, scale = as_rows(tensor.codes), as_rows(tensor.scale)
     zero = None if tensor.zero is None else as_rows(tensor.zero)
+    matrix = QuantizedTensor(codes=as_rows(tensor.codes), scale=as_rows(tensor.scale), zero=zero, grid=tensor.grid)
     total = WeightError(signal=0.0, noise=0.0, max_abs=0.0)
     for part in row_chunks(rows, copies=3):
-        piece = QuantizedTensor(
-            codes=codes[part], scale=scale[part], zero=None if zero is None else zero[part], grid=tensor.grid
-        )
         original = rows[part].float()
-        difference = original - piece.dequantize().float()
+        difference = original - matrix.rows(part).dequantize().float()
         total += WeightError(
             signal=_exact_sum(original.square()),
             noise=_exact_sum(difference.square()),

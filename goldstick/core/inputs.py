@@ -56,6 +56,7 @@ class InputObserver:
         tokens: Inputs counted, n.
         dropped: Inputs left out because they hold NaN or infinity.
         memo: What an algorithm made of the Hessian, for the next layer that reads the same inputs.
+        last_use: Whether no other layer reads these inputs: what is asked for once more need not be kept.
     """
 
     def __init__(self, in_features: int) -> None:
@@ -63,6 +64,7 @@ class InputObserver:
         self.tokens = 0
         self.dropped = 0
         self.memo: dict[Any, Tensor | None] = {}
+        self.last_use = False
         self._largest = torch.zeros(in_features, dtype=torch.float64)
         self._lowest = torch.full((in_features,), torch.inf, dtype=torch.float64)
         self._highest = -self._lowest
@@ -71,6 +73,7 @@ class InputObserver:
         self._held: list[tuple[Tensor, Tensor | None, int | None]] = []
         self._sums: Tensor | None = None
         self._hessian: Tensor | None = None
+        self._taken = False
         self._expected = 0
         self._sum_abs = torch.zeros(in_features, dtype=torch.int64)
         self._sampled: list[Tensor] = []
@@ -109,7 +112,7 @@ class InputObserver:
         Raises:
             QuantizationError: The shapes do not fit, or a value lies outside the range given before.
         """
-        if self._released or self._hessian is not None:
+        if self._released or self._taken or self._hessian is not None:
             raise QuantizationError("The Hessian was already asked for; later batches would need ranges of their own.")
         if self._ranges_given and self._sums is None:
             self._sums = self._zeros()
@@ -129,19 +132,35 @@ class InputObserver:
         if self.tokens > _MOST_TOKENS:
             raise QuantizationError(f"{self.tokens} tokens are more than a Hessian is summed over ({_MOST_TOKENS}).")
 
-    def hessian(self, *, keep: bool = True) -> Tensor:
+    def hessian(self) -> Tensor:
         """H, float64 [in, in], symmetric to the bit; zero where nothing was observed. Not to be changed in place.
 
-        Args:
-            keep: Keep it for the next call (layers that share an input). ``False`` sums anew at the next call (many
-                experts, whose Hessians together would be large).
+        It is kept for the next call, of another layer that shares the inputs.
 
         Raises:
             QuantizationError: More than 1 % of the inputs were dropped, or the batches were let go or changed in place.
         """
         self.refuse_too_many_dropped()
-        if self._hessian is not None:
-            return self._hessian
+        if self._hessian is None:
+            self._hessian, self._sums = self._summed(), None
+        return self._hessian
+
+    def take_hessian(self) -> Tensor:
+        """H for the caller alone, to do with as it likes: it is not kept.
+
+        Whoever asks again gets a new sum where the batches are held (many experts, whose Hessians together would be
+        large), and an error where their ranges came first.
+
+        Raises:
+            QuantizationError: As for :meth:`hessian`.
+        """
+        hessian = self.hessian()
+        self._hessian, self._taken = None, self._ranges_given
+        return hessian
+
+    def _summed(self) -> Tensor:
+        if self._taken:
+            raise QuantizationError("The Hessian was taken away, and the batches are not held to sum it again.")
         sums = self._sums
         if sums is None:
             sums = self._zeros()
@@ -154,8 +173,6 @@ class InputObserver:
             stop = start + _COLUMN_BLOCK
             part = sums[start:stop].double().mul_(down).mul_(down[start:stop].unsqueeze(-1))
             hessian[start:stop] = part.mul_(2).div_(max(self.tokens, 1))
-        if keep or self._sums is not None:
-            self._hessian, self._sums = hessian, None
         return hessian
 
     def largest(self) -> Tensor:

@@ -61,7 +61,13 @@ class QuantizedTensor:
         dtype = dtype or self.scale.dtype
         width = self.grid.group_width(self.in_features)
         zero = self.grid.midpoint if self.zero is None else self._spread(self.zero.to(dtype), width)
-        return (self.codes.to(dtype) - zero) * self._spread(self.scale.to(dtype), width)
+        values = self.codes.to(dtype)
+        return values.sub_(zero).mul_(self._spread(self.scale.to(dtype), width))
+
+    def rows(self, part: slice) -> QuantizedTensor:
+        """Some rows of a matrix."""
+        zero = None if self.zero is None else self.zero[part]
+        return QuantizedTensor(codes=self.codes[part], scale=self.scale[part], zero=zero, grid=self.grid)
 
     def _spread(self, values: Tensor, width: int) -> Tensor:
         if values.shape[-1] == 1:

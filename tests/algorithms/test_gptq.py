@@ -13,7 +13,7 @@ from torch import Tensor
 from goldstick.algorithms import column_loop
 from goldstick.algorithms.gptq import GPTQ, solve_gptq
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
-from goldstick.algorithms.output_error import output_error
+from goldstick.algorithms.output_error import least_error, output_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.algorithms.solution import Solution, never_worse
 from goldstick.core.edits import Quantize
@@ -119,6 +119,37 @@ def test_the_factor_is_that_of_the_inverse() -> None:
     torch.testing.assert_close(factor, expected, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize("size", [64, 256, 300, 600])
+@pytest.mark.parametrize("reason", [None, "not positive definite", "overflow"])
+def test_the_factor_takes_the_place_of_the_hessian_or_leaves_it_as_it_was(size: int, reason: str | None) -> None:
+    h = hessian_of(correlated(2 * size, size))
+    if reason == "not positive definite":
+        h[size // 3, size // 3] *= -1
+    elif reason == "overflow":
+        h = torch.eye(size, dtype=torch.float64) * 1e-308
+        h[0, 1:] = h[1:, 0] = 1e-309
+        h[size - 1, size - 1] = 1e-320
+    columns = torch.randperm(size)
+    place = h.clone()
+    factor, expected = inverse_factor(place, 0.0, columns, overwrite=True), inverse_factor(h, 0.0, columns)
+    if reason is None:
+        assert factor is not None and expected is not None
+        assert factor.data_ptr() == place.data_ptr()
+        assert torch.equal(factor, expected)
+    else:
+        assert factor is None and expected is None
+        assert torch.equal(place, h)
+
+
+def test_the_answer_is_the_same_where_the_hessian_is_overwritten() -> None:
+    weight, h, grid = torch.randn(32, 64), hessian_of(correlated()), grid_of(3, True)
+    expected, place = solve_gptq(weight, h, grid), h.clone()
+    solution = solve_gptq(weight, place, grid, overwrite=True)
+    assert torch.equal(solution.tensor.codes, expected.tensor.codes)
+    assert replace(solution, tensor=expected.tensor) == expected
+    assert not torch.equal(place, h)
+
+
 @every_width
 @either_symmetry
 @every_order
@@ -213,12 +244,13 @@ def test_a_worse_answer_is_not_kept_and_said_to_be() -> None:
     weight, h, grid = torch.randn(4, 16), hessian_of(correlated(64, 16)), grid_of(4, True, None)
     rounded = quantize_with_search(weight, grid, "mse")
     worse = replace(rounded, codes=rounded.codes.flip(0))
-    solution = never_worse(weight, worse, {"mse": rounded}, h)
+    rival = least_error(weight, {"mse": rounded}, h)
+    solution = never_worse(worse, output_error(weight, worse, h), rival)
     assert solution.tensor is rounded
     assert solution.loss == solution.rtn_loss == output_error(weight, rounded, h)
     assert solution.fallback is not None
     assert re.match(r"its output error \S+ is not below the \S+ of rounding with mse ranges", solution.fallback)
-    assert never_worse(weight, rounded, {"mse": worse}, h).fallback is None
+    assert never_worse(rounded, rival[2], least_error(weight, {"mse": worse}, h)).fallback is None
 
 
 def pathologies() -> dict[str, tuple[Tensor, str | None]]:

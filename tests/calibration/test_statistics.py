@@ -145,8 +145,9 @@ def test_batches_are_held_not_copied_until_they_are_released() -> None:
     observer = InputObserver(x.shape[-1])
     observer.observe(x)
     assert sum(held.nbytes for held, *_ in observer._held) == x.nbytes
-    first = observer.hessian(keep=False)
+    first = observer.take_hessian()
     assert torch.equal(observer.hessian(), first)
+    assert observer.hessian().data_ptr() != first.data_ptr()
     with pytest.raises(QuantizationError, match="already asked for"):
         observer.observe(x)
     assert torch.equal(observer.sample(100), x), "what needs the batches works after the Hessian"
@@ -166,11 +167,23 @@ def test_batches_are_held_not_copied_until_they_are_released() -> None:
 def test_without_a_kept_sum_nothing_can_be_asked_for_once_the_batches_are_gone() -> None:
     observer = InputObserver(48)
     observer.observe(activations(32))
-    observer.hessian(keep=False)
+    observer.take_hessian()
     observer.release()
     for statistic in (observer.hessian, observer.mean_square):
         with pytest.raises(QuantizationError, match="batches were let go"):
             statistic()
+
+
+def test_a_hessian_that_was_taken_away_cannot_be_summed_again_where_the_ranges_came_first() -> None:
+    x, observer = activations(32), InputObserver(48)
+    observer.observe_range(x)
+    observer.observe(x)
+    assert torch.equal(observer.take_hessian(), observed([x]))
+    for statistic in (observer.hessian, observer.take_hessian):
+        with pytest.raises(QuantizationError, match="taken away"):
+            statistic()
+    with pytest.raises(QuantizationError, match="already asked for"):
+        observer.observe(x)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
