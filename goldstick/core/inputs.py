@@ -10,16 +10,15 @@ from torch import Tensor
 
 from goldstick.core.powers_of_two import power_of_two
 from goldstick.core.products import BITS, add_products, exponents_for, joined, mirror, whole_numbers
+from goldstick.core.rows import as_rows, finite_rows
 from goldstick.errors import QuantizationError
 
 SAMPLE = 512
 """Inputs that stand for all of them where a sum over all would cost more."""
 
 _MOST_TOKENS = 1 << 36  # tokens · 2^(2·BITS) stays below 2^63
-_CHUNK_TOKENS = 1 << 16
-_CHUNK_ELEMENTS = 4 * 2**20  # of one float32 temporary: 16 MiB
 _COLUMN_BLOCK = 512
-_SIZE_BITS = 18  # of a value whose size is summed; _CHUNK_TOKENS of them stay below 2^53
+_SIZE_BITS = 18  # of a value whose size is summed; MOST_ROWS of them stay below 2^53
 _MOST_DROPPED = 0.01
 
 
@@ -259,19 +258,7 @@ class InputObserver:
             raise QuantizationError(f"Inputs of shape {tuple(x.shape)} do not end in {self.in_features} features.")
         if mask is not None and mask.shape != x.shape[:-1]:
             raise QuantizationError(f"A mask of shape {tuple(mask.shape)} does not fit inputs {tuple(x.shape)}.")
-        rows = x.detach().reshape(-1, self.in_features)
-        counts = None if mask is None else mask.reshape(-1).bool()
-        step = max(1, min(_CHUNK_TOKENS, _CHUNK_ELEMENTS // self.in_features))
-        for start in range(0, len(rows), step):
-            chunk = rows[start : start + step]
-            if counts is not None:
-                chunk = chunk[counts[start : start + step]]
-            # One sum tells whether all is finite: infinity and NaN never leave it.
-            if torch.isfinite(chunk.sum(dtype=torch.promote_types(chunk.dtype, torch.float32))):
-                yield chunk, 0
-            else:
-                finite = torch.isfinite(chunk).all(-1)
-                yield chunk[finite], int((~finite).sum())
+        return finite_rows(as_rows(x.detach()), None if mask is None else mask.reshape(-1).bool())
 
     def _widen(self, rows: Tensor) -> None:
         if len(rows):

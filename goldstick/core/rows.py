@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 #: Elements a temporary may hold: 16 MiB in float32.
 CHUNK_ELEMENTS = 4 * 2**20
+MOST_ROWS = 1 << 16
+"""Rows that :func:`finite_rows` gives at a time, at most."""
 
 
 def row_chunks(matrix: Tensor, copies: int = 1) -> Iterator[slice]:
@@ -22,3 +25,23 @@ def row_chunks(matrix: Tensor, copies: int = 1) -> Iterator[slice]:
 def as_rows(tensor: Tensor) -> Tensor:
     """[..., columns] as [rows, columns]."""
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
+
+
+def finite_rows(rows: Tensor, counts: Tensor | None = None) -> Iterator[tuple[Tensor, int]]:
+    """The rows that count and are finite, and how many that count are not; some at a time.
+
+    Args:
+        rows: float [rows, columns].
+        counts: Which rows count, bool [rows]; ``None`` for all.
+    """
+    step = max(1, min(MOST_ROWS, CHUNK_ELEMENTS // max(1, rows.shape[-1])))
+    for start in range(0, len(rows), step):
+        chunk = rows[start : start + step]
+        if counts is not None:
+            chunk = chunk[counts[start : start + step]]
+        # One sum tells whether all is finite: infinity and NaN never leave it.
+        if torch.isfinite(chunk.sum(dtype=torch.promote_types(chunk.dtype, torch.float32))):
+            yield chunk, 0
+        else:
+            finite = torch.isfinite(chunk).all(-1)
+            yield chunk[finite], int((~finite).sum())

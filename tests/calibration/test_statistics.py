@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from goldstick.core import inputs as module
+from goldstick.core import rows
 from goldstick.core.inputs import SAMPLE, InputObserver
 from goldstick.errors import QuantizationError
 
@@ -68,7 +69,7 @@ def test_batches_order_and_chunks_do_not_change_a_bit(monkeypatch: pytest.Monkey
         assert torch.equal(observed(batches[::-1], ranges_first=True), expected)
     assert torch.equal(observed([x[torch.randperm(len(x))].reshape(4, 32, -1)]), expected)
     for tokens, block in ((9, 20), (33, 48), (100, 7)):
-        monkeypatch.setattr(module, "_CHUNK_TOKENS", tokens)
+        monkeypatch.setattr(rows, "MOST_ROWS", tokens)
         monkeypatch.setattr(module, "_COLUMN_BLOCK", block)
         assert torch.equal(observed([x]), expected)
 
@@ -208,7 +209,7 @@ def test_the_means_do_not_depend_on_order_or_chunks(monkeypatch: pytest.MonkeyPa
     whole, parts = InputObserver(48), InputObserver(48)
     whole.observe(x)
     expected = [whole.largest(), whole.mean_abs(), whole.mean_square()]
-    monkeypatch.setattr(module, "_CHUNK_TOKENS", 9)
+    monkeypatch.setattr(rows, "MOST_ROWS", 9)
     for batch in x.flip(0).split(17):
         parts.observe(batch)
     for found, wanted in zip([parts.largest(), parts.mean_abs(), parts.mean_square()], expected, strict=True):
@@ -221,12 +222,12 @@ def test_a_sample_is_spaced_evenly_over_all_that_counts(count: int, monkeypatch:
     x[17] = float("nan")
     mask = torch.ones(100)
     mask[40:50] = 0
-    rows = [row for index, row in enumerate(x) if index != 17 and not 40 <= index < 50]
-    size = min(count, len(rows))
-    expected = torch.stack([rows[index * len(rows) // size] for index in range(size)])
+    kept = [row for index, row in enumerate(x) if index != 17 and not 40 <= index < 50]
+    size = min(count, len(kept))
+    expected = torch.stack([kept[index * len(kept) // size] for index in range(size)])
     monkeypatch.setattr(module, "_MOST_DROPPED", 0.5)
     for batch, chunk in ((100, 1 << 16), (13, 4)):
-        monkeypatch.setattr(module, "_CHUNK_TOKENS", chunk)
+        monkeypatch.setattr(rows, "MOST_ROWS", chunk)
         observer = InputObserver(48)
         for part, kept in zip(x.split(batch), mask.split(batch), strict=True):
             observer.observe(part, kept)
