@@ -11,7 +11,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv quickstart test lint format pytest bench accuracy crash-test determinism train-reference sanitize clean
+.PHONY: help venv quickstart test lint format pytest bench accuracy crash-test determinism fuzz train-reference sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,9 @@ bench: $(STAMP) ## time the kernels against the reference, against float32 and a
 
 crash-test: $(STAMP) ## die at every step of writing and at random, and go on: the same bytes? (about an hour)
 	$(PYTHON) -m benchmarks.crash points kills
+
+fuzz: $(STAMP) ## read a million mutated checkpoints; SEED=N for others (about an hour)
+	$(PYTHON) -m tests.formats.fuzz --inputs 1000000 --deep 10000 --seed $(or $(SEED),1000000)
 
 determinism: $(STAMP) ## quantize the reference model with 1 to 4 threads, five times each: the same bytes?
 	$(PYTHON) -m benchmarks.determinism

@@ -15,6 +15,7 @@ from goldstick.evaluation.evaluate import evaluate as run_tasks
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.formats import FORMATS
 from goldstick.pipeline.calibrate import calibration_data
+from goldstick.pipeline.doctor import Diagnosis, examine
 from goldstick.pipeline.export import export_checkpoint
 from goldstick.pipeline.load import load
 from goldstick.pipeline.models import data_directory, find_model
@@ -28,7 +29,7 @@ from goldstick.recipes.run import Progress, needs_data, quiet
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
-__all__ = ["apply", "evaluate", "export", "load", "plan", "quantize"]
+__all__ = ["apply", "doctor", "evaluate", "export", "load", "plan", "quantize"]
 
 
 def apply(
@@ -174,6 +175,22 @@ def export(
     return export_checkpoint(
         find_model(directory), format, Path(output), overwrite=overwrite, proof=proof, progress=progress
     )
+
+
+def doctor(directory: str | Path, *, progress: Progress = quiet) -> Diagnosis:
+    """Look for everything that is wrong with a checkpoint, quantized by any tool, or in float.
+
+    Args:
+        directory: A checkpoint of a transformers model.
+        progress: Called with (description, done, total).
+
+    Returns:
+        The ``findings``, each with its severity, what, where and remedy; whether it is ``healthy``; ``to_dict()``.
+
+    Raises:
+        SourceError: There is no such directory, or it holds no config.json.
+    """
+    return examine(find_model(directory), progress)
 
 
 def _comparison(

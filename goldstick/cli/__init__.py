@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from goldstick.cli.compare import compare
+from goldstick.cli.doctor import doctor
 from goldstick.cli.evaluate import evaluate, generate
 from goldstick.cli.export import export
 from goldstick.cli.inspect import inspect, report, verify
@@ -26,7 +27,7 @@ class _Group(click.Group):
         except GoldstickError as error:
             if ctx.params.get("debug"):
                 raise
-            click.echo(" ".join([f"Error: {error}", *_notes(error)]), err=True)
+            click.echo(_printable(" ".join([f"Error: {error}", *_notes(error)])), err=True)
             sys.exit(error.exit_code)
         except (KeyboardInterrupt, click.Abort) as error:
             click.echo("Interrupted; " + (" ".join(_notes(error)) or "nothing was left behind."), err=True)
@@ -49,6 +50,11 @@ class _Group(click.Group):
             sys.exit(1)
 
 
+def _printable(text: str) -> str:
+    """Text of which a stranger's names are a part, without the signs that move a terminal's cursor."""
+    return "".join(sign if sign.isprintable() else " " if sign.isspace() else repr(sign)[1:-1] for sign in text)
+
+
 def _notes(error: BaseException) -> list[str]:
     """What was said of an error on its way up."""
     return getattr(error, "__notes__", [])
@@ -69,5 +75,5 @@ def main(debug: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (quantize, plan, export, evaluate, compare, inspect, verify, report, generate, recipes):
+for command in (quantize, plan, export, evaluate, compare, inspect, verify, doctor, report, generate, recipes):
     main.add_command(command)

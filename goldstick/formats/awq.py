@@ -9,6 +9,7 @@ that.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from reprlib import repr as shown
 from typing import Any
 
 import torch
@@ -151,6 +152,6 @@ def awq_scheme(config: Mapping[str, Any], qzeros: Tensor) -> Scheme:
     for key in ("version", "format"):
         layout = config.get(key, "gemm")
         if not isinstance(layout, str) or layout.lower() != "gemm":
-            raise FormatError(f"The AWQ config declares the {key} {layout!r}, and goldstick reads 'gemm'.")
+            raise FormatError(f"The AWQ config declares the {key} {shown(layout)}, and goldstick reads 'gemm'.")
     symmetric = bool((qzeros == _SYMMETRIC_WORD).all())
     return Scheme(weight=declared_grid(config, (BITS,), symmetric, "AWQ"))

@@ -7,8 +7,8 @@ into every group, since readers take the layout from there and not from the top.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
+from reprlib import repr as shown
 from typing import Any
 
 import torch
@@ -18,10 +18,10 @@ from goldstick.core.bitpack import pack_rows, packed_width, unpack_rows
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.errors import FormatError
+from goldstick.errors import FormatError, RecipeError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import input_specs, pack_input
-from goldstick.formats.name_patterns import patterns_for
+from goldstick.formats.name_patterns import name_matcher, patterns_for
 
 
 class CompressedTensors:
@@ -115,10 +115,22 @@ class CompressedTensors:
         return parts
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
-        """The layer from its tensors."""
+        """The layer from its tensors.
+
+        Raises:
+            FormatError: The tensors do not belong together.
+        """
         grid = scheme.weight
+        if "_shape" in parts and parts["_shape"].tolist() != [parts["_packed"].shape[-2], in_features]:
+            raise FormatError(
+                f"its weight_shape says {parts['_shape'].tolist()} and its codes are those of "
+                f"{[parts['_packed'].shape[-2], in_features]}; the checkpoint contradicts itself."
+            )
         if "" in parts:
-            codes = (parts[""].short() + grid.midpoint).to(torch.uint8)
+            signed = parts[""].short() + grid.midpoint
+            if bool(((signed < 0) | (signed > grid.code_max)).any()):
+                raise FormatError(f"its int8 codes are not all of {grid.bits} bits; the checkpoint contradicts itself.")
+            codes = signed.to(torch.uint8)
         else:
             codes = unpack_rows(parts["_packed"], grid.bits, in_features)
         zero = None
@@ -194,14 +206,28 @@ def scheme_of_group(group: Mapping[str, Any]) -> Scheme:
         FormatError: The group describes something goldstick does not run.
     """
     weights, inputs = group.get("weights"), group.get("input_activations")
-    if not weights or weights.get("type") != "int" or weights.get("strategy") not in ("group", "channel"):
-        raise FormatError(f"goldstick runs integer weights by group or channel, and this checkpoint has {weights}.")
-    grid = Grid(
-        bits=weights["num_bits"],
-        symmetric=weights.get("symmetric", True),
-        granularity=weights["strategy"],
-        group_size=weights["group_size"] if weights["strategy"] == "group" else None,
-    )
+    if not isinstance(weights, Mapping) or not (inputs is None or isinstance(inputs, Mapping)):
+        raise FormatError(f"goldstick runs integer weights by group or channel, and a group has {shown(weights)}.")
+    by_group = weights.get("strategy") == "group"
+    if weights.get("type") != "int" or not (by_group or weights.get("strategy") == "channel"):
+        raise FormatError(
+            f"goldstick runs integer weights by group or channel, and this checkpoint has {shown(dict(weights))}."
+        )
+    bits, symmetric, size = weights.get("num_bits"), weights.get("symmetric", True), weights.get("group_size")
+    if type(bits) is not int or type(symmetric) is not bool or (by_group and type(size) is not int):
+        raise FormatError(
+            f"A group of the config has num_bits {bits!r}, symmetric {symmetric!r} and group_size {size!r}; they are a "
+            "whole number, true or false, and a whole number."
+        )
+    try:
+        grid = Grid(
+            bits=bits,
+            symmetric=symmetric,
+            granularity="group" if by_group else "channel",
+            group_size=size if by_group else None,
+        )
+    except RecipeError as error:
+        raise FormatError(f"A group of the config makes no sense: {error}") from error
     return Scheme(weight=grid, activation=_activation(inputs) if inputs else None)
 
 
@@ -214,18 +240,34 @@ def _activation(inputs: Mapping[str, Any]) -> Grid:
         return Grid(bits=8, symmetric=symmetric, granularity="tensor")
     raise FormatError(
         "goldstick runs 8-bit integer activations, dynamic and symmetric per token or static per tensor, and this "
-        f"checkpoint has {dict(inputs)}."
+        f"checkpoint has {shown(dict(inputs))}."
     )
+
+
+def config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The groups of a ``quantization_config``, each with a list of ``targets``.
+
+    Raises:
+        FormatError: There are none, or one is no table.
+    """
+    groups = config.get("config_groups")
+    if not isinstance(groups, Mapping):
+        raise FormatError("The config has no table 'config_groups', so that nothing says how its layers are quantized.")
+    for name, group in groups.items():
+        targets = group.get("targets") if isinstance(group, Mapping) else None
+        if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
+            raise FormatError(f"The group {name[:100]!r} of the config has no list of names 'targets'.")
+    return list(groups.values())
 
 
 def group_of(module: str, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """The group of a ``quantization_config`` that a module's checkpoint name falls in; exact names come first."""
-    groups = list(config["config_groups"].values())
+    groups = config_groups(config)
     for names_only in (True, False):
         for group in groups:
             for target in group["targets"]:
                 if target.startswith("re:"):
-                    hit = re.match(target[3:], module) is not None
+                    hit = name_matcher(target[3:]).match(module) is not None
                 else:
                     hit = target == module or (not names_only and "." not in target)
                 if hit:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
+from reprlib import repr as shown
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import StoredLayer
-from goldstick.formats.name_patterns import patterns_for
+from goldstick.formats.name_patterns import name_matcher, patterns_for
 from goldstick.formats.weight_only import (
     WORD_BITS,
     declared_grid,
@@ -162,7 +163,7 @@ class Gptq:
 
 def _group_order(g_idx: Tensor, grid: Grid, in_features: int) -> Tensor:
     """Which stored group every consecutive run of inputs belongs to, int64 [groups]."""
-    width = grid.group_width(in_features)
+    width = min(grid.group_width(in_features), in_features)
     order = g_idx[::width].long()
     consecutive = torch.equal(order.repeat_interleave(width)[:in_features], g_idx.long())
     if not consecutive or int(order.min()) < 0 or int(order.max()) >= len(order):
@@ -182,11 +183,12 @@ def gptq_storage(config: Mapping[str, Any]) -> str:
     layout = config.get("checkpoint_format", config.get("format", "gptq"))
     if config.get("is_marlin_format") or not isinstance(layout, str) or layout not in _CHECKPOINT_FORMATS:
         raise FormatError(
-            f"The GPTQ config declares the checkpoint_format {layout!r}, and goldstick reads "
+            f"The GPTQ config declares the checkpoint_format {shown(layout)}, and goldstick reads "
             f"{' and '.join(_CHECKPOINT_FORMATS)}; save it with GPTQModel in one of these."
         )
-    if config.get("pack_dtype", "int32") not in ("int32", "torch.int32"):
-        raise FormatError(f"The GPTQ config packs codes into {config['pack_dtype']!r} and goldstick reads int32 words.")
+    words = config.get("pack_dtype", "int32")
+    if words not in ("int32", "torch.int32"):
+        raise FormatError(f"The GPTQ config packs codes into {shown(words)} and goldstick reads int32 words.")
     return _CHECKPOINT_FORMATS[layout]
 
 
@@ -198,12 +200,9 @@ def gptq_scheme(module: str, config: Mapping[str, Any]) -> Scheme:
     """
     dynamic = config.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
-        raise FormatError(f"The GPTQ config's 'dynamic' is a table of patterns, not {dynamic!r}.")
+        raise FormatError(f"The GPTQ config's 'dynamic' is a table of patterns, not {shown(dynamic)}.")
     for pattern, changes in dynamic.items():
-        try:
-            hit = re.match(pattern.removeprefix("+:").removeprefix("-:"), module)
-        except re.error as error:
-            raise FormatError(f"The GPTQ config's 'dynamic' holds the bad pattern {pattern!r}: {error}.") from error
+        hit = name_matcher(pattern.removeprefix("+:").removeprefix("-:")).match(module)
         if hit and (pattern.startswith("-:") or not isinstance(changes, Mapping)):
             raise FormatError(f"The GPTQ config excepts {module} from quantization, and it is quantized.")
         if hit:
@@ -211,5 +210,5 @@ def gptq_scheme(module: str, config: Mapping[str, Any]) -> Scheme:
             break
     symmetric = config.get("sym", True)
     if type(symmetric) is not bool:
-        raise FormatError(f"The GPTQ config's 'sym' is true or false, not {symmetric!r}.")
+        raise FormatError(f"The GPTQ config's 'sym' is true or false, not {shown(symmetric)}.")
     return Scheme(weight=declared_grid(config, BITS, symmetric, "GPTQ"))

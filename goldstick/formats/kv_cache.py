@@ -14,6 +14,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 import torch
@@ -21,10 +22,12 @@ from torch import Tensor, nn
 
 from goldstick.core.kv_cache import KVScales, KVScheme, KVSettings
 from goldstick.errors import CheckpointError, FormatError, GoldstickError
-from goldstick.formats.source import open_tensors
+from goldstick.formats.source import open_tensors, read_json
 
 KV_SIDECAR = "goldstick_kv_cache.json"
 KV_VERSION = 1
+#: Key-value heads that a layer may have; a stored scale has one value, or one for each.
+_MOST_HEADS = 65536
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,11 +132,11 @@ def read_kv(directory: Path, quantization_config: Mapping[str, Any]) -> KVSettin
 
 def _from_sidecar(path: Path) -> KVSettings:
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = read_json(path, f"no checkpoint with {KV_SIDECAR}")
         if value["version"] != KV_VERSION:
             raise FormatError(
-                f"{path} is of version {value['version']!r} and this goldstick reads version {KV_VERSION}; install a "
-                "newer goldstick."
+                f"{path} is of version {shown(value['version'])} and this goldstick reads version "
+                f"{KV_VERSION}; install a newer goldstick."
             )
         scales = {
             int(layer): KVScales(keys=torch.tensor(entry["keys"]), values=torch.tensor(entry["values"]))
@@ -142,22 +145,28 @@ def _from_sidecar(path: Path) -> KVSettings:
         return KVSettings(scheme=KVScheme(**value["scheme"]), scales=scales)
     except FormatError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, GoldstickError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError, GoldstickError) as error:
         raise CheckpointError(f"{path} is damaged: {error} Copy the checkpoint again.") from error
 
 
 def _from_tensors(directory: Path, scheme: Mapping[str, Any]) -> KVSettings:
     """What another tool wrote: scales by tensor or head, or none for a dynamic cache."""
+    if not isinstance(scheme, Mapping):
+        raise FormatError(f"The config's kv_cache_scheme is a table, not {shown(scheme)}.")
     strategy, dynamic = scheme.get("strategy"), bool(scheme.get("dynamic"))
     known = scheme.get("num_bits") == 8 and scheme.get("type") == "int" and scheme.get("symmetric", True)
     if not known or strategy not in (("token",) if dynamic else ("tensor", "attn_head")):
-        raise FormatError(f"goldstick runs int8 KV caches by tensor, head or token, and this checkpoint has {scheme}.")
+        raise FormatError(
+            f"goldstick runs int8 KV caches by tensor, head or token, and this checkpoint has {shown(scheme)}."
+        )
     if dynamic:
         return KVSettings(scheme=KVScheme(mode="dynamic", keys="head", values="head"), scales={})
     found: dict[int, dict[str, Tensor]] = {}
     for name, info in open_tensors(directory).items():
         match = re.search(r"\.(\d+)\.(?:\w+\.)*([kv]_scale)$", name)
         if match:
+            if not info.dtype.is_floating_point or not 0 < info.shape.numel() <= _MOST_HEADS:
+                raise CheckpointError(f"{name} in {directory} is {info.dtype} {list(info.shape)}, which is no scale.")
             found.setdefault(int(match[1]), {})[match[2]] = info.read().float().reshape(-1, 1)
     broken = [layer for layer, pair in found.items() if len(pair) != 2]
     if broken or not found:

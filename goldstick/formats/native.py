@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from reprlib import repr as shown
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from goldstick.core.bitpack import pack_rows, packed_width, unpack_rows
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.errors import FormatError
+from goldstick.errors import FormatError, RecipeError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import INPUT_MULTIPLIER, input_specs, pack_input
 
@@ -104,14 +105,44 @@ def schemes_of(config: Mapping[str, Any]) -> dict[str, Scheme]:
     """
     if config.get("version") != FORMAT_VERSION:
         raise FormatError(
-            f"The checkpoint is written in version {config.get('version')!r} of the native format and this goldstick "
-            f"reads version {FORMAT_VERSION}; install a newer goldstick."
+            f"The checkpoint is written in version {shown(config.get('version'))} of the native format and this "
+            f"goldstick reads version {FORMAT_VERSION}; install a newer goldstick."
         )
-    schemes = {label: scheme_from_dict(value) for label, value in config["schemes"].items()}
-    missing = {label for label in config["sites"].values() if label not in schemes}
+    sites = _table_of_texts(config, "sites")
+    table = config.get("schemes")
+    if not isinstance(table, Mapping):
+        raise FormatError("The checkpoint's config has no table 'schemes'.")
+    schemes = {label: scheme_from_dict(value) for label, value in table.items()}
+    missing = {label for label in sites.values() if label not in schemes}
     if missing:
-        raise FormatError(f"The checkpoint's config names schemes it does not define: {', '.join(sorted(missing))}.")
-    return {site: schemes[label] for site, label in config["sites"].items()}
+        raise FormatError(
+            f"The checkpoint's config names schemes it does not define: {', '.join(sorted(missing))[:300]}."
+        )
+    return {site: schemes[label] for site, label in sites.items()}
+
+
+def ties_of(config: Mapping[str, Any]) -> dict[str, str]:
+    """The sites of a native ``quantization_config`` that run on another's quantized weight: site → owner.
+
+    Raises:
+        FormatError: An owner is not quantized, or a site is tied and quantized.
+    """
+    sites = _table_of_texts(config, "sites")
+    ties = _table_of_texts(config, "ties") if config.get("ties") else {}
+    for site, owner in ties.items():
+        if owner not in sites or site in sites:
+            raise FormatError(
+                f"The checkpoint's config has {site[:100]!r} run on the quantized {owner[:100]!r}, and its 'sites' "
+                "say otherwise."
+            )
+    return ties
+
+
+def _table_of_texts(config: Mapping[str, Any], key: str) -> dict[str, str]:
+    table = config.get(key)
+    if not isinstance(table, Mapping) or not all(isinstance(value, str) for value in table.values()):
+        raise FormatError(f"The checkpoint's config has no table {key!r} of texts.")
+    return dict(table)
 
 
 def multiplied_in(config: Mapping[str, Any]) -> frozenset[str]:
@@ -120,14 +151,35 @@ def multiplied_in(config: Mapping[str, Any]) -> frozenset[str]:
     Raises:
         FormatError: It names one that it does not quantize.
     """
-    found = frozenset(config.get("multiplied") or ())
-    unknown = found - set(config["sites"])
+    listed = config.get("multiplied") or []
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise FormatError("The checkpoint's config has a 'multiplied' that is no list of names.")
+    found = frozenset(listed)
+    unknown = found - set(_table_of_texts(config, "sites"))
     if unknown:
         raise FormatError(f"The checkpoint's config multiplies what {min(unknown)} is given, and does not quantize it.")
     return found
 
 
-def scheme_from_dict(value: Mapping[str, Any]) -> Scheme:
-    """A scheme from its dictionary form."""
-    activation = value.get("activation")
-    return Scheme(weight=Grid(**value["weight"]), activation=Grid(**activation) if activation else None)
+def scheme_from_dict(value: Any) -> Scheme:
+    """A scheme from its dictionary form.
+
+    Raises:
+        FormatError: It is no scheme.
+    """
+    weight = value.get("weight") if isinstance(value, Mapping) else None
+    activation = value.get("activation") if isinstance(value, Mapping) else None
+    try:
+        return Scheme(weight=_grid(weight), activation=_grid(activation) if activation is not None else None)
+    except RecipeError as error:
+        raise FormatError(f"The checkpoint's config holds a scheme that makes no sense: {error}") from error
+
+
+def _grid(value: Any) -> Grid:
+    kinds = {"bits": int, "symmetric": bool, "granularity": str, "group_size": int}
+    fits = isinstance(value, Mapping) and all(
+        type(item) is kinds.get(key) or (key == "group_size" and item is None) for key, item in value.items()
+    )
+    if not fits:
+        raise FormatError(f"The checkpoint's config holds a scheme with the grid {shown(value)}, which is none.")
+    return Grid(**value)

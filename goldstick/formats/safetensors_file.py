@@ -6,7 +6,6 @@ import hashlib
 import json
 import math
 import os
-import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor
 
 from goldstick.errors import FormatError, OutputError
+from goldstick.formats.strict_json import parse_object, size_limit
 
 DTYPES: dict[str, torch.dtype] = {
     "F64": torch.float64,
@@ -39,7 +39,7 @@ _TENSOR_LIMIT = 1_000_000
 #: Bytes read at a time where a file is hashed.
 _PIECE = 1 << 20
 _NDIM_LIMIT = 8
-_PLAIN_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,1024}")
+_NAME_LIMIT = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,18 +66,21 @@ class TensorInfo:
         """The tensor, read by its position; ``digest`` is fed the bytes.
 
         Raises:
-            FormatError: The file ends inside the tensor.
+            FormatError: The file ends inside the tensor, or cannot be read.
         """
         buffer = bytearray(self.nbytes)
         view = memoryview(buffer)
-        with self.file.open("rb", buffering=0) as file:
-            file.seek(self.start)
-            done = 0
-            while done < self.nbytes:
-                count = file.readinto(view[done:])
-                if not count:
-                    raise FormatError(f"{self.file} ends inside the tensor {self.name!r}: it was cut short.")
-                done += count
+        try:
+            with self.file.open("rb", buffering=0) as file:
+                file.seek(self.start)
+                done = 0
+                while done < self.nbytes:
+                    count = file.readinto(view[done:])
+                    if not count:
+                        raise FormatError(f"{self.file} ends inside the tensor {self.name!r}: it was cut short.")
+                    done += count
+        except OSError as error:
+            raise FormatError(f"{self.file} cannot be read at {self.name!r}: {error.strerror or error}.") from error
         if digest is not None:
             digest.update(buffer)
         if not buffer:
@@ -88,24 +91,34 @@ class TensorInfo:
 def read_header(file: Path) -> dict[str, TensorInfo]:
     """The tensors of a safetensors file, in the order of their bytes.
 
-    Stricter than the library: also refuses odd names, unknown dtypes, more than 8 dimensions and a million tensors.
+    Stricter than the library: also refuses odd names, unknown dtypes, more than 8 dimensions, a million tensors, and a
+    header out of proportion to its file, which could take more memory than the file does.
 
     Raises:
         FormatError: The file is no safetensors file, is damaged, or claims what cannot be.
     """
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
-        if not 2 <= length <= min(_HEADER_LIMIT, size - 8):
-            raise FormatError(f"{file} is not a safetensors file, or was cut short: its header does not fit the file.")
-        try:
-            header = json.loads(stream.read(length), object_pairs_hook=_no_duplicates)
-        except (ValueError, RecursionError) as error:
-            raise FormatError(f"The header of {file} is not valid JSON: {error}.") from error
-    if not isinstance(header, dict) or len(header) > _TENSOR_LIMIT:
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as stream:
+            prefix = stream.read(8)
+            length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
+            if not 2 <= length <= min(_HEADER_LIMIT, size - 8):
+                raise FormatError(
+                    f"{file} is not a safetensors file, or was cut short: its header does not fit the file."
+                )
+            if length > size_limit(size):
+                raise FormatError(f"{file} is refused: its header has {length:,} of the file's {size:,} bytes.")
+            text = stream.read(length)
+    except OSError as error:
+        raise FormatError(f"{file} cannot be read: {error.strerror or error}.") from error
+    if text[:1] != b"{":
         raise FormatError(f"The header of {file} is not a table of tensors.")
-    header.pop("__metadata__", None)
+    header = parse_object(text, f"The header of {file}")
+    if len(header) > _TENSOR_LIMIT:
+        raise FormatError(f"The header of {file} names {len(header):,} tensors, more than {_TENSOR_LIMIT:,}.")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(value, str) for value in metadata.values()):
+        raise FormatError(f"The header of {file} holds a '__metadata__' that is no table of texts.")
     infos = [_entry(file, name, value, 8 + length) for name, value in header.items()]
     infos.sort(key=lambda info: (info.start, info.nbytes))
     position = 8 + length
@@ -125,24 +138,28 @@ def file_head(file: Path) -> bytes:
         return prefix + stream.read(struct.unpack("<Q", prefix)[0])
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table = dict(pairs)
-    if len(table) != len(pairs):
-        raise ValueError("a name occurs twice")
-    return table
-
-
 def _entry(file: Path, name: str, value: Any, base: int) -> TensorInfo:
-    try:
-        dtype, shape, (begin, end) = DTYPES[value["dtype"]], value["shape"], value["data_offsets"]
-        numbers = [*shape, begin, end]
-        valid = len(shape) <= _NDIM_LIMIT and all(type(number) is int and 0 <= number < 2**63 for number in numbers)
-    except (KeyError, TypeError, ValueError) as error:
-        raise FormatError(f"{file}: the header's entry of {name!r} makes no sense ({error!r}).") from error
-    nbytes = math.prod(shape) * dtype.itemsize if valid else 0
-    if not valid or end - begin != nbytes or not _PLAIN_NAME.fullmatch(name):
+    if not (0 < len(name) <= _NAME_LIMIT and name.isprintable()):
+        raise FormatError(f"{file}: the tensor name {name[:100]!r} is refused: it is empty, too long or unprintable.")
+    if not isinstance(value, dict) or value.keys() != {"dtype", "shape", "data_offsets"}:
+        raise FormatError(f"{file}: the header's entry of {name!r} has not dtype, shape and data_offsets, no more.")
+    dtype = DTYPES.get(value["dtype"]) if isinstance(value["dtype"], str) else None
+    if dtype is None:
+        known = ", ".join(DTYPES)
+        raise FormatError(f"{file}: {name!r} has the dtype {str(value['dtype'])[:100]!r}; goldstick reads {known}.")
+    shape, offsets = value["shape"], value["data_offsets"]
+    if not (_sizes(shape) and len(shape) <= _NDIM_LIMIT and _sizes(offsets) and len(offsets) == 2):
+        raise FormatError(f"{file}: the header's entry of {name!r} has a shape or offsets that cannot be.")
+    # A size of 0 must not hide a product that overflows.
+    nbytes = math.prod(shape) * dtype.itemsize
+    begin, end = offsets
+    if end - begin != nbytes or math.prod(size or 1 for size in shape) >= 2**60:
         raise FormatError(f"{file}: the header's entry of {name!r} does not fit its own shape and dtype.")
     return TensorInfo(name=name, file=file, dtype=dtype, shape=torch.Size(shape), start=base + begin, nbytes=nbytes)
+
+
+def _sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(number) is int and 0 <= number < 2**63 for number in value)
 
 
 class SafetensorsWriter:

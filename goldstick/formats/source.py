@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 from goldstick.errors import FormatError, SourceError
 from goldstick.formats.safetensors_file import TensorInfo, read_header
+from goldstick.formats.strict_json import parse_object, size_limit
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 _SHARD_NAME = re.compile(r"[A-Za-z0-9._-]+\.safetensors")
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+#: Suffixes of files that can run code when they are opened.
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _JSON_LIMIT = 200_000_000
 
 #: Files beside the weights that a checkpoint carries on, byte for byte.
@@ -65,14 +67,14 @@ def open_source(directory: Path) -> SourceCheckpoint:
         )
     config = read_json(directory / "config.json", "not a model directory: it has no config.json")
     if "quantization_config" in config:
-        method = (config["quantization_config"] or {}).get("quant_method", "an unknown method")
+        table = config["quantization_config"]
+        method = table.get("quant_method") if isinstance(table, dict) else None
         raise SourceError(
-            f"{directory} is quantized already ({method}). Quantize the float model it came from; rounding twice "
-            "loses accuracy for nothing."
+            f"{directory} is quantized already ({shown(method)}). Quantize the float model it came from; "
+            "rounding twice loses accuracy for nothing."
         )
     tensors = open_tensors(directory)
-    sidecars = tuple(sorted(path for path in directory.iterdir() if path.is_file() and SIDECARS.fullmatch(path.name)))
-    return SourceCheckpoint(directory=directory, config=config, tensors=tensors, sidecars=sidecars)
+    return SourceCheckpoint(directory=directory, config=config, tensors=tensors, sidecars=sidecars_of(directory))
 
 
 def open_tensors(directory: Path) -> dict[str, TensorInfo]:
@@ -90,7 +92,7 @@ def open_tensors(directory: Path) -> dict[str, TensorInfo]:
             return read_header(_inside(directory, single.name))
     except FormatError as error:
         raise SourceError(f"{error} Fetch the file again.") from error
-    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in _PICKLES)
+    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
     if pickles:
         raise SourceError(
             f"{directory} holds its weights as pickles ({', '.join(pickles[:3])}), which can run code when opened. "
@@ -128,37 +130,64 @@ def _inside(directory: Path, name: str) -> Path:
     path = directory / name
     if not _SHARD_NAME.fullmatch(name):
         raise SourceError(
-            f"{directory}: the weight file name {name!r} is refused; a shard is a plain '*.safetensors' name in the "
-            "same directory."
+            f"{directory}: the weight file name {name[:100]!r} is refused; a shard is a plain '*.safetensors' name in "
+            "the same directory."
         )
     if not path.is_file():
         raise SourceError(f"The shard {name} is missing from {directory}; fetch it again.")
+    refuse_links_out(path)
     return path
+
+
+def refuse_links_out(path: Path) -> None:
+    """Refuse a file of a checkpoint that is a link to a file elsewhere: its bytes would be carried on as the model's.
+
+    The links of the hub's own cache, from a snapshot to its blobs, are followed.
+
+    Raises:
+        SourceError: The file is such a link.
+    """
+    try:
+        root, real = path.parent.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise SourceError(f"{path} is a link that leads nowhere: {error}.") from error
+    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
+    if real.parent not in (root, blobs):
+        raise SourceError(
+            f"{path} is a link out of its directory, to {real}, which is refused. Copy the file into the directory, "
+            "or name the directory in which it lies."
+        )
+
+
+def sidecars_of(directory: Path) -> tuple[Path, ...]:
+    """The files beside the weights that a checkpoint carries on.
+
+    Raises:
+        SourceError: One is a link to a file elsewhere.
+    """
+    found = tuple(sorted(path for path in directory.iterdir() if path.is_file() and SIDECARS.fullmatch(path.name)))
+    for path in found:
+        refuse_links_out(path)
+    return found
 
 
 def read_json(path: Path, when_missing: str) -> dict[str, Any]:
     """A JSON object from a file.
 
     Raises:
-        SourceError: The file is missing, too large, or not a JSON object without duplicate keys.
+        SourceError: The file is missing, a link out of its directory, too large for what it describes, or not a JSON
+            object without duplicate keys.
     """
     if not path.is_file():
         raise SourceError(f"{path.parent} is {when_missing}.")
-    if path.stat().st_size > _JSON_LIMIT:
-        raise SourceError(f"{path} is implausibly large for a JSON file.")
+    refuse_links_out(path)
     try:
-        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise SourceError(f"{path} cannot be read as JSON: {error}.") from error
-    if not isinstance(value, dict):
-        raise SourceError(f"{path} holds no JSON object.")
-    return value
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    table: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in table:
-            raise ValueError(f"the key {key!r} occurs twice")
-        table[key] = value
-    return table
+        size = path.stat().st_size
+        beside = sum(file.stat().st_size for file in path.parent.iterdir() if file.suffix == ".safetensors")
+        if size > min(_JSON_LIMIT, size_limit(beside)):
+            raise SourceError(f"{path} is implausibly large for a JSON file beside {beside:,} bytes of weights.")
+        return parse_object(path.read_bytes(), str(path))
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except FormatError as error:
+        raise SourceError(str(error)) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 import torch
@@ -18,9 +19,10 @@ from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.compressed_tensors import group_of, scheme_of_group
 from goldstick.formats.gptq import gptq_scheme, gptq_storage
 from goldstick.formats.input_scale import INPUT_ZERO, part_name
-from goldstick.formats.native import multiplied_in, schemes_of
+from goldstick.formats.native import multiplied_in, schemes_of, ties_of
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import open_tensors, read_json
+from goldstick.formats.transformers_account import account, require_account
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.structure.network import Layout, Network, Site
 
@@ -66,7 +68,68 @@ class StoredLayers:
         return {suffix: info.read() for suffix, info in self.parts(layer).items()}
 
 
-def read_layers(directory: Path, config: Mapping[str, Any], names: CheckpointNames, network: Network) -> StoredLayers:
+class DeclaredLayers:
+    """What a ``quantization_config`` says of the tensors beside it.
+
+    Args:
+        directory: The checkpoint.
+        config: Its ``quantization_config``.
+        names: How its model's checkpoints name tensors.
+        network: Its model, on the meta device.
+        tensors: Every tensor of the checkpoint.
+
+    Raises:
+        FormatError: The method, the layout or a scheme is not one that goldstick reads.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: Mapping[str, Any],
+        names: CheckpointNames,
+        network: Network,
+        tensors: Mapping[str, TensorInfo],
+    ) -> None:
+        self.format = storage_of(directory, config)
+        native = self.format.name == "native"
+        self.schemes = schemes_of(config) if native else {}
+        self._ties = ties_of(config) if native else {}
+        self._multiplied = multiplied_in(config) if native else frozenset()
+        self._directory, self._config, self._names, self._tensors = directory, config, names, tensors
+        self._owners = {site.parameter_name: site for site in network.sites}
+        if unknown := sorted({*self.schemes, *self._ties} - set(network.by_name)):
+            raise CheckpointError(f"{directory} quantizes {unknown[0][:200]!r}, which its model does not have.")
+
+    def layer_of(self, name: str) -> StoredLayer | None:
+        """The layer whose codes a tensor holds, or ``None`` where it holds no codes.
+
+        Raises:
+            FormatError: The config describes no such layer, or describes one that goldstick does not read.
+            CheckpointError: Another tensor that it takes is missing.
+        """
+        info, storage = self._tensors[name], self.format.name
+        weight = _weight_name(name, info, storage)
+        if weight is None:
+            return None
+        site = self._owners.get(self._names.piece(weight).parameter)
+        scheme = None
+        if site is not None:
+            native = storage == "native"
+            scheme = self.schemes.get(site.name) if native else _scheme(weight, self._config, storage, self._tensors)
+        if site is None or scheme is None:
+            raise FormatError(
+                f"{self._directory}: the packed tensor {name!r} belongs to no layer that the config describes."
+            )
+        return _layer(weight, info, site, scheme, storage, self._tensors, site.name in self._multiplied)
+
+
+def read_layers(
+    directory: Path,
+    config: Mapping[str, Any],
+    names: CheckpointNames,
+    network: Network,
+    tensors: Mapping[str, TensorInfo] | None = None,
+) -> StoredLayers:
     """The quantized matrices of a checkpoint; reads its headers, and of AWQ the zeros.
 
     Args:
@@ -74,32 +137,19 @@ def read_layers(directory: Path, config: Mapping[str, Any], names: CheckpointNam
         config: Its ``quantization_config``.
         names: How its model's checkpoints name tensors.
         network: Its model, on the meta device.
+        tensors: Every tensor of the checkpoint, where its headers were read already.
 
     Raises:
         FormatError: The method, the layout or a scheme is not one that goldstick reads.
         CheckpointError: Tensors do not belong together.
     """
-    tensors = open_tensors(directory)
-    owners = {site.parameter_name: site for site in network.sites}
-    storage = storage_of(directory, config)
-    schemes = schemes_of(config) if storage.name == "native" else {}
-    multiplied = multiplied_in(config) if storage.name == "native" else frozenset()
-    layers = []
-    for name, info in tensors.items():
-        weight = _weight_name(name, info, storage.name)
-        if weight is None:
-            continue
-        site = owners.get(names.piece(weight).parameter)
-        scheme = None
-        if site is not None:
-            scheme = schemes.get(site.name) if schemes else _scheme(weight, config, storage.name, tensors)
-        if site is None or scheme is None:
-            raise FormatError(f"{directory}: the packed tensor {name!r} belongs to no layer that the config describes.")
-        layers.append(_layer(weight, info, site, scheme, storage.name, tensors, site.name in multiplied))
-    lost = sorted(set(schemes) - {layer.site for layer in layers})
+    tensors = open_tensors(directory) if tensors is None else tensors
+    declared = DeclaredLayers(directory, config, names, network, tensors)
+    layers = tuple(layer for name in tensors if (layer := declared.layer_of(name)) is not None)
+    lost = sorted(set(declared.schemes) - {layer.site for layer in layers})
     if lost:
         raise CheckpointError(f"{directory} lacks the packed tensor of {lost[0]} that its config calls for.")
-    return StoredLayers(directory=directory, format=storage, layers=tuple(layers), tensors=tensors)
+    return StoredLayers(directory=directory, format=declared.format, layers=layers, tensors=tensors)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,14 +176,17 @@ def open_quantized(directory: Path) -> QuantizedCheckpoint:
 
     Raises:
         SourceError: The directory is no checkpoint, or is not quantized.
+        CheckpointError: Its tensors are not those of its model, no fewer and no more.
     """
     config = read_json(directory / "config.json", "no checkpoint of a transformers model: it has no config.json")
     table = config.get("quantization_config")
     if not isinstance(table, Mapping):
         raise SourceError(f"{directory} is not quantized: its config.json has no quantization_config.")
-    model = empty_model(load_config(directory), model_class(config, str(directory)))
+    tensors = open_tensors(directory)
+    model = empty_model(load_config(directory), model_class(config, str(directory)), len(tensors))
     names, network = CheckpointNames(model), Network(model)
-    stored = read_layers(directory, table, names, network)
+    stored = read_layers(directory, table, names, network, tensors)
+    require_account(directory, account(tensors, stored, table, names, network))
     return QuantizedCheckpoint(directory=directory, config=config, stored=stored, names=names, network=network)
 
 
@@ -147,10 +200,10 @@ def storage_of(directory: Path, config: Mapping[str, Any]) -> StorageFormat:
     if method == "gptq":
         return FORMATS[gptq_storage(config)]
     known = {"goldstick": "native", "compressed-tensors": "compressed-tensors", "awq": "awq"}
-    if method not in known:
+    if not isinstance(method, str) or method not in known:
         raise FormatError(
-            f"{directory} is quantized with {method!r}, which goldstick does not load. It loads compressed-tensors, "
-            "GPTQ, AWQ and its own native format."
+            f"{directory} is quantized with {shown(method)}, which goldstick does not load. It loads "
+            "compressed-tensors, GPTQ, AWQ and its own native format."
         )
     return FORMATS[known[method]]
 
@@ -170,6 +223,8 @@ def _scheme(weight: str, config: Mapping[str, Any], storage: str, tensors: Mappi
     if storage == "awq":
         if f"{module}.qzeros" not in tensors:
             raise CheckpointError(f"The tensor {module + '.qzeros'!r} is missing, which AWQ layers have.")
+        if tensors[f"{module}.qzeros"].dtype is not torch.int32:
+            raise CheckpointError(f"The tensor {module + '.qzeros'!r} is of another type than int32.")
         return awq_scheme(config, tensors[f"{module}.qzeros"].read())
     if storage != "compressed-tensors":
         return gptq_scheme(module, config)
@@ -187,6 +242,8 @@ def _layer(
     multiplied: bool,
 ) -> StoredLayer:
     by_column = storage in FLOAT16_SCALES
+    if len(codes.shape) < 2 or (storage == "compressed-tensors" and len(codes.shape) > 2):
+        raise FormatError(f"{weight} has codes of the shape {list(codes.shape)}, which are no matrix.")
     if by_column and (site.layout is not Layout.LINEAR or codes.shape[1:] == ()):
         raise FormatError(f"{weight} is stored as {storage}, which goldstick reads for linear layers only.")
     scale = tensors.get(weight.removesuffix(".weight") + ".scales" if by_column else weight + "_scale")

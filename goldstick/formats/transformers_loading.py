@@ -11,14 +11,13 @@ import torch
 from torch import nn
 
 from goldstick.core.scheme import Scheme
-from goldstick.errors import CheckpointError, FormatError
+from goldstick.errors import CheckpointError, FormatError, GoldstickError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.kv_cache import read_kv
 from goldstick.formats.native import Native
 from goldstick.formats.transformers_cache import use_quantized_cache
-from goldstick.formats.transformers_layers import read_layers, storage_of
-from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
-from goldstick.structure.network import Network
+from goldstick.formats.transformers_layers import QuantizedCheckpoint, open_quantized
+from goldstick.formats.transformers_names import load_config, model_class
 
 
 def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | torch.dtype) -> nn.Module:
@@ -29,9 +28,7 @@ def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | t
         FormatError: The checkpoint's method or scheme is not one goldstick reads.
     """
     cls, settings = quantized_class(directory, config)
-    model, info = cls.from_pretrained(
-        directory, config=settings, dtype=dtype, output_loading_info=True, local_files_only=True
-    )
+    model, info = from_pretrained(cls, directory, config=settings, dtype=dtype)
     problems = {
         kind: sorted(map(str, info[kind]))
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
@@ -49,31 +46,48 @@ def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | t
     return model.eval()  # type: ignore[no-any-return]
 
 
+def from_pretrained(cls: Any, directory: Path, **settings: Any) -> tuple[Any, Mapping[str, Any]]:
+    """What transformers makes of a checkpoint, and what it says of its tensors.
+
+    Raises:
+        CheckpointError: It fails.
+    """
+    try:
+        model, info = cls.from_pretrained(directory, output_loading_info=True, local_files_only=True, **settings)
+    except GoldstickError:
+        raise
+    except Exception as error:  # whatever in a stranger's files transformers did not expect
+        raise CheckpointError(
+            f"transformers cannot load {directory}: {type(error).__name__}: {' '.join(str(error).split())[:500]} The "
+            "checkpoint is damaged, or made for another version of transformers."
+        ) from error
+    return model, info
+
+
 def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, Any]:
     """The transformers class of a quantized checkpoint and its config, with a table of layers goldstick understands.
 
     Raises:
         FormatError: The checkpoint's method or scheme is not one goldstick reads.
     """
+    checkpoint = open_quantized(directory)
     settings = load_config(directory)
     cls = model_class(config, str(directory))
-    settings.quantization_config = _translated(directory, settings, cls, config["quantization_config"])
+    settings.quantization_config = _translated(checkpoint, config["quantization_config"])
     return cls, settings
 
 
-def _translated(directory: Path, settings: Any, cls: Any, config: Mapping[str, Any]) -> dict[str, Any]:
-    storage = storage_of(directory, config)
-    if storage.name == "native":
+def _translated(checkpoint: QuantizedCheckpoint, config: Mapping[str, Any]) -> dict[str, Any]:
+    directory, found = checkpoint.directory, checkpoint.stored
+    for layer in found.layers:  # transformers would cast what has another dtype
+        found.parts(layer)
+    if found.format.name == "native":
         return {**config, "storage": "native"}
-    model = empty_model(settings, cls)
-    found = read_layers(directory, config, CheckpointNames(model), Network(model))
     sites: dict[str, Scheme] = {}
     for layer in found.layers:
         if sites.setdefault(layer.site, layer.scheme) != layer.scheme:
             raise FormatError(f"{directory}: the experts fused in {layer.site} have several schemes; they need one.")
-        if storage.name != "compressed-tensors":  # transformers would cast what has another dtype
-            found.parts(layer)
-    return native_table(sites, {}) | {"storage": storage.name}
+    return native_table(sites, {}) | {"storage": found.format.name}
 
 
 def native_table(sites: Mapping[str, Scheme], ties: Mapping[str, str]) -> dict[str, Any]:

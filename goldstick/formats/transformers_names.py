@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from goldstick.errors import SourceError
+from goldstick.errors import GoldstickError, SourceError
+from goldstick.formats.counted_modules import most_modules
+from goldstick.formats.source import read_json
+
+#: Keys of a config by which it can have code fetched from the hub: implementations may be named like repositories.
+_NAMES_OF_CODE = frozenset({"attn_implementation", "experts_implementation", "trust_remote_code"})
+#: What a config counts, and how much of it goldstick believes. Configs make lists of this length by themselves.
+_MOST = (
+    (re.compile(r".*layers?|depths?"), 10_000),
+    (re.compile(r"num_labels|.*experts"), 100_000),
+)
 
 #: Conversions that only stack, split or join whole rows, and so may be applied to codes and scales alike.
 _ROW_OPERATIONS = frozenset({"MergeModulelist", "SplitModulelist", "Concatenate", "Chunk", "Split", "_IdentityOp"})
@@ -32,40 +43,97 @@ def model_class(config: Mapping[str, Any], where: str) -> Any:
             "Use a model that transformers supports itself, or goldstick.apply on the loaded module."
         )
     names = config.get("architectures") or []
-    for name in names:
-        cls = getattr(transformers, name, None)
-        if isinstance(cls, type):
+    for name in names if isinstance(names, list) else []:
+        try:
+            cls = getattr(transformers, name, None)
+        except (TypeError, ImportError, RuntimeError):
+            cls = None
+        if isinstance(cls, type) and issubclass(cls, transformers.PreTrainedModel):
             return cls
     raise SourceError(
-        f"{where}: config.json names the architectures {names}, none of which transformers {transformers.__version__} "
-        "knows. Is it a transformers model, and is transformers recent enough?"
+        f"{where}: config.json names the architectures {shown(names)}, none of which transformers "
+        f"{transformers.__version__} knows. Is it a transformers model, and is transformers recent enough?"
     )
 
 
 def load_config(directory: Path) -> Any:
-    """The transformers config of a directory, without private keys (which can make loaders run code)."""
+    """The transformers config of a directory, without the keys at any depth that can make loaders run code.
+
+    Raises:
+        SourceError: It counts what no model has so many of, or transformers cannot use it.
+    """
     from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, __version__
 
-    raw = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    public = {key: value for key, value in raw.items() if not key.startswith("_")}
+    raw = read_json(directory / "config.json", "no checkpoint: it has no config.json")
+    for key, number in _integers(raw):
+        for pattern, most in _MOST:
+            if pattern.fullmatch(key) and number > most:
+                raise SourceError(
+                    f"{directory}: config.json says {key} = {number}, and goldstick reads up to {most:,}."
+                )
+    for key in ("dtype", "torch_dtype"):
+        if isinstance(raw.get(key), str) and not isinstance(getattr(torch, raw[key], None), torch.dtype):
+            raise SourceError(f"{directory}: config.json says {key} = {shown(raw[key])}, which is no type of numbers.")
+    public = _public(raw)
     model_type = public.pop("model_type", None)
-    if model_type not in CONFIG_MAPPING:
+    if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
         raise SourceError(
-            f"{directory}: config.json names the model type {model_type!r}, which transformers {__version__} does not "
-            "know. Is it a transformers model, and is transformers recent enough?"
+            f"{directory}: config.json names the model type {shown(model_type)}, which transformers {__version__} "
+            "does not know. Is it a transformers model, and is transformers recent enough?"
         )
     try:
         config: PretrainedConfig = AutoConfig.for_model(model_type, **public)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise SourceError(f"{directory}: transformers cannot use config.json: {error}") from error
+    except Exception as error:  # a stranger's values meet code that expects none of them
+        raise SourceError(f"{directory}: transformers cannot use config.json: {_first_line(error)}") from error
     config._name_or_path = str(directory)
     return config
 
 
-def empty_model(config: Any, cls: Any) -> Any:
-    """The model of a config on the meta device: every module and shape, no weights."""
-    with torch.device("meta"):
-        model = cls(config)
+def _public(value: Any) -> Any:
+    """A config less its private keys, and those that name code to be fetched or run."""
+    if isinstance(value, list):
+        return [_public(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: item for key, item in value.items() if not key.startswith("_") and key not in _NAMES_OF_CODE}
+    return {key: _public(item) for key, item in kept.items()}
+
+
+def _integers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _integers(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _integers(item, key)
+    elif type(value) is int:
+        yield key, value
+
+
+def _first_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:300]}{'…' if len(text) > 300 else ''}"
+
+
+def empty_model(config: Any, cls: Any, tensors: int | None = None) -> Any:
+    """The model of a config on the meta device: every module and shape, no weights.
+
+    Args:
+        config: The config.
+        cls: The model's class.
+        tensors: How many tensors its files hold, which bounds how many modules it can have.
+
+    Raises:
+        SourceError: The config makes no model, or one of many times more modules than there are tensors.
+    """
+    try:
+        with torch.device("meta"), most_modules(tensors):
+            model = cls(config)
+    except GoldstickError:
+        raise
+    except Exception as error:  # a stranger's sizes meet code that expects none of them
+        where = getattr(config, "_name_or_path", "") or "the model"
+        raise SourceError(f"{where}: config.json describes no {cls.__name__}: {_first_line(error)}") from error
     return model.eval()
 
 
@@ -95,6 +163,10 @@ class Piece:
     parameter: str
     others: tuple[str, ...]
     by_rows: bool
+
+
+def _found(name: str, patterns: Iterable[str] | None) -> bool:
+    return any(re.search(pattern, name) for pattern in patterns or ())
 
 
 class CheckpointNames:
@@ -138,6 +210,14 @@ class CheckpointNames:
         others = tuple(parameter.replace(first, target) for target in rest)
         by_rows = self._operations[pattern] <= _ROW_OPERATIONS and not others
         return Piece(name=name, parameter=parameter, others=others, by_rows=by_rows)
+
+    def ignores(self, name: str) -> bool:
+        """Whether the model's class says that a checkpoint may hold this tensor for nothing."""
+        return _found(name, self.model._keys_to_ignore_on_load_unexpected)
+
+    def makes_itself(self, parameter: str) -> bool:
+        """Whether the model's class says that a checkpoint may lack this parameter."""
+        return _found(parameter, self.model._keys_to_ignore_on_load_missing)
 
     def to_checkpoint(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Parameters (or codes, scales, zeros under a parameter's name) under the names a checkpoint uses."""

@@ -11,11 +11,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from goldstick.errors import CheckpointError
+from goldstick.formats.counted_modules import most_modules
 from goldstick.formats.kv_cache import read_kv
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import open_tensors, read_json
 from goldstick.formats.transformers_cache import use_quantized_cache
-from goldstick.formats.transformers_loading import quantized_class
+from goldstick.formats.transformers_loading import from_pretrained, quantized_class
 from goldstick.formats.transformers_names import CheckpointNames, load_config, model_class
 from goldstick.structure.blocks import block_of, find_blocks
 
@@ -56,9 +57,8 @@ class StreamedModel:
         # To transformers a class from elsewhere is custom code, and gets no conversions.
         own = {"__module__": cls.__module__, "_load_pretrained_model": staticmethod(self._read_the_rest)}
         streaming: Any = type(cls.__name__, (cls,), own)
-        model, info = streaming.from_pretrained(
-            directory, config=settings, dtype="auto", output_loading_info=True, local_files_only=True
-        )
+        with most_modules(len(self._tensors)):
+            model, info = from_pretrained(streaming, directory, config=settings, dtype="auto")
         model.__class__ = cls
         self.model: nn.Module = model.eval()
         self._require(info["missing_keys"], info["mismatched_keys"], info["unexpected_keys"])

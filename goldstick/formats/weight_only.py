@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from reprlib import repr as shown
 from typing import Any
 
 import torch
@@ -152,10 +153,13 @@ def declared_grid(config: Mapping[str, Any], allowed: Sequence[int], symmetric: 
     bits, size = config.get("bits"), config.get("group_size")
     if type(bits) is not int or bits not in allowed:
         known = ", ".join(map(str, allowed))
-        raise FormatError(f"The {title} config declares {bits!r} bits, and goldstick reads {known} in that format.")
+        raise FormatError(
+            f"The {title} config declares {shown(bits)} bits, and goldstick reads {known} in that format."
+        )
     if type(size) is not int or (size != -1 and size < 2):
         raise FormatError(
-            f"The {title} config declares the group_size {size!r}; it is -1, for one scale by channel, or 2 and more."
+            f"The {title} config declares the group_size {shown(size)}; it is -1, for one scale by "
+            "channel, or 2 and more."
         )
     if size == -1:
         return Grid(bits=bits, symmetric=symmetric)

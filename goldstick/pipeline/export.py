@@ -18,7 +18,7 @@ from goldstick.formats import FLOAT16_SCALES, FORMATS, StorageFormat
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
 from goldstick.formats.kv_cache import StoredKV, attention_modules, read_kv, stored_kv
-from goldstick.formats.source import SIDECARS, read_json
+from goldstick.formats.source import read_json, sidecars_of
 from goldstick.formats.transformers_layers import QuantizedCheckpoint, open_quantized
 from goldstick.pipeline.choose_format import refusal_words, refusals
 from goldstick.pipeline.entries import Entry, write_entries
@@ -183,7 +183,7 @@ def _content(plan: ExportPlan) -> Content:
     files = sorted({info.file for info in stored.tensors.values()})
     return Content(
         config={key: value for key, value in plan.checkpoint.config.items() if key != "quantization_config"},
-        sidecars=sorted(path for path in directory.iterdir() if path.is_file() and SIDECARS.fullmatch(path.name)),
+        sidecars=sidecars_of(directory),
         format=plan.format,
         layers=stored.layers,
         left_alone=_float_matrices(plan.checkpoint),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ from torch import nn
 
 from goldstick.errors import CheckpointError, UsageError
 from goldstick.formats.source import open_source, read_json
-from goldstick.formats.transformers_names import load_config, model_class
+from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.structure.network import Network
 
 
 def load(directory: str | Path, *, model: nn.Module | None = None, dtype: str | torch.dtype = "auto") -> nn.Module:
@@ -39,7 +41,7 @@ def load(directory: str | Path, *, model: nn.Module | None = None, dtype: str | 
             )
         return load_into(model, directory)
     config = read_json(directory / "config.json", "no checkpoint: it has no config.json")
-    if "quantization_config" not in config:
+    if config.get("quantization_config") is None:
         return load_float(directory, dtype)
     from goldstick.formats.transformers_loading import load_transformers
 
@@ -51,11 +53,19 @@ def load_float(directory: Path, dtype: str | torch.dtype = "auto") -> nn.Module:
 
     Raises:
         SourceError: The directory is no readable float model.
+        CheckpointError: A parameter of the model is missing or has another shape.
     """
+    from goldstick.formats.transformers_account import account, require_account
+    from goldstick.formats.transformers_loading import from_pretrained
+
     source = open_source(directory)
     cls: Any = model_class(source.config, str(directory))
-    model: nn.Module = cls.from_pretrained(directory, config=load_config(directory), dtype=dtype, local_files_only=True)
-    return model.eval()
+    empty = empty_model(load_config(directory), cls, len(source.tensors))
+    found = account(source.tensors, None, {}, CheckpointNames(empty), Network(empty))
+    # A float checkpoint may hold what its model has no use for.
+    require_account(directory, dataclasses.replace(found, extra=()))
+    model, _ = from_pretrained(cls, directory, config=load_config(directory), dtype=dtype)
+    return model.eval()  # type: ignore[no-any-return]
 
 
 def find_device(name: str) -> torch.device:

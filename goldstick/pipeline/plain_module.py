@@ -13,22 +13,22 @@ from torch import Tensor, nn
 from goldstick import surgery
 from goldstick.core.edits import Quantize
 from goldstick.errors import CheckpointError
+from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import (
     INPUT_MULTIPLIER,
     INPUT_SCALE,
     INPUT_ZERO,
-    input_specs,
     part_name,
     unpack_input,
     unpack_multiplier,
 )
-from goldstick.formats.native import Native, multiplied_in, schemes_of
+from goldstick.formats.native import Native, multiplied_in, schemes_of, ties_of
 from goldstick.formats.source import open_tensors, read_json
+from goldstick.formats.transformers_layers import StoredLayers
 from goldstick.nn import PackedWeight, QuantizedExperts
 from goldstick.pipeline.staging import MANIFEST_NAME
 from goldstick.structure.network import Network
 
-_SUFFIXES = ("_packed", "_scale", "_zero_point")
 _PARTS = {
     "weight_packed": "_packed",
     "weight_scale": "_scale",
@@ -47,7 +47,11 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
         CheckpointError: The checkpoint is not of this module, or is incomplete.
     """
     manifest = read_json(directory / MANIFEST_NAME, f"no goldstick checkpoint: it has no {MANIFEST_NAME}")
-    table = manifest["quantization"]
+    table = manifest.get("quantization")
+    if not isinstance(table, Mapping):
+        raise CheckpointError(
+            f"The manifest of {directory} says nothing of its quantization. Copy the checkpoint again."
+        )
     network = Network(model)
     tensors = open_tensors(directory)
     used: set[str] = set()
@@ -56,26 +60,33 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
         site = network.by_name.get(name)
         if site is None:
             raise CheckpointError(f"{directory} quantizes {name!r}, which this {type(model).__name__} does not have.")
-        suffixes = [*_SUFFIXES, *input_specs(scheme, torch.float32)]
-        suffixes += [INPUT_MULTIPLIER] if name in multiplied else []
-        stored = {suffix: part_name(site.parameter_name, suffix) for suffix in suffixes}
-        parts = {suffix: tensors[full].read() for suffix, full in stored.items() if full in tensors}
-        if not {"_packed", "_scale"} <= set(parts):
-            raise CheckpointError(f"{directory} lacks the tensors of {name!r}.")
-        used.update(stored.values())
+        layer = StoredLayer(
+            name=site.parameter_name,
+            site=name,
+            kind=site.layout.value,
+            shape=site.matrix_shape,
+            scheme=scheme,
+            fractional_zeros=False,
+            multiplied=name in multiplied,
+            scale_dtype=tensors[scale].dtype if (scale := f"{site.parameter_name}_scale") in tensors else None,
+        )
+        parts = StoredLayers(directory=directory, format=Native(), layers=(layer,), tensors=tensors).read(layer)
+        used.update(part_name(layer.name, suffix) for suffix in parts)
         tensor = Native().unpack(parts, scheme, site.in_features)
-        scale, zero = unpack_input(parts, scheme, site.module)
+        input_scale, input_zero = unpack_input(parts, scheme, site.module)
         edit = Quantize(
             site=name,
             scheme=scheme,
             tensor=tensor,
             algorithm="loaded",
-            input_scale=scale,
-            input_zero=zero,
+            input_scale=input_scale,
+            input_zero=input_zero,
             input_multiplier=unpack_multiplier(parts, name in multiplied, site.module),
         )
         surgery.apply(network, [edit])
-    for tied, owner in table["ties"].items():
+    for tied, owner in ties_of(table).items():
+        if tied not in network.by_name:
+            raise CheckpointError(f"{directory} ties {tied!r}, which this {type(model).__name__} does not have.")
         surgery.tie(network, network.by_name[tied], network.by_name[owner])
     floats = {name: info.read() for name, info in tensors.items() if name not in used}
     _load_floats(model, floats, directory)

@@ -142,7 +142,7 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         FormatError: The storage format the recipe asks for cannot hold the result.
     """
     source = open_source(directory)
-    model = empty_model(load_config(directory), model_class(source.config, str(directory)))
+    model = empty_model(load_config(directory), model_class(source.config, str(directory)), len(source.tensors))
     network = Network(model)
     ties = network.tied()
     rotation = find_rotation(recipe.stages, network, inputs_for(model))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from goldstick.calibration.data import count_batches
 from goldstick.core.error import WeightError
-from goldstick.formats.source import SIDECARS
+from goldstick.formats.source import sidecars_of
 from goldstick.formats.transformers_cache import quantized_cache_of
 from goldstick.formats.transformers_names import CheckpointNames, empty_model
 from goldstick.pipeline.choose_format import choose_format
@@ -184,7 +184,7 @@ def _origin(model: nn.Module) -> Path | None:
 def _sidecars(origin: Path | None) -> list[Path]:
     if origin is None:
         return []
-    return sorted(path for path in origin.iterdir() if path.is_file() and SIDECARS.fullmatch(path.name))
+    return list(sidecars_of(origin))
 
 
 def _float_matrices(

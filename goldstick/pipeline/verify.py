@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.errors import CheckpointError, FormatError
+from goldstick.formats.source import refuse_links_out
 from goldstick.pipeline.finish import file_sha256
 from goldstick.pipeline.inspect import made_elsewhere, read_manifest
 from goldstick.pipeline.proof import TOLERANCE, prove
+from goldstick.pipeline.staging import MANIFEST_NAME
+
+#: Implementations of attention that a proof may have used; transformers takes other names for hub repositories.
+_ATTENTIONS = (None, "eager", "sdpa", "flash_attention_2", "flex_attention")
 
 
 def verify_checkpoint(directory: Path) -> dict[str, Any]:
@@ -27,17 +32,23 @@ def verify_checkpoint(directory: Path) -> dict[str, Any]:
     if made_elsewhere(directory):
         return {"files": 0, "proof": _read_through(directory), "passed": True}
     manifest: dict[str, Any] = read_manifest(directory)
-    for name, expected in manifest["files"].items():
+    files = manifest.get("files")
+    if not isinstance(files, Mapping) or not files:
+        raise CheckpointError(f"The manifest of {directory} names no files. Copy the checkpoint again.")
+    for name, expected in files.items():
         path = directory / name
+        if Path(name).name != name:
+            raise CheckpointError(f"The manifest of {directory} names {name[:100]!r}, which is no file of it. Refused.")
         if not path.is_file():
             raise CheckpointError(f"{name} is missing from {directory}. Copy the checkpoint again.")
+        refuse_links_out(path)
         if file_sha256(path) != expected:
             raise CheckpointError(
                 f"{name} in {directory} has changed since it was written: its sha256 is not the one in goldstick.json. "
                 "Copy "
                 "the checkpoint again; if you meant to change the file, the checkpoint is no longer the proven one."
             )
-    return {"files": len(manifest["files"]), "proof": _prove_again(directory, manifest.get("proof")), "passed": True}
+    return {"files": len(files), "proof": _prove_again(directory, manifest.get("proof")), "passed": True}
 
 
 def _read_through(directory: Path) -> str:
@@ -55,19 +66,41 @@ def _read_through(directory: Path) -> str:
     )
 
 
+def _observed(directory: Path, recorded: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What a recorded proof saw, or ``None`` where it compared no outputs.
+
+    Raises:
+        CheckpointError: The record is not one that goldstick writes.
+    """
+    observed = recorded.get("observed")
+    if isinstance(recorded.get("method"), str) and recorded["method"] != "outputs":
+        return None
+    samples = observed.get("samples") if isinstance(observed, Mapping) else None
+    whole = isinstance(samples, list) and samples and all(type(value) in (int, float) for value in samples)
+    known = recorded.get("attention") in _ATTENTIONS and isinstance(recorded.get("buffers") or {}, Mapping)
+    if not (whole and known and isinstance(observed, Mapping) and type(observed.get("numel")) is int):
+        raise CheckpointError(
+            f"The proof recorded in {directory / MANIFEST_NAME} is not one that goldstick writes. Copy the checkpoint "
+            "again."
+        )
+    return observed
+
+
 def _prove_again(directory: Path, recorded: Mapping[str, Any] | None) -> str:
-    if recorded is None:
+    if not isinstance(recorded, Mapping):
         raise CheckpointError(f"The manifest of {directory} holds no proof: its making was cut short.")
-    if recorded["method"] != "outputs":
+    before = _observed(directory, recorded)
+    if before is None:
         return f"recorded proof by {recorded['method']}; equal hashes carry it over"
-    before = recorded["observed"]
-    found = prove(directory, {**recorded, "method": "observe"}, None)["observed"]
-    if found["sha256"] == before["sha256"]:
+    settings = {name: recorded.get(name) for name in ("attention", "buffers")}
+    found = prove(directory, {**settings, "method": "observe"}, None)["observed"]
+    if found["sha256"] == before.get("sha256"):
         return f"outputs are equal to the bit to those recorded ({found['numel']:,} values)"
     largest = max(abs(value) for value in before["samples"])
-    difference = max(abs(a - b) for a, b in zip(before["samples"], found["samples"], strict=True))
+    difference = max(abs(a - b) for a, b in zip(before["samples"], found["samples"], strict=False))
+    alike = found["numel"] == before["numel"] and len(found["samples"]) == len(before["samples"])
     # Another machine or another number of threads rounds differently in the last bits.
-    if found["numel"] != before["numel"] or difference > 100 * TOLERANCE * largest:
+    if not alike or difference > 100 * TOLERANCE * largest:
         raise CheckpointError(
             f"{directory} gives other outputs than when it was proven: {difference:.3g} apart where outputs reach "
             f"{largest:.3g}. "

@@ -30,6 +30,8 @@ from goldstick.structure.targets import Targets
 
 _SIZE_LIMIT = 1_000_000
 _DEPTH_LIMIT = 20
+#: Values and brackets; a large recipe has some hundreds.
+_EVENT_LIMIT = 10_000
 
 
 class Calibration(BaseModel):
@@ -109,7 +111,9 @@ class Recipe(BaseModel):
         if path.suffix in (".yaml", ".yml"):
             if not path.is_file():
                 raise RecipeError(f"There is no recipe file {str(source)!r}.")
-            return cls._validated(_parse_yaml(path.read_bytes(), str(path)), str(path))
+            with path.open("rb") as file:
+                text = file.read(_SIZE_LIMIT + 1)
+            return cls._validated(_parse_yaml(text, str(path)), str(path))
         names = preset_names()
         if str(source) not in names:
             near = difflib.get_close_matches(str(source), names, n=3, cutoff=0.3)
@@ -201,15 +205,17 @@ def _parse_yaml(text: bytes, where: str) -> Any:
         raise RecipeError(f"{where} is larger than {_SIZE_LIMIT:,} bytes; a recipe is a page of text.")
     try:
         depth = 0
-        for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
+            if number > _EVENT_LIMIT:
+                raise RecipeError(f"{where} holds more than {_EVENT_LIMIT:,} values; a recipe is a page of text.")
             if isinstance(event, yaml.AliasEvent):
                 raise RecipeError(f"{where}: YAML aliases (*name) are not allowed.")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEPTH_LIMIT:
                 raise RecipeError(f"{where} is nested deeper than {_DEPTH_LIMIT} levels.")
         return yaml.load(text, Loader=_UniqueKeys)
-    except yaml.YAMLError as error:
-        raise RecipeError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from error
+    except (yaml.YAMLError, ValueError) as error:  # dates and numbers that are none are a ValueError
+        raise RecipeError(f"{where} is not valid YAML: {' '.join(str(error).split())[:500]}") from error
 
 
 class _UniqueKeys(yaml.SafeLoader):

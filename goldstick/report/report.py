@@ -11,13 +11,17 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
+
+from pydantic import TypeAdapter, ValidationError
 
 from goldstick.errors import DataError, UsageError
 from goldstick.report.storage import dump_json, parse_json, write_atomically
 
 FILE_NAME = "report.json"
 VERSION = 1
+#: Bytes of a report; 100,000 layers with notes stay below it.
+_SIZE_LIMIT = 64_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,8 @@ class LayerRecord:
 
     Raises UsageError for a record that says neither what was done nor why nothing was.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: str
     shape: tuple[int, ...]
@@ -75,6 +81,8 @@ class SizeSummary:
         bits_per_weight: stored bits, scales and zeros included, per value of the quantized parameters; None
             where none was quantized.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     bytes_before: int
     bytes_after: int
@@ -120,6 +128,8 @@ class Report:
 
     Raises UsageError where the sizes do not add up or a parameter is recorded twice.
     """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     goldstick_version: str
     model: str
@@ -167,17 +177,20 @@ class Report:
         if not isinstance(data, dict) or data.pop("report_version", None) != VERSION:
             raise DataError(f"not a goldstick report of version {VERSION}, the only one this release reads")
         try:
-            layers = tuple(LayerRecord(**{**layer, "shape": tuple(layer["shape"])}) for layer in data.pop("layers"))
-            size = SizeSummary(**data.pop("size"))
-            return cls(layers=layers, size=size, warnings=tuple(data.pop("warnings")), **data)
-        except (KeyError, TypeError) as error:
-            raise DataError(f"the report lacks a field or has one too many ({error})") from error
+            read: Report = TypeAdapter(cls).validate_python(data)
+        except ValidationError as error:
+            wrong = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(map(str, wrong["loc"]))[:100]
+            raise DataError(f"the report lacks a field or has a wrong one ({place}: {wrong['msg']})") from error
+        return read
 
     @classmethod
     def read(cls, directory: Path | str) -> Report:
         """Read ``report.json`` from ``directory``; DataError where there is none."""
         path = Path(directory) / FILE_NAME
         try:
+            if path.stat().st_size > _SIZE_LIMIT:
+                raise DataError(f"{path} is implausibly large for a report")
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: cannot be read ({error})") from error

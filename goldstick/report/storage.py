@@ -27,6 +27,8 @@ def parse_json(text: str, what: str) -> Any:
         return _decode(json.loads(text))
     except json.JSONDecodeError as error:
         raise DataError(f"{what} is not JSON: {error.msg} in line {error.lineno}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{what} is not JSON that goldstick reads: {error}") from error
 
 
 def write_atomically(path: Path, content: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def test_a_plan_names_what_is_illegal_for_the_giant(giant: Path) -> None:
 
 def test_a_hollow_shard_cut_by_one_byte_is_noticed(giant: Path, tmp_path: Path) -> None:
     for path in giant.iterdir():
-        (tmp_path / path.name).symlink_to(path)
+        os.link(path, tmp_path / path.name)
     shard = sorted(tmp_path.glob("*.safetensors"))[40]
     target = shard.resolve()
     shard.unlink()

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from goldstick.errors import SourceError
+from goldstick.errors import FormatError, SourceError
+from goldstick.formats.safetensors_file import read_header
 from goldstick.formats.source import INDEX_NAME, open_source, open_tensors, read_json
 
 
@@ -20,6 +21,33 @@ def source(tmp_path: Path) -> Path:
     write_index(tmp_path, {"a": "one.safetensors", "b": "one.safetensors", "c": "two.safetensors"})
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     return tmp_path
+
+
+def test_links_of_the_hubs_cache_are_followed_and_others_are_not(source: Path, tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "cache" / "snapshots" / "abc", tmp_path / "cache" / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for name in ("one.safetensors", "two.safetensors", "config.json", INDEX_NAME):
+        (source / name).rename(blobs / name)
+        (snapshot / name).symlink_to(f"../../blobs/{name}")
+    assert list(open_source(snapshot).tensors) == ["a", "b", "c"]
+    (tmp_path / "other").mkdir()
+    for name in ("one.safetensors", "two.safetensors", INDEX_NAME):
+        (tmp_path / "other" / name).symlink_to(blobs / name)
+    with pytest.raises(SourceError, match="is a link out of its directory"):
+        open_tensors(tmp_path / "other")
+
+
+def test_a_long_header_is_read_beside_many_bytes_only(tmp_path: Path) -> None:
+    header = json.dumps({"x": {"dtype": "U8", "shape": [50_000_000], "data_offsets": [0, 50_000_000]}}).encode()
+    for name, padding in (("short", 2_000_000), ("long", 4_000_000)):
+        text = header + b" " * padding
+        with (tmp_path / name).open("wb") as file:
+            file.write(len(text).to_bytes(8, "little") + text)
+            file.truncate(8 + len(text) + 50_000_000)
+    assert list(read_header(tmp_path / "short")) == ["x"]
+    with pytest.raises(FormatError, match="its header has 4,000"):
+        read_header(tmp_path / "long")
 
 
 def write_index(directory: Path, weight_map: object) -> None:

@@ -123,7 +123,7 @@ def test_what_is_not_plain_data_is_named(value: Any) -> None:
     [
         (lambda text: text[:-20], "not JSON"),
         (lambda text: text.replace('"report_version": 1', '"report_version": 9'), "version 1"),
-        (lambda text: text.replace('"format"', '"former"'), "lacks a field or has one too many"),
+        (lambda text: text.replace('"format"', '"former"'), "lacks a field or has a wrong one"),
         (lambda text: text.replace('"bytes_before": 128', '"bytes_before": 127'), "add up"),
         (lambda text: "[]", "version 1"),
     ],

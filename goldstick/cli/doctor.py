@@ -1,0 +1,56 @@
+"""``goldstick doctor``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from goldstick.cli.console import console, print_json, progress_bar
+
+#: Places that a line of the table names; the others are counted, and listed with ``--json`` and ``--verbose``.
+_NAMED = 3
+
+
+@click.command()
+@click.argument("directory", type=click.Path(path_type=Path))
+@click.option("--verbose", "-v", is_flag=True, help="Name every place, not the first three.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def doctor(directory: Path, verbose: bool, as_json: bool) -> None:
+    """Look for what is wrong with a checkpoint, quantized by any tool, or in float.
+
+    Reads every tensor, one at a time: scales that are NaN or zero, dead groups, saturated codes, missing or extra
+    tensors, a config that contradicts its tensors, ties, files that lie there twice. Exit codes: 0 no fault (remarks
+    do not count), 1 faults.
+    """
+    from goldstick.formats.transformers_names import quiet_libraries
+
+    quiet_libraries()
+    from goldstick import api
+    from goldstick.report.terminal import print_table
+
+    with progress_bar(not as_json) as progress:
+        found = api.doctor(directory, progress=progress)
+    if as_json:
+        print_json(found.to_dict())
+    else:
+        if found.findings:
+            rows = [
+                (finding.severity, finding.what, _places(finding.where, verbose), finding.remedy)
+                for finding in found.findings
+            ]
+            print_table(console(), "Findings", ("severity", "what", "where", "remedy"), rows)
+        faults = sum(finding.severity == "fault" for finding in found.findings)
+        click.echo(
+            f"{found.format}, {found.tensors} tensors, {found.layers} quantized matrices: "
+            f"{faults} faults, {len(found.findings) - faults} remarks"
+        )
+    if not found.healthy:
+        sys.exit(1)
+
+
+def _places(where: tuple[str, ...], verbose: bool) -> str:
+    shown = where if verbose else where[:_NAMED]
+    more = len(where) - len(shown)
+    return "; ".join(shown) + (f" and {more} more" if more else "")

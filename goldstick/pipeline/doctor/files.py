@@ -1,0 +1,69 @@
+"""Files: weights that lie there twice, or that nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from goldstick.errors import GoldstickError
+from goldstick.formats.source import INDEX_NAME, PICKLES, SINGLE_NAME, read_json
+from goldstick.pipeline.doctor.finding import Finding
+from goldstick.pipeline.finish import file_sha256
+
+
+def file_findings(directory: Path) -> Iterator[Finding]:
+    """Weight files that are equal, or that the index does not name."""
+    files = sorted(path for path in directory.iterdir() if path.suffix == ".safetensors" and path.is_file())
+    yield from _equal(files)
+    used = _used(directory)
+    if used is not None and (left := [path.name for path in files if path.name not in used]):
+        yield Finding(
+            severity="remark",
+            check="unused-files",
+            what=f"weight files that {INDEX_NAME if (directory / INDEX_NAME).is_file() else SINGLE_NAME} leaves out",
+            where=tuple(left),
+            remedy="remove them; some readers load every *.safetensors in a directory",
+        )
+    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
+    if pickles and files:
+        yield Finding(
+            severity="remark",
+            check="pickles",
+            what="pickles beside the weights, which run code when they are opened",
+            where=tuple(pickles),
+            remedy="remove them; goldstick never opens them",
+        )
+
+
+def _equal(files: list[Path]) -> Iterator[Finding]:
+    """Files of the same bytes; only those of one size are read."""
+    by_size: dict[int, list[Path]] = {}
+    for path in files:
+        by_size.setdefault(path.stat().st_size, []).append(path)
+    for alike in by_size.values():
+        by_hash: dict[str, list[str]] = {}
+        for path in alike if len(alike) > 1 else []:
+            by_hash.setdefault(file_sha256(path), []).append(path.name)
+        for names in by_hash.values():
+            if len(names) > 1:
+                yield Finding(
+                    severity="fault",
+                    check="equal-files",
+                    what="weight files hold the same bytes: one was copied over another, or lies there twice",
+                    where=(" = ".join(names),),
+                    remedy="fetch the one that is wrong again, or remove it",
+                )
+
+
+def _used(directory: Path) -> set[Any] | None:
+    """The files that the weights are read from, or ``None`` where nothing sensible says so."""
+    if not (directory / INDEX_NAME).is_file():
+        return {SINGLE_NAME} if (directory / SINGLE_NAME).is_file() else None
+    try:
+        weight_map = read_json(directory / INDEX_NAME, "missing").get("weight_map")
+    except GoldstickError:
+        return None
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        return None
+    return set(weight_map.values())

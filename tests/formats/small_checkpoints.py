@@ -1,0 +1,58 @@
+"""Checkpoints of a model of one block, as small as they come, in every storage format."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+import goldstick
+from goldstick.pipeline import finish
+from tests.pipeline.conftest import prove_here
+
+#: Storage format → the scheme that its small checkpoint has.
+SCHEMES = {
+    "compressed-tensors": "w4a16-g32",
+    "native": "w4a16-g32-asym",
+    "gptq": "w4a16-g32",
+    "awq": "w4a16-g32-asym",
+}
+WEIGHTS = "model.safetensors"
+SMALL = LlamaConfig(
+    vocab_size=48,
+    hidden_size=64,
+    intermediate_size=64,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=1,
+    max_position_embeddings=32,
+    bos_token_id=1,
+    eos_token_id=2,
+)
+
+
+def small_float(directory: Path) -> Path:
+    """The float checkpoint."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(SMALL).to(torch.bfloat16).save_pretrained(directory)
+    return directory
+
+
+def small_checkpoints(folder: Path) -> dict[str, Path]:
+    """``float`` and every storage format → its directory in ``folder``."""
+    made = {"float": small_float(folder / "float")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "prove", prove_here)
+        for form, scheme in SCHEMES.items():
+            recipe = {"stages": [{"rtn": {"scheme": scheme}}], "export": {"format": form}}
+            goldstick.quantize(made["float"], recipe, output=folder / form, proof="tensors")
+            made[form] = folder / form
+    return made
+
+
+def copy_of(directory: Path, target: Path) -> Path:
+    """A copy to be spoiled."""
+    return Path(shutil.copytree(directory, target))
