@@ -7,11 +7,13 @@ PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 SOURCES := $(wildcard goldstick/kernels/cpu/*.cpp goldstick/kernels/cpu/*.hpp)
 SANITIZED := build/sanitize
+LLAMA_CPP := build/llama-cpp
 SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib'))")
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv quickstart test lint format pytest bench accuracy crash-test determinism fuzz train-reference sanitize clean
+.PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test determinism fuzz train-reference \
+    sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +57,16 @@ determinism: $(STAMP) ## quantize the reference model with 1 to 4 threads, five 
 
 accuracy: $(STAMP) ## measure what every method costs on three models, and write docs/accuracy.md (over 100 recipes)
 	$(PYTHON) -m benchmarks.accuracy
+
+# llama.cpp has an environment of its own, built from its source package. GGML_NATIVE is for the machine at hand.
+$(LLAMA_CPP)/.installed:
+	$(PYTHON3) -m venv $(LLAMA_CPP)
+	$(LLAMA_CPP)/bin/python -m pip install --disable-pip-version-check --quiet \
+	    --no-binary llama-cpp-python llama-cpp-python==0.3.36
+	@touch $@
+
+llama-cpp-check: $(STAMP) $(LLAMA_CPP)/.installed ## build llama.cpp (many minutes) and compare logits on GGUF files
+	$(PYTHON) -m tools.llama_cpp.check --python $(LLAMA_CPP)/bin/python
 
 train-reference: $(STAMP) ## train the reference model again, going on where a stopped run left off (about two hours)
 	$(PYTHON) -m tools.reference_model.train --out build/reference-training --minutes 110 --resume

@@ -14,6 +14,7 @@ from goldstick.evaluation.evaluate import Evaluation, find_tasks
 from goldstick.evaluation.evaluate import evaluate as run_tasks
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.formats import FORMATS
+from goldstick.formats.gguf_directory import checkpoint_directory
 from goldstick.pipeline.calibrate import calibration_data
 from goldstick.pipeline.doctor import Diagnosis, examine
 from goldstick.pipeline.export import export_checkpoint
@@ -157,8 +158,8 @@ def export(
     """Store a compressed checkpoint in another format; codes, scales and zeros stay what they are.
 
     Args:
-        directory: A checkpoint in any format that goldstick reads, made by it or by another tool.
-        format: ``compressed-tensors``, ``native``, ``gptq``, ``gptq-v2`` or ``awq``.
+        directory: A checkpoint in any format that goldstick reads, made by it or by another tool, or a GGUF file.
+        format: ``compressed-tensors``, ``native``, ``gptq``, ``gptq-v2``, ``awq`` or ``gguf``.
         output: The directory to make; it appears whole or not at all.
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
         proof: Tensors are always compared; with ``outputs``, what both checkpoints give as well.
@@ -172,9 +173,8 @@ def export(
     """
     if format not in FORMATS:
         raise UsageError(f"There is no format {format!r}. There are {', '.join(FORMATS)}.")
-    return export_checkpoint(
-        find_model(directory), format, Path(output), overwrite=overwrite, proof=proof, progress=progress
-    )
+    with checkpoint_directory(find_model(directory)) as found:
+        return export_checkpoint(found, format, Path(output), overwrite=overwrite, proof=proof, progress=progress)
 
 
 def doctor(directory: str | Path, *, progress: Progress = quiet) -> Diagnosis:

@@ -19,8 +19,8 @@ from goldstick.cli.console import console, print_json, progress_bar
     "format_",
     required=True,
     metavar="F",
-    type=click.Choice(["compressed-tensors", "native", "gptq", "gptq-v2", "awq"]),
-    help="Storage format: compressed-tensors, native, gptq, gptq-v2 or awq.",
+    type=click.Choice(["compressed-tensors", "native", "gptq", "gptq-v2", "awq", "gguf"]),
+    help="Storage format: compressed-tensors, native, gptq, gptq-v2, awq or gguf.",
 )
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The directory to make.")
 @click.option(

@@ -33,9 +33,9 @@ def _recipe_options(command: Any) -> Any:
                      help="Cut calibration text into full samples (the default), or pad a sample for each row."),
         click.option("--allow-short", is_flag=True, help="Go on where the data give fewer samples than asked for."),
         click.option("--format", "format_", metavar="F",
-                     type=click.Choice(["auto", "compressed-tensors", "native", "gptq", "gptq-v2", "awq"]),
+                     type=click.Choice(["auto", "compressed-tensors", "native", "gptq", "gptq-v2", "awq", "gguf"]),
                      help="Storage format: auto (compressed-tensors wherever it can hold the result), "
-                          "compressed-tensors, native, gptq, gptq-v2 or awq."),
+                          "compressed-tensors, native, gptq, gptq-v2, awq or gguf."),
         click.option("--indivisible", type=click.Choice(["error", "channel", "skip"]),
                      help="What a layer becomes whose inputs the group size does not divide."),
         click.option("--tie", type=click.Choice(["error", "untie", "keep"]),

@@ -3,6 +3,7 @@
 from goldstick.formats.awq import Awq
 from goldstick.formats.base import StorageFormat
 from goldstick.formats.compressed_tensors import CompressedTensors
+from goldstick.formats.gguf import Gguf
 from goldstick.formats.gptq import Gptq
 from goldstick.formats.native import Native
 
@@ -13,9 +14,10 @@ FORMATS: dict[str, StorageFormat] = {
     "gptq": Gptq(version=1),
     "gptq-v2": Gptq(version=2),
     "awq": Awq(),
+    "gguf": Gguf(),
 }
 
 #: The formats whose files hold scales in float16, whatever the model is.
-FLOAT16_SCALES = frozenset({"gptq", "gptq-v2", "awq"})
+FLOAT16_SCALES = frozenset({"gptq", "gptq-v2", "awq", "gguf"})
 
-__all__ = ["FLOAT16_SCALES", "FORMATS", "Awq", "CompressedTensors", "Gptq", "Native", "StorageFormat"]
+__all__ = ["FLOAT16_SCALES", "FORMATS", "Awq", "CompressedTensors", "Gguf", "Gptq", "Native", "StorageFormat"]

@@ -8,7 +8,11 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
 
+import torch
+
 from goldstick.errors import FormatError, SourceError
+from goldstick.formats.gguf import GGUF_NAME
+from goldstick.formats.gguf_tensors import gguf_tensors
 from goldstick.formats.safetensors_file import TensorInfo, read_header
 from goldstick.formats.strict_json import parse_object, size_limit
 
@@ -90,6 +94,8 @@ def open_tensors(directory: Path) -> dict[str, TensorInfo]:
         single = directory / SINGLE_NAME
         if single.exists():
             return read_header(_inside(directory, single.name))
+        if (directory / GGUF_NAME).is_file():
+            return gguf_tensors((directory / GGUF_NAME).resolve(), _dtype_of_vectors(directory))
     except FormatError as error:
         raise SourceError(f"{error} Fetch the file again.") from error
     pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
@@ -100,6 +106,13 @@ def open_tensors(directory: Path) -> dict[str, TensorInfo]:
             "them to safetensors first: load the model with transformers and call save_pretrained."
         )
     raise SourceError(f"{directory} holds no weights: neither {SINGLE_NAME} nor {INDEX_NAME} is there.")
+
+
+def _dtype_of_vectors(directory: Path) -> torch.dtype:
+    """What norms and biases are in the model of a directory, whose GGUF file holds them in float32."""
+    config = read_json(directory / "config.json", "no checkpoint: it has no config.json")
+    named = str(config.get("dtype") or config.get("torch_dtype"))
+    return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(named, torch.float32)
 
 
 def _indexed(directory: Path, index: Path) -> dict[str, TensorInfo]:

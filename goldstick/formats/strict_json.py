@@ -12,14 +12,14 @@ ALWAYS_READ = 1_500_000
 #: A larger one must be at most this part of what it describes, so that it cannot take more memory than that does.
 LARGEST_PART = 20
 _DEPTH_LIMIT = 40
-_DIGITS = 19
+_DIGITS = 40  # tokenizers that know no limit say int(1e30), which has 31
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
     """The JSON object that ``data`` spells.
 
     Refuses what Python's parser takes and others do not: another encoding, a key given twice, NaN. Refuses whole
-    numbers beyond 64 bits and objects deeper than 40 levels, which no checkpoint needs.
+    numbers of more than 40 digits and objects deeper than 40 levels, which no checkpoint needs.
 
     Raises:
         FormatError: It is anything else; the message names ``where``.
@@ -59,7 +59,7 @@ def _constant(name: str) -> float:
 
 def _integer(digits: str) -> int:
     if len(digits) > _DIGITS:
-        raise ValueError(f"the number {digits[:_DIGITS]}… does not fit 64 bits")
+        raise ValueError(f"the number {digits[:_DIGITS]}… has more than {_DIGITS} digits")
     return int(digits)
 
 

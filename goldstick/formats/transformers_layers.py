@@ -13,10 +13,11 @@ from torch import Tensor
 
 from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError, SourceError
-from goldstick.formats import FLOAT16_SCALES, FORMATS
+from goldstick.formats import FORMATS
 from goldstick.formats.awq import awq_scheme
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.compressed_tensors import group_of, scheme_of_group
+from goldstick.formats.gguf_blocks import BY_SUFFIX
 from goldstick.formats.gptq import gptq_scheme, gptq_storage
 from goldstick.formats.input_scale import INPUT_ZERO, part_name
 from goldstick.formats.native import multiplied_in, schemes_of, ties_of
@@ -25,6 +26,9 @@ from goldstick.formats.source import open_tensors, read_json
 from goldstick.formats.transformers_account import account, require_account
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.structure.network import Layout, Network, Site
+
+#: Formats that pack a linear layer along its inputs, and name its tensors beside the weight.
+_BY_COLUMN = frozenset({"gptq", "gptq-v2", "awq"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +119,8 @@ class DeclaredLayers:
         scheme = None
         if site is not None:
             native = storage == "native"
-            scheme = self.schemes.get(site.name) if native else _scheme(weight, self._config, storage, self._tensors)
+            given = self._config, storage, self._tensors
+            scheme = self.schemes.get(site.name) if native else _scheme(weight, name, *given)
         if site is None or scheme is None:
             raise FormatError(
                 f"{self._directory}: the packed tensor {name!r} belongs to no layer that the config describes."
@@ -199,18 +204,21 @@ def storage_of(directory: Path, config: Mapping[str, Any]) -> StorageFormat:
     method = config.get("quant_method")
     if method == "gptq":
         return FORMATS[gptq_storage(config)]
-    known = {"goldstick": "native", "compressed-tensors": "compressed-tensors", "awq": "awq"}
+    known = {"goldstick": "native", "compressed-tensors": "compressed-tensors", "awq": "awq", "gguf": "gguf"}
     if not isinstance(method, str) or method not in known:
         raise FormatError(
             f"{directory} is quantized with {shown(method)}, which goldstick does not load. It loads "
-            "compressed-tensors, GPTQ, AWQ and its own native format."
+            "compressed-tensors, GPTQ, AWQ, GGUF and its own native format."
         )
     return FORMATS[known[method]]
 
 
 def _weight_name(name: str, info: TensorInfo, storage: str) -> str | None:
     """The float tensor that a stored tensor is the codes of, or ``None`` where it is no codes."""
-    if storage in FLOAT16_SCALES:
+    if storage == "gguf":
+        suffix = _block_suffix(name)
+        return name.removesuffix(suffix) if suffix else None
+    if storage in _BY_COLUMN:
         return name.removesuffix(".qweight") + ".weight" if name.endswith(".qweight") else None
     if name.endswith("_packed"):
         return name.removesuffix("_packed")
@@ -218,8 +226,16 @@ def _weight_name(name: str, info: TensorInfo, storage: str) -> str | None:
     return name if plain else None
 
 
-def _scheme(weight: str, config: Mapping[str, Any], storage: str, tensors: Mapping[str, TensorInfo]) -> Scheme | None:
+def _block_suffix(name: str) -> str | None:
+    return next((suffix for suffix in BY_SUFFIX if name.endswith(f".weight{suffix}")), None)
+
+
+def _scheme(
+    weight: str, codes: str, config: Mapping[str, Any], storage: str, tensors: Mapping[str, TensorInfo]
+) -> Scheme | None:
     module = weight.removesuffix(".weight")
+    if storage == "gguf":
+        return Scheme(weight=BY_SUFFIX[codes.removeprefix(weight)].grid)
     if storage == "awq":
         if f"{module}.qzeros" not in tensors:
             raise CheckpointError(f"The tensor {module + '.qzeros'!r} is missing, which AWQ layers have.")
@@ -241,7 +257,7 @@ def _layer(
     tensors: Mapping[str, TensorInfo],
     multiplied: bool,
 ) -> StoredLayer:
-    by_column = storage in FLOAT16_SCALES
+    by_column = storage in _BY_COLUMN
     if len(codes.shape) < 2 or (storage == "compressed-tensors" and len(codes.shape) > 2):
         raise FormatError(f"{weight} has codes of the shape {list(codes.shape)}, which are no matrix.")
     if by_column and (site.layout is not Layout.LINEAR or codes.shape[1:] == ()):
@@ -258,7 +274,7 @@ def _layer(
         scheme=scheme,
         fractional_zeros=False,
         multiplied=multiplied,
-        scale_dtype=scale.dtype if scale is not None else None,
+        scale_dtype=torch.float16 if storage == "gguf" else scale.dtype if scale is not None else None,
     )
 
 

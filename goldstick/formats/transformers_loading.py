@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import EllipsisType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError, GoldstickError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.kv_cache import read_kv
 from goldstick.formats.native import Native
+from goldstick.formats.safetensors_file import TensorInfo
+from goldstick.formats.source import open_tensors
 from goldstick.formats.transformers_cache import use_quantized_cache
 from goldstick.formats.transformers_layers import QuantizedCheckpoint, open_quantized
 from goldstick.formats.transformers_names import load_config, model_class
+from goldstick.structure.network import Network
 
 
 def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | torch.dtype) -> nn.Module:
@@ -46,14 +50,24 @@ def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | t
     return model.eval()  # type: ignore[no-any-return]
 
 
-def from_pretrained(cls: Any, directory: Path, **settings: Any) -> tuple[Any, Mapping[str, Any]]:
+def from_pretrained(cls: Any, directory: Path, *, config: Any, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
     """What transformers makes of a checkpoint, and what it says of its tensors.
+
+    transformers looks for weights in safetensors files; tensors of a GGUF file are handed to it, each to be read when
+    its turn comes.
 
     Raises:
         CheckpointError: It fails.
     """
+    table = getattr(config, "quantization_config", None) or {}
+    in_one_file = table.get("storage") == "gguf"
+    settings: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
+    if in_one_file:
+        settings["state_dict"] = {name: LazyTensor(info) for name, info in open_tensors(directory).items()}
+    else:
+        settings["local_files_only"] = True
     try:
-        model, info = cls.from_pretrained(directory, output_loading_info=True, local_files_only=True, **settings)
+        model, info = cls.from_pretrained(None if in_one_file else directory, **settings)
     except GoldstickError:
         raise
     except Exception as error:  # whatever in a stranger's files transformers did not expect
@@ -61,7 +75,26 @@ def from_pretrained(cls: Any, directory: Path, **settings: Any) -> tuple[Any, Ma
             f"transformers cannot load {directory}: {type(error).__name__}: {' '.join(str(error).split())[:500]} The "
             "checkpoint is damaged, or made for another version of transformers."
         ) from error
+    if in_one_file:
+        model.config.name_or_path = model.name_or_path = str(directory)
+        if (directory / "generation_config.json").is_file():
+            model.generation_config = type(model.generation_config).from_pretrained(directory, local_files_only=True)
     return model, info
+
+
+class LazyTensor:
+    """A tensor on disk, read when it is indexed with ``...``, as the slices of safetensors are."""
+
+    def __init__(self, info: TensorInfo) -> None:
+        self._info = info
+        self.dtype, self.shape = info.dtype, info.shape
+
+    def __getitem__(self, index: EllipsisType) -> Tensor:
+        return self._info.read()
+
+    def is_floating_point(self) -> bool:
+        """Whether transformers may cast it."""
+        return self.dtype.is_floating_point
 
 
 def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -87,7 +120,19 @@ def _translated(checkpoint: QuantizedCheckpoint, config: Mapping[str, Any]) -> d
     for layer in found.layers:
         if sites.setdefault(layer.site, layer.scheme) != layer.scheme:
             raise FormatError(f"{directory}: the experts fused in {layer.site} have several schemes; they need one.")
-    return native_table(sites, {}) | {"storage": found.format.name}
+    ties = tied_to_codes(checkpoint.network, sites) if found.format.name == "gguf" else {}
+    return native_table(sites, ties) | {"storage": found.format.name}
+
+
+def tied_to_codes(network: Network, sites: Iterable[str]) -> dict[str, str]:
+    """Sites whose parameter is tied to a quantized one: site → owner. A GGUF file says that by storing one of them."""
+    owners = {network.by_name[name].parameter_name: name for name in sites}
+    tied = network.tied()
+    return {
+        site.name: owners[tied[site.parameter_name]]
+        for site in network.sites
+        if tied.get(site.parameter_name) in owners
+    }
 
 
 def native_table(sites: Mapping[str, Scheme], ties: Mapping[str, str]) -> dict[str, Any]:

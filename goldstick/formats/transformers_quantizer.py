@@ -2,7 +2,7 @@
 
 transformers reads the tensors, names and all; this file gives it places to put them (:class:`StoredWeight`) and turns
 each into a module on packed weights afterwards. It serves ``quant_method: goldstick`` and, through
-:mod:`goldstick.formats.transformers_loading`, compressed-tensors, GPTQ and AWQ checkpoints alike. The hooks it
+:mod:`goldstick.formats.transformers_loading`, compressed-tensors, GPTQ, AWQ and GGUF checkpoints alike. The hooks it
 overrides moved between minor versions of transformers 5, so they are used in this file only.
 """
 
@@ -30,6 +30,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.gguf_blocks import BY_SUFFIX
 from goldstick.formats.input_scale import (
     INPUT_MULTIPLIER,
     INPUT_SCALE,
@@ -57,7 +58,7 @@ class StoredWeight(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         # Initialisers of some models reach for the float weight; there is none to initialise.
-        if name == "weight" and {"weight_packed", "qweight"} & set(self._buffers):
+        if name == "weight" and any(key == "qweight" or key.startswith("weight_") for key in self._buffers):
             return torch.empty(0)
         return super().__getattr__(name)
 
@@ -202,7 +203,7 @@ class GoldstickQuantizer(HfQuantizer):
         else:
             original = place.original[0]
             original.bias = place.bias
-            # GPTQ and AWQ store float16 scales whatever the model computes in.
+            # GPTQ, AWQ and GGUF store float16 scales whatever the model computes in.
             tensor = dataclasses.replace(
                 tensor, scale=tensor.scale.to(_scale_dtype(getattr(original, site.parameter).dtype))
             )
@@ -247,6 +248,7 @@ if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # a reloaded module must not
 _SUFFIXES = frozenset(
     {"", "_packed", "_scale", "_zero_point", "_shape", INPUT_SCALE, INPUT_ZERO, INPUT_MULTIPLIER}
     | {".qweight", ".qzeros", ".scales", ".g_idx"}
+    | BY_SUFFIX.keys()
 )
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import EllipsisType
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from goldstick.errors import CheckpointError
 from goldstick.formats.counted_modules import most_modules
@@ -16,7 +15,7 @@ from goldstick.formats.kv_cache import read_kv
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import open_tensors, read_json
 from goldstick.formats.transformers_cache import use_quantized_cache
-from goldstick.formats.transformers_loading import from_pretrained, quantized_class
+from goldstick.formats.transformers_loading import LazyTensor, from_pretrained, quantized_class
 from goldstick.formats.transformers_names import CheckpointNames, load_config, model_class
 from goldstick.structure.blocks import block_of, find_blocks
 
@@ -133,7 +132,7 @@ class StreamedModel:
         before = os.environ.get(_ONE_AT_A_TIME)
         os.environ[_ONE_AT_A_TIME] = "1"  # threads that read ahead would hold the tensors twice
         try:
-            lazy = {name: _Lazy(info) for name, info in infos.items()}
+            lazy = {name: LazyTensor(info) for name, info in infos.items()}
             found, offloaded = convert_and_load_state_dict_in_model(self._model, lazy, self._settings)
             return found, offloaded
         finally:
@@ -152,17 +151,3 @@ class StreamedModel:
                     f"{self.directory} does not hold what its config promises: {kind} {', '.join(some[:3])}"
                     f"{f' and {len(some) - 3} more' if len(some) > 3 else ''}. The checkpoint is damaged or incomplete."
                 )
-
-
-class _Lazy:
-    """A tensor on disk, read when it is indexed with ``...``, as the slices of safetensors are."""
-
-    def __init__(self, info: TensorInfo) -> None:
-        self._info = info
-        self.dtype, self.shape = info.dtype, info.shape
-
-    def __getitem__(self, index: EllipsisType) -> Tensor:
-        return self._info.read()
-
-    def is_floating_point(self) -> bool:
-        return self.dtype.is_floating_point

@@ -22,6 +22,9 @@ Load it with transformers and compressed-tensors, with vLLM, or with `goldstick.
 {%- elif format in ("gptq", "gptq-v2", "awq") -%}
 Load it with `goldstick.load(directory)`, with vLLM, or with transformers and the packages it asks for (gptqmodel, and
 optimum for GPTQ).
+{%- elif format == "gguf" -%}
+Run `model.gguf` with llama.cpp, load the directory with `goldstick.load(directory)`, or with transformers and the
+packages gguf and accelerate: `from_pretrained(directory, gguf_file="model.gguf")`, which runs it in float.
 {%- else -%}
 Load it with `goldstick.load(directory)`, or `import goldstick` before transformers' `from_pretrained`: without
 goldstick, transformers initialises the compressed layers at random.

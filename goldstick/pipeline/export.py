@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from goldstick.pipeline.choose_format import refusal_words, refusals
 from goldstick.pipeline.entries import Entry, write_entries
 from goldstick.pipeline.exported import change_of_values, compare_layers, same_copies
 from goldstick.pipeline.finish import Content, file_sha256, prove_and_record, record_proof, write_rest
+from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout, write_gguf
 from goldstick.pipeline.observe_streamed import observe_checkpoint
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.quantize import Quantized
@@ -81,6 +82,8 @@ def plan_export(directory: Path, format_name: str) -> ExportPlan:
     reasons = refusals(target, layers, ties)
     if reasons:
         others = [name for name, other in FORMATS.items() if other is not stored.format]
+        if not all(layer.scheme.weight.symmetric for layer in layers):
+            others.remove("gguf")  # whose minima hold zeros only by chance
         held = [name for name in others if not refusals(FORMATS[name], layers, ties)]
         raise FormatError(f"{refusal_words(target, reasons)} It can be exported to {' and '.join(held) or 'no other'}.")
     dtype = _model_dtype(checkpoint)
@@ -118,17 +121,21 @@ def export_checkpoint(
     started = time.perf_counter()
     plan = plan_export(directory, format_name)
     entries = list(_entries(plan))
+    content = _content(plan)
+    layout = _layout(plan, entries, content.base_model)
     check_space(output, sum(entry.nbytes for entry in entries))
     with staged(output, overwrite) as work:
-        hashes = write_entries(work, entries, max_shard_size, progress)
-        content = _content(plan)
+        if layout is not None:
+            hashes = write_gguf(work, entries, layout, progress)
+        else:
+            hashes = write_entries(work, entries, max_shard_size, progress)
         write_rest(work, content, hashes)
         written = time.perf_counter()
         progress("proving", 0, 1)
         made = open_quantized(work)
         found = compare_layers(plan.checkpoint.stored, made.stored)
         found |= {"tensors_copied": same_copies(plan.checkpoint.stored, made.stored)}
-        if proof == "outputs":
+        if proof == "outputs" and not _regrouped(plan, made):
             found = prove_and_record(work, {"method": "outputs"}, observe_checkpoint(directory))
         else:
             record_proof(work, found)
@@ -138,6 +145,20 @@ def export_checkpoint(
         report = dataclasses.replace(report, timing=timing)
         report.write(work)
     return Quantized(directory=output, report=report)
+
+
+def _regrouped(plan: ExportPlan, made: QuantizedCheckpoint) -> bool:
+    """Whether groups became smaller: their sums are rounded elsewhere, and equal weights give other last bits."""
+    schemes = {layer.name: layer.scheme for layer in made.stored.layers}
+    return any(schemes[layer.name] != layer.scheme for layer in plan.checkpoint.stored.layers)
+
+
+def _layout(plan: ExportPlan, entries: Sequence[Entry], base_model: str) -> GgufLayout | None:
+    if plan.format.name != "gguf":
+        return None
+    model: Any = plan.checkpoint.network.model
+    outputs = {name: spec for entry in entries for name, spec in entry.outputs.items()}
+    return gguf_layout(outputs, model.config.to_dict(), plan.checkpoint.directory, Path(base_model).name)
 
 
 def _entries(plan: ExportPlan) -> Iterator[Entry]:

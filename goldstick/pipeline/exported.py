@@ -11,6 +11,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import CheckpointError
 from goldstick.formats import FLOAT16_SCALES
 from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.gguf_blocks import lost_minima
 from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
 from goldstick.formats.transformers_layers import StoredLayers
 
@@ -22,13 +23,12 @@ def change_of_values(
 
     Args:
         stored: The checkpoint.
-        layer: The layer; only its scales and zeros are read.
+        layer: The layer; only its scales and zeros are read, except where blocks hold them beside their codes.
         target: The format.
         scale_dtype: What the scales become on the way.
     """
-    infos = stored.parts(layer)
     into = torch.float16 if target.name in FLOAT16_SCALES else scale_dtype
-    scale = infos[".scales" if ".scales" in infos else "_scale"].read()
+    scale, zero = _scale_and_zero(stored, layer, target)
     changed = int((scale.to(into).double() != scale.double()).sum())
     if changed:
         words = [str(dtype).removeprefix("torch.") for dtype in (scale.dtype, into)]
@@ -36,13 +36,29 @@ def change_of_values(
         if into is not torch.float16:
             remedy = f'Set "dtype" in its config.json to {words[0]}, in which its scales were made, or to float32.'
         return f"{changed} of {scale.numel()} of its {words[0]} scales are no {words[1]} numbers. {remedy}"
-    if stored.format.name == "native" and "_zero_point" in infos and target.name != "native":
-        zero = infos["_zero_point"].read()
-        if not bool(
-            (zero == zero.round()).logical_and(zero >= 0).logical_and(zero <= layer.scheme.weight.code_max).all()
-        ):
+    if zero is not None and target.name == "gguf":
+        lost = lost_minima(scale, zero)
+        if lost:
+            return (
+                f"GGUF's Q4_1 stores −zero · scale in float16, and {lost} of its {zero.numel()} zeros would be others "
+                "when read back. Only symmetric weights are sure to fit; compressed-tensors, awq and gptq-v2 hold "
+                "these."
+            )
+    elif zero is not None and target.name != "native":
+        whole = (zero == zero.round()).logical_and(zero >= 0).logical_and(zero <= layer.scheme.weight.code_max)
+        if not bool(whole.all()):
             return f"its zeros are fractions, and {target.name} holds whole ones. Only the native format holds it."
     return None
+
+
+def _scale_and_zero(stored: StoredLayers, layer: StoredLayer, target: StorageFormat) -> tuple[Tensor, Tensor | None]:
+    """Scales and zeros of a layer; without zeros where they are sure to fit the target."""
+    if stored.format.name == "gguf" or (target.name == "gguf" and not layer.scheme.weight.symmetric):
+        tensor = stored.format.unpack(stored.read(layer), layer.scheme, layer.shape[-1])
+        return tensor.scale, tensor.zero
+    infos = stored.parts(layer)
+    zero = infos["_zero_point"].read() if stored.format.name == "native" and "_zero_point" in infos else None
+    return infos[".scales" if ".scales" in infos else "_scale"].read(), zero
 
 
 def compare_layers(source: StoredLayers, made: StoredLayers) -> dict[str, Any]:
@@ -77,6 +93,7 @@ def _same(
     (a, inputs_a), (b, inputs_b) = one, other
     # An asymmetric layer whose zeros are all the midpoint is what a symmetric one is.
     zeros = [middle.expand(t.scale.shape) if t.zero is None else t.zero.float() for t in (a, b)]
+    groups = max(a.scale.shape[-1], b.scale.shape[-1])  # blocks of GGUF repeat the scale of a larger group
     beside = all(
         (x is None and y is None) or (x is not None and y is not None and torch.equal(x, y))
         for x, y in zip(inputs_a, inputs_b, strict=True)
@@ -84,9 +101,13 @@ def _same(
     return (
         beside
         and torch.equal(a.codes, b.codes)
-        and torch.equal(a.scale.double(), b.scale.double())
-        and zeros[0].equal(zeros[1])
+        and torch.equal(_in_groups(a.scale, groups).double(), _in_groups(b.scale, groups).double())
+        and _in_groups(zeros[0], groups).equal(_in_groups(zeros[1], groups))
     )
+
+
+def _in_groups(values: Tensor, groups: int) -> Tensor:
+    return values.repeat_interleave(groups // values.shape[-1], dim=-1)
 
 
 def same_copies(source: StoredLayers, made: StoredLayers) -> int:

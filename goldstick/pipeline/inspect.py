@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from goldstick.errors import CheckpointError, DataError
+from goldstick.formats.gguf_directory import checkpoint_directory, made_by_another_tool
 from goldstick.formats.source import open_tensors, read_json
 from goldstick.pipeline.staging import MANIFEST_NAME
 from goldstick.report import Report
@@ -13,12 +14,15 @@ from goldstick.report import Report
 def read_report(directory: Path) -> Report:
     """The report of a checkpoint, after a check that the files hold what it says.
 
-    A GPTQ or AWQ checkpoint of another tool brings none; its report is what its config and headers say.
+    A GPTQ, AWQ or GGUF checkpoint of another tool brings none; its report is what its config and headers say.
 
     Raises:
         CheckpointError: It is no checkpoint of goldstick, or the sizes of files and report differ.
         SourceError: A file is missing or damaged.
     """
+    if made_by_another_tool(directory):
+        with checkpoint_directory(directory) as made:
+            return read_report(made)
     if made_elsewhere(directory):
         from goldstick.formats.transformers_layers import open_quantized
         from goldstick.pipeline.stored_report import report_of_files
@@ -40,11 +44,11 @@ def read_report(directory: Path) -> Report:
 
 
 def made_elsewhere(directory: Path) -> bool:
-    """Whether a directory is a GPTQ or AWQ checkpoint without a manifest of goldstick."""
+    """Whether a directory is a GPTQ, AWQ or GGUF checkpoint without a manifest of goldstick."""
     if (directory / MANIFEST_NAME).is_file() or not (directory / "config.json").is_file():
         return False
     table = read_json(directory / "config.json", "no checkpoint").get("quantization_config")
-    return isinstance(table, dict) and table.get("quant_method") in ("gptq", "awq")
+    return isinstance(table, dict) and table.get("quant_method") in ("gptq", "awq", "gguf")
 
 
 def read_manifest(directory: Path) -> dict[str, object]:

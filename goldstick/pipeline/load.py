@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from goldstick.errors import CheckpointError, UsageError
+from goldstick.formats.gguf_directory import checkpoint_directory, made_by_another_tool
 from goldstick.formats.source import open_source, read_json
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.structure.network import Network
@@ -19,7 +20,7 @@ def load(directory: str | Path, *, model: nn.Module | None = None, dtype: str | 
     """A model on packed weights from a compressed checkpoint.
 
     Args:
-        directory: A checkpoint in the compressed-tensors or the native format.
+        directory: A checkpoint in any format that goldstick reads, or a GGUF file.
         model: The float module a native checkpoint was made from, for modules that are no transformers models; it is
             rewritten in place and returned.
         dtype: What float tensors are read as; ``auto`` keeps the checkpoint's.
@@ -30,6 +31,9 @@ def load(directory: str | Path, *, model: nn.Module | None = None, dtype: str | 
         SourceError: There is no such directory, or it must not be trusted.
     """
     directory = Path(directory)
+    if model is None and made_by_another_tool(directory):
+        with checkpoint_directory(directory) as made:
+            return load(made, dtype=dtype)
     if model is not None or not (directory / "config.json").exists():
         from goldstick.pipeline.plain_module import load_into
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from goldstick.errors import FormatError
 from goldstick.formats import StorageFormat
 from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.pipeline.choose_format import choose_format
+from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout
 from goldstick.pipeline.planned_tensors import PlannedTensor, read_tensors, with_outputs
 from goldstick.pipeline.whole_network import inputs_for, refuse_without_cache
 from goldstick.recipes import Recipe
@@ -177,4 +180,25 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         reason = "while it is calibrated" if made.calibrated else "since its recipe acts on it as a whole"
         whole = f"The whole model is held in memory {reason}, and a run that is stopped starts anew."
         made = dataclasses.replace(made, warnings=(*made.warnings, whole))
+    if chosen.name == "gguf":
+        if not made.streams:
+            raise FormatError(
+                "GGUF files are written by runs that round one tensor after the other, and this recipe looks at data "
+                "or turns the model. Leave --format out, then: goldstick export DIR --format gguf -o OUT."
+            )
+        planned_gguf(made)
     return made
+
+
+def planned_gguf(plan: Plan) -> GgufLayout | None:
+    """What the GGUF file of a plan will hold beside its tensors; ``None`` for other formats.
+
+    Raises:
+        FormatError: The model, a tensor or the tokenizer has no place in a GGUF file.
+    """
+    if plan.format.name != "gguf":
+        return None
+    model: Any = plan.network.model
+    outputs = {name: spec for tensor in plan.tensors for name, spec in tensor.outputs.items()}
+    directory = plan.source.directory
+    return gguf_layout(outputs, model.config.to_dict(), directory, directory.resolve().name)

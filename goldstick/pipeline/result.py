@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -104,9 +105,8 @@ class Result:
         return Path(directory)
 
     def _final_report(self, format_name: str, proof: Mapping[str, Any]) -> Report:
-        fields = {name: getattr(self.report, name) for name in Report.__dataclass_fields__}
         found = {key: value for key, value in proof.items() if key != "observed"}
-        return Report(**fields | {"format": format_name, "proof": found})
+        return dataclasses.replace(self.report, format=format_name, proof=found)
 
 
 def apply_recipe(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.errors import CheckpointError, FormatError
+from goldstick.formats.gguf_directory import checkpoint_directory, made_by_another_tool
 from goldstick.formats.source import refuse_links_out
 from goldstick.pipeline.finish import file_sha256
 from goldstick.pipeline.inspect import made_elsewhere, read_manifest
@@ -20,8 +21,8 @@ _ATTENTIONS = (None, "eager", "sdpa", "flash_attention_2", "flex_attention")
 def verify_checkpoint(directory: Path) -> dict[str, Any]:
     """Hash every file of a checkpoint and run its proof again in a fresh process.
 
-    A GPTQ or AWQ checkpoint of another tool records neither; every layer of it is read and must be what its config
-    declares.
+    A GPTQ, AWQ or GGUF checkpoint of another tool records neither; every layer of it is read and must be what its
+    config declares.
 
     Returns:
         ``files``: how many were hashed, ``proof``: the finding in words, ``passed``: true.
@@ -29,6 +30,9 @@ def verify_checkpoint(directory: Path) -> dict[str, Any]:
     Raises:
         CheckpointError: A file is missing or changed, or the model gives other outputs than it did.
     """
+    if made_by_another_tool(directory):
+        with checkpoint_directory(directory) as made:
+            return verify_checkpoint(made)
     if made_elsewhere(directory):
         return {"files": 0, "proof": _read_through(directory), "passed": True}
     manifest: dict[str, Any] = read_manifest(directory)

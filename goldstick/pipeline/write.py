@@ -17,9 +17,10 @@ from goldstick.formats.kv_cache import StoredKV
 from goldstick.formats.transformers_cache import quantized_cache_of
 from goldstick.formats.transformers_names import CheckpointNames
 from goldstick.pipeline.entries import write_entries
+from goldstick.pipeline.gguf_entries import write_gguf
 from goldstick.pipeline.load import load_float
 from goldstick.pipeline.observation import Observation, observe
-from goldstick.pipeline.plan import Plan
+from goldstick.pipeline.plan import Plan, planned_gguf
 from goldstick.pipeline.save import float_tensors, kv_to_store, quantized_pieces, save_entries
 from goldstick.pipeline.stream import SourceReader, stream_entries
 from goldstick.pipeline.whole_network import run_on_whole
@@ -63,8 +64,12 @@ def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Pro
     """Carry out a plan that streams: one tensor in memory at a time."""
     reader = SourceReader()
     errors: dict[str, WeightError] = {}
-    limit = plan.recipe.export.max_shard_size
-    hashes = write_entries(folder, stream_entries(plan, reader, errors, device), limit, progress)
+    entries = stream_entries(plan, reader, errors, device)
+    layout = planned_gguf(plan)
+    if layout is not None:
+        hashes = write_gguf(folder, list(entries), layout, progress)
+    else:
+        hashes = write_entries(folder, entries, plan.recipe.export.max_shard_size, progress)
     stage = plan.resolution.kv
     settings = stage.solve({}) if stage is not None else None  # a dynamic cache: a static one looks at data
     return Outcome(

@@ -53,7 +53,7 @@ class Export(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    format: Literal["auto", "compressed-tensors", "native", "gptq", "gptq-v2", "awq"] = "auto"
+    format: Literal["auto", "compressed-tensors", "native", "gptq", "gptq-v2", "awq", "gguf"] = "auto"
     max_shard_size: int = Field(default=5_000_000_000, ge=1_000_000, description="bytes a weight file may have")
 
 

@@ -26,7 +26,8 @@ GRIDS = st.builds(
 )
 
 
-#: The formats that hold every grid and 8-bit activations. test_gptq.py and test_awq.py ask the same of the others.
+#: The formats that hold every grid and 8-bit activations. test_gptq.py, test_awq.py and test_gguf_blocks.py ask the
+#: same of the others.
 ANY_GRID = ("compressed-tensors", "native")
 
 
@@ -145,7 +146,7 @@ def test_parts_of_an_input_stand_beside_the_weight() -> None:
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_packing_changes_nothing_of_what_it_is_given(name: str) -> None:
-    grid = Grid(bits=4, symmetric=name == "gptq", granularity="group", group_size=8)
-    tensor, again = (random_tensor(grid, (8, 24), 1, torch.float16) for _ in range(2))
+    grid = Grid(bits=4, symmetric=name in ("gptq", "gguf"), granularity="group", group_size=32)
+    tensor, again = (random_tensor(grid, (8, 96), 1, torch.float16) for _ in range(2))
     FORMATS[name].pack(tensor, Scheme(weight=grid))
     assert_same(tensor, again)

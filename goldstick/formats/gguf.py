@@ -1,0 +1,113 @@
+"""GGUF: the files of llama.cpp, which transformers reads too.
+
+A quantized matrix is one tensor of blocks (:mod:`goldstick.formats.gguf_blocks`). Everywhere in goldstick it goes by
+the name of the float weight and the block type, ``….q_proj.weight_q4_0``, uint8 [out, bytes of a row], rows in the
+order of the float model; names, order of rows and header of the file are the business of ``gguf_names``,
+``gguf_tensors`` and ``gguf_file``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.scheme import Scheme
+from goldstick.errors import FormatError
+from goldstick.formats.base import StoredLayer
+from goldstick.formats.gguf_blocks import BLOCK, BlockType, block_type, pack_blocks, unpack_blocks
+from goldstick.formats.weight_only import refuse_inputs, remarks_on_scales
+
+#: The file in a checkpoint directory.
+GGUF_NAME = "model.gguf"
+
+
+class Gguf:
+    """The tensors and config of GGUF checkpoints."""
+
+    name = "gguf"
+
+    def refuses(self, layer: StoredLayer) -> str | None:
+        """Kinds, widths and group sizes that no block type holds."""
+        grid = layer.scheme.weight
+        if layer.kind not in ("linear", "embedding") or len(layer.shape) != 2:
+            return f"goldstick writes linear layers and embeddings to GGUF files, not a {layer.kind} weight"
+        if layer.scheme.activation:
+            return f"GGUF files say nothing of 8-bit activations, and its scheme is {layer.scheme.label}"
+        if layer.multiplied:
+            return "'unfoldable: multiply' gives it a factor for each input, which GGUF has no place for"
+        if block_type(grid) is None:
+            return (
+                f"its scheme is {layer.scheme.label}, and the blocks of GGUF that goldstick writes hold 8 bits "
+                "symmetric (Q8_0), 4 bits symmetric (Q4_0) or 4 bits asymmetric (Q4_1)"
+            )
+        width = grid.group_width(layer.shape[-1])
+        if layer.shape[-1] % BLOCK or width % BLOCK:
+            return (
+                f"blocks of GGUF hold {BLOCK} weights of a row, so that {layer.shape[-1]} inputs in groups of {width} "
+                f"do not fill them; choose a group size of {BLOCK} or a multiple of it"
+            )
+        if layer.scale_dtype is not None and not grid.symmetric:  # known only while a run is planned
+            return (
+                "Q4_1 stores −zero · scale in float16, which asymmetric rounding makes exact only by chance; a "
+                "symmetric scheme becomes Q4_0"
+            )
+        if layer.scale_dtype not in (None, torch.float16, torch.bfloat16):
+            return (
+                f"its scales are {str(layer.scale_dtype).removeprefix('torch.')}, as its weights are, and GGUF files "
+                "hold float16, so that rounding them would change every weight; convert the float model to float16 or "
+                "bfloat16 first"
+            )
+        return None
+
+    def refuses_together(self, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> str | None:
+        """Nothing quantized; layers of several schemes are no matter, nor are heads that run on the embedding."""
+        return None if layers else "nothing is quantized"
+
+    def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
+        """Which scales do not fit float16."""
+        return remarks_on_scales(layers, "GGUF")
+
+    def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
+        """Shape of the blocks of a layer by suffix; scales are float16 whatever the model is."""
+        kind = _kind(layer.scheme)
+        out_features, in_features = layer.shape
+        return {kind.suffix: (torch.Size([out_features, in_features // BLOCK * kind.nbytes]), torch.uint8)}
+
+    def pack(
+        self,
+        tensor: QuantizedTensor,
+        scheme: Scheme,
+        input_scale: Tensor | None = None,
+        input_zero: Tensor | None = None,
+        input_multiplier: Tensor | None = None,
+    ) -> dict[str, Tensor]:
+        """The blocks of a layer by suffix.
+
+        Raises:
+            FormatError: A scale is no float16 number, a zero cannot be stored, or the input is touched.
+        """
+        refuse_inputs("GGUF", scheme, input_scale, input_zero, input_multiplier)
+        kind = _kind(scheme)
+        return {kind.suffix: pack_blocks(tensor, kind)}
+
+    def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
+        """The layer from its blocks, in groups of 32, with scales as they are stored."""
+        kind = _kind(scheme)
+        return unpack_blocks(parts[kind.suffix], kind)
+
+    def config(
+        self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
+    ) -> dict[str, Any]:
+        """``quant_method: gguf`` and the name of the file, which says everything else itself."""
+        return {"quant_method": self.name, "file": GGUF_NAME}
+
+
+def _kind(scheme: Scheme) -> BlockType:
+    kind = block_type(scheme.weight)
+    if kind is None:
+        raise FormatError(f"GGUF has no blocks for {scheme.label}.")
+    return kind

@@ -1,0 +1,78 @@
+"""A GGUF file of another tool, given the checkpoint directory it came without."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from goldstick.errors import SourceError
+from goldstick.formats.gguf import GGUF_NAME, Gguf
+from goldstick.formats.gguf_file import GgufFile, read_gguf
+from goldstick.formats.gguf_metadata import config_of_file
+from goldstick.formats.source import INDEX_NAME, SIDECARS, SINGLE_NAME, read_json
+
+
+@contextmanager
+def checkpoint_directory(path: Path) -> Iterator[Path]:
+    """``path``, or where it is a GGUF file or holds one and nothing that says so, a directory made for it.
+
+    That directory lasts as long as the context. It holds a link to the file, a config.json from the file's metadata
+    and, of a directory, the config.json that lies there instead, tokenizer and licence files.
+
+    Raises:
+        FormatError: The file is damaged, or holds a model that goldstick does not read.
+        SourceError: There are several GGUF files.
+    """
+    file = _lone_file(path)
+    if file is None:
+        yield path
+        return
+    header = read_gguf(file)
+    with tempfile.TemporaryDirectory(prefix="goldstick-gguf-") as folder:
+        made = Path(folder) / (path.name if path.is_dir() else path.stem)
+        made.mkdir()
+        (made / GGUF_NAME).symlink_to(file.resolve())
+        if path.is_dir():
+            for sidecar in path.iterdir():
+                if sidecar.is_file() and SIDECARS.fullmatch(sidecar.name):
+                    (made / sidecar.name).symlink_to(sidecar.resolve())
+        config = _config(path, header) | {"quantization_config": Gguf().config([], [], {})}
+        (made / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        yield made
+
+
+def made_by_another_tool(directory: Path) -> bool:
+    """Whether a path is a GGUF file, or a directory that holds one without saying so in its config."""
+    return _lone_file(directory) is not None
+
+
+def _lone_file(path: Path) -> Path | None:
+    if path.is_file() and path.suffix == ".gguf":
+        return path
+    if not path.is_dir() or (path / SINGLE_NAME).exists() or (path / INDEX_NAME).exists():
+        return None
+    files = sorted(file for file in path.iterdir() if file.suffix == ".gguf" and file.is_file())
+    if not files:
+        return None
+    if (path / "config.json").is_file() and "quantization_config" in read_json(path / "config.json", "no checkpoint"):
+        return None
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:3])
+        raise SourceError(f"{path} holds several GGUF files ({names}); name the one that is meant.")
+    return files[0]
+
+
+def _config(path: Path, header: GgufFile) -> dict[str, Any]:
+    count = header.metadata.get("split.count", 1)
+    if count != 1:
+        raise SourceError(
+            f"{header.path} is one of {count} files of a model. Join them with 'llama-gguf-split --merge' and name the "
+            "result."
+        )
+    if path.is_dir() and (path / "config.json").is_file():
+        return read_json(path / "config.json", "no checkpoint")
+    return config_of_file(header)

@@ -1,0 +1,171 @@
+"""Tokenizers in GGUF files: entries, and what text becomes when transformers reads them back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from goldstick.errors import FormatError
+from goldstick.formats.gguf_tokenizer import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    SPLITS,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    tokenizer_metadata,
+)
+from goldstick.formats.gguf_writer import GgufWriter
+
+TEXT = "Hello there, the 12 boats  go out\n\nat 7 o'clock — don't they?"
+PATTERNS = {name: pattern for pattern, name in SPLITS.items()}
+ROWS = 400
+Edit = Callable[[dict[str, Any]], None]
+
+
+def byte_level(name: str = "gpt-2") -> Tokenizer:
+    """A byte-level BPE tokenizer that merges a few letters, split as llama.cpp calls it."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = [("t", "h"), ("th", "e"), ("Ġ", "the"), ("o", "u"), ("ou", "t"), ("l", "l"), ("e", "ll"), ("1", "2")]
+    words = ["<|end|>", *letters, *("".join(pair) for pair in merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={word: number for number, word in enumerate(words)}, merges=merges))
+    last = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=name in ("gpt-2", "smollm"))
+    first: Any = None
+    if name == "smollm":
+        first = pre_tokenizers.Digits(individual_digits=True)
+    elif name != "gpt-2":
+        first = pre_tokenizers.Split(Regex(PATTERNS[name]), behavior="isolated")
+    tokenizer.pre_tokenizer = last if first is None else pre_tokenizers.Sequence([first, last])
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<|end|>", "<|user|>"])
+    tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
+    return tokenizer
+
+
+def sentencepiece() -> Tokenizer:
+    """A BPE tokenizer with byte fallback as those of Llama 2 are."""
+    words = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    merges = [("▁", "t"), ("h", "e"), ("▁t", "he"), ("o", "u"), ("ou", "t")]
+    words += [*"▁abcdefghijklmnopqrstuvwxyz,.?'", *("".join(pair) for pair in merges)]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    model = models.BPE(vocab=vocabulary, merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return tokenizer
+
+
+def save(tokenizer: Tokenizer, folder: Path, **settings: Any) -> None:
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **settings).save_pretrained(folder)
+
+
+def read_back(folder: Path, metadata: dict[str, Any]) -> Any:
+    """The tokenizer that transformers makes of a GGUF file with these entries."""
+    specs = {"output_norm.weight": ("F32", torch.Size([16]))}
+    with GgufWriter(folder / "model.gguf", "llama", metadata, specs) as writer:
+        writer.write("output_norm.weight", torch.zeros(4))
+    return AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf", local_files_only=True)
+
+
+@pytest.mark.parametrize("name", ["gpt-2", "smollm", *PATTERNS])
+def test_a_byte_level_tokenizer_is_written_with_the_name_of_its_splitting(name: str, tmp_path: Path) -> None:
+    tokenizer = byte_level(name)
+    save(tokenizer, tmp_path, eos_token="<|end|>", chat_template="{{ messages }}")
+    found = tokenizer_metadata(tmp_path, ROWS)
+    tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
+    assert (found["tokenizer.ggml.model"], found["tokenizer.ggml.pre"]) == ("gpt2", name)
+    assert found["tokenizer.ggml.merges"][1] == "th e"
+    assert len(tokens) == len(types) == ROWS
+    assert [types[tokens.index(token)] for token in ("<|end|>", "<|user|>", "<think>", "Ġthe")] == [
+        CONTROL,
+        CONTROL,
+        USER_DEFINED,
+        NORMAL,
+    ]
+    assert (tokens[-1], types[-1]) == (f"[PAD{ROWS - 1}]", UNUSED)
+    assert found["tokenizer.ggml.eos_token_id"] == 0
+    assert found["tokenizer.chat_template"] == "{{ messages }}"
+    assert found["tokenizer.ggml.add_bos_token"] is False
+
+
+@pytest.mark.parametrize("name", ["gpt-2", *PATTERNS])
+def test_transformers_reads_the_same_tokenizer_back(name: str, tmp_path: Path) -> None:
+    tokenizer = byte_level(name)
+    save(tokenizer, tmp_path, eos_token="<|end|>")
+    metadata = tokenizer_metadata(tmp_path, len(tokenizer.get_vocab()))
+    (tmp_path / "out").mkdir()
+    again = read_back(tmp_path / "out", metadata)
+    assert again(TEXT, add_special_tokens=False)["input_ids"] == tokenizer.encode(TEXT, add_special_tokens=False).ids
+    assert again.eos_token == "<|end|>"
+
+
+def test_a_sentencepiece_tokenizer_is_written_with_scores_that_rank_its_merges(tmp_path: Path) -> None:
+    tokenizer = sentencepiece()
+    save(tokenizer, tmp_path, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+    found = tokenizer_metadata(tmp_path, len(tokenizer.get_vocab()))
+    kinds = dict(zip(found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"], strict=True))
+    scores = dict(zip(found["tokenizer.ggml.tokens"], found["tokenizer.ggml.scores"], strict=True))
+    assert found["tokenizer.ggml.model"] == "llama"
+    assert [kinds[token] for token in ("<unk>", "<s>", "<0x41>", "▁the")] == [UNKNOWN, CONTROL, BYTE, NORMAL]
+    assert scores["▁t"] > scores["he"] > scores["▁the"] > scores["out"] > scores["a"]
+    assert found["tokenizer.ggml.add_bos_token"] is True
+    assert found["tokenizer.ggml.add_eos_token"] is False
+    assert found["tokenizer.ggml.add_space_prefix"] is True
+    assert [found[f"tokenizer.ggml.{name}_token_id"] for name in ("unknown", "bos", "eos")] == [0, 1, 2]
+
+
+def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path: Path) -> None:
+    assert tokenizer_metadata(tmp_path, ROWS) == {"tokenizer.ggml.model": "none"}
+    (tmp_path / "tokenizer.model").write_bytes(b"\0")
+    with pytest.raises(FormatError, match=r"has a tokenizer and no tokenizer\.json.*without a tokenizer"):
+        tokenizer_metadata(tmp_path, ROWS)
+
+
+def unigram(data: dict[str, Any]) -> None:
+    data["model"]["type"] = "Unigram"
+
+
+def other_split(data: dict[str, Any]) -> None:
+    data["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"\w+|\s+"
+
+
+def lower_case(data: dict[str, Any]) -> None:
+    data["normalizer"] = {"type": "Lowercase"}
+
+
+def no_merges(data: dict[str, Any]) -> None:
+    data["model"]["merges"] = []
+
+
+@pytest.mark.parametrize(
+    ("edit", "rows", "complaint"),
+    [
+        (unigram, ROWS, "it is a Unigram model"),
+        (other_split, ROWS, "splits text in a way that goldstick has no name for"),
+        (lower_case, ROWS, "its normalizer changes text"),
+        (no_merges, ROWS, "it has no merges"),
+        (dict, 5, "the model's embedding 5 rows"),
+    ],
+)
+def test_a_tokenizer_that_llama_cpp_would_run_in_another_way_is_refused(
+    edit: Edit, rows: int, complaint: str, tmp_path: Path
+) -> None:
+    save(byte_level("qwen2"), tmp_path)
+    file = tmp_path / "tokenizer.json"
+    data = json.loads(file.read_text())
+    edit(data)
+    file.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match=f"{complaint}.*Remove the tokenizer files"):
+        tokenizer_metadata(tmp_path, rows)

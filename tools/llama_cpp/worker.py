@@ -1,0 +1,42 @@
+"""What llama.cpp does, run by a Python that has llama-cpp-python; imports nothing else but numpy.
+
+``worker.py logits FILE OUT IDS`` writes the logits of a row of token ids (with commas between) as float32
+[ids, tokens]; ``worker.py quantize IN OUT TYPE`` runs llama.cpp's quantizer; ``worker.py tokens FILE TEXT``
+prints the ids of a text.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+
+import llama_cpp
+import numpy as np
+
+
+def logits(file: str, out: str, ids: str) -> None:
+    """Write the logits of every position."""
+    numbers = [int(number) for number in ids.split(",")]
+    model = llama_cpp.Llama(file, n_ctx=len(numbers), n_batch=len(numbers), logits_all=True, verbose=False, n_threads=2)
+    model.eval(numbers)
+    np.save(out, np.asarray(model.scores[: len(numbers)], dtype=np.float32))
+
+
+def quantize(source: str, out: str, kind: str) -> None:
+    """Write the file that llama.cpp's quantizer makes, every matrix of one type."""
+    settings = llama_cpp.llama_model_quantize_default_params()
+    settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
+    settings.pure = True
+    settings.nthread = 2
+    if llama_cpp.llama_model_quantize(source.encode(), out.encode(), ctypes.byref(settings)):
+        raise SystemExit(f"llama.cpp could not quantize {source}")
+
+
+def tokens(file: str, text: str) -> None:
+    """Print the ids of a text."""
+    model = llama_cpp.Llama(file, vocab_only=True, verbose=False)
+    print(",".join(map(str, model.tokenize(text.encode(), add_bos=False, special=True))))
+
+
+if __name__ == "__main__":
+    {"logits": logits, "quantize": quantize, "tokens": tokens}[sys.argv[1]](*sys.argv[2:])
