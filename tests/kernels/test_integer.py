@@ -138,6 +138,26 @@ def test_the_largest_codes_do_not_overflow(tokens: int, sign: int) -> None:
     torch.testing.assert_close(y, torch.full((tokens, 3), 255.0 * 1e4 * sign * columns), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("bits", [4, 5, 6, 7, 8])
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.9], ids=["no pair", "some pairs", "most pairs"])
+@pytest.mark.parametrize("tokens", [3, 8, 9])
+def test_neighbouring_extremes_are_summed_exactly(bits: int, share: float, tokens: int) -> None:
+    columns = 1100
+    layer = random_layer(35, columns, bits=bits, activation="int8-token")
+    layer.codes[:20] = 2**bits - 1
+    layer.codes[20:25] = 0
+    x = torch.randint(-3, 4, (tokens, columns)).float()
+    pairs = torch.rand(tokens, columns // 2) < share  # two neighbours as large as can be, of one sign
+    signs = torch.randint(0, 2, pairs.shape) * 2 - 1
+    x = torch.where(pairs, 127.5 * signs, torch.zeros(())).repeat_interleave(2, dim=1) + x * ~pairs.repeat_interleave(
+        2, dim=1
+    )
+    x[:, -1] = 127.5  # makes the scale 1
+    sums = x.clamp(-128, 127).round().long() @ (layer.codes.long() - 2 ** (bits - 1)).T
+    y = ours.linear(x, pack_rows(layer.codes, bits), layer.scale, None, None, layer.spec)
+    assert torch.equal(y, sums.float() * layer.scale.T)
+
+
 @both_dtypes
 @pytest.mark.parametrize("isa", ["scalar", ""], ids=["scalar", "best"])
 def test_8_bit_activations_have_the_codes_of_the_reference(

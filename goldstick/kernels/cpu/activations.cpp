@@ -4,13 +4,8 @@
 #include <limits>
 
 #include "dequantize.hpp"
+#include "inline.hpp"
 #include "linear.hpp"
-
-#if defined(__GNUC__)
-#define GOLDSTICK_INLINE inline __attribute__((always_inline))
-#else
-#define GOLDSTICK_INLINE inline
-#endif
 
 namespace goldstick {
 
@@ -64,15 +59,20 @@ GOLDSTICK_INLINE void round_by_quotient(const T* x, std::int64_t count, float sc
     }
 }
 
-// Lay the codes of a chunk in the order of its blocks.
-GOLDSTICK_INLINE void arrange(const Columns& columns, const std::int16_t* q, std::int64_t padded, std::int16_t* out) {
-    const std::int64_t lanes = columns.lanes(), lane_codes = columns.lane_codes(), half = lane_codes / 2;
+// Lay the codes of a chunk in the order of its blocks, `Code` wide, `apart` steps between one and the next.
+template <typename Code>
+GOLDSTICK_INLINE void arrange(const Columns& columns, const std::int16_t* q, std::int64_t padded, std::int64_t apart,
+                              std::int32_t* out) {
+    constexpr std::int64_t slots = sizeof(std::int32_t) / sizeof(Code);
+    const std::int64_t lanes = columns.lanes(), lane_codes = columns.lane_codes(), shifts = columns.shifts();
     for (std::int64_t start = 0; start < padded; start += lanes * lane_codes) {
-        for (std::int64_t d = 0; d < lanes; ++d) {
-            for (std::int64_t j = 0; j < half; ++j) {
-                const std::int64_t from = start + d * lane_codes + j, to = start + (j * lanes + d) * 2;
-                out[to] = q[from];
-                out[to + 1] = q[from + half];
+        for (std::int64_t j = 0; j < shifts; ++j) {
+            for (std::int64_t d = 0; d < lanes; ++d, out += apart) {
+                Code step[slots];
+                for (std::int64_t slot = 0; slot < slots; ++slot) {
+                    step[slot] = static_cast<Code>(q[start + d * lane_codes + j + slot * shifts]);
+                }
+                std::memcpy(out, step, sizeof step);
             }
         }
     }
@@ -119,6 +119,7 @@ GOLDSTICK_INLINE void quantize_in(const LinearCall<T>& call, const Columns& colu
     std::int16_t q[kChunk];
     std::int32_t sum = 0;
     std::int64_t at = token;
+    const std::int64_t apart = activations.apart(token);
     for (const Chunk& chunk : columns.chunks) {
         const std::int64_t count = chunk.end - chunk.begin;
         activations.scale[at] = quantize_chunk(call, x + chunk.begin, count, whole, q);
@@ -128,7 +129,12 @@ GOLDSTICK_INLINE void quantize_in(const LinearCall<T>& call, const Columns& colu
             sum += q[i];
         }
         activations.sum[at] = sum;
-        arrange(columns, q, chunk.padded, const_cast<std::int16_t*>(activations.of(chunk, token)));
+        std::int32_t* codes = activations.of(chunk, token);
+        if (columns.in_bytes) {
+            arrange<std::int8_t>(columns, q, chunk.padded, apart, codes);
+        } else {
+            arrange<std::int16_t>(columns, q, chunk.padded, apart, codes);
+        }
         at += activations.tokens;
     }
 }

@@ -13,6 +13,7 @@
 #include "linear_binding.hpp"
 #include "products_binding.hpp"
 #include "ranges_binding.hpp"
+#include "shapes.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -41,52 +42,38 @@ std::string isa() {
     return wanted;
 }
 
-std::string shape_text(std::size_t rows, std::size_t columns) {
-    return "[" + std::to_string(rows) + ", " + std::to_string(columns) + "]";
-}
-
-template <typename Given>
-void expect_shape(const char* name, const Given& given, std::int64_t rows, std::int64_t columns) {
-    if (static_cast<std::int64_t>(given.shape(0)) != rows || static_cast<std::int64_t>(given.shape(1)) != columns) {
-        throw std::invalid_argument(std::string(name) + " has the shape " +
-                                    shape_text(given.shape(0), given.shape(1)) + ", expected " +
-                                    shape_text(static_cast<std::size_t>(rows), static_cast<std::size_t>(columns)));
-    }
-}
-
 // `Stored` is how an element crosses the border (bfloat16 travels as int16), `T` how the kernel sees it.
 template <typename T, typename Stored>
 void dequantize_rows(Array<const std::int32_t> packed, Array<const Stored> scale,
                      nb::object zero_or_none, Array<Stored> out, int bits, std::int64_t group_size, int threads) {
     static_assert(sizeof(T) == sizeof(Stored));
-    const auto rows = static_cast<std::int64_t>(out.shape(0));
-    const auto columns = static_cast<std::int64_t>(out.shape(1));
+    const std::size_t rows = out.shape(0), columns = out.shape(1);
     if (bits < 1 || bits > 8) {
         throw std::invalid_argument("bits is " + std::to_string(bits) + ", expected 1 to 8");
     }
     if (group_size < 1) {
         throw std::invalid_argument("group_size is " + std::to_string(group_size) + ", expected 1 or more");
     }
-    const std::int64_t width = (columns * bits + 31) / 32;
-    const std::int64_t groups = columns == 0 ? 0 : (columns - 1) / group_size + 1;
-    expect_shape("packed", packed, rows, width);
-    expect_shape("scale", scale, rows, groups);
+    const std::size_t width = (columns * static_cast<std::size_t>(bits) + 31) / 32;
+    const std::size_t groups = columns == 0 ? 0 : (columns - 1) / static_cast<std::size_t>(group_size) + 1;
+    goldstick::expect_shape("packed", packed, {rows, width});
+    goldstick::expect_shape("scale", scale, {rows, groups});
     goldstick::Matrix<T> matrix{};
     Array<const Stored> zero;
     if (!zero_or_none.is_none()) {
         if (!nb::try_cast<Array<const Stored>>(zero_or_none, zero, false)) {
             throw nb::type_error("zero must be a dense matrix of the type of the scale");
         }
-        expect_shape("zero", zero, rows, groups);
+        goldstick::expect_shape("zero", zero, {rows, groups});
         matrix.zero = reinterpret_cast<const T*>(zero.data());
     }
     matrix.packed = reinterpret_cast<const std::uint32_t*>(packed.data());
     matrix.scale = reinterpret_cast<const T*>(scale.data());
     matrix.out = reinterpret_cast<T*>(out.data());
-    matrix.rows = rows;
-    matrix.columns = columns;
-    matrix.width = width;
-    matrix.groups = groups;
+    matrix.rows = static_cast<std::int64_t>(rows);
+    matrix.columns = static_cast<std::int64_t>(columns);
+    matrix.width = static_cast<std::int64_t>(width);
+    matrix.groups = static_cast<std::int64_t>(groups);
     matrix.group_size = group_size;
     matrix.bits = bits;
     const bool use_avx2 = isa() == "avx2";

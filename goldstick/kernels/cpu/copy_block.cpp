@@ -61,8 +61,8 @@ void copy_block(const Columns& columns, const Chunk& chunk, const std::uint8_t* 
         std::copy(row + from, row + std::min(from + size, columns.row_bytes), out);
         return;
     }
-    const std::int64_t begin = chunk.begin + block * columns.step();
-    const std::int64_t end = std::min(begin + columns.step(), chunk.end);
+    const std::int64_t begin = chunk.begin + block * columns.block_codes();
+    const std::int64_t end = std::min(begin + columns.block_codes(), chunk.end);
     std::int64_t i = begin;
     if (columns.deposit && begin % 8 == 0) {
         const std::int64_t octets = (end - begin) / 8;

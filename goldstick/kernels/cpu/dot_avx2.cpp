@@ -1,4 +1,4 @@
-// One or two tokens: the time is that of reading the weight, so codes are used as they are unpacked. Four rows go
+// One or two tokens: most of the time is that of reading the weight, so codes are used as they are unpacked. Four rows go
 // side by side, and while they are read, the memory after them is called for.
 #include "linear.hpp"
 
@@ -116,7 +116,7 @@ GOLDSTICK_AVX2 void multiply_rows(const Columns& columns, const RowBlock& block,
                 product[i / C::sums][i % C::sums] = _mm256_setzero_si256();
             }
         }
-        const std::int16_t* q = activations.of(chunk, begin);
+        const auto* q = reinterpret_cast<const std::int16_t*>(activations.of(chunk, begin));
         const std::uint8_t* bytes = rows[0] + chunk.begin * columns.bits / 8;
         const std::int64_t whole = apart ? chunk.whole : 0, padded = chunk.padded;
         for (std::int64_t at = 0; at < whole; ++at, bytes += C::bytes, q += C::step, ahead += kStreams * C::bytes) {

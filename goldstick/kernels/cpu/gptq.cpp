@@ -6,12 +6,7 @@
 #include <vector>
 
 #include "dequantize.hpp"
-
-#if defined(__GNUC__)
-#define GOLDSTICK_INLINE inline __attribute__((always_inline))
-#else
-#define GOLDSTICK_INLINE inline
-#endif
+#include "inline.hpp"
 
 namespace goldstick {
 

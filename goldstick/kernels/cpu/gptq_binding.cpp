@@ -10,6 +10,7 @@
 #include "dequantize.hpp"
 #include "gptq.hpp"
 #include "gptq_binding.hpp"
+#include "shapes.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -19,15 +20,6 @@ namespace {
 template <typename T>
 using Array = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Groups = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-
-template <typename Given>
-void expect_shape(const char* name, const Given& given, std::size_t rows, std::size_t columns) {
-    if (given.shape(0) != rows || given.shape(1) != columns) {
-        throw std::invalid_argument(std::string(name) + " has the shape [" + std::to_string(given.shape(0)) + ", " +
-                                    std::to_string(given.shape(1)) + "], expected [" + std::to_string(rows) + ", " +
-                                    std::to_string(columns) + "]");
-    }
-}
 
 goldstick::Precision precision_of(const std::string& name) {
     if (name == "float32") return goldstick::Precision::float32;
@@ -43,10 +35,10 @@ void gptq_block(Array<const double> weight, Array<const double> factor, Array<co
     if (bits < 1 || bits > 8) {
         throw std::invalid_argument("bits is " + std::to_string(bits) + ", expected 1 to 8");
     }
-    expect_shape("factor", factor, width, width);
-    expect_shape("scale", scale, rows, groups);
-    expect_shape("codes", codes, rows, width);
-    expect_shape("errors", errors, rows, width);
+    goldstick::expect_shape("factor", factor, {width, width});
+    goldstick::expect_shape("scale", scale, {rows, groups});
+    goldstick::expect_shape("codes", codes, {rows, width});
+    goldstick::expect_shape("errors", errors, {rows, width});
     if (group.shape(0) != width) {
         throw std::invalid_argument("group has " + std::to_string(group.shape(0)) + " entries, expected " +
                                     std::to_string(width));
@@ -63,7 +55,7 @@ void gptq_block(Array<const double> weight, Array<const double> factor, Array<co
         if (!nb::try_cast<Array<const float>>(zero_or_none, zero, false)) {
             throw nb::type_error("zero must be a dense float32 matrix");
         }
-        expect_shape("zero", zero, rows, groups);
+        goldstick::expect_shape("zero", zero, {rows, groups});
         block.zero = zero.data();
     }
     block.weight = weight.data();

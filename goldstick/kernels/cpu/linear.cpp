@@ -17,7 +17,10 @@ constexpr std::int64_t kSpan16 = 128;    // 128 products of 8 and 16 bits, and h
 constexpr std::int64_t kSpan8 = 32768;   // as many products of 8 and 9 bits
 constexpr std::int64_t kDotTokens = 2;   // up to so many, unpacking for one use costs less than unpacking for more
 
-constexpr std::int64_t kQuantizedAlone = 16;
+constexpr std::int64_t kQuantizedAlone = 16, kNeighbours = 64;
+constexpr std::int64_t kTokens16 = 192;  // most tokens at once: their 16-bit activations fill twice as much
+constexpr std::int64_t kItems = 4, kLeast = 16;  // items for each thread, and tiles of a part
+constexpr std::int64_t kExcessShare = 4;  // with more than one excess in so many steps, 16 bits are faster
 
 // Uninitialized memory for a call, on cache lines.
 template <typename Value>
@@ -115,48 +118,65 @@ void write_block(const LinearCall<T>& call, const float* sums, std::int64_t firs
 }  // namespace
 
 Columns::Columns(std::int64_t columns, std::int64_t group_size, int bits, std::int64_t row_bytes, Rounding rounding,
-                 bool use_avx2)
-    : bits(bits), row_bytes(row_bytes), deposit(use_avx2 && can_deposit()), padded(0) {
-    const bool in_bytes = bits == 4 && (group_size % 2 == 0 || group_size >= columns);  // groups begin with a byte
-    shape = !in_bytes ? Shape::kBytes : group_size <= 32 ? Shape::kHalfNibbles : Shape::kNibbles;
-    direct = in_bytes || bits == 8;
+                 bool in_bytes, bool use_avx2)
+    : bits(bits), row_bytes(row_bytes), in_bytes(in_bytes), deposit(use_avx2 && can_deposit()), steps(0) {
+    const bool in_nibbles = bits == 4 && (group_size % 2 == 0 || group_size >= columns);  // groups begin with a byte
+    shape = !in_nibbles ? Shape::kBytes : group_size <= 32 ? Shape::kHalfNibbles : Shape::kNibbles;
+    direct = in_nibbles || bits == 8;
     const std::int64_t longest = rounding == Rounding::kInt16 ? kSpan16 : kSpan8;
     const std::int64_t chunk_size = rounding == Rounding::kInt16 ? kSpan16 : kChunk;
     for (std::int64_t start = 0; start < columns; start += group_size) {
         const std::int64_t stop = std::min(start + group_size, columns);
         for (std::int64_t begin = start; begin < stop; begin += chunk_size) {
             const std::int64_t end = std::min(begin + chunk_size, stop);
-            const std::int64_t width = (end - begin + step() - 1) / step() * step();
+            const std::int64_t width = (end - begin + block_codes() - 1) / block_codes() * block_codes();
             const std::int64_t there = (row_bytes - begin * bits / 8) / block_bytes();
-            const std::int64_t whole = direct ? std::min(there, width / step()) : 0;
-            chunks.push_back({begin, end, start / group_size, padded, width, whole, (begin - start) % longest == 0,
-                              end == stop || (end - start) % longest == 0});
-            padded += width;
+            const std::int64_t whole = direct ? std::min(there, width / block_codes()) : 0;
+            chunks.push_back({begin, end, start / group_size, steps, width, width / step_codes(), whole,
+                              (begin - start) % longest == 0, end == stop || (end - start) % longest == 0});
+            steps += width / step_codes();
         }
     }
 }
 
+namespace {
+
+// Whether the activations were such as could be multiplied in this way.
 template <typename T>
-void quantized_linear(const LinearCall<T>& call, int threads, bool use_avx2) {
-    const Columns columns(call.columns, call.group_size, call.bits, call.row_bytes, call.rounding,
-                          use_avx2);
+bool multiply(const LinearCall<T>& call, int threads, bool use_avx2, bool few, bool in_bytes) {
+    const Columns columns(call.columns, call.group_size, call.bits, call.row_bytes, call.rounding, in_bytes, use_avx2);
     const auto parts = static_cast<std::int64_t>(columns.chunks.size()) * call.tokens;
-    const Buffer<std::int16_t> codes(columns.padded * call.tokens);
+    const bool may_exceed = in_bytes && call.bits == 8;
+    const std::int64_t tile = few ? 1 : kTile, tiles = (call.tokens + tile - 1) / tile;
+    const Buffer<std::int32_t> codes(columns.steps * call.tokens), sum(parts), excesses(may_exceed ? parts : 0);
+    const Buffer<Excess> excess(may_exceed ? columns.steps * tiles : 0);
     const Buffer<float> activation_scale(parts);
-    const Buffer<std::int32_t> sum(parts);
-    const Activations activations{codes.data(), activation_scale.data(), sum.data(), call.tokens};
-    const bool few = call.tokens <= kDotTokens;
+    const Activations activations{
+        codes.data(), activation_scale.data(), sum.data(), excess.data(), may_exceed ? excesses.data() : nullptr,
+        call.tokens,  tile};
+    std::int64_t exceeding = 0;
+    // One thread alone is done with few tokens before another is there.
+#pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : exceeding) \
+    if (threads > 1 && call.tokens > kQuantizedAlone)
+    for (std::int64_t first = 0; first < call.tokens; first += tile) {
+        for (std::int64_t token = first; token < std::min(first + tile, call.tokens); ++token) {
+            quantize_token(call, columns, activations, token, use_avx2);
+        }
+        exceeding += may_exceed ? put_excess_by(columns, activations, first) : 0;
+    }
+    if (exceeding > columns.steps * tiles / kExcessShare) {
+        return false;
+    }
     BlockKernel* const run = !use_avx2 ? block_scalar : few ? block_dot_avx2 : block_panel_avx2;
     const std::int64_t blocks = (call.rows + kRows - 1) / kRows;
-    const std::int64_t parts_of_tokens = std::max<std::int64_t>((call.tokens + kTokens - 1) / kTokens, 1);
-    const std::int64_t at_most = (call.tokens + parts_of_tokens - 1) / parts_of_tokens;  // tokens of a part
-    const std::int64_t items = blocks * parts_of_tokens;
-    const int at_once = few ? 8 : 1;  // few tokens: neighbouring rows, which are read ahead
-    // One thread alone is done with few tokens before another is there.
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && call.tokens > kQuantizedAlone)
-    for (std::int64_t token = 0; token < call.tokens; ++token) {
-        quantize_token(call, columns, activations, token, use_avx2);
-    }
+    // As few parts of the tokens as there may be, since each unpacks the weight again, but some work for every thread.
+    const std::int64_t most = (in_bytes ? kTokens : kTokens16) / tile;
+    const std::int64_t shared = kItems * threads / std::max<std::int64_t>(blocks, 1);
+    const std::int64_t fewest = std::min<std::int64_t>(shared, tiles / kLeast);
+    const std::int64_t wanted = std::max<std::int64_t>({(tiles + most - 1) / most, fewest, 1});
+    const std::int64_t at_most = std::max<std::int64_t>((tiles + wanted - 1) / wanted, 1) * tile;  // tokens of a part
+    const std::int64_t items = blocks * ((call.tokens + at_most - 1) / at_most);
+    const int at_once = few ? 8 : call.tokens <= kNeighbours ? 4 : 1;  // few tokens: neighbours, which are read ahead
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         const Buffer<float> scale(call.groups * kRows), zero(call.zero ? call.groups * kRows : 0);
@@ -169,6 +189,18 @@ void quantized_linear(const LinearCall<T>& call, int threads, bool use_avx2) {
             run(columns, block, activations, begin, end, sums.data());
             write_block(call, sums.data(), first, begin, end);
         }
+    }
+    return true;
+}
+
+}  // namespace
+
+template <typename T>
+void quantized_linear(const LinearCall<T>& call, int threads, bool use_avx2) {
+    const bool few = call.tokens <= kDotTokens;
+    const bool small = call.rounding != Rounding::kInt16 && call.input_zero == 0.0f;  // activations have 8 bits
+    if (!multiply(call, threads, use_avx2, few, small && use_avx2 && !few)) {
+        multiply(call, threads, use_avx2, few, false);
     }
 }
 

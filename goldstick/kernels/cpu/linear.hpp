@@ -17,9 +17,10 @@
 namespace goldstick {
 
 constexpr std::int64_t kRows = 16;         // rows of the weight that are worked on together
-constexpr std::int64_t kTokens = 192;       // tokens that go through a block of rows together
-constexpr std::int64_t kChunk = 256;       // most columns of a chunk
+constexpr std::int64_t kTokens = 512;      // most tokens that go through a block of rows together
+constexpr std::int64_t kChunk = 512;       // most columns of a chunk
 constexpr std::int64_t kBlockBytes = 32;   // most bytes of one row that are unpacked at once
+constexpr std::int64_t kTile = 4;          // most tokens of a tile: their activations lie side by side
 
 // How the activations become integers.
 enum class Rounding {
@@ -48,8 +49,9 @@ struct LinearCall {
 struct Chunk {
     std::int64_t begin, end;  // columns, all of one group
     std::int64_t group;
-    std::int64_t offset;  // padded columns before it
+    std::int64_t offset;  // steps before it
     std::int64_t padded;  // its columns, filled up to whole blocks
+    std::int64_t steps;   // what a multiplication takes at once of a row, 32 bits of activations: two columns or four
     std::int64_t whole;   // its first blocks that lie in a row as they are needed, all their bytes
     bool opens, closes;   // whether it is the first and the last of its span
 };
@@ -63,42 +65,61 @@ enum class Shape {
 
 // How the rows are cut into chunks and blocks.
 //
-// A 32-bit lane d of a block holds 8 or 4 neighbouring codes. Shifting by `j` codes and masking gives two of them as
-// 16-bit integers, half a lane's codes apart, so activations are kept in that order: [j][d][2].
+// A 32-bit lane d of a block holds 8 or 4 neighbouring codes. Shifting by `j` codes and masking leaves some of them as
+// 16-bit or 8-bit integers, `shifts()` codes apart, so activations are kept in that order: [j][d][2 or 4].
 struct Columns {
     Columns(std::int64_t columns, std::int64_t group_size, int bits, std::int64_t row_bytes, Rounding rounding,
-            bool use_avx2);
+            bool in_bytes, bool use_avx2);
 
     int bits;
     std::int64_t row_bytes;
-    bool deposit;  // codes of other widths are spread by an instruction
+    bool in_bytes;  // activations have 8 bits and are multiplied as such
+    bool deposit;   // codes of other widths are spread by an instruction
     Shape shape;
     bool direct;  // blocks lie in the packed rows as they are needed
-    std::int64_t padded;
+    std::int64_t steps;
     std::vector<Chunk> chunks;
 
     std::int64_t block_bytes() const { return shape == Shape::kHalfNibbles ? 16 : kBlockBytes; }
     std::int64_t lanes() const { return block_bytes() / 4; }
     std::int64_t lane_codes() const { return shape == Shape::kBytes ? 4 : 8; }
-    std::int64_t step() const { return lanes() * lane_codes(); }  // codes of a block
+    std::int64_t block_codes() const { return lanes() * lane_codes(); }
+    std::int64_t step_codes() const { return in_bytes ? 4 : 2; }
+    std::int64_t shifts() const { return lane_codes() / step_codes(); }
     std::int32_t middle() const { return 1 << (bits - 1); }
 
     // Place of column `column` of a block among the block's activations.
     std::int64_t place(std::int64_t column) const {
-        const std::int64_t half = lane_codes() / 2, d = column / lane_codes(), within = column % lane_codes();
-        return (within % half * lanes() + d) * 2 + within / half;
+        const std::int64_t d = column / lane_codes(), within = column % lane_codes();
+        return (within % shifts() * lanes() + d) * step_codes() + within / shifts();
     }
+};
+
+// What a step of a tile has beside its activations; both together are what was meant.
+struct Excess {
+    std::int32_t step;  // of its chunk
+    std::int32_t codes[kTile];
 };
 
 // The activations of all tokens as integers.
 struct Activations {
-    std::int16_t* codes;  // [chunk][tokens, chunk.padded], in the order of Columns; filled up with zeros
+    std::int32_t* codes;  // [chunk][tile][step][tokens of the tile], each two or four columns; filled up with zeros
     float* scale;         // [chunk][tokens]
     std::int32_t* sum;    // [chunk][tokens]: Σ q since the span began
+    Excess* excess;       // [chunk][tile][step], of which the first so many are there:
+    std::int32_t* excesses;  // [chunk][tile], or null where no step can have any
     std::int64_t tokens;
+    std::int64_t tile;  // tokens of a tile; the last may have fewer
 
-    const std::int16_t* of(const Chunk& chunk, std::int64_t token) const {
-        return codes + chunk.offset * tokens + token * chunk.padded;
+    // Of `token`; those of the next step lie `apart(token)` further on.
+    std::int32_t* of(const Chunk& chunk, std::int64_t token) const {
+        const std::int64_t first = token / tile * tile;
+        return codes + chunk.offset * tokens + first * chunk.steps + (token - first);
+    }
+    std::int64_t apart(std::int64_t token) const { return std::min(tile, tokens - token / tile * tile); }
+    std::int64_t tiles() const { return (tokens + tile - 1) / tile; }
+    Excess* excess_of(const Chunk& chunk, std::int64_t token) const {
+        return excess + chunk.offset * tiles() + token / tile * chunk.steps;
     }
 };
 
@@ -113,6 +134,9 @@ struct RowBlock {
 template <typename T>
 void quantize_token(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
                     std::int64_t token, bool use_avx2);
+
+// Put the excess of the tile that begins with `token` by. Returns how many steps have any.
+std::int64_t put_excess_by(const Columns& columns, const Activations& activations, std::int64_t token);
 
 // The bytes of any block, also of those that are not `whole`: they end with the row, or are of another width.
 void copy_block(const Columns& columns, const Chunk& chunk, const std::uint8_t* row, std::int64_t block,

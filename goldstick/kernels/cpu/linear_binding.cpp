@@ -10,6 +10,7 @@
 #include "dequantize.hpp"
 #include "linear.hpp"
 #include "linear_binding.hpp"
+#include "shapes.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -20,15 +21,6 @@ using goldstick::bfloat16;
 
 template <typename T, int dimensions>
 using Array = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
-
-template <typename Given>
-void expect_shape(const char* name, const Given& given, std::size_t rows, std::size_t columns) {
-    if (given.shape(0) != rows || given.shape(1) != columns) {
-        throw std::invalid_argument(std::string(name) + " has the shape [" + std::to_string(given.shape(0)) + ", " +
-                                    std::to_string(given.shape(1)) + "], expected [" + std::to_string(rows) + ", " +
-                                    std::to_string(columns) + "]");
-    }
-}
 
 goldstick::Rounding rounding_of(const std::string& activation) {
     if (activation.empty()) return goldstick::Rounding::kInt16;
@@ -56,16 +48,16 @@ void quantized_linear(Array<const Stored, 2> x, Array<const std::int32_t, 2> pac
     }
     const std::size_t width = (columns * static_cast<std::size_t>(bits) + 31) / 32;
     const std::size_t groups = columns == 0 ? 0 : (columns - 1) / static_cast<std::size_t>(group_size) + 1;
-    expect_shape("packed", packed, rows, width);
-    expect_shape("scale", scale, rows, groups);
-    expect_shape("y", y, tokens, rows);
+    goldstick::expect_shape("packed", packed, {rows, width});
+    goldstick::expect_shape("scale", scale, {rows, groups});
+    goldstick::expect_shape("y", y, {tokens, rows});
     goldstick::LinearCall<T> call{};
     Array<const float, 2> zero;
     if (!zero_or_none.is_none()) {
         if (!nb::try_cast<Array<const float, 2>>(zero_or_none, zero, false)) {
             throw nb::type_error("zero must be a dense matrix of float32");
         }
-        expect_shape("zero", zero, rows, groups);
+        goldstick::expect_shape("zero", zero, {rows, groups});
         call.zero = zero.data();
     }
     Array<const Stored, 1> bias;

@@ -1,4 +1,6 @@
 // The portable block: each row's codes are spread out in the order of the activations and multiplied one by one.
+#include <cstring>
+
 #include "linear.hpp"
 
 namespace goldstick {
@@ -7,9 +9,9 @@ namespace {
 
 void unpack_row(const Columns& columns, const Chunk& chunk, const std::uint8_t* row, std::int16_t* codes) {
     std::uint8_t bytes[kBlockBytes];
-    for (std::int64_t start = 0; start < chunk.padded; start += columns.step()) {
-        copy_block(columns, chunk, row, start / columns.step(), bytes);
-        for (std::int64_t i = 0; i < columns.step(); ++i) {
+    for (std::int64_t start = 0; start < chunk.padded; start += columns.block_codes()) {
+        copy_block(columns, chunk, row, start / columns.block_codes(), bytes);
+        for (std::int64_t i = 0; i < columns.block_codes(); ++i) {
             const int code = columns.shape == Shape::kBytes ? bytes[i] : bytes[i / 2] >> (i % 2 * 4) & 15;
             codes[start + columns.place(i)] = static_cast<std::int16_t>(code);
         }
@@ -29,10 +31,13 @@ void block_scalar(const Columns& columns, const RowBlock& block, const Activatio
             unpack_row(columns, chunk, block.rows[r], codes);
             for (std::int64_t token = begin; token < end; ++token) {
                 const std::int64_t at = (token - begin) * kRows + r, part = index * activations.tokens + token;
-                const std::int16_t* q = activations.of(chunk, token);
+                const std::int32_t* q = activations.of(chunk, token);
+                const std::int64_t apart = activations.apart(token);
                 std::int32_t product = chunk.opens ? 0 : products[static_cast<std::size_t>(at)];
-                for (std::int64_t i = 0; i < chunk.padded; ++i) {
-                    product += static_cast<std::int32_t>(codes[i]) * q[i];
+                for (std::int64_t i = 0; i < chunk.steps; ++i) {
+                    std::int16_t pair[2];
+                    std::memcpy(pair, q + i * apart, sizeof pair);
+                    product += codes[2 * i] * pair[0] + codes[2 * i + 1] * pair[1];
                 }
                 products[static_cast<std::size_t>(at)] = product;
                 if (chunk.closes) {

@@ -1,118 +1,28 @@
-// Many tokens: the codes of 16 rows are spread out once, two columns to a 32-bit lane and a row to each lane, and
-// multiplied by pairs of activations, six tokens at a time. Lanes are rows, so nothing is added across lanes.
-#include "linear.hpp"
+// Many tokens: the codes of 16 rows are spread out once, two or four columns to a 32-bit lane and a row to each lane,
+// and multiplied by as many activations, four tokens at a time. Lanes are rows, so nothing is added across lanes.
+#include "panel_avx2.hpp"
 
 #if defined(__x86_64__)
-#include <immintrin.h>
-
-#include <cstring>
-
-#define GOLDSTICK_AVX2 __attribute__((target("avx2")))
-#define GOLDSTICK_UNROLL _Pragma("GCC unroll 8")  // whole: sums in an array stay in registers only then
 
 namespace goldstick {
 namespace {
 
-constexpr std::int64_t kAhead = 128;  // bytes of a row between what is read and what is called for
-constexpr std::int64_t kTile = 6;  // 12 sums, 2 vectors of codes, one of activations and one product: 16 registers
-
-struct Panel {
-    alignas(64) std::int16_t codes[kChunk * kRows];  // [pairs of columns][16 rows][2]
-};
-
-// Eight rows of eight lanes: lane d of row r becomes lane r of vector d.
-GOLDSTICK_AVX2 inline void transpose(__m256i v[8]) {
-    __m256i a[8], b[8];
-    GOLDSTICK_UNROLL
-    for (int i = 0; i < 8; i += 2) {
-        a[i] = _mm256_unpacklo_epi32(v[i], v[i + 1]);
-        a[i + 1] = _mm256_unpackhi_epi32(v[i], v[i + 1]);
-    }
-    GOLDSTICK_UNROLL
-    for (int i = 0; i < 8; i += 4) {
-        b[i] = _mm256_unpacklo_epi64(a[i], a[i + 2]);
-        b[i + 1] = _mm256_unpackhi_epi64(a[i], a[i + 2]);
-        b[i + 2] = _mm256_unpacklo_epi64(a[i + 1], a[i + 3]);
-        b[i + 3] = _mm256_unpackhi_epi64(a[i + 1], a[i + 3]);
-    }
-    GOLDSTICK_UNROLL
-    for (int i = 0; i < 4; ++i) {
-        v[i] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x20);
-        v[i + 4] = _mm256_permute2x128_si256(b[i], b[i + 4], 0x31);
-    }
-}
-
-// Eight rows of one block, lanes side by side: lane r of vector d is lane d of row r.
-GOLDSTICK_AVX2 inline void load_lanes(const std::uint8_t* const rows[8], __m256i lanes[8]) {
-    GOLDSTICK_UNROLL
-    for (int r = 0; r < 8; ++r) {
-        lanes[r] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rows[r]));
-    }
-    transpose(lanes);
-}
-
-// The same for blocks of 16 bytes.
-GOLDSTICK_AVX2 inline void load_half_lanes(const std::uint8_t* const rows[8], __m256i lanes[4]) {
-    __m256i v[4];
-    GOLDSTICK_UNROLL
-    for (int r = 0; r < 4; ++r) {
-        const __m128i low = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r]));
-        const __m128i high = _mm_loadu_si128(reinterpret_cast<const __m128i*>(rows[r + 4]));
-        v[r] = _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
-    }
-    const __m256i a = _mm256_unpacklo_epi32(v[0], v[1]), b = _mm256_unpackhi_epi32(v[0], v[1]);
-    const __m256i c = _mm256_unpacklo_epi32(v[2], v[3]), d = _mm256_unpackhi_epi32(v[2], v[3]);
-    lanes[0] = _mm256_unpacklo_epi64(a, c);
-    lanes[1] = _mm256_unpackhi_epi64(a, c);
-    lanes[2] = _mm256_unpacklo_epi64(b, d);
-    lanes[3] = _mm256_unpackhi_epi64(b, d);
-}
-
-template <Shape shape>
-GOLDSTICK_AVX2 void unpack(const Columns& columns, const Chunk& chunk, const RowBlock& block, Panel& panel) {
-    constexpr int width = shape == Shape::kBytes ? 8 : 4, shifts = shape == Shape::kBytes ? 2 : 4;
-    constexpr int lanes_in = shape == Shape::kHalfNibbles ? 4 : 8;
-    const __m256i mask = _mm256_set1_epi32(shape == Shape::kBytes ? 0x00ff00ff : 0x000f000f);
-    std::int16_t* out = panel.codes;
-    std::uint8_t copies[8 * kBlockBytes];
-    for (std::int64_t at = 0; at < chunk.padded / columns.step(); ++at, out += shifts * lanes_in * kRows * 2) {
-        const std::int64_t from = chunk.begin * columns.bits / 8 + at * columns.block_bytes();
-        for (std::int64_t half = 0; half < kRows; half += 8) {
-            const std::uint8_t* rows[8];
-            for (int r = 0; r < 8; ++r) {
-                rows[r] = block.rows[half + r] + from;
-                _mm_prefetch(reinterpret_cast<const char*>(rows[r] + kAhead), _MM_HINT_T0);
-                if (at >= chunk.whole) {
-                    copy_block(columns, chunk, block.rows[half + r], at, copies + r * kBlockBytes);
-                    rows[r] = copies + r * kBlockBytes;
-                }
-            }
-            __m256i lanes[8];
-            shape == Shape::kHalfNibbles ? load_half_lanes(rows, lanes) : load_lanes(rows, lanes);
-            GOLDSTICK_UNROLL
-            for (int d = 0; d < lanes_in; ++d) {
-                GOLDSTICK_UNROLL
-                for (int j = 0; j < shifts; ++j) {
-                    const __m256i pair = _mm256_and_si256(_mm256_srli_epi32(lanes[d], j * width), mask);
-                    std::int16_t* to = out + ((j * lanes_in + d) * kRows + half) * 2;
-                    _mm256_store_si256(reinterpret_cast<__m256i*>(to), pair);
-                }
-            }
-        }
-    }
-}
-
-// Six tokens or fewer, and one chunk of the columns.
-struct Tile {
-    const std::int16_t* codes;   // of the panel
-    const std::int16_t* q;       // [tokens, chunk.padded]
-    const float* scale;          // [tokens], of the activations
-    const std::int32_t* sum;     // [tokens]
-    const float* weight_scale;   // [kRows]
-    const float* zero;           // [kRows], or null
-    std::int32_t middle;         // where zero is null
-    std::int32_t* products;      // [tokens][kRows]: of a span's chunks before this one
-    float* sums;                 // [tokens][kRows]: of the spans before this one
+// A chunk of the columns and tiles of the same number of tokens.
+struct Strip {
+    const __m256i* codes;          // of the panel
+    const std::uint8_t* ahead;     // what is unpacked next: while the first tile is multiplied, memory is called for
+    const std::int32_t* lines;     // [step], from there on
+    std::int64_t tiles;
+    const std::int32_t* q;         // [tile][step][tokens]
+    const float* scale;            // [tile][tokens], of the activations
+    const std::int32_t* sum;       // [tile][tokens]
+    const Excess* excess;          // [tile][step]
+    const std::int32_t* excesses;  // [tile], or null
+    const float* weight_scale;     // [kRows]
+    const float* zero;             // [kRows], or null
+    std::int32_t middle;           // where zero is null
+    std::int32_t* products;        // [tile][tokens][kRows]: of a span's chunks before this one
+    float* sums;                   // [tile][tokens][kRows]: of the spans before this one
 };
 
 // What the products of a span come to, added to the sums of one token and eight rows.
@@ -129,75 +39,162 @@ GOLDSTICK_AVX2 inline void close(__m256i product, __m256 weight_scale, const flo
     _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_loadu_ps(sums), added));
 }
 
-template <int tokens>
-GOLDSTICK_AVX2 void multiply(const Tile& tile, const Chunk& chunk) {
-    const std::int64_t padded = chunk.padded;
-    auto* products = reinterpret_cast<__m256i*>(tile.products);
-    __m256i low[tokens], high[tokens];
+// How codes of eight rows and activations are multiplied, `together` steps of them: 32-bit sums.
+struct InWords {
+    static constexpr int together = 2;
+    GOLDSTICK_AVX2 static __m256i multiply(const __m256i* codes, const __m256i* q) {
+        return _mm256_add_epi32(_mm256_madd_epi16(codes[0], q[0]), _mm256_madd_epi16(codes[1], q[1]));
+    }
+};
+
+// The sums of 16 bits, of two products each, do not overflow: excesses see to it, or codes being small.
+template <int steps>
+struct InBytes {
+    static constexpr int together = steps;
+    GOLDSTICK_AVX2 static __m256i multiply(const __m256i* codes, const __m256i* q) {
+        __m256i sum = _mm256_maddubs_epi16(codes[0], q[0]);
+        GOLDSTICK_UNROLL
+        for (int i = 1; i < steps; ++i) {
+            sum = _mm256_add_epi16(sum, _mm256_maddubs_epi16(codes[i], q[i]));
+        }
+        return _mm256_madd_epi16(sum, _mm256_set1_epi16(1));
+    }
+};
+
+// Add the products of one or more steps. Codes of a step lie side by side, as do its tokens' activations.
+template <typename How, int tokens>
+GOLDSTICK_AVX2 inline void add_products(const __m256i* codes, const std::int32_t* q, __m256i (&low)[tokens],
+                                        __m256i (&high)[tokens]) {
+    constexpr int together = How::together;
+    __m256i first[together], second[together], both[together];
+    GOLDSTICK_UNROLL
+    for (int k = 0; k < together; ++k) {
+        first[k] = _mm256_load_si256(codes + 2 * k);
+        second[k] = _mm256_load_si256(codes + 2 * k + 1);
+    }
     GOLDSTICK_UNROLL
     for (int t = 0; t < tokens; ++t) {
-        low[t] = chunk.opens ? _mm256_setzero_si256() : _mm256_loadu_si256(products + 2 * t);
-        high[t] = chunk.opens ? _mm256_setzero_si256() : _mm256_loadu_si256(products + 2 * t + 1);
-    }
-    const auto* codes = reinterpret_cast<const __m256i*>(tile.codes);
-    const std::int16_t* q = tile.q;
-    for (std::int64_t i = 0; i < padded; i += 2, codes += 2, q += 2) {
-        const __m256i first = _mm256_load_si256(codes), second = _mm256_load_si256(codes + 1);
         GOLDSTICK_UNROLL
-        for (int t = 0; t < tokens; ++t) {
-            std::int32_t pair;
-            std::memcpy(&pair, q + t * padded, sizeof pair);
-            const __m256i both = _mm256_set1_epi32(pair);
-            low[t] = _mm256_add_epi32(low[t], _mm256_madd_epi16(first, both));
-            high[t] = _mm256_add_epi32(high[t], _mm256_madd_epi16(second, both));
-            asm volatile("" : "+x"(low[t]), "+x"(high[t]));  // one token after the other: there are 16 registers
+        for (int k = 0; k < together; ++k) {
+            both[k] = _mm256_set1_epi32(q[k * tokens + t]);
         }
-    }
-    if (!chunk.closes) {
-        GOLDSTICK_UNROLL
-        for (int t = 0; t < tokens; ++t) {
-            _mm256_storeu_si256(products + 2 * t, low[t]);
-            _mm256_storeu_si256(products + 2 * t + 1, high[t]);
-        }
-        return;
-    }
-    const __m256 low_scale = _mm256_loadu_ps(tile.weight_scale), high_scale = _mm256_loadu_ps(tile.weight_scale + 8);
-    const float *zero = tile.zero, *high_zero = zero ? zero + 8 : nullptr, *scale = tile.scale;
-    const std::int32_t middle = tile.middle, *sum = tile.sum;
-    float* sums = tile.sums;
-    GOLDSTICK_UNROLL
-    for (int t = 0; t < tokens; ++t, sums += kRows) {
-        close(low[t], low_scale, zero, middle, sum[t], scale[t], sums);
-        close(high[t], high_scale, high_zero, middle, sum[t], scale[t], sums + 8);
+        low[t] = _mm256_add_epi32(low[t], How::multiply(first, both));
+        high[t] = _mm256_add_epi32(high[t], How::multiply(second, both));
+        asm volatile("" : "+x"(low[t]), "+x"(high[t]));  // one token after the other: there are 16 registers
     }
 }
 
-using Multiply = void(const Tile&, const Chunk&);
-constexpr Multiply* kMultiply[kTile + 1] = {nullptr,     multiply<1>, multiply<2>, multiply<3>,
-                                            multiply<4>, multiply<5>, multiply<6>};
+// The same for all steps of a chunk.
+template <typename How, int tokens, bool calls>
+GOLDSTICK_AVX2 inline void add_all(const Strip& strip, const Chunk& chunk, const std::int32_t* q,
+                                   __m256i (&low)[tokens], __m256i (&high)[tokens]) {
+    for (std::int64_t i = 0; i < chunk.steps; i += How::together, q += tokens * How::together) {
+        if (calls) {
+            _mm_prefetch(reinterpret_cast<const char*>(strip.ahead + strip.lines[i]), _MM_HINT_T1);
+        }
+        add_products<How, tokens>(strip.codes + 2 * i, q, low, high);
+    }
+}
+
+template <typename How, int tokens>
+GOLDSTICK_AVX2 void multiply(const Strip& strip, const Chunk& chunk) {
+    const std::int32_t *q = strip.q, *sum = strip.sum;
+    const Excess* excess = strip.excess;
+    const __m256 low_scale = _mm256_loadu_ps(strip.weight_scale), high_scale = _mm256_loadu_ps(strip.weight_scale + 8);
+    const float *zero = strip.zero, *high_zero = zero ? zero + 8 : nullptr, *scale = strip.scale;
+    auto* products = reinterpret_cast<__m256i*>(strip.products);
+    float* sums = strip.sums;
+    for (std::int64_t tile = 0; tile < strip.tiles; ++tile, products += 2 * tokens, excess += chunk.steps) {
+        __m256i low[tokens], high[tokens];
+        GOLDSTICK_UNROLL
+        for (int t = 0; t < tokens; ++t) {
+            low[t] = chunk.opens ? _mm256_setzero_si256() : _mm256_loadu_si256(products + 2 * t);
+            high[t] = chunk.opens ? _mm256_setzero_si256() : _mm256_loadu_si256(products + 2 * t + 1);
+        }
+        if (tile == 0) {
+            add_all<How, tokens, true>(strip, chunk, q, low, high);
+        } else {
+            add_all<How, tokens, false>(strip, chunk, q, low, high);
+        }
+        q += tokens * chunk.steps;
+        for (std::int32_t i = 0, count = strip.excesses ? strip.excesses[tile] : 0; i < count; ++i) {
+            add_products<InBytes<1>, tokens>(strip.codes + 2 * excess[i].step, excess[i].codes, low, high);
+        }
+        GOLDSTICK_UNROLL
+        for (int t = 0; t < tokens; ++t) {
+            if (chunk.closes) {
+                close(low[t], low_scale, zero, strip.middle, sum[t], scale[t], sums + t * kRows);
+                close(high[t], high_scale, high_zero, strip.middle, sum[t], scale[t], sums + t * kRows + 8);
+            } else {
+                _mm256_storeu_si256(products + 2 * t, low[t]);
+                _mm256_storeu_si256(products + 2 * t + 1, high[t]);
+            }
+        }
+        sum += tokens, scale += tokens, sums += tokens * kRows;
+    }
+}
+
+using Multiply = void(const Strip&, const Chunk&);
+template <typename How>
+constexpr Multiply* kMultiply[kTile + 1] = {nullptr, multiply<How, 1>, multiply<How, 2>, multiply<How, 3>,
+                                            multiply<How, 4>};
+
+// Where the cache lines of the 16 rows of a chunk lie, spread out over its steps.
+void spread_lines(const Columns& columns, const Chunk& chunk, std::int32_t* lines) {
+    const std::int64_t of_row = (chunk.padded * columns.bits / 8 + 63) / 64, count = of_row * kRows;
+    for (std::int64_t step = 0; step < chunk.steps; ++step) {
+        const std::int64_t line = step * count / chunk.steps;
+        lines[step] = static_cast<std::int32_t>(line / of_row * columns.row_bytes + line % of_row * 64);
+    }
+}
+
+constexpr int kSmallBits = 6;  // two sums of two products of such codes and 8 bits: 4 · 63 · 128 < 2^15
 
 }  // namespace
 
 void block_panel_avx2(const Columns& columns, const RowBlock& block, const Activations& activations,
                       std::int64_t begin, std::int64_t end, float* sums) {
     std::fill_n(sums, (end - begin) * kRows, 0.0f);
+    if (columns.chunks.empty()) {
+        return;
+    }
     Panel panel;
     std::int32_t products[kTokens * kRows];
-    const auto spread = columns.shape == Shape::kNibbles       ? unpack<Shape::kNibbles>
-                        : columns.shape == Shape::kHalfNibbles ? unpack<Shape::kHalfNibbles>
-                                                               : unpack<Shape::kBytes>;
-    std::int64_t part = begin;
+    Unpack* const spread = (columns.in_bytes ? unpack_for<true> : unpack_for<false>)(columns.shape);
+    Multiply* const* const run = !columns.in_bytes              ? kMultiply<InWords>
+                                 : columns.bits <= kSmallBits ? kMultiply<InBytes<2>>
+                                                              : kMultiply<InBytes<1>>;
+    const std::int64_t rest = (end - begin) % kTile, full = end - rest;
+    std::int64_t part = 0, tiles = 0;  // of the chunks before this one
+    std::int32_t lines[kChunk];
+    spread_lines(columns, columns.chunks.front(), lines);
     for (const Chunk& chunk : columns.chunks) {
         spread(columns, chunk, block, panel);
-        const float* zero = block.zero ? block.zero + chunk.group * kRows : nullptr;
-        for (std::int64_t token = begin; token < end; token += kTile) {
-            const std::int64_t at = (token - begin) * kRows, own = part + token - begin;
-            kMultiply[std::min(kTile, end - token)](
-                {panel.codes, activations.of(chunk, token), activations.scale + own, activations.sum + own,
-                 block.scale + chunk.group * kRows, zero, columns.middle(), products + at, sums + at},
-                chunk);
+        const bool last = &chunk == &columns.chunks.back();
+        const std::uint8_t* ahead =
+            block.rows[0] + (last ? kRows * columns.row_bytes : chunk.end * columns.bits / 8);
+        const auto over = [&](std::int64_t token, std::int64_t count) {
+            return Strip{panel.codes,
+                         ahead,
+                         lines,
+                         count,
+                         activations.of(chunk, token),
+                         activations.scale + part + token,
+                         activations.sum + part + token,
+                         activations.excess_of(chunk, token),
+                         activations.excesses ? activations.excesses + tiles + token / kTile : nullptr,
+                         block.scale + chunk.group * kRows,
+                         block.zero ? block.zero + chunk.group * kRows : nullptr,
+                         columns.middle(),
+                         products + (token - begin) * kRows,
+                         sums + (token - begin) * kRows};
+        };
+        run[kTile](over(begin, (full - begin) / kTile), chunk);
+        if (rest) {
+            run[rest](over(full, 1), chunk);
         }
         part += activations.tokens;
+        tiles += activations.tiles();
     }
 }
 

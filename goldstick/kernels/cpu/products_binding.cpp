@@ -9,6 +9,7 @@
 
 #include "dequantize.hpp"
 #include "products.hpp"
+#include "shapes.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -33,11 +34,7 @@ void add_products(Numbers left, Numbers right, Sums sums, int threads, bool use_
         throw std::invalid_argument("left has " + std::to_string(left.shape(0)) + " tokens and right " +
                                     std::to_string(right.shape(0)));
     }
-    if (sums.shape(0) != left.shape(1) || sums.shape(1) != right.shape(1)) {
-        throw std::invalid_argument("sums has the shape [" + std::to_string(sums.shape(0)) + ", " +
-                                    std::to_string(sums.shape(1)) + "], expected [" + std::to_string(left.shape(1)) +
-                                    ", " + std::to_string(right.shape(1)) + "]");
-    }
+    goldstick::expect_shape("sums", sums, {left.shape(1), right.shape(1)});
     if (use_avx2 && !goldstick::has_avx2()) throw std::invalid_argument("this processor has no avx2");
     goldstick::Products products{};
     products.left = left.data();

@@ -6,11 +6,7 @@
 #include <cmath>
 #include <vector>
 
-#if defined(__GNUC__)
-#define GOLDSTICK_INLINE inline __attribute__((always_inline))
-#else
-#define GOLDSTICK_INLINE inline
-#endif
+#include "inline.hpp"
 
 namespace goldstick {
 

@@ -10,6 +10,7 @@
 #include "dequantize.hpp"
 #include "ranges.hpp"
 #include "ranges_binding.hpp"
+#include "shapes.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -18,23 +19,6 @@ namespace {
 
 template <typename T, int dimensions>
 using Array = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
-
-template <typename Given>
-void expect_shape(const char* name, const Given& given, std::initializer_list<std::size_t> expected) {
-    std::string found_text, expected_text;
-    bool same = given.ndim() == expected.size();
-    std::size_t axis = 0;
-    for (const std::size_t size : expected) {
-        same = same && given.shape(axis) == size;
-        found_text += (axis ? ", " : "") + std::to_string(given.shape(axis));
-        expected_text += (axis ? ", " : "") + std::to_string(size);
-        ++axis;
-    }
-    if (!same) {
-        throw std::invalid_argument(std::string(name) + " has the shape [" + found_text + "], expected [" +
-                                    expected_text + "]");
-    }
-}
 
 template <int dimensions>
 const float* optional_floats(const char* name, nb::object given, std::initializer_list<std::size_t> expected) {
@@ -45,7 +29,7 @@ const float* optional_floats(const char* name, nb::object given, std::initialize
     if (!nb::try_cast<Array<const float, dimensions>>(given, array, false)) {
         throw nb::type_error((std::string(name) + " must be dense, float32, on the CPU").c_str());
     }
-    expect_shape(name, array, expected);
+    goldstick::expect_shape(name, array, expected);
     return array.data();  // the caller's argument keeps it alive
 }
 
@@ -59,8 +43,8 @@ void search_ranges(Array<const float, 3> values, Array<const float, 3> scale, nb
     if (candidates == 0) {
         throw std::invalid_argument("scale holds no candidates");
     }
-    expect_shape("scale", scale, {rows, groups, candidates});
-    expect_shape("best", best, {rows, groups});
+    goldstick::expect_shape("scale", scale, {rows, groups, candidates});
+    goldstick::expect_shape("best", best, {rows, groups});
     goldstick::RangeSearch search{};
     search.zero = optional_floats<3>("zero", zero, {rows, groups, candidates});
     search.importance = optional_floats<2>("importance", importance, {groups, width});
