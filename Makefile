@@ -13,7 +13,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test determinism fuzz train-reference \
-    sanitize clean
+    cross-reading miniatures sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,6 +70,32 @@ llama-cpp-check: $(STAMP) $(LLAMA_CPP)/.installed ## build llama.cpp (many minut
 
 train-reference: $(STAMP) ## train the reference model again, going on where a stopped run left off (about two hours)
 	$(PYTHON) -m tools.reference_model.train --out build/reference-training --minutes 110 --resume
+
+# The other tools live in environments of their own. GPTQModel's metadata asks for a newer torch than there are CPU
+# wheels of beside the others, so it is installed without its dependencies; it is a reader to compare with, no more.
+PEERS := build/peers
+PEER_TORCH := $(shell sed -n '/^torch==/p;/^transformers==/p' constraints.txt)
+TOOLS := --gptqmodel $(CURDIR)/$(PEERS)/gptqmodel/bin/python --llm-compressor $(CURDIR)/$(PEERS)/llm-compressor/bin/python
+
+$(PEERS)/gptqmodel/.installed: constraints.txt
+	$(PYTHON3) -m venv $(PEERS)/gptqmodel
+	$(PEERS)/gptqmodel/bin/pip install --quiet --upgrade pip 'setuptools>=77' wheel
+	$(PEERS)/gptqmodel/bin/pip install --quiet $(PEER_TORCH) accelerate device-smi logbar tokenicer pypcre defuser \
+	    threadpoolctl pillow requests protobuf ninja
+	$(PEERS)/gptqmodel/bin/pip install --quiet --no-deps optimum==2.3.0 torchao==0.18.0
+	BUILD_CUDA_EXT=0 $(PEERS)/gptqmodel/bin/pip install --quiet --no-deps --no-build-isolation gptqmodel==7.7.0
+	@touch $@
+
+$(PEERS)/llm-compressor/.installed: constraints.txt
+	$(PYTHON3) -m venv $(PEERS)/llm-compressor
+	$(PEERS)/llm-compressor/bin/pip install --quiet $(firstword $(PEER_TORCH)) llmcompressor==0.14.0.1
+	@touch $@
+
+cross-reading: $(STAMP) $(PEERS)/gptqmodel/.installed $(PEERS)/llm-compressor/.installed ## GPTQModel and llm-compressor read goldstick's files, and goldstick theirs
+	$(PYTHON) -m benchmarks.cross_reading $(TOOLS)
+
+miniatures: $(STAMP) $(PEERS)/gptqmodel/.installed $(PEERS)/llm-compressor/.installed ## let both tools write the files in tests/data/other_tools anew
+	$(PYTHON) -m benchmarks.cross_reading $(TOOLS) --miniatures tests/data/other_tools
 
 # The sanitized build is a copy beside the environment. -S leaves out .venv's own editable install, so that the copy
 # is what gets imported; -P leaves out the checkout.

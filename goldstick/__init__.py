@@ -9,11 +9,11 @@ import importlib
 import importlib.metadata
 from typing import TYPE_CHECKING, Any
 
-from goldstick.registration import register_with_transformers
+from goldstick.registration import register, register_with_transformers
 
 if TYPE_CHECKING:
     from goldstick.algorithms import RTN
-    from goldstick.api import apply, evaluate, load, quantize
+    from goldstick.api import accelerate, apply, evaluate, export, load, quantize
     from goldstick.core.grid import Grid
     from goldstick.core.scheme import Scheme
     from goldstick.errors import GoldstickError
@@ -32,8 +32,10 @@ _HOMES = {
     "Recipe": "goldstick.recipes.recipe",
     "Scheme": "goldstick.core.scheme",
     "Targets": "goldstick.structure.targets",
+    "accelerate": "goldstick.api",
     "apply": "goldstick.api",
     "evaluate": "goldstick.api",
+    "export": "goldstick.api",
     "load": "goldstick.api",
     "quantize": "goldstick.api",
 }
@@ -46,10 +48,13 @@ __all__ = [
     "Scheme",
     "Targets",
     "__version__",
+    "accelerate",
     "apply",
     "evaluate",
+    "export",
     "load",
     "quantize",
+    "register",
 ]
 
 

@@ -15,6 +15,7 @@ from goldstick.evaluation.evaluate import evaluate as run_tasks
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.formats import FORMATS
 from goldstick.formats.gguf_directory import checkpoint_directory
+from goldstick.pipeline.accelerate import accelerate
 from goldstick.pipeline.calibrate import calibration_data
 from goldstick.pipeline.doctor import Diagnosis, examine
 from goldstick.pipeline.export import export_checkpoint
@@ -30,7 +31,7 @@ from goldstick.recipes.run import Progress, needs_data, quiet
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
-__all__ = ["apply", "doctor", "evaluate", "export", "load", "plan", "quantize"]
+__all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "plan", "quantize"]
 
 
 def apply(

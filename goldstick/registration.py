@@ -1,7 +1,9 @@
-"""Registration: after ``import goldstick``, transformers' ``from_pretrained`` knows the native format.
+"""Registration: after ``import goldstick``, transformers' ``from_pretrained`` runs checkpoints on goldstick's kernels.
 
-Neither library is imported for it. If transformers is there already it is told at once, otherwise when it imports
-its table of quantizers.
+Those of the native format always. Those of GPTQ, AWQ and compressed-tensors where the package that transformers would
+hand them to is not installed, and it could only fail; where it is, the package serves them as it would without
+goldstick, until :func:`register` says otherwise. Neither library is imported for it. If transformers is there already
+it is told at once, otherwise when it imports its table of quantizers.
 """
 
 from __future__ import annotations
@@ -16,6 +18,15 @@ from types import ModuleType
 
 _TABLE = "transformers.quantizers.auto"
 _QUANTIZER = "goldstick.formats.transformers_quantizer"
+_SERVER = "goldstick.formats.transformers_foreign"
+
+#: What transformers needs for checkpoints of a method.
+_PACKAGES = {
+    "awq": ("gptqmodel",),
+    "compressed-tensors": ("compressed_tensors",),
+    "gptq": ("gptqmodel", "optimum"),
+}
+_asked_for: set[str] = set()
 
 
 class _AfterTheTable(importlib.abc.MetaPathFinder):
@@ -42,12 +53,42 @@ class _ThenRegister(importlib.abc.Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        importlib.import_module(_QUANTIZER)
+        _tell_transformers()
+
+
+def register(*methods: str) -> None:
+    """Let ``from_pretrained`` run checkpoints on goldstick's kernels though the package for them is installed.
+
+    Args:
+        methods: ``gptq``, ``awq``, ``compressed-tensors``; all three where none is named.
+
+    Raises:
+        UsageError: There is no such method.
+    """
+    for method in methods:
+        if method not in _PACKAGES:
+            from goldstick.errors import UsageError
+
+            raise UsageError(f"goldstick cannot serve the method {method!r}; it can serve {', '.join(_PACKAGES)}.")
+    _asked_for.update(methods or _PACKAGES)
+    register_with_transformers()
 
 
 def register_with_transformers() -> None:
-    """Make ``quant_method: goldstick`` known to transformers, now or when it is imported."""
+    """Make the methods that goldstick serves known to transformers, now or when it is imported."""
     if _TABLE in sys.modules:
-        importlib.import_module(_QUANTIZER)
+        _tell_transformers()
     elif not any(isinstance(finder, _AfterTheTable) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AfterTheTable())
+
+
+def _tell_transformers() -> None:
+    importlib.import_module(_QUANTIZER)
+    unserved = {method for method, packages in _PACKAGES.items() if not all(map(_installed, packages))}
+    methods = frozenset(unserved | _asked_for)
+    if methods:
+        importlib.import_module(_SERVER).serve(methods)
+
+
+def _installed(package: str) -> bool:
+    return importlib.util.find_spec(package) is not None

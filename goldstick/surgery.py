@@ -49,10 +49,10 @@ def tie(network: Network, site: Site, owner: Site) -> None:
     if not isinstance(source, QuantizedEmbedding):
         raise StructureError(f"{site.name} is tied to {owner.name}, which is not a quantized embedding.")
     if site.layout is Layout.EMBEDDING:
-        _replace(network.model, site.module, source)
+        replace(network.model, site.module, source)
     else:
         bias = getattr(network.module(site), "bias", None)
-        _replace(network.model, site.module, TiedQuantizedLinear(source, bias))
+        replace(network.model, site.module, TiedQuantizedLinear(source, bias))
 
 
 def forget_ties(network: Network) -> None:
@@ -75,10 +75,15 @@ def _quantize(network: Network, edit: Quantize) -> None:
         index_experts_one_by_one(network.model)
     else:
         new.train(module.training)
-        _replace(network.model, site.module, new)
+        replace(network.model, site.module, new)
 
 
-def _replace(model: nn.Module, path: str, new: nn.Module) -> None:
+def replace(model: nn.Module, path: str, new: nn.Module) -> None:
+    """Put a module in the place of the one at ``path``, wherever else that is registered too.
+
+    Raises:
+        StructureError: The path is empty: the module is the model itself.
+    """
     if not path:
         raise StructureError(
             f"The model is itself a {type(model).__name__} and cannot be replaced from within: give "

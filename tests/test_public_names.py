@@ -19,10 +19,13 @@ PUBLIC = {
     "Scheme",
     "Targets",
     "__version__",
+    "accelerate",
     "apply",
     "evaluate",
+    "export",
     "load",
     "quantize",
+    "register",
 }
 
 
@@ -40,7 +43,7 @@ def test_each_can_be_imported_and_is_documented(name: str) -> None:
     assert thing.__module__.startswith("goldstick.")
 
 
-@pytest.mark.parametrize("function", ["apply", "evaluate", "load", "quantize"])
+@pytest.mark.parametrize("function", ["accelerate", "apply", "evaluate", "export", "load", "quantize", "register"])
 def test_each_function_says_what_it_raises_and_what_its_arguments_are(function: str) -> None:
     thing = getattr(goldstick, function)
     text = inspect.getdoc(thing) or ""

@@ -31,6 +31,8 @@ from goldstick.cli.console import console, print_json, progress_bar
     help="Compare what both checkpoints give, after their tensors, or their tensors alone.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
+@click.option("--push-to-hub", "repository", metavar="OWNER/NAME", help="Upload the finished checkpoint there.")
+@click.option("--private", is_flag=True, help="Make that repository a private one.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def export(
     directory: Path,
@@ -38,6 +40,8 @@ def export(
     output: Path,
     proof: Literal["outputs", "tensors"],
     overwrite: bool,
+    repository: str | None,
+    private: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Store a compressed checkpoint in another format, without any loss.
@@ -51,8 +55,10 @@ def export(
     quiet_libraries()
     from goldstick import api
     from goldstick.core.freed_memory import give_large_blocks_back
+    from goldstick.pipeline.hub import check_repository, push_to_hub
     from goldstick.report.words import format_bytes
 
+    check_repository(repository)
     give_large_blocks_back()
     with progress_bar(not as_json) as progress:
         made = api.export(directory, format_, output=output, overwrite=overwrite, proof=proof, progress=progress)
@@ -60,7 +66,9 @@ def export(
         import json
 
         print_json({"directory": str(output), "report": json.loads(made.report.to_json())})
-        return
-    layers = sum(record.scheme is not None for record in made.report.layers)
-    console().print(f"{layers} layers stored as {made.report.format}, {format_bytes(made.report.size.bytes_after)}")
-    click.echo(f"checkpoint: {output}\nreport: {output / 'report.json'}")
+    else:
+        layers = sum(record.scheme is not None for record in made.report.layers)
+        console().print(f"{layers} layers stored as {made.report.format}, {format_bytes(made.report.size.bytes_after)}")
+        click.echo(f"checkpoint: {output}\nreport: {output / 'report.json'}")
+    if repository is not None:
+        click.echo(f"pushed: {push_to_hub(output, repository, private=private)}", err=as_json)

@@ -75,6 +75,8 @@ def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option("--resume", is_flag=True, help="Go on with a run that was stopped behind a block, to the same bytes.")
 @click.option("--max-memory", metavar="SIZE", callback=_bytes, help="Memory a calibrated run may use, such as 8GB.")
 @click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
+@click.option("--push-to-hub", "repository", metavar="OWNER/NAME", help="Upload the finished checkpoint there.")
+@click.option("--private", is_flag=True, help="Make that repository a private one.")
 @click.option("--dry-run", is_flag=True, help="Plan only; the same as 'goldstick plan'.")
 @_recipe_options
 def quantize(
@@ -89,13 +91,17 @@ def quantize(
     resume: bool,
     max_memory: int | None,
     overwrite: bool,
+    repository: str | None,
+    private: bool,
     dry_run: bool,
     as_json: bool,
     **recipe_options: Any,
 ) -> None:
     """Compress MODEL into a new, proven checkpoint directory."""
+    from goldstick.pipeline.hub import check_repository, push_to_hub
     from goldstick.pipeline.staging import check_output
 
+    check_repository(repository)
     recipe = _recipe(**recipe_options)
     check_output(output, overwrite, resume)
     if dry_run:
@@ -124,14 +130,14 @@ def quantize(
         import json
 
         print_json({"directory": str(output), "report": json.loads(result.report.to_json())})
-        return
-    if result.finished_before:
-        return
-    evaluation = result.report.evaluation
-    rows = compare(evaluation["after"], evaluation["before"]) if evaluation else ()
-    print_report(console(), result.report, rows)
-    click.echo(f"proof: {proof_words(result.report.proof)}")
-    click.echo(f"checkpoint: {output}\nreport: {output / 'report.html'} (and report.json)")
+    elif not result.finished_before:
+        evaluation = result.report.evaluation
+        rows = compare(evaluation["after"], evaluation["before"]) if evaluation else ()
+        print_report(console(), result.report, rows)
+        click.echo(f"proof: {proof_words(result.report.proof)}")
+        click.echo(f"checkpoint: {output}\nreport: {output / 'report.html'} (and report.json)")
+    if repository is not None:
+        click.echo(f"pushed: {push_to_hub(output, repository, private=private)}", err=as_json)
 
 
 @click.command()

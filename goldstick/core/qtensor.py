@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -16,7 +17,8 @@ class QuantizedTensor:
     """Integer codes with the scales and zeros that turn them back into numbers.
 
     w[…, o, i] ≈ (codes[…, o, i] − zero[…, o, g]) · scale[…, o, g], g = i // group width. Leading dimensions are
-    independent matrices (the experts of a mixture).
+    independent matrices (the experts of a mixture). With an ``input_order`` p, what stands at i is w[…, o, p[i]]: the
+    columns lie in the order of their groups, which take their inputs from anywhere in the row.
 
     Attributes:
         codes: uint8 [..., out, in], each in 0 … 2^bits − 1.
@@ -24,12 +26,15 @@ class QuantizedTensor:
         zero: ``None`` for a symmetric grid (the zero is 2^(bits−1)), otherwise float [..., out, groups], perhaps
             fractional; whole numbers for grids that formats with integer zeros can hold.
         grid: The grid the codes live on.
+        input_order: p, integers [in], each input once; ``None`` where columns lie as the inputs come. Only files of
+            GPTQ's act-order have one.
     """
 
     codes: Tensor
     scale: Tensor
     zero: Tensor | None
     grid: Grid
+    input_order: Tensor | None = None
 
     def __post_init__(self) -> None:
         out_features, in_features = self.codes.shape[-2:]
@@ -46,6 +51,8 @@ class QuantizedTensor:
             )
         if self.grid.symmetric != (self.zero is None):
             raise QuantizationError("A symmetric grid has no zeros of its own, an asymmetric one always has them.")
+        if self.input_order is not None and not _each_once(self.input_order, in_features):
+            raise QuantizationError(f"The order of {in_features} inputs names each of them once; this one does not.")
 
     @property
     def in_features(self) -> int:
@@ -62,17 +69,29 @@ class QuantizedTensor:
         width = self.grid.group_width(self.in_features)
         zero = self.grid.midpoint if self.zero is None else self._spread(self.zero.to(dtype), width)
         values = self.codes.to(dtype)
-        return values.sub_(zero).mul_(self._spread(self.scale.to(dtype), width))
+        values.sub_(zero).mul_(self._spread(self.scale.to(dtype), width))
+        return in_place(values, self.input_order)
 
     def rows(self, part: slice) -> QuantizedTensor:
         """Some rows of a matrix."""
         zero = None if self.zero is None else self.zero[part]
-        return QuantizedTensor(codes=self.codes[part], scale=self.scale[part], zero=zero, grid=self.grid)
+        return dataclasses.replace(self, codes=self.codes[part], scale=self.scale[part], zero=zero)
 
     def _spread(self, values: Tensor, width: int) -> Tensor:
         if values.shape[-1] == 1:
             return values
         return values.repeat_interleave(width, dim=-1)[..., : self.in_features]
+
+
+def in_place(columns: Tensor, input_order: Tensor | None) -> Tensor:
+    """Columns [..., in] of an input order p back where they belong: result[..., p[i]] = columns[..., i]."""
+    return columns if input_order is None else columns[..., input_order.argsort()]
+
+
+def _each_once(order: Tensor, count: int) -> bool:
+    if order.dtype not in (torch.int32, torch.int64) or order.shape != (count,):
+        return False
+    return order.is_meta or torch.equal(order.sort().values, torch.arange(count).to(order))
 
 
 def quantize_on_grid(weight: Tensor, scale: Tensor, zero: Tensor | None, grid: Grid) -> QuantizedTensor:

@@ -20,4 +20,17 @@ FORMATS: dict[str, StorageFormat] = {
 #: The formats whose files hold scales in float16, whatever the model is.
 FLOAT16_SCALES = frozenset({"gptq", "gptq-v2", "awq", "gguf"})
 
-__all__ = ["FLOAT16_SCALES", "FORMATS", "Awq", "CompressedTensors", "Gguf", "Gptq", "Native", "StorageFormat"]
+#: The formats that hold columns in an order of their own.
+ORDERED_COLUMNS = frozenset({"native", "gptq", "gptq-v2"})
+
+__all__ = [
+    "FLOAT16_SCALES",
+    "FORMATS",
+    "ORDERED_COLUMNS",
+    "Awq",
+    "CompressedTensors",
+    "Gguf",
+    "Gptq",
+    "Native",
+    "StorageFormat",
+]

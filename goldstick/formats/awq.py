@@ -90,7 +90,7 @@ class Awq:
         Raises:
             FormatError: A scale is no float16 number, a zero no whole number, or the input is touched.
         """
-        refuse_inputs("AWQ", scheme, input_scale, input_zero, input_multiplier)
+        refuse_inputs("AWQ", scheme, input_scale, input_zero, input_multiplier, tensor.input_order)
         zeros = whole_zeros(tensor, "AWQ")
         return {
             ".qweight": pack_rows(_reordered(tensor.codes.T, _ORDER), BITS),

@@ -25,6 +25,7 @@ class StoredLayer:
         scheme: What it becomes.
         fractional_zeros: Whether its zeros may be fractions.
         multiplied: Whether it holds a factor for each of its inputs.
+        reordered: Whether its columns lie in an order of their own (``QuantizedTensor.input_order``).
         scale_dtype: Dtype of its scales before they are stored, or ``None`` where that is not known.
     """
 
@@ -35,6 +36,7 @@ class StoredLayer:
     scheme: Scheme
     fractional_zeros: bool
     multiplied: bool = False
+    reordered: bool = False
     scale_dtype: torch.dtype | None = None
 
 

@@ -96,8 +96,8 @@ class CompressedTensors:
         Raises:
             FormatError: A zero is not a whole number of the grid, or the input is multiplied.
         """
-        if input_multiplier is not None:
-            raise FormatError("compressed-tensors has no place for an input multiplier; export to the native format.")
+        if input_multiplier is not None or tensor.input_order is not None:
+            raise FormatError("compressed-tensors has no place for what a layer does to its input; use format native.")
         grid = tensor.grid
         inputs = pack_input(scheme, input_scale, input_zero, tensor.scale.dtype)
         if scheme.activation:

@@ -5,6 +5,10 @@ For a linear layer ``P`` of weight [out, in]: ``P.qweight`` int32 [in · bits / 
 [in], the group of every input. Version 1 stores zero − 1, for which a zero of 0 has no room: some writers let the −1
 spill over the fields beside it, and readers disagree on what a full field means. So version 1 is written for symmetric
 weights alone, whose zero is the midpoint. Version 2 stores the zero itself.
+
+Act-order (``desc_act``) solves inputs from the most to the least important and fills groups in that order, so that
+``g_idx`` scatters them over the row. Such a layer is read with its columns in the order of their groups and an
+``input_order`` that says whose they are; written, they go back where they were.
 """
 
 from __future__ import annotations
@@ -20,7 +24,7 @@ from torch import Tensor
 
 from goldstick.core.bitpack import pack_rows, unpack_rows
 from goldstick.core.grid import Grid
-from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.qtensor import QuantizedTensor, in_place
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import StoredLayer
@@ -108,35 +112,41 @@ class Gptq:
             FormatError: A scale is no float16 number, a zero no whole number, or the input is touched.
         """
         refuse_inputs("GPTQ", scheme, input_scale, input_zero, input_multiplier)
-        grid = tensor.grid
+        grid, order = tensor.grid, tensor.input_order
         zeros = whole_zeros(tensor, "GPTQ")
         if self._shift and not grid.symmetric:
             raise FormatError("Version 1 of GPTQ is written for symmetric weights only; use gptq-v2.")
-        groups = torch.arange(tensor.in_features, dtype=torch.int32, device=tensor.codes.device)
+        columns = torch.arange(tensor.in_features, dtype=torch.int32, device=tensor.codes.device)
         return {
-            ".qweight": pack_rows(tensor.codes, grid.bits).T.contiguous(),
+            ".qweight": pack_rows(in_place(tensor.codes, order), grid.bits).T.contiguous(),
             ".qzeros": pack_rows((zeros - self._shift).T.contiguous(), grid.bits),
             ".scales": float16_scales(tensor.scale, "GPTQ").T.contiguous(),
-            ".g_idx": groups // grid.group_width(tensor.in_features),
+            ".g_idx": in_place(columns // grid.group_width(tensor.in_features), order),
         }
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
         """The layer from its tensors, with scales as they are stored.
 
         Version 1 is read as zero = (stored + 1) mod 2^bits, as the writers' own dequantization does. Groups that
-        ``g_idx`` numbers in another order come back in the order of their inputs.
+        ``g_idx`` numbers in another order come back in the order of their inputs, and where it scatters them, columns
+        come back in the order of their groups.
 
         Raises:
-            FormatError: ``g_idx`` scatters groups, or zeros contradict a symmetric scheme.
+            FormatError: ``g_idx`` makes groups of other sizes than the scheme's, or zeros contradict a symmetric one.
         """
         grid = scheme.weight
         out_features = parts[".qweight"].shape[-1]
         codes = unpack_rows(parts[".qweight"].T.contiguous(), grid.bits, in_features)
-        order = _group_order(parts[".g_idx"], grid, in_features)
+        groups = _runs(parts[".g_idx"], grid, in_features)
+        order = None
+        if groups is None:
+            order = _scattered(parts[".g_idx"], grid)
+            codes = codes[:, order]
+            groups = torch.arange(grid.groups(in_features))
         zeros = (unpack_rows(parts[".qzeros"], grid.bits, out_features) + self._shift) & grid.code_max
-        zero = zeros_of(zeros[order].T.contiguous(), grid, "GPTQ")
-        scale = parts[".scales"][order].T.contiguous()
-        return QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=grid)
+        zero = zeros_of(zeros[groups].T.contiguous(), grid, "GPTQ")
+        scale = parts[".scales"][groups].T.contiguous()
+        return QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=grid, input_order=order)
 
     def config(
         self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
@@ -150,7 +160,7 @@ class Gptq:
             "quant_method": "gptq",
             "bits": grid.bits,
             "group_size": stored_group_size(grid),
-            "desc_act": False,
+            "desc_act": any(layer.reordered for layer in layers),
             "sym": grid.symmetric,
             "lm_head": _HEAD in modules,
             "checkpoint_format": "gptq" if self._shift else "gptq_v2",
@@ -161,15 +171,28 @@ class Gptq:
         return config | ({"dynamic": {f"-:{pattern}": {} for pattern in excepted}} if excepted else {})
 
 
-def _group_order(g_idx: Tensor, grid: Grid, in_features: int) -> Tensor:
-    """Which stored group every consecutive run of inputs belongs to, int64 [groups]."""
+def scatters(g_idx: Tensor, grid: Grid) -> bool:
+    """Whether a ``g_idx`` [in] takes the inputs of a group from here and there, so that a layer is ``reordered``."""
+    return _runs(g_idx, grid, len(g_idx)) is None
+
+
+def _runs(g_idx: Tensor, grid: Grid, in_features: int) -> Tensor | None:
+    """Which stored group every run of consecutive inputs belongs to, int64 [groups]; ``None`` if there are no runs."""
     width = min(grid.group_width(in_features), in_features)
-    order = g_idx[::width].long()
-    consecutive = torch.equal(order.repeat_interleave(width)[:in_features], g_idx.long())
-    if not consecutive or int(order.min()) < 0 or int(order.max()) >= len(order):
+    groups = g_idx[::width].long()
+    consecutive = torch.equal(groups.repeat_interleave(width)[:in_features], g_idx.long())
+    known = int(groups.min()) >= 0 and int(groups.max()) < len(groups)
+    return groups if consecutive and known else None
+
+
+def _scattered(g_idx: Tensor, grid: Grid) -> Tensor:
+    """The inputs in the order of their groups, int64 [in]; within a group as they come."""
+    width = min(grid.group_width(len(g_idx)), len(g_idx))
+    order = g_idx.argsort(stable=True)
+    if not torch.equal(g_idx[order].long(), torch.arange(len(g_idx), device=g_idx.device) // width):
         raise FormatError(
-            "its g_idx scatters the inputs of a group over the row (act-order, desc_act), and goldstick runs groups "
-            f"of {width} consecutive inputs. Quantize it again with desc_act off, or with static groups."
+            f"its g_idx does not make groups of {width} inputs, numbered from 0, as its config calls for; the "
+            "checkpoint is damaged, or declares another group size than it has."
         )
     return order
 

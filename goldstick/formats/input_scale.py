@@ -2,7 +2,8 @@
 
 ``input_scale`` [1] in the dtype of the weight's scales and, for an asymmetric input, ``input_zero_point`` int8 [1], the
 zero among the signed codes. They stand beside the weight: ``….q_proj.input_scale`` for ``….q_proj.weight``. The native
-format also has ``input_multiplier`` [in], what the input is multiplied by before anything else.
+format also has ``input_multiplier`` [in], what the input is multiplied by before anything else, and ``input_order``
+int32 [in], which input belongs to every column of codes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from goldstick.errors import CheckpointError
 
 #: Appended to the weight's name less its last word; see :func:`part_name`.
 INPUT_SCALE, INPUT_ZERO, INPUT_MULTIPLIER = ".input_scale", ".input_zero_point", ".input_multiplier"
+INPUT_ORDER = ".input_order"
 
 
 def part_name(weight: str, suffix: str) -> str:

@@ -16,7 +16,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError, RecipeError
 from goldstick.formats.base import StoredLayer
-from goldstick.formats.input_scale import INPUT_MULTIPLIER, input_specs, pack_input
+from goldstick.formats.input_scale import INPUT_MULTIPLIER, INPUT_ORDER, input_specs, pack_input
 
 FORMAT_VERSION = 1
 
@@ -26,7 +26,8 @@ class Native:
 
     ``X_packed`` int32 [..., out, ceil(in · bits / 32)], ``X_scale`` [..., out, groups] and, for asymmetric grids,
     ``X_zero_point`` float32 [..., out, groups]. Beside it ``input_scale`` and ``input_zero_point`` of a static input,
-    and ``input_multiplier`` [in] of a multiplied one.
+    ``input_multiplier`` [in] of a multiplied one, and ``input_order`` int32 [in] where columns lie in an order of their
+    own.
     """
 
     name = "native"
@@ -56,6 +57,8 @@ class Native:
             specs["_zero_point"] = (scales, torch.float32)
         if layer.multiplied:
             specs[INPUT_MULTIPLIER] = (torch.Size([in_features]), scale_dtype)
+        if layer.reordered:
+            specs[INPUT_ORDER] = (torch.Size([in_features]), torch.int32)
         return specs | input_specs(layer.scheme, scale_dtype)
 
     def pack(
@@ -72,6 +75,8 @@ class Native:
             parts["_zero_point"] = tensor.zero.float()
         if input_multiplier is not None:
             parts[INPUT_MULTIPLIER] = input_multiplier.to(tensor.scale.dtype)
+        if tensor.input_order is not None:
+            parts[INPUT_ORDER] = tensor.input_order.int()
         return parts | pack_input(scheme, input_scale, input_zero, tensor.scale.dtype)
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
@@ -79,14 +84,18 @@ class Native:
         grid = scheme.weight
         codes = unpack_rows(parts["_packed"], grid.bits, in_features)
         zero = None if grid.symmetric else parts["_zero_point"]
-        return QuantizedTensor(codes=codes, scale=parts["_scale"], zero=zero, grid=grid)
+        order = parts.get(INPUT_ORDER)
+        return QuantizedTensor(codes=codes, scale=parts["_scale"], zero=zero, grid=grid, input_order=order)
 
     def config(
         self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
     ) -> dict[str, Any]:
-        """``quant_method: goldstick`` with the scheme of every site, and which inputs are multiplied."""
+        """``quant_method: goldstick``: the scheme of every site, and which inputs are multiplied or put in order."""
         schemes = {layer.scheme.label: layer.scheme for layer in layers}
-        multiplied = [layer.site for layer in layers if layer.multiplied]
+        beside = {
+            "multiplied": [layer.site for layer in layers if layer.multiplied],
+            "reordered": [layer.site for layer in layers if layer.reordered],
+        }
         table = {
             "quant_method": "goldstick",
             "version": FORMAT_VERSION,
@@ -94,7 +103,7 @@ class Native:
             "sites": {layer.site: layer.scheme.label for layer in layers},
             "ties": dict(ties),
         }
-        return table | ({"multiplied": multiplied} if multiplied else {})
+        return table | {key: sites for key, sites in beside.items() if sites}
 
 
 def schemes_of(config: Mapping[str, Any]) -> dict[str, Scheme]:
@@ -151,13 +160,26 @@ def multiplied_in(config: Mapping[str, Any]) -> frozenset[str]:
     Raises:
         FormatError: It names one that it does not quantize.
     """
-    listed = config.get("multiplied") or []
+    return _listed(config, "multiplied", "multiplies what")
+
+
+def reordered_in(config: Mapping[str, Any]) -> frozenset[str]:
+    """The sites of a native ``quantization_config`` whose columns lie in an order of their own.
+
+    Raises:
+        FormatError: It names one that it does not quantize.
+    """
+    return _listed(config, "reordered", "puts in order what")
+
+
+def _listed(config: Mapping[str, Any], key: str, does: str) -> frozenset[str]:
+    listed = config.get(key) or []
     if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
-        raise FormatError("The checkpoint's config has a 'multiplied' that is no list of names.")
+        raise FormatError(f"The checkpoint's config has a {key!r} that is no list of names.")
     found = frozenset(listed)
     unknown = found - set(_table_of_texts(config, "sites"))
     if unknown:
-        raise FormatError(f"The checkpoint's config multiplies what {min(unknown)} is given, and does not quantize it.")
+        raise FormatError(f"The checkpoint's config {does} {min(unknown)} is given, and does not quantize it.")
     return found
 
 

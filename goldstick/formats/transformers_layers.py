@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,9 @@ from goldstick.formats.awq import awq_scheme
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.compressed_tensors import group_of, scheme_of_group
 from goldstick.formats.gguf_blocks import BY_SUFFIX
-from goldstick.formats.gptq import gptq_scheme, gptq_storage
+from goldstick.formats.gptq import gptq_scheme, gptq_storage, scatters
 from goldstick.formats.input_scale import INPUT_ZERO, part_name
-from goldstick.formats.native import multiplied_in, schemes_of, ties_of
+from goldstick.formats.native import multiplied_in, reordered_in, schemes_of, ties_of
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import open_tensors, read_json
 from goldstick.formats.transformers_account import account, require_account
@@ -99,6 +100,7 @@ class DeclaredLayers:
         self.schemes = schemes_of(config) if native else {}
         self._ties = ties_of(config) if native else {}
         self._multiplied = multiplied_in(config) if native else frozenset()
+        self._reordered = reordered_in(config) if native else frozenset()
         self._directory, self._config, self._names, self._tensors = directory, config, names, tensors
         self._owners = {site.parameter_name: site for site in network.sites}
         if unknown := sorted({*self.schemes, *self._ties} - set(network.by_name)):
@@ -125,7 +127,9 @@ class DeclaredLayers:
             raise FormatError(
                 f"{self._directory}: the packed tensor {name!r} belongs to no layer that the config describes."
             )
-        return _layer(weight, info, site, scheme, storage, self._tensors, site.name in self._multiplied)
+        layer = _layer(weight, info, site, scheme, storage, self._tensors, site.name in self._multiplied)
+        scattered = site.name in self._reordered or _scatters(layer, storage, self._tensors)
+        return dataclasses.replace(layer, reordered=scattered)
 
 
 def read_layers(
@@ -135,7 +139,7 @@ def read_layers(
     network: Network,
     tensors: Mapping[str, TensorInfo] | None = None,
 ) -> StoredLayers:
-    """The quantized matrices of a checkpoint; reads its headers, and of AWQ the zeros.
+    """The quantized matrices of a checkpoint; reads its headers, of AWQ the zeros and of GPTQ whose groups they are.
 
     Args:
         directory: The checkpoint.
@@ -276,6 +280,13 @@ def _layer(
         multiplied=multiplied,
         scale_dtype=torch.float16 if storage == "gguf" else scale.dtype if scale is not None else None,
     )
+
+
+def _scatters(layer: StoredLayer, storage: str, tensors: Mapping[str, TensorInfo]) -> bool:
+    info = tensors.get(layer.name.removesuffix(".weight") + ".g_idx")
+    if info is None or not storage.startswith("gptq") or info.shape != layer.shape[-1:]:  # what is wrong is said later
+        return False
+    return scatters(info.read(), layer.scheme.weight)
 
 
 def _words(shape: torch.Size, dtype: torch.dtype) -> str:

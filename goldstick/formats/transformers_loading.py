@@ -19,8 +19,8 @@ from goldstick.formats.native import Native
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import open_tensors
 from goldstick.formats.transformers_cache import use_quantized_cache
-from goldstick.formats.transformers_layers import QuantizedCheckpoint, open_quantized
-from goldstick.formats.transformers_names import load_config, model_class
+from goldstick.formats.transformers_layers import StoredLayers, open_quantized, read_layers
+from goldstick.formats.transformers_names import CheckpointNames, load_config, model_class
 from goldstick.structure.network import Network
 
 
@@ -106,12 +106,29 @@ def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, An
     checkpoint = open_quantized(directory)
     settings = load_config(directory)
     cls = model_class(config, str(directory))
-    settings.quantization_config = _translated(checkpoint, config["quantization_config"])
+    settings.quantization_config = _in_native_words(
+        checkpoint.stored, checkpoint.network, config["quantization_config"]
+    )
     return cls, settings
 
 
-def _translated(checkpoint: QuantizedCheckpoint, config: Mapping[str, Any]) -> dict[str, Any]:
-    directory, found = checkpoint.directory, checkpoint.stored
+def translated(directory: Path, model: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a ``quantization_config`` says, in the native format's words.
+
+    Args:
+        directory: The checkpoint.
+        model: Its transformers model, on the meta device.
+        config: Its ``quantization_config``.
+
+    Raises:
+        CheckpointError: Tensors are missing, or of another shape than declared.
+        FormatError: The method, the layout or a scheme is not one goldstick reads.
+    """
+    names, network = CheckpointNames(model), Network(model)
+    return _in_native_words(read_layers(directory, config, names, network), network, config)
+
+
+def _in_native_words(found: StoredLayers, network: Network, config: Mapping[str, Any]) -> dict[str, Any]:
     for layer in found.layers:  # transformers would cast what has another dtype
         found.parts(layer)
     if found.format.name == "native":
@@ -119,8 +136,10 @@ def _translated(checkpoint: QuantizedCheckpoint, config: Mapping[str, Any]) -> d
     sites: dict[str, Scheme] = {}
     for layer in found.layers:
         if sites.setdefault(layer.site, layer.scheme) != layer.scheme:
-            raise FormatError(f"{directory}: the experts fused in {layer.site} have several schemes; they need one.")
-    ties = tied_to_codes(checkpoint.network, sites) if found.format.name == "gguf" else {}
+            raise FormatError(
+                f"{found.directory}: the experts fused in {layer.site} have several schemes; they need one."
+            )
+    ties = tied_to_codes(network, sites) if found.format.name == "gguf" else {}
     return native_table(sites, ties) | {"storage": found.format.name}
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from transformers.quantizers.auto import (
     AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AUTO_QUANTIZER_MAPPING,
     register_quantization_config,
     register_quantizer,
 )
@@ -33,6 +34,7 @@ from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.gguf_blocks import BY_SUFFIX
 from goldstick.formats.input_scale import (
     INPUT_MULTIPLIER,
+    INPUT_ORDER,
     INPUT_SCALE,
     INPUT_ZERO,
     part_name,
@@ -40,7 +42,7 @@ from goldstick.formats.input_scale import (
     unpack_multiplier,
 )
 from goldstick.formats.kv_cache import read_kv
-from goldstick.formats.native import Native, multiplied_in, schemes_of
+from goldstick.formats.native import Native, multiplied_in, reordered_in, schemes_of
 from goldstick.formats.transformers_cache import use_quantized_cache
 from goldstick.structure.network import Layout, Network, Site
 
@@ -73,6 +75,7 @@ class GoldstickConfig(QuantizationConfigMixin):
         ties: Site → the quantized embedding it runs on.
         storage: Storage format whose tensors the files hold.
         multiplied: Sites whose input is multiplied.
+        reordered: Sites whose columns lie in an order of their own.
     """
 
     def __init__(
@@ -83,13 +86,14 @@ class GoldstickConfig(QuantizationConfigMixin):
         ties: dict[str, str] | None = None,
         storage: str = "native",
         multiplied: Sequence[str] = (),
+        reordered: Sequence[str] = (),
         **_: Any,
     ) -> None:
         self.quant_method = METHOD  # type: ignore[assignment]  # transformers lists its own methods only
         self.version = version
         self.schemes, self.sites, self.ties = schemes or {}, sites or {}, ties or {}
         self.storage = storage
-        self.multiplied = list(multiplied)
+        self.multiplied, self.reordered = list(multiplied), list(reordered)
 
 
 class GoldstickQuantizer(HfQuantizer):
@@ -104,7 +108,7 @@ class GoldstickQuantizer(HfQuantizer):
         self.network = Network(model)
         self.format: StorageFormat = FORMATS[self._storage]
         table = self.quantization_config.to_dict()
-        self.schemes, self.multiplied = schemes_of(table), multiplied_in(table)
+        self.schemes, self.multiplied, self.reordered = schemes_of(table), multiplied_in(table), reordered_in(table)
         unknown = set(self.schemes) - set(self.network.by_name)
         if unknown:
             raise CheckpointError(f"The checkpoint quantizes {sorted(unknown)[0]!r}, which the model does not have.")
@@ -133,6 +137,7 @@ class GoldstickQuantizer(HfQuantizer):
             scheme=scheme,
             fractional_zeros=False,
             multiplied=site.name in self.multiplied,
+            reordered=site.name in self.reordered,
         )
         module = self.network.module(site)
         parameter = getattr(module, site.parameter)
@@ -245,8 +250,15 @@ if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # a reloaded module must not
     register_quantization_config(METHOD)(GoldstickConfig)
     register_quantizer(METHOD)(GoldstickQuantizer)
 
+
+def take_over(method: str, config: type[GoldstickConfig], quantizer: type[GoldstickQuantizer]) -> None:
+    """Let a quantizer of goldstick's serve a method, whoever did so before."""
+    AUTO_QUANTIZATION_CONFIG_MAPPING[method] = config
+    AUTO_QUANTIZER_MAPPING[method] = quantizer
+
+
 _SUFFIXES = frozenset(
-    {"", "_packed", "_scale", "_zero_point", "_shape", INPUT_SCALE, INPUT_ZERO, INPUT_MULTIPLIER}
+    {"", "_packed", "_scale", "_zero_point", "_shape", INPUT_SCALE, INPUT_ZERO, INPUT_MULTIPLIER, INPUT_ORDER}
     | {".qweight", ".qzeros", ".scales", ".g_idx"}
     | BY_SUFFIX.keys()
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor, nn
 
 from goldstick.core.input_range import check_input_range
-from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.qtensor import QuantizedTensor, in_place
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError
 from goldstick.nn.packed import PackedWeight
@@ -18,7 +20,8 @@ class QuantizedLinear(PackedWeight):
     Stands in for ``nn.Linear`` and for linears that store [in, out].
 
     Args:
-        tensor: Codes [out, in].
+        tensor: Codes [out, in]. If they have an ``input_order``, the input's channels are put into it in every call; it
+            is kept as the buffer ``input_order``, int32 [in].
         scheme: Grids of the weight and, with 8-bit activations, of the input.
         bias: float [out], or ``None``.
         input_scale: Scale of the input, float [] or [1], given exactly when its grid is static. Kept as a buffer [1] in
@@ -35,6 +38,8 @@ class QuantizedLinear(PackedWeight):
     input_scale: Tensor | None
     input_zero_point: Tensor | None
     input_multiplier: Tensor | None
+    input_order: Tensor | None
+    takes_input_order = True
 
     def __init__(
         self,
@@ -61,11 +66,22 @@ class QuantizedLinear(PackedWeight):
             )
         multiplier = None if input_multiplier is None else input_multiplier.to(tensor.scale)
         self.register_buffer("input_multiplier", multiplier)
+        self.register_buffer("input_order", None if tensor.input_order is None else tensor.input_order.int())
+
+    def quantized_tensor(self) -> QuantizedTensor:
+        """The weight as codes, scale and zero."""
+        return dataclasses.replace(super().quantized_tensor(), input_order=self.input_order)
+
+    def dequantized(self) -> Tensor:
+        """The weight as numbers, [out, in], in the scale's dtype."""
+        return in_place(super().dequantized(), self.input_order)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
         if self.input_multiplier is not None:
             x = x * self.input_multiplier
+        if self.input_order is not None:
+            x = x.index_select(-1, self.input_order)
         return packed_linear(self, x, self.bias, self.input_scale, self.input_zero_point)
 
 

@@ -11,6 +11,7 @@ from goldstick.core.bitpack import pack_rows, unpack_rows
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
+from goldstick.errors import QuantizationError
 from goldstick.kernels import ops as _ops  # noqa: F401  (registers the goldstick:: operators)
 
 
@@ -24,7 +25,12 @@ class PackedWeight(nn.Module):
     Args:
         tensor: The codes; packed here.
         scheme: What the layer became.
+
+    Raises:
+        QuantizationError: The columns lie in an order of their own, which only linear layers undo.
     """
+
+    takes_input_order = False
 
     weight_packed: Tensor
     weight_scale: Tensor
@@ -32,6 +38,8 @@ class PackedWeight(nn.Module):
 
     def __init__(self, tensor: QuantizedTensor, scheme: Scheme) -> None:
         super().__init__()
+        if tensor.input_order is not None and not self.takes_input_order:
+            raise QuantizationError(f"A {type(self).__name__} runs on columns in the order of its inputs only.")
         self.scheme = scheme
         self.in_features = tensor.in_features
         self.out_features = tensor.codes.shape[-2]

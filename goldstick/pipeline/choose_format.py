@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from goldstick.errors import FormatError
-from goldstick.formats import FORMATS, StorageFormat
+from goldstick.formats import FORMATS, ORDERED_COLUMNS, StorageFormat
 from goldstick.formats.base import StoredLayer
 
 
@@ -34,10 +34,19 @@ def choose_format(wanted: str, layers: Sequence[StoredLayer], ties: dict[str, st
 
 def refusals(storage: StorageFormat, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> list[str]:
     """Why a format cannot hold layers, each with its name; empty where it can."""
-    found = [(layer.site, storage.refuses(layer)) for layer in layers]
+    found = [(layer.site, _refuses_order(storage, layer) or storage.refuses(layer)) for layer in layers]
     reasons = [f"{site}: {reason}" for site, reason in found if reason]
     together = storage.refuses_together(layers, ties)
     return [*reasons, *([together] if together else [])]
+
+
+def _refuses_order(storage: StorageFormat, layer: StoredLayer) -> str | None:
+    if not layer.reordered or storage.name in ORDERED_COLUMNS:
+        return None
+    return (
+        "its groups take their inputs from all over the row (act-order, a g_idx that is not in order), and "
+        f"{storage.name} holds groups of consecutive inputs only"
+    )
 
 
 def refusal_words(storage: StorageFormat, reasons: Sequence[str]) -> str:

@@ -218,6 +218,7 @@ def _content(plan: ExportPlan) -> Content:
             for site, entry in manifest.get("layers", {}).items()
         },
         kv=plan.kv,
+        described_in=directory,
         exported_from={"format": stored.format.name, "files": {file.name: file_sha256(file) for file in files}},
     )
 

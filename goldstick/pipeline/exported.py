@@ -103,11 +103,17 @@ def _same(
         and torch.equal(a.codes, b.codes)
         and torch.equal(_in_groups(a.scale, groups).double(), _in_groups(b.scale, groups).double())
         and _in_groups(zeros[0], groups).equal(_in_groups(zeros[1], groups))
+        and torch.equal(*(_columns(t) for t in (a, b)))
     )
 
 
 def _in_groups(values: Tensor, groups: int) -> Tensor:
     return values.repeat_interleave(groups // values.shape[-1], dim=-1)
+
+
+def _columns(tensor: QuantizedTensor) -> Tensor:
+    order = tensor.input_order
+    return torch.arange(tensor.in_features) if order is None else order.long()
 
 
 def same_copies(source: StoredLayers, made: StoredLayers) -> int:

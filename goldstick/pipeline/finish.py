@@ -12,7 +12,7 @@ from typing import Any
 import goldstick
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.kv_cache import KV_SIDECAR, StoredKV
-from goldstick.pipeline.card import model_card
+from goldstick.pipeline.card import accuracy_section, model_card
 from goldstick.pipeline.entries import write_small
 from goldstick.pipeline.observation import Observation
 from goldstick.pipeline.proof import prove, require
@@ -42,6 +42,7 @@ class Content:
         errors: Site → error figures of its weight.
         architecture: For a plain module: what it takes to rebuild it.
         kv: What is stored of a quantized KV cache, beside its tensors, which are among the weights.
+        described_in: The directory whose README.md is the card of what this was made from, if it has one.
         exported_from: What was exported, where this was not made from a float model: its format and file hashes.
     """
 
@@ -58,6 +59,7 @@ class Content:
     errors: Mapping[str, Mapping[str, float | None]]
     architecture: Mapping[str, Any] = field(default_factory=dict)
     kv: StoredKV | None = None
+    described_in: Path | None = None
     exported_from: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -77,7 +79,9 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         hashes["config.json"] = write_small(work / "config.json", dump_json(config).encode())
     for path in content.sidecars:
         hashes[path.name] = write_small(work / path.name, path.read_bytes())
-    card = model_card(content.base_model, content.recipe, content.format.name, content.config)
+    card = model_card(
+        content.base_model, content.recipe, content.format.name, content.config, source=content.described_in
+    )
     hashes["README.md"] = write_small(work / "README.md", card.encode())
     manifest = {
         "manifest_version": MANIFEST_VERSION,
@@ -114,6 +118,15 @@ def record_proof(work: Path, proof: Mapping[str, Any]) -> None:
     """Write the findings of a proof that passed into the manifest in ``work``."""
     manifest = json.loads((work / MANIFEST_NAME).read_text(encoding="utf-8"))
     write_atomically(work / MANIFEST_NAME, dump_json(manifest | {"proof": dict(proof)}).encode())
+
+
+def add_accuracy(work: Path, evaluation: Mapping[str, Any]) -> None:
+    """Let the card in ``work`` say what an evaluation found (``before`` and ``after``)."""
+    card = ((work / "README.md").read_text(encoding="utf-8") + accuracy_section(evaluation)).encode()
+    write_atomically(work / "README.md", card)
+    manifest = json.loads((work / MANIFEST_NAME).read_text(encoding="utf-8"))
+    manifest["files"]["README.md"] = hashlib.sha256(card).hexdigest()
+    write_atomically(work / MANIFEST_NAME, dump_json(manifest).encode())
 
 
 def file_sha256(path: Path) -> str:

@@ -35,7 +35,7 @@ def _download(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
 
     try:
-        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*"]
+        patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*", "README.md"]
         return Path(snapshot_download(name, allow_patterns=patterns))
     except Exception as error:  # the hub's client raises many kinds, its HTTP library's among them
         state = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub was asked"

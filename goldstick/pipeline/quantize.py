@@ -13,7 +13,7 @@ from goldstick.core.error import WeightError
 from goldstick.errors import UsageError
 from goldstick.formats.source import SourceCheckpoint
 from goldstick.pipeline.by_blocks import prepare
-from goldstick.pipeline.finish import Content, prove_and_record, write_rest
+from goldstick.pipeline.finish import Content, add_accuracy, prove_and_record, write_rest
 from goldstick.pipeline.journal import WorkDirectory, tidy_up, work_directory
 from goldstick.pipeline.load import find_device
 from goldstick.pipeline.memory_budget import default_budget, peak_memory
@@ -113,6 +113,8 @@ def execute(
         proven = time.perf_counter()
         progress("proving", 1, 1)
         evaluation = evaluate(folder) if evaluate else {}
+        if evaluation:
+            add_accuracy(folder, evaluation)
         report = Report(
             goldstick_version=environment()["goldstick"],
             model=base_model,
@@ -167,6 +169,7 @@ def _content(plan: Plan, base_model: str, outcome: Outcome) -> Content:
         base_model=base_model,
         errors=error_sums(outcome.errors),
         kv=outcome.kv,
+        described_in=plan.source.directory,
     )
 
 

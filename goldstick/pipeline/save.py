@@ -89,8 +89,7 @@ def _split(site: Site, tensor: QuantizedTensor, names: CheckpointNames | None) -
     scale = names.to_checkpoint({parameter: tensor.scale})
     zero = names.to_checkpoint({parameter: tensor.zero}) if tensor.zero is not None else {}
     return {
-        name: QuantizedTensor(codes=codes[name], scale=scale[name], zero=zero.get(name), grid=tensor.grid)
-        for name in codes
+        name: dataclasses.replace(tensor, codes=codes[name], scale=scale[name], zero=zero.get(name)) for name in codes
     }
 
 

@@ -15,7 +15,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS
-from goldstick.formats.gptq import gptq_scheme, gptq_storage
+from goldstick.formats.gptq import Gptq, gptq_scheme, gptq_storage, scatters
 from tests.formats.column_formats import along_rows, down_columns, grid_of, layer_of, random_layer, same
 
 V1, V2 = FORMATS["gptq"], FORMATS["gptq-v2"]
@@ -84,11 +84,34 @@ def test_groups_that_g_idx_numbers_in_another_order_come_back_in_the_order_of_th
     assert same(V2.unpack(parts, scheme, 16), tensor)
 
 
-@pytest.mark.parametrize("g_idx", [[0, 1] * 4, [0, 0, 0, 1, 1, 1, 1, 0], [-1] * 4 + [0] * 4, [0] * 4 + [2] * 4])
-def test_scattered_or_impossible_groups_are_refused(g_idx: list[int]) -> None:
+@pytest.mark.parametrize("storage", [V1, V2])
+@given(bits=st.sampled_from([2, 4, 8]), size=st.integers(2, 40), seed=st.integers(0, 2**31))
+def test_scattered_groups_come_back_in_the_order_of_their_groups_and_are_written_as_they_were(
+    storage: Gptq, bits: int, size: int, seed: int
+) -> None:
+    tensor = random_layer(grid_of(bits, True, size), 16, 48, seed)
+    scheme = Scheme(weight=tensor.grid)
+    shuffled = torch.randperm(48, generator=torch.Generator().manual_seed(seed))
+    g_idx = (torch.arange(48, dtype=torch.int32) // size)[shuffled]
+    parts = storage.pack(tensor, scheme) | {".g_idx": g_idx}
+    found = storage.unpack(parts, scheme, 48)
+    weight = torch.empty(16, 48).half()
+    for column, group in enumerate(g_idx.tolist()):  # what the layout says a column is worth
+        weight[:, column] = (tensor.codes[:, column].half() - tensor.grid.midpoint) * tensor.scale[:, group]
+    assert found.dequantize().equal(weight)
+    again = storage.pack(found, scheme)
+    assert {suffix: part.tolist() for suffix, part in again.items()} == {
+        suffix: part.tolist() for suffix, part in parts.items()
+    }
+    assert scatters(g_idx, tensor.grid) == (found.input_order is not None)
+    assert storage.config([layer_of(tensor, reordered=True)], [], {})["desc_act"]
+
+
+@pytest.mark.parametrize("g_idx", [[0] * 5 + [1] * 3, [-1] * 4 + [0] * 4, [0] * 4 + [2] * 4, [1, 2] * 4])
+def test_a_g_idx_that_makes_other_groups_than_the_scheme_has_is_refused(g_idx: list[int]) -> None:
     scheme = Scheme(weight=GOLDEN.grid)
     parts = V1.pack(GOLDEN, scheme) | {".g_idx": torch.tensor(g_idx, dtype=torch.int32)}
-    with pytest.raises(FormatError, match=r"scatters the inputs.*desc_act off"):
+    with pytest.raises(FormatError, match=r"does not make groups of 4 inputs"):
         V1.unpack(parts, scheme, 8)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -317,3 +318,31 @@ def test_a_packed_weight_takes_the_bits_it_promises() -> None:
     layer = QuantizedLinear(*quantized("w3a16-g16", 32, 64))
     assert layer.weight_packed.nbytes * 8 == 3 * 32 * 64
     assert Grid(bits=3, granularity="group", group_size=16) == layer.grid
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_linear_layer_with_columns_in_an_order_of_their_own_equals_the_one_with_them_in_place(
+    dtype: torch.dtype,
+) -> None:
+    tensor, scheme = quantized("w4a16-g16-asym", 24, 48, dtype=dtype)
+    order = torch.randperm(48)
+    layer = QuantizedLinear(dataclasses.replace(tensor, input_order=order), scheme)
+    weight = torch.empty(24, 48, dtype=dtype)
+    for column, place in enumerate(order.tolist()):
+        weight[:, place] = tensor.dequantize()[:, column]
+    assert torch.equal(layer.weight, weight)
+    assert layer.quantized_tensor().dequantize().equal(weight)
+    x = torch.randn(2, 5, 48).to(dtype)
+    assert torch.equal(layer(x), F.linear(x[..., order], tensor.dequantize()))
+    assert torch.allclose(layer(x).float(), F.linear(x.float(), weight.float()), atol=0.05)
+    assert layer.to(torch.float64).input_order.dtype == torch.int32
+
+
+def test_an_order_that_names_an_input_twice_or_has_no_layer_to_undo_it_is_refused() -> None:
+    tensor, scheme = quantized("w4a16-g16", 24, 48)
+    with pytest.raises(QuantizationError, match="order of 48 inputs names each of them once"):
+        dataclasses.replace(tensor, input_order=torch.zeros(48, dtype=torch.int64))
+    with pytest.raises(QuantizationError, match="order of 48 inputs"):
+        dataclasses.replace(tensor, input_order=torch.arange(47))
+    with pytest.raises(QuantizationError, match="QuantizedEmbedding runs on columns in the order of its inputs"):
+        QuantizedEmbedding(dataclasses.replace(tensor, input_order=torch.arange(48)), scheme)
