@@ -13,7 +13,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test determinism fuzz train-reference \
-    cross-reading miniatures sanitize clean
+    cross-reading miniatures lm-eval sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ $(LLAMA_CPP)/.installed:
 
 llama-cpp-check: $(STAMP) $(LLAMA_CPP)/.installed ## build llama.cpp (many minutes) and compare logits on GGUF files
 	$(PYTHON) -m tools.llama_cpp.check --python $(LLAMA_CPP)/bin/python
+
+# lm_eval's own dependencies stay out of .venv: LM_EVAL_PYTHON names an interpreter that has it.
+lm-eval: $(STAMP) ## do boolq and wikitext2/lm-eval give what lm-evaluation-harness gives? (needs LM_EVAL_PYTHON)
+	$(PYTHON) -m benchmarks.lm_eval_equality
 
 train-reference: $(STAMP) ## train the reference model again, going on where a stopped run left off (about two hours)
 	$(PYTHON) -m tools.reference_model.train --out build/reference-training --minutes 110 --resume

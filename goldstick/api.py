@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from goldstick.calibration.float32_products import multiplying_in_float32
 from goldstick.errors import UsageError
+from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.evaluate import Evaluation, find_tasks
 from goldstick.evaluation.evaluate import evaluate as run_tasks
 from goldstick.evaluation.language_model import LanguageModel
@@ -18,6 +20,7 @@ from goldstick.formats.gguf_directory import checkpoint_directory
 from goldstick.pipeline.accelerate import accelerate
 from goldstick.pipeline.calibrate import calibration_data
 from goldstick.pipeline.doctor import Diagnosis, examine
+from goldstick.pipeline.evaluation_cache import evaluate_with_cache
 from goldstick.pipeline.export import export_checkpoint
 from goldstick.pipeline.load import load
 from goldstick.pipeline.models import data_directory, find_model
@@ -101,6 +104,7 @@ def quantize(
     proof: ProofMethod = "outputs",
     resume: bool = False,
     max_memory: int | None = None,
+    cache: Path | None = None,
     progress: Progress = quiet,
 ) -> Quantized:
     """Compress a checkpoint directory into another, tensor by tensor.
@@ -119,6 +123,7 @@ def quantize(
             float model quantized in memory, or its ``tensors`` against the source, for models that cannot be run here.
         resume: Go on with a calibrated run that was stopped; the result is the same, byte for byte.
         max_memory: Bytes that a calibrated run may use; a good part of what is free where ``None``.
+        cache: Where results of tasks are kept and looked up; nowhere where ``None``.
         progress: Called with (description, done, total).
 
     Raises:
@@ -131,7 +136,7 @@ def quantize(
     tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
     check_output(Path(output), overwrite, resume)
     local = data_directory(data_dir, model)
-    measure = _comparison(planned, tasks, local, limit, progress) if tasks else None
+    measure = _comparison(planned, tasks, local, limit, progress, cache) if tasks else None
     return execute(
         planned,
         Path(output),
@@ -200,12 +205,13 @@ def _comparison(
     directory: Path | None,
     limit: int | None,
     progress: Progress,
+    cache: Path | None,
 ) -> Callable[[Path], Mapping[str, Any]]:
     find_tasks(tasks)
-    before = _run(planned.source.directory, tasks, directory, limit, progress)
+    before = _run(planned.source.directory, tasks, directory, limit, progress, cache)
 
     def measure(checkpoint: Path) -> Mapping[str, Any]:
-        after = _run(checkpoint, tasks, directory, limit, progress)
+        after = _run(checkpoint, tasks, directory, limit, progress, cache)
         return {"before": before.to_dict(), "after": after.to_dict()}
 
     return measure
@@ -218,6 +224,7 @@ def evaluate(
     tokenizer: str | Path | None = None,
     data_dir: str | Path | None = None,
     limit: int | None = None,
+    cache: Path | None = None,
     progress: Progress = quiet,
 ) -> Evaluation:
     """Run evaluation tasks on a model.
@@ -228,6 +235,7 @@ def evaluate(
         tokenizer: Directory of the tokenizer, for a model that is loaded already.
         data_dir: Where local data lie; ``reference`` for what comes with the reference model.
         limit: At most so many items of each task.
+        cache: Where results are kept and looked up, for a model in a directory; nowhere where ``None``.
         progress: Called with (description, done, total).
 
     Raises:
@@ -241,12 +249,24 @@ def evaluate(
         language_model = LanguageModel.from_directory(model, Path(origin))
         return run_tasks(language_model, tasks, data_directory(data_dir, None), limit, progress)
     find_tasks(tasks)  # before a model is loaded
-    return _run(find_model(model), tasks, data_directory(data_dir, model), limit, progress)
+    return _run(find_model(model), tasks, data_directory(data_dir, model), limit, progress, cache)
 
 
 def _run(
-    directory: Path, tasks: Sequence[str], data_dir: Path | None, limit: int | None, progress: Progress
+    directory: Path,
+    tasks: Sequence[str],
+    data_dir: Path | None,
+    limit: int | None,
+    progress: Progress,
+    cache: Path | None = None,
 ) -> Evaluation:
-    with torch.no_grad():
-        language_model = LanguageModel.from_directory(load(directory), directory)
-        return run_tasks(language_model, tasks, data_dir, limit, progress)
+    data = DataSource(data_dir)
+
+    def measure(names: Sequence[str]) -> Evaluation:
+        model = load(directory)
+        with torch.no_grad(), multiplying_in_float32(model):
+            return run_tasks(LanguageModel.from_directory(model, directory), names, data, limit, progress)
+
+    if cache is None:
+        return measure(tasks)
+    return evaluate_with_cache(directory, tasks, data, limit, cache, measure, progress)

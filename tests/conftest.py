@@ -38,6 +38,14 @@ def fixed_seed() -> Iterator[None]:
     torch.set_default_dtype(dtype)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep results of evaluations apart from the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("GOLDSTICK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Models and data sets: $GOLDSTICK_SHARED/data, by default ../shared/data beside the checkout."""

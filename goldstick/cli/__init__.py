@@ -15,6 +15,7 @@ from goldstick.cli.export import export
 from goldstick.cli.inspect import inspect, report, verify
 from goldstick.cli.quantize import plan, quantize
 from goldstick.cli.recipes import recipes
+from goldstick.cli.sensitivity import sensitivity
 from goldstick.errors import GoldstickError
 
 
@@ -75,5 +76,7 @@ def main(debug: bool) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
-for command in (quantize, plan, export, evaluate, compare, inspect, verify, doctor, report, generate, recipes):
+for command in (
+    quantize, plan, export, evaluate, compare, sensitivity, inspect, verify, doctor, report, generate, recipes,
+):  # fmt: skip
     main.add_command(command)

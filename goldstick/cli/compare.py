@@ -21,6 +21,13 @@ from goldstick.cli.console import console, print_json, progress_bar
     "--threshold", type=float, default=10.0, show_default=True, help="SQNR in dB below which they have parted."
 )
 @click.option("--depth", type=click.IntRange(0), default=3, show_default=True, help="Levels of the tree to print.")
+@click.option("--attribute", is_flag=True, help="Split SECOND's loss by source and layer; takes --dataset.")
+@click.option(
+    "--generate",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Let both go on for N tokens from each sample; takes --dataset.",
+)
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the whole tree.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -33,14 +40,17 @@ def compare(
     seq_len: int,
     threshold: float,
     depth: int,
+    attribute: bool,
+    generate: int | None,
     html: Path | None,
     threads: int | None,
     as_json: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Run FIRST and SECOND on the same input and show where they part, module by module.
 
     Each is a float model or a checkpoint that goldstick loads; FIRST counts as right. One block of each is in memory
-    at a time.
+    at a time. With --attribute one part of SECOND at a time is put back to float, and with --generate both write on:
+    both models are then in memory.
     """
     from goldstick.formats.transformers_names import quiet_libraries
 
@@ -49,13 +59,19 @@ def compare(
         import torch
 
         torch.set_num_threads(threads)
+    from goldstick.pipeline.attribution import attribute as run_attribution
     from goldstick.pipeline.models import REFERENCE, data_directory, find_model
     from goldstick.pipeline.side_by_side import compare_models
+    from goldstick.pipeline.side_by_side_generation import compare_generation
     from goldstick.recipes.recipe import Calibration
+    from goldstick.report.attribution import print_attribution
     from goldstick.report.comparison_page import render_comparison
     from goldstick.report.comparison_tree import print_model_comparison
+    from goldstick.report.generation import print_generation
     from goldstick.report.storage import write_atomically
 
+    if dataset is None and (attribute or generate):
+        raise click.UsageError("--attribute and --generate look at text: give --dataset PATH|NAME")
     text = Calibration(dataset=dataset, samples=samples, seq_len=seq_len) if dataset else None
     known = REFERENCE if REFERENCE in (first, second) else None
     with progress_bar(not as_json) as progress:
@@ -67,12 +83,23 @@ def compare(
             threshold=threshold,
             progress=progress,
         )
+        paths, where = (find_model(first), find_model(second)), data_directory(data_dir, known)
+        split = written = None
+        if text is not None and attribute:
+            split = run_attribution(*paths, text, data_dir=where, progress=progress)
+        if text is not None and generate:
+            written = compare_generation(*paths, text, generate, data_dir=where, progress=progress)
     found = dataclasses.replace(found, first=first, second=second)
     if html is not None:
-        write_atomically(html, render_comparison(found).encode())
+        write_atomically(html, render_comparison(found, split, written).encode())
     if as_json:
-        print_json(found.to_dict())
+        more = {name: part.to_dict() for name, part in (("attribution", split), ("generation", written)) if part}
+        print_json(found.to_dict() | more)
         return
     print_model_comparison(console(), found, depth)
+    if split is not None:
+        print_attribution(console(), split)
+    if written is not None:
+        print_generation(console(), written)
     if html is not None:
         click.echo(f"page: {html}")

@@ -19,6 +19,7 @@ from goldstick.cli.console import console, print_json, progress_bar, split_names
 @click.option(
     "--report", "report_dir", type=click.Path(path_type=Path), help="Write report.json and report.html there."
 )
+@click.option("--cache/--no-cache", default=True, show_default=True, help="Use and keep results of earlier runs.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
@@ -28,10 +29,15 @@ def evaluate(
     data_dir: str | None,
     limit: int | None,
     report_dir: Path | None,
+    cache: bool,
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Measure MODEL, float or compressed, on evaluation tasks."""
+    """Measure MODEL, float or compressed, on evaluation tasks.
+
+    With --baseline every metric is compared over the same items and judged in words; on tasks of running text, what
+    both models predict is compared token by token (both are then in memory).
+    """
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
@@ -41,19 +47,36 @@ def evaluate(
         torch.set_num_threads(threads)
     from goldstick import api
     from goldstick.evaluation.compare import compare
-    from goldstick.pipeline.models import REFERENCE
+    from goldstick.pipeline.divergence import compare_predictions
+    from goldstick.pipeline.evaluation_cache import cache_directory
+    from goldstick.pipeline.models import REFERENCE, data_directory, find_model
+    from goldstick.report.divergence_view import divergence_words
     from goldstick.report.page import write_page
     from goldstick.report.storage import dump_json, write_atomically
     from goldstick.report.terminal import print_comparison, print_evaluation
 
     if data_dir is None and REFERENCE in (model, baseline):
         data_dir = REFERENCE
+    kept = cache_directory() if cache else None
     with progress_bar(not as_json) as progress:
-        found = api.evaluate(model, tasks, data_dir=data_dir, limit=limit, progress=progress).to_dict()
-        before = None
-        if baseline is not None:
-            before = api.evaluate(baseline, tasks, data_dir=data_dir, limit=limit, progress=progress).to_dict()
-    result: dict[str, Any] = found if before is None else {**found, "baseline": before}
+
+        def measure(name: str) -> dict[str, Any]:
+            return api.evaluate(name, tasks, data_dir=data_dir, limit=limit, cache=kept, progress=progress).to_dict()
+
+        found = measure(model)
+        result = found
+        before = None if baseline is None else measure(baseline)
+        if baseline is not None and before is not None:
+            result = {**found, "baseline": before}
+            if _tokenizers(found) == _tokenizers(before):
+                result["divergence"] = compare_predictions(
+                    find_model(baseline),
+                    find_model(model),
+                    tasks,
+                    data_dir=data_directory(data_dir, model),
+                    limit=limit,
+                    progress=progress,
+                )
     if report_dir is not None:
         report_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(report_dir / "report.json", dump_json(result).encode())
@@ -62,8 +85,14 @@ def evaluate(
         print_json(result)
     elif before is not None:
         print_comparison(console(), compare(found, before))
+        for line in divergence_words(result):
+            click.echo(line)
     else:
         print_evaluation(console(), found)
+
+
+def _tokenizers(found: dict[str, Any]) -> set[str]:
+    return {task["tokenizer"] for task in found["tasks"].values()}
 
 
 @click.command()

@@ -115,6 +115,7 @@ def quantize(
     from goldstick import api
     from goldstick.core.freed_memory import give_large_blocks_back
     from goldstick.evaluation.compare import compare
+    from goldstick.pipeline.evaluation_cache import cache_directory
     from goldstick.report.terminal import print_report
     from goldstick.report.words import proof_words
 
@@ -122,7 +123,8 @@ def quantize(
     with progress_bar(not as_json) as progress:
         result = api.quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
-            device=device, proof=proof, resume=resume, max_memory=max_memory, progress=progress,
+            device=device, proof=proof, resume=resume, max_memory=max_memory,
+            cache=cache_directory(), progress=progress,
         )  # fmt: skip
     if result.finished_before:
         click.echo(f"This run is finished already: {output} is what it gave. Nothing was done.", err=True)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from goldstick.evaluation.evaluate import Evaluation
-from goldstick.evaluation.metrics import Items, paired_interval
+from goldstick.evaluation.metrics import Items
+from goldstick.evaluation.paired import Paired, compare_items
 
-LOWER_IS_BETTER = frozenset({"perplexity", "bits_per_byte"})
+LOWER_IS_BETTER = frozenset({"perplexity", "word_perplexity", "bits_per_byte"})
 DEPENDS_ON_TOKENIZER = frozenset({"perplexity"})
 
 
@@ -26,8 +27,7 @@ class ComparisonRow:
         direction: which way is better.
         difference: after - before, None unless both are there and comparable.
         relative: the difference as a fraction of ``before``, None where that is 0 or there is no difference.
-        interval: the 95 % bootstrap interval of the difference over the same items, None without items to
-            pair.
+        paired: what the same items say of the difference, None without items to pair.
         note: why the values do not compare, or None.
     """
 
@@ -38,8 +38,21 @@ class ComparisonRow:
     direction: Literal["lower", "higher"]
     difference: float | None = None
     relative: float | None = None
-    interval: tuple[float, float] | None = None
+    paired: Paired | None = None
     note: str | None = None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """The 95 % interval of the difference over the same items, None without items to pair."""
+        return None if self.paired is None else self.paired.interval
+
+    @property
+    def shown(self) -> bool:
+        """Whether the items show a difference: its 95 % interval leaves 0 out, and McNemar's p < 0.05 of accuracies."""
+        if self.paired is None or self.paired.interval is None:
+            return False
+        low, high = self.paired.interval
+        return not low <= 0 <= high and (self.paired.p_value is None or self.paired.p_value < 0.05)
 
     @property
     def worse(self) -> bool:
@@ -88,7 +101,7 @@ def _compare_metric(
         direction="lower" if metric in LOWER_IS_BETTER else "higher",
         difference=difference,
         relative=None if difference is None or old == 0 else difference / old,
-        interval=None if note else _interval(metric, after, before),
+        paired=None if note else _paired(metric, after, before),
         note=note,
     )
 
@@ -113,10 +126,8 @@ def _why_not(
     return None
 
 
-def _interval(
-    metric: str, after: Mapping[str, Any] | None, before: Mapping[str, Any] | None
-) -> tuple[float, float] | None:
+def _paired(metric: str, after: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -> Paired | None:
     items = [((side or {}).get("details") or {}).get("items", {}).get(metric) for side in (after, before)]
     if items[0] is None or items[1] is None:
         return None
-    return paired_interval(Items.from_dict(items[0]), Items.from_dict(items[1]))
+    return compare_items(Items.from_dict(items[0]), Items.from_dict(items[1]))

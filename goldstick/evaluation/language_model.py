@@ -120,6 +120,23 @@ class LanguageModel:
         scored = dict(zip(rows, self._score(list(rows.items()), advance), strict=True))
         return [float(scored[key][position].double().sum()) for key, position in places]
 
+    def text_log_likelihood(self, texts: Sequence[str], advance: Advance | None = None) -> list[float]:
+        """Return log p(text) in nats for each text, every token of it predicted.
+
+        As lm-evaluation-harness's rolling log-likelihood defines it: the first window begins with the beginning (or
+        end) token, every other with the token before it; the last reaches back as far as the context allows.
+        """
+        rows: list[tuple[list[int], list[list[int]]]] = []
+        owners: list[int] = []
+        for index, text in enumerate(texts):
+            windows = _rolling_windows(self.encode(text), self._prefix_id(), self.context_length)
+            rows += [(ids, [target]) for ids, target in windows]
+            owners += [index] * len(windows)
+        likelihoods = [0.0] * len(texts)
+        for index, (scores,) in zip(owners, self._score(rows, advance), strict=True):
+            likelihoods[index] += float(scores.double().sum())
+        return likelihoods
+
     def generate_greedy(
         self,
         prompts: Sequence[str],
@@ -145,7 +162,7 @@ class LanguageModel:
             mixed = takes(self.model, "position_ids")  # without them, padding would shift positions
             for batch in batches_by_length(lengths, self.tokens_per_batch, mixed):
                 rows = [encoded[i] for i in batch]
-                new = greedy(self.model, rows, max_new_tokens, self._end_ids(), finished, self._pad_id())
+                new = greedy(self.model, rows, max_new_tokens, self.end_ids(), finished, self._pad_id())
                 for index, ids in zip(batch, new, strict=True):
                     text = self._continuation(encoded[index], ids)
                     texts[index] = text[: min([text.find(word) for word in stop if word in text], default=None)]
@@ -191,12 +208,21 @@ class LanguageModel:
         value = getattr(self.tokenizer, "pad_token_id", None)
         return 0 if value is None else int(value)
 
-    def _end_ids(self) -> set[int]:
+    def end_ids(self) -> set[int]:
+        """Tokens that end a text, as tokenizer, generation settings and config name them."""
         found: set[int] = set()
         for owner in (self.tokenizer, getattr(self.model, "generation_config", None), self.model.config):
             value = getattr(owner, "eos_token_id", None)
             found.update([] if value is None else [value] if isinstance(value, int) else value)
         return found
+
+
+def _rolling_windows(ids: list[int], prefix: int, context: int) -> list[tuple[list[int], list[int]]]:
+    """Return (input, target) pairs whose targets are the text, once: each the end of what its input predicts."""
+    known = [prefix, *ids]
+    starts = range(0, len(ids), context)
+    ends = [min(start + context, len(ids)) for start in starts]
+    return [(known[max(0, end - context) : end], ids[start:end]) for start, end in zip(starts, ends, strict=True)]
 
 
 def _context_length(model: nn.Module, tokenizer: Any) -> int:

@@ -64,27 +64,34 @@ def _squad_f1_one(prediction: str, answer: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Items:
-    """One metric item by item: the metric is f(Σ values / Σ weights), f = exp or multiplication by 100.
+    """One metric item by item: the metric is f(Σ values / Σ weights), f = exp or multiplication by ``factor``.
 
     Args:
         values: one number per item, such as its summed NLL or 1.0 for a right answer.
         weights: the items' weights (tokens of a document), or None where each item counts once.
-        exponential: True for perplexity, False for a score in percent.
+        exponential: True for perplexity, False for everything else.
+        factor: what the mean is multiplied by: 100 for a score in percent.
     """
 
     values: Sequence[float]
     weights: Sequence[float] | None = None
     exponential: bool = False
+    factor: float = 100.0
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Items:
         """Read what `to_dict` wrote."""
-        return cls(values=data["values"], weights=data["weights"], exponential=data["exponential"])
+        return cls(**data)
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data for a report."""
         weights = None if self.weights is None else list(self.weights)
-        return {"values": list(self.values), "weights": weights, "exponential": self.exponential}
+        return {
+            "values": list(self.values),
+            "weights": weights,
+            "exponential": self.exponential,
+            "factor": self.factor,
+        }
 
     def metric(self, chosen: np.ndarray[Any, Any] | None = None) -> float:
         """Return the metric of all items, or of those whose indices are ``chosen`` (with repetition)."""
@@ -93,7 +100,7 @@ class Items:
         if chosen is not None:
             values, weights = values[chosen], weights[chosen]
         mean = float(values.sum() / weights.sum())
-        return exponential(mean) if self.exponential else 100.0 * mean
+        return exponential(mean) if self.exponential else self.factor * mean
 
     def standard_error(self) -> float | None:
         """Return the metric's standard error √(Σ rᵢ²/(n−1)/n)/w̄, rᵢ = vᵢ − m·wᵢ the residuals of the ratio m.
@@ -108,7 +115,7 @@ class Items:
         weights = np.ones(n) if self.weights is None else np.asarray(self.weights, dtype=np.float64)
         residuals = values - values.sum() / weights.sum() * weights
         error = math.sqrt(float((residuals**2).sum()) / (n - 1) / n) / float(weights.mean())
-        return error * (self.metric() if self.exponential else 100.0)
+        return error * (self.metric() if self.exponential else self.factor)
 
     def interval(self) -> tuple[float, float] | None:
         """Return the 95 % bootstrap interval of the metric, items resampled; None for a single item."""

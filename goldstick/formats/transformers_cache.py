@@ -197,10 +197,15 @@ def use_quantized_cache(model: nn.Module, settings: KVSettings) -> None:
     """
     decoder = cached_decoder(model)
     QuantizedCache(decoder.config, settings)  # which checks both
+    use_float_cache(decoder)
+    decoder.register_forward_pre_hook(_GiveCache(settings), with_kwargs=True)
+
+
+def use_float_cache(decoder: nn.Module) -> None:
+    """Let a decoder store keys and values in float again."""
     for key, hook in list(decoder._forward_pre_hooks.items()):
         if isinstance(hook, _GiveCache):
             del decoder._forward_pre_hooks[key]
-    decoder.register_forward_pre_hook(_GiveCache(settings), with_kwargs=True)
 
 
 def new_cache(config: Any, settings: KVSettings) -> Cache:

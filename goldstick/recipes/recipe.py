@@ -26,6 +26,7 @@ from goldstick.algorithms import ALGORITHMS, Stage
 from goldstick.core.grid import Grid
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
+from goldstick.recipes.precision import Precision, with_precision
 from goldstick.structure.targets import Targets
 
 _SIZE_LIMIT = 1_000_000
@@ -61,6 +62,7 @@ class Export(BaseModel):
 _NESTED_KEYS = [field.name for part in (Scheme, Grid, Targets) for field in dataclasses.fields(part)] + [
     *Calibration.model_fields,
     *Export.model_fields,
+    *Precision.model_fields,
 ]
 
 
@@ -78,6 +80,7 @@ class Recipe(BaseModel):
     calibration: Calibration = Calibration()
     evaluate: tuple[str, ...] = ()
     export: Export = Export()
+    precision: Precision | None = Field(default=None, exclude=True, description="bits for each layer, within a budget")
 
     @model_validator(mode="before")
     @classmethod
@@ -113,7 +116,7 @@ class Recipe(BaseModel):
                 raise RecipeError(f"There is no recipe file {str(source)!r}.")
             with path.open("rb") as file:
                 text = file.read(_SIZE_LIMIT + 1)
-            return cls._validated(_parse_yaml(text, str(path)), str(path))
+            return cls._validated(_parse_yaml(text, str(path)), str(path), path.parent)
         names = preset_names()
         if str(source) not in names:
             near = difflib.get_close_matches(str(source), names, n=3, cutoff=0.3)
@@ -125,13 +128,18 @@ class Recipe(BaseModel):
         return cls._validated(_parse_yaml(preset_text(str(source)).encode(), f"preset {source}"), f"preset {source}")
 
     @classmethod
-    def _validated(cls, value: Any, where: str) -> Recipe:
+    def _validated(cls, value: Any, where: str, folder: Path | None = None) -> Recipe:
         if not isinstance(value, Mapping):
             raise RecipeError(f"{where} is not a mapping with a list 'stages'.")
         try:
-            return cls.model_validate(dict(value))
+            recipe = cls.model_validate(dict(value))
         except ValidationError as error:
             raise RecipeError(f"{where}: " + _explain(error, cls.model_fields)) from error
+        if recipe.precision is None:
+            return recipe
+        # What was chosen takes the key's place, so that a recipe in a report says all without the file.
+        stages = with_precision(recipe.stages, recipe.precision, folder)
+        return recipe.model_copy(update={"stages": tuple(stages), "precision": None})
 
 
 def _stage(index: int, entry: Any) -> Stage:

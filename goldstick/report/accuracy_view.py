@@ -70,9 +70,8 @@ def _line(task: str, metric: str, result: Mapping[str, Any], change: ComparisonR
 
 
 def _severity(change: ComparisonRow) -> str:
-    """Good or bad only where the verdict is beyond chance."""
-    words = verdict(change)
-    if not words.endswith("beyond what chance explains"):
+    """Good or bad only where the items show it."""
+    if not change.shown:
         return "neutral"
     return "bad" if change.worse else "good"
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from goldstick.report.attribution import Attribution
 from goldstick.report.comparison_tree import Node, comparison_tree, kinds
+from goldstick.report.generation import Generation
 from goldstick.report.model_comparison import SEVERITIES, ModelComparison, ModuleDifference, Severity
 from goldstick.report.page import render
 from goldstick.report.words import format_shape
@@ -13,8 +15,10 @@ from goldstick.report.words import format_shape
 _WORST = 10
 
 
-def render_comparison(comparison: ModelComparison) -> str:
-    """Return the page of a comparison."""
+def render_comparison(
+    comparison: ModelComparison, attribution: Attribution | None = None, generation: Generation | None = None
+) -> str:
+    """Return the page of a comparison, with the loss split by parts and what both wrote where these are there."""
     parting = comparison.parting
     counts = {name: sum(found.severity == name for found in comparison.modules) for name in SEVERITIES}
     ranked = sorted(comparison.modules, key=lambda found: -math.inf if math.isnan(found.sqnr_db) else found.sqnr_db)
@@ -25,8 +29,21 @@ def render_comparison(comparison: ModelComparison) -> str:
         parting="" if parting is None else parting.name,
         severities=[(name, _band(name), counts[name]) for name in SEVERITIES],
         worst=[(found.name or "(the whole model)", _figures(found), found.severity) for found in ranked[:_WORST]],
+        attribution=None if attribution is None else _attribution(attribution),
+        generation=None if generation is None else generation.view(),
         root=_node(comparison_tree(comparison), None if parting is None else parting.name),
     )
+
+
+def _attribution(found: Attribution) -> dict[str, Any]:
+    tables = (("By source", found.sources), ("By place", found.places))
+    return {
+        "words": (found.words(), *found.notes),
+        "tables": [
+            (title, [(part.name, f"{part.left:.2e}", f"{found.share(part):.1f} %") for part in parts])
+            for title, parts in tables
+        ],
+    }
 
 
 def _band(name: Severity) -> str:

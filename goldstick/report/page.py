@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from goldstick.errors import DataError
 from goldstick.report.accuracy_view import accuracy_view
+from goldstick.report.divergence_view import divergence_words
 from goldstick.report.report import FILE_NAME, Report
 from goldstick.report.storage import parse_json, write_atomically
 from goldstick.report.view import report_view
@@ -36,7 +37,13 @@ def render_report(text: str) -> str:
     digest = hashlib.sha256(text.encode()).hexdigest()
     try:
         if isinstance(data, dict) and isinstance(data.get("tasks"), dict) and "report_version" not in data:
-            return render("evaluation.html", title="Evaluation", accuracy=_evaluation(data), digest=digest)
+            return render(
+                "evaluation.html",
+                title="Evaluation",
+                accuracy=_evaluation(data),
+                divergence=list(divergence_words(data)),
+                digest=digest,
+            )
         return render("report.html", **report_view(Report.from_json(text)), digest=digest)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"the report lacks a field or has a wrong one ({error})") from error

@@ -1,6 +1,6 @@
-"""Small drawings inside table rows: marks at a height for each layer, and bars before and after.
+"""Small drawings inside table rows: marks at a height or dark cells for each layer, bars before and after.
 
-Both are stretched to the width of their cell, so they hold no text: labels stand in the table, and every mark has a
+All are stretched to the width of their cell, so they hold no text: labels stand in the table, and every mark has a
 tooltip and the drawing a description for those who do not see it.
 """
 
@@ -64,6 +64,53 @@ def marks(values: Sequence[Mark], low: float, high: float, description: str, lin
             ).format(mark.label, x, width, HEIGHT, x, round(y, 3), width, _THICKNESS)
         )
     return _drawing(Markup("").join(parts), HEIGHT, "marks", description)
+
+
+def cells(values: Sequence[Mark], low: float, high: float, description: str) -> Markup:
+    """Draw a cell for each value, in order from left to right, the darker the larger, on a logarithmic scale.
+
+    Args:
+        values: the values, 0 or more; what is not above ``low`` is the lightest.
+        low: the value of the lightest cell, above 0.
+        high: the value of the darkest.
+        description: what the drawing says, for those who do not see it.
+    """
+    step = WIDTH / max(1, len(values))
+    parts = [
+        Markup(
+            '<g><title>{}</title><rect class="cell" x="{}" y="0" width="{}" height="20" fill-opacity="{}"/></g>'
+        ).format(mark.label, round(number * step, 3), round(step * 0.96, 3), _darkness(mark.value, low, high))
+        for number, mark in enumerate(values)
+    ]
+    return _drawing(Markup("").join(parts), 20, "cells", description)
+
+
+def lines(series: Sequence[tuple[str, Sequence[float]]], high: float, description: str) -> Markup:
+    """Draw a line for each series of values, from left to right, between 0 at the bottom and ``high`` at the top.
+
+    Args:
+        series: the class of each line and its values; a single value is drawn across.
+        high: the value at the top.
+        description: what the drawing says, for those who do not see it.
+    """
+    parts = []
+    for kind, values in series:
+        drawn = list(values) * 2 if len(values) == 1 else values
+        step = WIDTH / max(1, len(drawn) - 1)
+        points = " ".join(
+            f"{number * step:.3f},{height_of(value, 0.0, high) if high > 0 else HEIGHT}"
+            for number, value in enumerate(drawn)
+        )
+        parts.append(Markup('<polyline class="{}" points="{}"/>').format(kind, points))
+    return _drawing(Markup("").join(parts), HEIGHT, "lines", description)
+
+
+def _darkness(value: float, low: float, high: float) -> float:
+    """From 0.06 to 1; 1 for what is no number."""
+    if not value <= high:
+        return 1.0
+    share = math.log(value / low) / math.log(high / low) if value > low and high > low else 0.0
+    return round(0.06 + 0.94 * share, 3)
 
 
 def bars(before: float, after: float, largest: float, description: str) -> Markup:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from goldstick.report.grouping import LayerGroup, group_layers
 from goldstick.report.report import LayerRecord, Report, SizeSummary
-from goldstick.report.words import format_bytes, rotation_words
+from goldstick.report.words import format_bytes, rotation_words, verdict
 
 if TYPE_CHECKING:
     from goldstick.evaluation.compare import ComparisonRow
@@ -48,8 +48,8 @@ def print_size(console: Console, size: SizeSummary) -> None:
 
 
 def print_comparison(console: Console, rows: Sequence[ComparisonRow]) -> None:
-    """Print each metric before and after, and the difference with its interval where items can be paired."""
-    columns = ("task", "metric", "<before", "<after", "<difference", "<relative", "<95 % interval", "")
+    """Print each metric before and after, the difference with its interval, and what it means in words."""
+    columns = ("task", "metric", "<before", "<after", "<difference", "<relative", "<95 % interval", "verdict")
     print_table(console, "Evaluation", columns, [_comparison_cells(row) for row in rows])
 
 
@@ -82,7 +82,6 @@ def _layer_cells(group: LayerGroup) -> list[str]:
 
 
 def _comparison_cells(row: ComparisonRow) -> list[str]:
-    note = row.note or ("worse" if row.worse else "")
     return [
         row.task,
         row.metric,
@@ -91,7 +90,7 @@ def _comparison_cells(row: ComparisonRow) -> list[str]:
         "" if row.difference is None else f"{row.difference:+.3g}",
         "" if row.relative is None else f"{100.0 * row.relative:+.2f} %",
         _interval(row.interval, signed=True),
-        note,
+        verdict(row),
     ]
 
 

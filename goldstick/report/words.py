@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -63,17 +64,46 @@ def proof_words(proof: Mapping[str, Any]) -> str:
 
 
 def verdict(row: ComparisonRow) -> str:
-    """What a metric's change means: nothing is called better or worse that chance alone would explain.
+    """What a metric's change means, in words with an interval; never a bare number.
 
-    The 95 % interval is that of the difference over the same items; one that holds 0 shows no difference.
+    A loss or a gain is named only where the items show one (see `ComparisonRow.shown`), with the half-width of its
+    95 % interval. Else the words say which loss can be ruled out: the end of that interval. Perplexity and bits per
+    byte count in percent of what they were, all scores in points.
     """
     if row.note is not None or row.difference is None:
         return f"not compared: {row.note or 'no difference'}"
-    if row.difference == 0:
-        return "equal"
-    direction = "worse" if row.worse else "better"
-    if row.interval is None:
-        return f"{direction} by the figure alone, without an interval to judge by"
-    if row.interval[0] <= 0 <= row.interval[1]:
-        return "no difference that these items show"
-    return f"{direction}, beyond what chance explains"
+    sign = 1 if row.direction == "lower" else -1
+    percent = row.direction == "lower" and row.relative is not None
+    loss = sign * (100.0 * (row.relative or 0.0) if percent else row.difference)
+    interval = row.interval
+    if percent and row.paired is not None and row.paired.relative_interval is not None:
+        interval = (100.0 * row.paired.relative_interval[0], 100.0 * row.paired.relative_interval[1])
+    elif percent and interval is not None and row.before:
+        interval = (100.0 * interval[0] / row.before, 100.0 * interval[1] / row.before)
+    unit = "%" if percent else "points"
+    if interval is None:
+        change = "equal" if loss == 0 else f"{'loses' if loss > 0 else 'gains'} {abs(loss):.2g} {unit}"
+        return f"{change} by the figure alone, without an interval to judge by"
+    low, high = sorted(sign * end for end in interval)
+    if row.shown:
+        return f"{'loses' if loss > 0 else 'gains'} {_with_margin(abs(loss), max(high - loss, loss - low))} {unit}"
+    ruled_out = f"no loss larger than {_rounded_up(high)} {unit} at 95 %"
+    if row.paired is not None and row.paired.changed == 0:
+        return f"equal on each of {row.paired.items:,} items" + (f"; {ruled_out}" if high > 0 else "")
+    return ruled_out
+
+
+def _with_margin(value: float, margin: float) -> str:
+    """``1.2 ± 0.5``: the margin rounded up to two digits, the value to as many places."""
+    if not 0 < margin < math.inf:
+        return f"{value:.3g} ± {margin:.2g}"
+    places = max(0, 1 - math.floor(math.log10(margin)))
+    return f"{value:.{places}f} ± {math.ceil(margin * 10**places) / 10**places:.{places}f}"
+
+
+def _rounded_up(bound: float) -> str:
+    """A bound in two digits, never below itself; nothing below 0."""
+    if not 0 < bound < math.inf:
+        return "0" if bound <= 0 else f"{bound}"
+    scale = 10.0 ** (1 - math.floor(math.log10(bound)))
+    return f"{math.ceil(bound * scale * (1 - 1e-12)) / scale:.3g}"

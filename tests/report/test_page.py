@@ -14,6 +14,7 @@ import pytest
 from goldstick.errors import DataError
 from goldstick.evaluation.compare import ComparisonRow
 from goldstick.evaluation.metrics import Items, uncertainty
+from goldstick.evaluation.paired import Paired
 from goldstick.report import LayerRecord, Report, SizeSummary
 from goldstick.report.page import render_report, write_page
 from goldstick.report.words import format_seconds, verdict
@@ -122,7 +123,7 @@ def test_accuracy_comes_with_intervals_and_a_verdict_in_words() -> None:
     same = evaluation([0.0, *[1.0] * 90, *[0.0] * 9])
     text = check_alone(render_report(report(*LAYERS, evaluation={"before": before, "after": worse}))).text
     assert "boolq, accuracy 90 → 60, difference -30 (95 %: " in text
-    assert "worse, beyond what chance explains" in text
+    assert "loses 30.0 ± 9.7 points" in text
     assert "Of 1 metric compared, 1 worse, 0 better, 0 without a difference shown." in text
     text = Page(render_report(report(*LAYERS, evaluation={"before": before, "after": same}))).text
     assert "Of 1 metric compared, 0 worse, 0 better, 1 without a difference shown." in text
@@ -135,17 +136,35 @@ def test_a_metric_without_an_interval_is_counted_as_neither_worse_nor_better() -
         del side["tasks"]["boolq"]["details"]["items"]
     text = Page(render_report(json.dumps(after | {"baseline": before}))).text
     assert "0 worse, 0 better, 0 without a difference shown, 1 without an interval to judge by." in text
-    assert "worse by the figure alone" in text
+    assert "by the figure alone" in text
+
+
+def paired(low: float, high: float, *, changed: int = 3, p: float | None = None) -> Paired:
+    return Paired(items=9, changed=changed, interval=(low, high), relative_interval=None, p_value=p)
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"difference": 1.0, "interval": (0.5, 1.5)}, "worse, beyond what chance explains"),
-        ({"difference": -1.0, "interval": (-1.5, -0.5)}, "better, beyond what chance explains"),
-        ({"difference": 1.0, "interval": (-0.5, 1.5)}, "no difference that these items show"),
-        ({"difference": 1.0}, "worse by the figure alone, without an interval to judge by"),
-        ({"difference": 0.0, "interval": (-0.5, 1.5)}, "equal"),
+        ({"difference": 1.0, "relative": 0.2, "paired": paired(0.5, 1.5)}, "loses 20 ± 10 %"),
+        ({"difference": -1.0, "relative": -0.2, "paired": paired(-1.2, -0.5)}, "gains 20 ± 10 %"),
+        ({"difference": 1.0, "relative": 0.2, "paired": paired(-0.5, 1.01)}, "no loss larger than 21 % at 95 %"),
+        ({"difference": -1.0, "direction": "higher", "paired": paired(-1.5, -0.5)}, "loses 1.00 ± 0.50 points"),
+        (
+            {"difference": 1.0, "direction": "higher", "paired": paired(-0.43, 2.0)},
+            "no loss larger than 0.43 points at 95 %",
+        ),
+        (
+            {"difference": 1.0, "direction": "higher", "paired": paired(0.1, 2.0, p=0.06)},
+            "no loss larger than 0 points at 95 %",
+        ),
+        (
+            {"difference": 0.0, "direction": "higher", "paired": paired(-2.0, 2.0, changed=0)},
+            "equal on each of 9 items; no loss larger than 2 points at 95 %",
+        ),
+        ({"difference": 0.0, "relative": 0.0, "paired": paired(0.0, 0.0, changed=0)}, "equal on each of 9 items"),
+        ({"difference": 1.0, "relative": 0.2}, "loses 20 % by the figure alone, without an interval to judge by"),
+        ({"difference": 0.0, "relative": 0.0}, "equal by the figure alone, without an interval to judge by"),
         ({"note": "tokenizers differ"}, "not compared: tokenizers differ"),
     ],
 )

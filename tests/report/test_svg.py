@@ -8,12 +8,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from goldstick.report.svg import Mark, bars, height_of, marks
+from goldstick.report.svg import Mark, bars, cells, height_of, lines, marks
 
 
 def rectangles(drawing: str, kind: str) -> list[dict[str, float]]:
     found = re.findall(rf'<rect class="{kind}" ([^>]*)/>', drawing)
-    return [{name: float(value) for name, value in re.findall(r'(\w+)="([^"]*)"', one)} for one in found]
+    return [{name: float(value) for name, value in re.findall(r'([\w-]+)="([^"]*)"', one)} for one in found]
 
 
 def test_a_value_stands_at_its_share_of_the_height() -> None:
@@ -71,3 +71,17 @@ def test_names_in_a_drawing_are_escaped() -> None:
     reader.close()
     assert "".join(reader.titles) == hostile
     assert reader.labels == [hostile]
+
+
+def test_a_cell_is_the_stronger_the_larger_its_value_on_a_logarithmic_scale() -> None:
+    values = [Mark(label=str(value), value=value) for value in (1e-4, 1e-3, 1e-2, 0.0, 5.0, math.nan)]
+    found = rectangles(cells(values, 1e-4, 1e-2, "six layers"), "cell")
+    assert [one["fill-opacity"] for one in found] == [0.06, 0.53, 1.0, 0.06, 1.0, 1.0]
+    assert [one["x"] for one in found] == [0.0, 16.667, 33.333, 50.0, 66.667, 83.333]
+
+
+def test_a_line_goes_from_edge_to_edge_at_the_height_of_its_values() -> None:
+    drawing = lines([("most", [0.0, 2.0, 4.0]), ("mean", [1.0])], 4.0, "two lines")
+    points = re.findall(r'<polyline class="(\w+)" points="([^"]*)"/>', drawing)
+    assert points == [("most", "0.000,40.0 50.000,20.0 100.000,0.0"), ("mean", "0.000,30.0 100.000,30.0")]
+    assert "0.000,40" in lines([("mean", [0.0])], 0.0, "nothing")

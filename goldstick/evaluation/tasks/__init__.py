@@ -5,11 +5,13 @@ from __future__ import annotations
 from goldstick.evaluation.protocol import Task
 from goldstick.evaluation.tasks.boolq import BoolQ
 from goldstick.evaluation.tasks.ceval import CEval
+from goldstick.evaluation.tasks.pages import PagePerplexity
 from goldstick.evaluation.tasks.squad import Squad
 from goldstick.evaluation.tasks.text import TEXT, TINYSTORIES, WIKITEXT2
 
 TASKS: dict[str, Task] = {
     "wikitext2": WIKITEXT2,
+    "wikitext2/lm-eval": PagePerplexity(),
     "tinystories": TINYSTORIES,
     "text": TEXT,
     "boolq": BoolQ(),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,15 +38,19 @@ def perplexity_result(
     scores = language_model.token_log_probabilities(documents, advance)
     nll = [-float(row.double().sum()) for row in scores]
     tokens = [len(row) for row in scores]
-    items = Items(values=nll, weights=tokens, exponential=True)
+    per_byte = text_tokens / text_bytes / math.log(2.0)
+    items = {
+        "perplexity": Items(values=nll, weights=tokens, exponential=True),
+        "bits_per_byte": Items(values=nll, weights=tokens, factor=per_byte),
+    }
     return TaskResult(
         protocol=protocol,
         n=len(documents),
         metrics={
-            "perplexity": items.metric(),
+            "perplexity": items["perplexity"].metric(),
             "bits_per_byte": bits_per_byte(nll, tokens, text_tokens, text_bytes),
         },
-        details={"tokens_predicted": sum(tokens), **uncertainty({"perplexity": items})},
+        details={"tokens_predicted": sum(tokens), **uncertainty(items)},
     )
 
 
@@ -83,9 +88,25 @@ class WindowedPerplexity:
         self, language_model: LanguageModel, data: DataSource, limit: int | None, progress: Progress | None
     ) -> TaskResult:
         """Score the first ``limit`` windows."""
-        lines = self.load(data)
-        text = "\n\n".join(line if line.strip() else "" for line in lines) if self.join_lines else "".join(lines)
+        text = self._text(data)
         ids = language_model.encode(text)
+        windows, protocol = self._windows(language_model, ids, limit)
+        size = len(text.encode())
+        return perplexity_result(language_model, windows, protocol, len(ids), size, self.name, progress)
+
+    def documents(
+        self, language_model: LanguageModel, data: DataSource, limit: int | None
+    ) -> tuple[Sequence[Sequence[int]], str]:
+        """Return the first ``limit`` windows and the protocol that made them."""
+        return self._windows(language_model, language_model.encode(self._text(data)), limit)
+
+    def _text(self, data: DataSource) -> str:
+        lines = self.load(data)
+        return "\n\n".join(line if line.strip() else "" for line in lines) if self.join_lines else "".join(lines)
+
+    def _windows(
+        self, language_model: LanguageModel, ids: Sequence[int], limit: int | None
+    ) -> tuple[Sequence[Sequence[int]], str]:
         window, protocol = self.window, self.protocol
         if language_model.context_length < window:
             window = language_model.context_length
@@ -94,9 +115,7 @@ class WindowedPerplexity:
             raise DataError(
                 f"{self.name}: the text has {len(ids)} tokens and a window takes {window}; give a longer text"
             )
-        windows = [ids[start : start + window] for start in range(0, len(ids) - window + 1, window)][:limit]
-        size = len(text.encode())
-        return perplexity_result(language_model, windows, protocol, len(ids), size, self.name, progress)
+        return [ids[start : start + window] for start in range(0, len(ids) - window + 1, window)][:limit], protocol
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,14 +127,14 @@ class DocumentPerplexity:
         dataset: where the rows ``{"text": …}`` are. Where rows have a ``part``, those of ``part`` are taken.
         part: the held-out part's name.
         window: each document is cut to this many tokens, or to the model's context where that is shorter.
-        documents: how many are scored where no limit is given.
+        default_documents: how many are scored where no limit is given.
     """
 
     name: str
     dataset: Dataset
     part: str = "test"
     window: int = 256
-    documents: int = 200
+    default_documents: int = 200
 
     @property
     def protocol(self) -> str:
@@ -135,17 +154,34 @@ class DocumentPerplexity:
         self, language_model: LanguageModel, data: DataSource, limit: int | None, progress: Progress | None
     ) -> TaskResult:
         """Score the first ``limit`` documents."""
-        texts = self.load(data)[: self.documents if limit is None else limit]
+        texts = self._texts(data, limit)
+        encoded = [language_model.encode(text) for text in texts]
+        documents, protocol = self._cut(language_model, encoded)
+        size, tokens = sum(len(text.encode()) for text in texts), sum(map(len, encoded))
+        return perplexity_result(language_model, documents, protocol, tokens, size, self.name, progress)
+
+    def documents(
+        self, language_model: LanguageModel, data: DataSource, limit: int | None
+    ) -> tuple[Sequence[Sequence[int]], str]:
+        """Return the first ``limit`` documents as tokens and the protocol that made them."""
+        return self._cut(language_model, [language_model.encode(text) for text in self._texts(data, limit)])
+
+    def _texts(self, data: DataSource, limit: int | None) -> list[str]:
+        return self.load(data)[: self.default_documents if limit is None else limit]
+
+    def _cut(
+        self, language_model: LanguageModel, encoded: Sequence[Sequence[int]]
+    ) -> tuple[Sequence[Sequence[int]], str]:
         window, protocol = self.window, self.protocol
         if language_model.context_length < window:
             window = language_model.context_length
             protocol = f"documents@{window} (shortened from {self.window}: the model's context is {window})"
-        encoded = [language_model.encode(text) for text in texts]
         documents = [ids[:window] for ids in encoded if len(ids) > 1]
         if not documents:
-            raise DataError(f"{self.name}: none of {len(texts)} documents has two tokens, so nothing can be predicted")
-        size, tokens = sum(len(text.encode()) for text in texts), sum(map(len, encoded))
-        return perplexity_result(language_model, documents, protocol, tokens, size, self.name, progress)
+            raise DataError(
+                f"{self.name}: none of {len(encoded)} documents has two tokens, so nothing can be predicted"
+            )
+        return documents, protocol
 
 
 WIKITEXT2 = WindowedPerplexity(

@@ -1,0 +1,108 @@
+"""``goldstick sensitivity``."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+import click
+
+from goldstick.cli.console import console, print_json, progress_bar
+
+
+def _widths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
+    """``2,3,4`` as (2, 3, 4)."""
+    try:
+        return tuple(int(part) for part in value.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no list of bits; write 2,3,4,8") from None
+
+
+@click.command()
+@click.argument("model")
+@click.option(
+    "--recipe",
+    "-r",
+    default="rtn-w4a16-g128",
+    show_default=True,
+    metavar="NAME|FILE",
+    help="Which layers, on which grid; its bits do not matter.",
+)
+@click.option("--bits", default="2,3,4,8", show_default=True, callback=_widths, help="The widths to try.")
+@click.option("--dataset", metavar="PATH|NAME", help="The text; else the recipe's calibration data.")
+@click.option("--data-dir", metavar="DIR", help="Where sets known by name lie; 'reference' for the bundled data.")
+@click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Samples of the text.")
+@click.option("--seq-len", type=click.IntRange(2), default=256, show_default=True, help="Tokens of a sample.")
+@click.option(
+    "--indivisible",
+    type=click.Choice(["error", "channel", "skip"]),
+    help="What a layer becomes whose inputs the group size does not divide.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the JSON that a recipe's 'precision' reads.",
+)
+@click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with a heat map.")
+@click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def sensitivity(
+    model: str,
+    recipe: str,
+    bits: tuple[int, ...],
+    dataset: str | None,
+    data_dir: str | None,
+    samples: int,
+    seq_len: int,
+    indivisible: Literal["error", "channel", "skip"] | None,
+    output: Path | None,
+    html: Path | None,
+    threads: int | None,
+    as_json: bool,
+) -> None:  # fmt: skip
+    """Round each layer of MODEL alone, at each width, and show how far the model's predictions move.
+
+    MODEL is a float causal language model; it is in memory as a whole, in float32. A recipe with 'precision:
+    {sensitivity: FILE, bits_per_weight: 4.5}' chooses each layer's bits by what is found.
+    """
+    from goldstick.formats.transformers_names import quiet_libraries
+
+    quiet_libraries()
+    if threads:
+        import torch
+
+        torch.set_num_threads(threads)
+    from goldstick.algorithms import Quantizer
+    from goldstick.pipeline.models import data_directory, find_model
+    from goldstick.pipeline.sensitivity import measure_sensitivity
+    from goldstick.recipes.recipe import Calibration, Recipe
+    from goldstick.report.sensitivity import print_sensitivity
+    from goldstick.report.sensitivity_page import render_sensitivity
+    from goldstick.report.storage import dump_json, write_atomically
+
+    loaded = Recipe.load(recipe)
+    if indivisible:
+        stages = tuple(
+            dataclasses.replace(stage, indivisible=indivisible) if isinstance(stage, Quantizer) else stage
+            for stage in loaded.stages
+        )
+        loaded = loaded.model_copy(update={"stages": stages})
+    text = Calibration(dataset=dataset or loaded.calibration.dataset, samples=samples, seq_len=seq_len)
+    with progress_bar(not as_json) as progress:
+        found = measure_sensitivity(
+            find_model(model), loaded, bits, text, data_dir=data_directory(data_dir, model), progress=progress
+        )
+    found = dataclasses.replace(found, model=model)
+    for path, content in ((output, dump_json(found.to_dict())), (html, render_sensitivity(found))):
+        if path is not None:
+            write_atomically(path, content.encode())
+    if as_json:
+        print_json(found.to_dict())
+        return
+    print_sensitivity(console(), found)
+    for name, path in (("sensitivity", output), ("page", html)):
+        if path is not None:
+            click.echo(f"{name}: {path}")

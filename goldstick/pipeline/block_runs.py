@@ -1,0 +1,115 @@
+"""Forward passes of one model on fixed inputs that begin at any of its blocks, with what came before kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from goldstick.structure.blocks import find_blocks
+
+
+class BlockRuns:
+    """Runs a language model in memory on fixed batches, without repeating the blocks before the one that changed.
+
+    A block that is passed over is not run: it hands on what the last of them gave when all were run. The model's own
+    code does everything else, so masks and positions are its own. Where a model's blocks are not one chain, and where
+    passing over them would give other logits, every run is of the whole model.
+
+    Args:
+        model: A causal language model. It is left as it was found after each run.
+        batches: Keyword arguments of its forward.
+        blocks: Paths of its blocks, for a quantized model, in which they are not recognised; found where ``None``.
+
+    Attributes:
+        blocks: Paths of the blocks that may be passed over, in order; empty for none.
+    """
+
+    def __init__(
+        self, model: nn.Module, batches: Sequence[Mapping[str, Tensor]], blocks: tuple[str, ...] | None = None
+    ) -> None:
+        self.model, self.batches = model, batches
+        blocks = find_blocks(model) if blocks is None else blocks
+        self.blocks = blocks if len({block.rpartition(".")[0] for block in blocks}) == 1 else ()
+        self._first = 0
+        self._given: list[Any] = [None] * len(batches)  # what the block before the first one gave, batch by batch
+        if self.blocks and not self._equal_from_the_second():
+            self.blocks = ()
+
+    def position(self, block: str | None, *, at_the_end: bool = False) -> int:
+        """The number of the first block that must run where ``block``, or what lies outside all blocks, changed.
+
+        Args:
+            block: A block's path, or ``None`` for what lies outside the blocks.
+            at_the_end: Whether what lies outside comes after all blocks.
+        """
+        if block is None:
+            return len(self.blocks) if at_the_end else 0
+        return self.blocks.index(block) if block in self.blocks else 0
+
+    def start_at(self, number: int) -> None:
+        """Pass over the blocks before ``number`` from now on: they will give what they give now.
+
+        Blocks are passed over in their order; those that are already stay so.
+        """
+        for place in range(self._first, number):
+            self._given = [self._output(place, index) for index in range(len(self.batches))]
+            self._first = place + 1
+
+    @torch.no_grad()
+    def logits(self) -> Iterator[Tensor]:
+        """The model's logits on each batch, [rows, tokens, vocabulary]."""
+        for index in range(len(self.batches)):
+            yield self._run(index)
+
+    def _run(self, index: int) -> Tensor:
+        model: Any = self.model
+        with self._passing_over(index):
+            found: Tensor = model(**self.batches[index], use_cache=False).logits
+        return found
+
+    @torch.no_grad()
+    def _output(self, place: int, index: int) -> Any:
+        found: list[Any] = []
+
+        def stop(_: nn.Module, __: Any, output: Any) -> None:
+            found.append(output)
+            raise _Reached
+
+        handle = self.model.get_submodule(self.blocks[place]).register_forward_hook(stop)
+        try:
+            self._run(index)
+        except _Reached:
+            pass
+        finally:
+            handle.remove()
+        return found[0]
+
+    @contextmanager
+    def _passing_over(self, index: int) -> Iterator[None]:
+        passed = [self.model.get_submodule(block) for block in self.blocks[: self._first]]
+        for module in passed:
+            module.forward = lambda *_, **__: self._given[index]
+        try:
+            yield
+        finally:
+            for module in passed:
+                del module.forward
+
+    @torch.no_grad()
+    def _equal_from_the_second(self) -> bool:
+        """Whether passing over all blocks but the last gives the logits of a whole run, to the bit."""
+        whole = self._run(0)
+        batches, self.batches = self.batches, self.batches[:1]
+        self._given = [None]
+        self.start_at(len(self.blocks) - 1)
+        equal = torch.equal(self._run(0), whole)
+        self._first, self.batches, self._given = 0, batches, [None] * len(batches)
+        return equal
+
+
+class _Reached(BaseException):
+    """Leaves a forward that has come far enough; no ``except Exception`` of a model may swallow it."""

@@ -1,0 +1,104 @@
+"""What rounding single layers does to a model's output: the contents of a sensitivity file, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from goldstick.errors import DataError
+from goldstick.report.terminal import print_table
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSensitivity:
+    """One layer, rounded alone.
+
+    Args:
+        name: its name, as recipes call it.
+        shape: the shape of its weight.
+        elements: the number of its weights.
+        kl: bits → mean KL(p ‖ q) per token in nats between the float model and the one with this layer rounded.
+        bits_per_weight: bits → stored bits of a weight, scales and zeros counted.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    elements: int
+    kl: Mapping[int, float]
+    bits_per_weight: Mapping[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sensitivity:
+    """Every layer that a recipe rounds, at several widths, each alone.
+
+    Args:
+        model: the model, as the user named it.
+        inputs: the text, in words.
+        tokens: how many predictions were compared.
+        grid: ``granularity``, ``group_size`` and ``symmetric`` of the recipe's grid, and its ``range_search``.
+        widths: the bits that were tried, the fewest first.
+        layers: the layers in the model's order.
+    """
+
+    model: str
+    inputs: str
+    tokens: int
+    grid: Mapping[str, Any]
+    widths: tuple[int, ...]
+    layers: tuple[LayerSensitivity, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data, as recipes read it; widths are strings there."""
+        layers = [
+            asdict(layer) | {"kl": _with_text(layer.kl), "bits_per_weight": _with_text(layer.bits_per_weight)}
+            for layer in self.layers
+        ]
+        return {"goldstick_sensitivity": VERSION, **asdict(self), "layers": layers}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Sensitivity:
+        """Read what `to_dict` gave; DataError for anything else."""
+        try:
+            if data["goldstick_sensitivity"] != VERSION:
+                raise DataError(f"a sensitivity file of version {data['goldstick_sensitivity']}, not {VERSION}")
+            layers = tuple(
+                LayerSensitivity(
+                    name=layer["name"],
+                    shape=tuple(layer["shape"]),
+                    elements=layer["elements"],
+                    kl={int(bits): value for bits, value in layer["kl"].items()},
+                    bits_per_weight={int(bits): value for bits, value in layer["bits_per_weight"].items()},
+                )
+                for layer in data["layers"]
+            )
+            return cls(
+                model=data["model"],
+                inputs=data["inputs"],
+                tokens=data["tokens"],
+                grid=data["grid"],
+                widths=tuple(data["widths"]),
+                layers=layers,
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"no sensitivity file of goldstick ({type(error).__name__}: {error})") from error
+
+
+def print_sensitivity(console: Console, found: Sensitivity) -> None:
+    """Print a line for each layer: the mean KL per token at each width."""
+    columns = ("layer", "shape", *(f"<{bits} bits" for bits in found.widths))
+    cells = [
+        [layer.name, "×".join(map(str, layer.shape)), *(f"{layer.kl[bits]:.2e}" for bits in found.widths)]
+        for layer in found.layers
+    ]
+    print_table(console, f"Mean KL per token (nats), each layer rounded alone, on {found.inputs}", columns, cells)
+
+
+def _with_text(values: Mapping[int, float]) -> dict[str, float]:
+    return {str(bits): value for bits, value in values.items()}

@@ -1,0 +1,131 @@
+"""Bits for each layer within a budget: against every choice there is, and what a recipe makes of it."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from goldstick.core.scheme import Scheme
+from goldstick.errors import RecipeError
+from goldstick.recipes.precision import Measured, choose_widths
+from goldstick.recipes.recipe import Recipe, recipe_schema
+
+WIDTHS = (2, 3, 4, 8)
+
+
+def layers(seed: int, count: int = 5) -> list[Measured]:
+    generator = random.Random(seed)
+    made = []
+    for number in range(count):
+        scale = 10 ** generator.uniform(-3, 0)
+        made.append(
+            Measured(
+                name=f"layers.{number}.up",
+                elements=generator.choice([1024, 2048, 4096]),
+                kl={bits: scale * generator.uniform(0.7, 1.3) * 4.0 ** (2 - bits) for bits in WIDTHS},
+                stored={bits: bits + 0.5 for bits in WIDTHS},
+            )
+        )
+    return made
+
+
+def cost(chosen: dict[str, int], among: list[Measured]) -> float:
+    return sum(layer.kl[chosen[layer.name]] for layer in among)
+
+
+def mean_bits(chosen: dict[str, int], among: list[Measured]) -> float:
+    bits = sum(layer.elements * layer.stored[chosen[layer.name]] for layer in among)
+    return bits / sum(layer.elements for layer in among)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("budget", [2.5, 3.1, 4.0, 5.5, 8.5])
+def test_the_choice_keeps_the_budget_and_is_close_to_the_best_of_all_choices(seed: int, budget: float) -> None:
+    among = layers(seed)
+    names = [layer.name for layer in among]
+    chosen = choose_widths(among, budget)
+    assert mean_bits(chosen, among) <= budget + 1e-9
+    every = [dict(zip(names, widths, strict=True)) for widths in itertools.product(WIDTHS, repeat=len(among))]
+    fitting = [one for one in every if mean_bits(one, among) <= budget + 1e-9]
+    best = min(cost(one, among) for one in fitting)
+    same_for_all = [cost(one, among) for one in fitting if len(set(one.values())) == 1]
+    assert cost(chosen, among) <= min(same_for_all)
+    assert cost(chosen, among) <= 2.0 * best
+    if budget in (2.5, 8.5):
+        assert cost(chosen, among) == best
+
+
+def test_a_layer_that_gets_no_better_with_more_bits_keeps_the_fewest() -> None:
+    deaf = Measured(name="deaf", elements=1024, kl=dict.fromkeys(WIDTHS, 0.1), stored={b: b + 0.5 for b in WIDTHS})
+    keen = Measured(name="keen", elements=1024, kl={2: 9, 3: 3, 4: 1, 8: 0}, stored={b: b + 0.5 for b in WIDTHS})
+    assert choose_widths([deaf, keen], 5.5) == {"deaf": 2, "keen": 8}
+
+
+def test_a_budget_below_the_fewest_bits_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"2\.4 is less than the 2\.5 stored bits that 2-bit weights"):
+        choose_widths(layers(0), 2.4)
+
+
+@pytest.fixture
+def measured(tmp_path: Path) -> Path:
+    found = [
+        {
+            "name": layer.name,
+            "elements": layer.elements,
+            "kl": {str(bits): value for bits, value in layer.kl.items()},
+            "bits_per_weight": {str(bits): value for bits, value in layer.stored.items()},
+        }
+        for layer in layers(1)
+    ]
+    grid = {"granularity": "group", "group_size": 32, "symmetric": True}
+    (tmp_path / "found.json").write_text(json.dumps({"grid": grid, "layers": found}))
+    return tmp_path
+
+
+def recipe(folder: Path, **changes: Any) -> Recipe:
+    fields = {
+        "stages": [{"rtn": {"scheme": "w4a16-g32"}}],
+        "precision": {"sensitivity": "found.json", "bits_per_weight": 4.0},
+        **changes,
+    }
+    (folder / "recipe.yaml").write_text(json.dumps(fields))  # JSON is YAML
+    return Recipe.load(folder / "recipe.yaml")
+
+
+def test_a_recipe_says_in_overrides_what_was_chosen_and_needs_the_file_no_more(measured: Path) -> None:
+    made = recipe(measured)
+    (stage,) = made.stages
+    chosen = choose_widths(layers(1), 4.0)
+    schemes = {name: Scheme.parse(f"w{bits}a16-g32") for name, bits in chosen.items() if bits != 4}
+    assert stage.overrides == schemes  # type: ignore[attr-defined]
+    assert len(schemes) > 1
+    dumped = made.model_dump(mode="json")
+    assert "precision" not in dumped
+    (measured / "found.json").unlink()
+    assert Recipe.load(dumped) == made
+
+
+def test_the_schema_knows_the_key() -> None:
+    assert set(recipe_schema()["$defs"]["Precision"]["properties"]) == {"sensitivity", "bits_per_weight"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"stages": [{"rtn": {"scheme": "w4a16-g64"}}]}, "measured with group_size 32 and rtn has 64"),
+        ({"stages": [{"rtn": {"scheme": "w4a16-g32-asym"}}]}, "measured with symmetric True and rtn has False"),
+        ({"stages": [{"rtn": {"overrides": {"*": "w8a16"}, "scheme": "w4a16-g32"}}]}, "leave 'overrides' out"),
+        ({"stages": ["rtn", "gptq"]}, "exactly one stage that rounds, not 2"),
+        ({"precision": {"sensitivity": "none.json", "bits_per_weight": 4.0}}, r"none\.json cannot be read"),
+        ({"precision": {"sensitivity": "found.json", "bit_per_weight": 4.0}}, "did you mean 'bits_per_weight'"),
+        ({"precision": {"sensitivity": "recipe.yaml", "bits_per_weight": 4.0}}, "is no sensitivity file"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(measured: Path, changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        recipe(measured, **changes)
