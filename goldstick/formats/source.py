@@ -94,10 +94,10 @@ def open_tensors(directory: Path) -> dict[str, TensorInfo]:
         single = directory / SINGLE_NAME
         if single.exists():
             return read_header(_inside(directory, single.name))
-        if (directory / GGUF_NAME).is_file():
-            return gguf_tensors((directory / GGUF_NAME).resolve(), _dtype_of_vectors(directory))
     except FormatError as error:
         raise SourceError(f"{error} Fetch the file again.") from error
+    if (directory / GGUF_NAME).is_file():
+        return gguf_tensors((directory / GGUF_NAME).resolve(), _dtype_of_vectors(directory))
     pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
     if pickles:
         raise SourceError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
@@ -109,6 +109,8 @@ def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, An
     settings.quantization_config = _in_native_words(
         checkpoint.stored, checkpoint.network, config["quantization_config"]
     )
+    if checkpoint.stored.format.name == "gguf" and tied_to_codes(checkpoint.network, checkpoint.stored):
+        settings.tie_word_embeddings = False  # transformers ties floats only
     return cls, settings
 
 
@@ -139,19 +141,17 @@ def _in_native_words(found: StoredLayers, network: Network, config: Mapping[str,
             raise FormatError(
                 f"{found.directory}: the experts fused in {layer.site} have several schemes; they need one."
             )
-    ties = tied_to_codes(network, sites) if found.format.name == "gguf" else {}
+    ties = tied_to_codes(network, found) if found.format.name == "gguf" else {}
     return native_table(sites, ties) | {"storage": found.format.name}
 
 
-def tied_to_codes(network: Network, sites: Iterable[str]) -> dict[str, str]:
-    """Sites whose parameter is tied to a quantized one: site → owner. A GGUF file says that by storing one of them."""
-    owners = {network.by_name[name].parameter_name: name for name in sites}
-    tied = network.tied()
-    return {
-        site.name: owners[tied[site.parameter_name]]
-        for site in network.sites
-        if tied.get(site.parameter_name) in owners
-    }
+def tied_to_codes(network: Network, stored: StoredLayers) -> dict[str, str]:
+    """The head of a GGUF file that stores a quantized embedding and no head: site → the embedding it runs on."""
+    quantized = {layer.site for layer in stored.layers}
+    embeddings = [site.name for site in network.sites if site.role == "embedding" and site.name in quantized]
+    heads = [site for site in network.sites if site.role == "head" and site.name not in quantized]
+    missing = [head.name for head in heads if head.parameter_name not in stored.tensors]
+    return dict.fromkeys(missing, embeddings[0]) if embeddings else {}
 
 
 def native_table(sites: Mapping[str, Scheme], ties: Mapping[str, str]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ class StoredWeight(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         # Initialisers of some models reach for the float weight; there is none to initialise.
-        if name == "weight" and any(key == "qweight" or key.startswith("weight_") for key in self._buffers):
+        if name == "weight" and name not in self._buffers and any("weight" in key for key in self._buffers):
             return torch.empty(0)
         return super().__getattr__(name)
 

@@ -20,6 +20,7 @@ from goldstick.formats.input_scale import part_name, unpack_input, unpack_multip
 from goldstick.formats.kv_cache import StoredKV, attention_modules, read_kv, stored_kv
 from goldstick.formats.source import read_json, sidecars_of
 from goldstick.formats.transformers_layers import QuantizedCheckpoint, open_quantized
+from goldstick.formats.transformers_loading import tied_to_codes
 from goldstick.pipeline.choose_format import refusal_words, refusals
 from goldstick.pipeline.entries import Entry, write_entries
 from goldstick.pipeline.exported import change_of_values, compare_layers, same_copies
@@ -77,6 +78,8 @@ def plan_export(directory: Path, format_name: str) -> ExportPlan:
         raise UsageError(f"{directory} is stored as {target.name} already; copy it.")
     table = checkpoint.config["quantization_config"]
     ties = table.get("ties", {}) if stored.format.name == "native" else {}
+    if stored.format.name == "gguf":
+        ties = tied_to_codes(checkpoint.network, stored)
     # Which scales fit is a question to the numbers, not to their dtype.
     layers = [dataclasses.replace(layer, scale_dtype=None) for layer in stored.layers]
     reasons = refusals(target, layers, ties)

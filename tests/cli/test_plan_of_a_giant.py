@@ -116,7 +116,7 @@ def test_a_hollow_shard_cut_by_one_byte_is_noticed(giant: Path, tmp_path: Path) 
     for path in giant.iterdir():
         os.link(path, tmp_path / path.name)
     shard = sorted(tmp_path.glob("*.safetensors"))[40]
-    target = shard.resolve()
+    target = giant / shard.name
     shard.unlink()
     with target.open("rb") as file:
         head = file.read(4096)

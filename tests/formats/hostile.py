@@ -367,7 +367,7 @@ CHANGES: dict[str, tuple[str, Callable[[dict[str, torch.Tensor]], object]]] = {
     "zeros_that_are_missing": ("native", lambda t: t.pop(f"{Q}.weight_zero_point")),
     "groups_that_are_not_there": ("gptq", lambda t: t[f"{Q}.g_idx"].fill_(2**30)),
     "groups_below_zero": ("gptq", lambda t: t[f"{Q}.g_idx"].fill_(-1)),
-    "groups_scattered": ("gptq", lambda t: t.update({f"{Q}.g_idx": t[f"{Q}.g_idx"].roll(3)})),
+    "groups_of_unequal_sizes": ("gptq", lambda t: t[f"{Q}.g_idx"][:3].fill_(1)),
     "zeros_of_an_asymmetric_layer": ("gptq", lambda t: t[f"{Q}.qzeros"].add_(1)),
     "words_that_are_missing": ("gptq", lambda t: t.pop(f"{Q}.qzeros")),
     "gptq_codes_of_no_inputs": ("gptq", lambda t: t.update({f"{Q}.qweight": torch.zeros(0, 64, dtype=torch.int32)})),

@@ -23,6 +23,7 @@ from goldstick import api
 from goldstick.cli import main
 from goldstick.errors import FormatError, SourceError
 from goldstick.formats.gguf import GGUF_NAME
+from goldstick.formats.gguf_directory import checkpoint_directory
 from goldstick.formats.gguf_file import read_gguf
 from goldstick.formats.gguf_metadata import config_of_file, model_metadata, rope_factors
 from goldstick.formats.transformers_layers import open_quantized
@@ -194,7 +195,7 @@ def test_a_file_alone_is_loaded_inspected_verified_and_exported(made: Made, tmp_
     file = Path(shutil.copy(made(format_="gguf") / GGUF_NAME, tmp_path / "tiny.gguf"))
     exact = logits(dequantized(made(format_="gguf"), "llama"))
     found = goldstick.load(file)
-    assert (logits(found) - exact).abs().max() <= 1e-5 * exact.abs().max()
+    assert (logits(found) - exact).abs().max() <= 1e-4 * exact.abs().max()
     assert {layer.scheme for layer in read_report(file).layers} == {"w4a16-g32", None}
     assert "all 14 quantized layers are what the config declares" in verify_checkpoint(file)["proof"]
     shown = CliRunner().invoke(main, ["inspect", str(file)])
@@ -215,6 +216,7 @@ def write_as_another_tool(folder: Path, kind: gguf.GGMLQuantizationType) -> Path
     for key, value in {"block_count": 2, "context_length": 128, "embedding_length": 64}.items():
         writer.add_uint32(f"llama.{key}", value)
     writer.add_uint32("llama.feed_forward_length", 128)
+    writer.add_uint32("llama.vocab_size", 128)
     writer.add_float32("llama.attention.layer_norm_rms_epsilon", 1e-6)
     for name, value in model.state_dict().items():
         if name == "lm_head.weight":
@@ -241,8 +243,16 @@ def test_a_file_of_another_tool_runs_on_its_quantized_embedding(kind: str, tmp_p
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
     mine = goldstick.load(file)
     assert type(mine.get_submodule("model.embed_tokens")).__name__ == "QuantizedEmbedding"
-    exact = logits(theirs)
-    assert (logits(mine) - exact).abs().max() <= 1e-5 * exact.abs().max()
+    with checkpoint_directory(file) as directory:
+        stored = open_quantized(directory).stored
+    assert len(stored.layers) == 15
+    for layer in stored.layers:
+        weight = stored.format.unpack(stored.read(layer), layer.scheme, layer.shape[-1]).dequantize(torch.float32)
+        exact = theirs.state_dict()[layer.name]
+        assert torch.allclose(weight, exact, rtol=0, atol=1e-6) if kind == "Q4_1" else weight.equal(exact)
+    expected = logits(theirs)
+    # The kernels round inputs to 16 bits.
+    assert (logits(mine) - expected).abs().max() <= 1e-3 * expected.abs().max()
     done = api.export(file, "native", output=tmp_path / "native")
     assert done.report.proof["passed"] is True
     api.export(tmp_path / "native", "gguf", output=tmp_path / "back", proof="tensors")
