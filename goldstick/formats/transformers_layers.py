@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from goldstick.core.scheme import Scheme
-from goldstick.errors import CheckpointError, FormatError, SourceError
+from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.awq import awq_scheme
 from goldstick.formats.base import StorageFormat, StoredLayer
@@ -23,9 +23,8 @@ from goldstick.formats.gptq import gptq_scheme, gptq_storage, scatters
 from goldstick.formats.input_scale import INPUT_ZERO, part_name
 from goldstick.formats.native import multiplied_in, reordered_in, schemes_of, ties_of
 from goldstick.formats.safetensors_file import TensorInfo
-from goldstick.formats.source import open_tensors, read_json
-from goldstick.formats.transformers_account import account, require_account
-from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.formats.source import open_tensors
+from goldstick.formats.transformers_names import CheckpointNames
 from goldstick.structure.network import Layout, Network, Site
 
 #: Formats that pack a linear layer along its inputs, and name its tensors beside the weight.
@@ -159,44 +158,6 @@ def read_layers(
     if lost:
         raise CheckpointError(f"{directory} lacks the packed tensor of {lost[0]} that its config calls for.")
     return StoredLayers(directory=directory, format=declared.format, layers=layers, tensors=tensors)
-
-
-@dataclass(frozen=True, kw_only=True)
-class QuantizedCheckpoint:
-    """A quantized transformers checkpoint, looked at and not loaded.
-
-    Attributes:
-        directory: Where it lies.
-        config: Its config.json.
-        stored: Its quantized matrices.
-        names: How its model's checkpoints name tensors.
-        network: Its model, on the meta device.
-    """
-
-    directory: Path
-    config: Mapping[str, Any]
-    stored: StoredLayers
-    names: CheckpointNames
-    network: Network
-
-
-def open_quantized(directory: Path) -> QuantizedCheckpoint:
-    """Look at a quantized checkpoint; see :func:`read_layers`.
-
-    Raises:
-        SourceError: The directory is no checkpoint, or is not quantized.
-        CheckpointError: Its tensors are not those of its model, no fewer and no more.
-    """
-    config = read_json(directory / "config.json", "no checkpoint of a transformers model: it has no config.json")
-    table = config.get("quantization_config")
-    if not isinstance(table, Mapping):
-        raise SourceError(f"{directory} is not quantized: its config.json has no quantization_config.")
-    tensors = open_tensors(directory)
-    model = empty_model(load_config(directory), model_class(config, str(directory)), len(tensors))
-    names, network = CheckpointNames(model), Network(model)
-    stored = read_layers(directory, table, names, network, tensors)
-    require_account(directory, account(tensors, stored, table, names, network))
-    return QuantizedCheckpoint(directory=directory, config=config, stored=stored, names=names, network=network)
 
 
 def storage_of(directory: Path, config: Mapping[str, Any]) -> StorageFormat:

@@ -19,7 +19,8 @@ from goldstick.formats.native import Native
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import open_tensors
 from goldstick.formats.transformers_cache import use_quantized_cache
-from goldstick.formats.transformers_layers import StoredLayers, open_quantized, read_layers
+from goldstick.formats.transformers_checkpoint import open_quantized, tied_to_codes
+from goldstick.formats.transformers_layers import StoredLayers, read_layers
 from goldstick.formats.transformers_names import CheckpointNames, load_config, model_class
 from goldstick.structure.network import Network
 
@@ -109,7 +110,7 @@ def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, An
     settings.quantization_config = _in_native_words(
         checkpoint.stored, checkpoint.network, config["quantization_config"]
     )
-    if checkpoint.stored.format.name == "gguf" and tied_to_codes(checkpoint.network, checkpoint.stored):
+    if checkpoint.stored.format.name == "gguf" and settings.quantization_config["ties"]:
         settings.tie_word_embeddings = False  # transformers ties floats only
     return cls, settings
 
@@ -143,15 +144,6 @@ def _in_native_words(found: StoredLayers, network: Network, config: Mapping[str,
             )
     ties = tied_to_codes(network, found) if found.format.name == "gguf" else {}
     return native_table(sites, ties) | {"storage": found.format.name}
-
-
-def tied_to_codes(network: Network, stored: StoredLayers) -> dict[str, str]:
-    """The head of a GGUF file that stores a quantized embedding and no head: site → the embedding it runs on."""
-    quantized = {layer.site for layer in stored.layers}
-    embeddings = [site.name for site in network.sites if site.role == "embedding" and site.name in quantized]
-    heads = [site for site in network.sites if site.role == "head" and site.name not in quantized]
-    missing = [head.name for head in heads if head.parameter_name not in stored.tensors]
-    return dict.fromkeys(missing, embeddings[0]) if embeddings else {}
 
 
 def native_table(sites: Mapping[str, Scheme], ties: Mapping[str, str]) -> dict[str, Any]:

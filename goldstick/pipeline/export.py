@@ -19,8 +19,7 @@ from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
 from goldstick.formats.kv_cache import StoredKV, attention_modules, read_kv, stored_kv
 from goldstick.formats.source import read_json, sidecars_of
-from goldstick.formats.transformers_layers import QuantizedCheckpoint, open_quantized
-from goldstick.formats.transformers_loading import tied_to_codes
+from goldstick.formats.transformers_checkpoint import QuantizedCheckpoint, open_quantized, tied_to_codes
 from goldstick.pipeline.choose_format import refusal_words, refusals
 from goldstick.pipeline.entries import Entry, write_entries
 from goldstick.pipeline.exported import change_of_values, compare_layers, same_copies

@@ -24,7 +24,7 @@ def read_report(directory: Path) -> Report:
         with checkpoint_directory(directory) as made:
             return read_report(made)
     if made_elsewhere(directory):
-        from goldstick.formats.transformers_layers import open_quantized
+        from goldstick.formats.transformers_checkpoint import open_quantized
         from goldstick.pipeline.stored_report import report_of_files
 
         return report_of_files(open_quantized(directory))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from goldstick.formats.input_scale import part_name
-from goldstick.formats.transformers_layers import QuantizedCheckpoint
+from goldstick.formats.transformers_checkpoint import QuantizedCheckpoint
 from goldstick.pipeline.records import environment
 from goldstick.report import LayerRecord, Report, SizeSummary
 

@@ -56,7 +56,7 @@ def verify_checkpoint(directory: Path) -> dict[str, Any]:
 
 
 def _read_through(directory: Path) -> str:
-    from goldstick.formats.transformers_layers import open_quantized
+    from goldstick.formats.transformers_checkpoint import open_quantized
 
     stored = open_quantized(directory).stored
     for layer in stored.layers:

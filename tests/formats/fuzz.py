@@ -27,7 +27,8 @@ from goldstick import api
 from goldstick.errors import GoldstickError
 from goldstick.formats.source import open_tensors, read_json
 from goldstick.formats.transformers_account import account, require_account
-from goldstick.formats.transformers_layers import open_quantized, read_layers
+from goldstick.formats.transformers_checkpoint import open_quantized
+from goldstick.formats.transformers_layers import read_layers
 from goldstick.formats.transformers_names import CheckpointNames, quiet_libraries
 from goldstick.pipeline.stored_report import report_of_files
 from goldstick.structure.network import Network

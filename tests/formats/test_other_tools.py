@@ -22,7 +22,8 @@ from torch import Tensor, nn
 import goldstick
 from goldstick import api
 from goldstick.errors import FormatError
-from goldstick.formats.transformers_layers import StoredLayers, open_quantized
+from goldstick.formats.transformers_checkpoint import open_quantized
+from goldstick.formats.transformers_layers import StoredLayers
 from goldstick.nn import QuantizedLinear
 from goldstick.pipeline.inspect import read_report
 from goldstick.pipeline.verify import verify_checkpoint
@@ -34,7 +35,7 @@ SCHEMES = {
     "gptqmodel-gptq-v2-asymmetric": "w4a16-g32-asym",
     "llm-compressor-w4a16": "w4a16-g32",
     "llm-compressor-w4a16-asymmetric": "w4a16-g32-asym",
-    "llm-compressor-w8a8": "w8a8-dynamic",
+    "llm-compressor-w8a8": "w8a8-dynamic-channel",
 }
 ACT_ORDER = FOLDER / "gptqmodel-act-order"
 #: What the same weights may differ by in float32, and what weights rounded to float16 may beside unrounded ones.
@@ -63,7 +64,7 @@ def answer_on_float16_weights(directory: Path, ids: Tensor) -> Tensor:
             layer.weight.data = module.weight.float()
             model.set_submodule(name, layer)
     with torch.inference_mode():
-        logits: Tensor = model.float()(input_ids=ids).logits
+        logits: Tensor = nn.Module.float(model)(input_ids=ids).logits
     return logits
 
 

@@ -59,7 +59,7 @@ def test_layers_of_compressed_tensors_are_taken_over_to_the_bit(
     model = own if decompressed else AutoModelForCausalLM.from_pretrained(checkpoint(scheme)).eval()
     replaced = goldstick.accelerate(model)
     assert len(replaced) == 14
-    assert set(replaced.values()) == {scheme}
+    assert set(replaced.values()) == {scheme if scheme.endswith("g32") else f"{scheme}-channel"}
     assert all(isinstance(model.get_submodule(name), QuantizedLinear) for name in replaced)
     assert type(model.lm_head) is nn.Linear, "a float layer stays what it is"
     assert torch.equal(logits(model), expected)
@@ -73,7 +73,8 @@ def test_layers_of_compressed_tensors_are_taken_over_to_the_bit(
 def test_a_decompressed_weight_that_was_changed_is_refused_and_nothing_is_touched(checkpoint: Any) -> None:
     model = AutoModelForCausalLM.from_pretrained(checkpoint("w4a16-g32")).eval()
     logits(model)
-    model.model.layers[1].mlp.up_proj.weight.data[0, 0] += 1e-4
+    with torch.inference_mode():  # in which compressed-tensors made it
+        model.model.layers[1].mlp.up_proj.weight[0, 0] += 1e-4
     expected = logits(model)
     with pytest.raises(FormatError, match=r"layers\.1\.mlp\.up_proj cannot be accelerated.*no longer what its codes"):
         goldstick.accelerate(model)

@@ -26,7 +26,7 @@ from goldstick.formats.gguf import GGUF_NAME
 from goldstick.formats.gguf_directory import checkpoint_directory
 from goldstick.formats.gguf_file import read_gguf
 from goldstick.formats.gguf_metadata import config_of_file, model_metadata, rope_factors
-from goldstick.formats.transformers_layers import open_quantized
+from goldstick.formats.transformers_checkpoint import open_quantized
 from goldstick.pipeline import finish, verify
 from goldstick.pipeline.inspect import read_report
 from goldstick.pipeline.verify import verify_checkpoint
