@@ -33,8 +33,8 @@ lint: $(STAMP) ## ruff and mypy
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
 
-pytest: $(STAMP) ## the tests alone
-	$(PYTHON) -m pytest
+pytest: $(STAMP) ## the tests alone, a process and a thread for each of two cores
+	OMP_NUM_THREADS=1 $(PYTHON) -m pytest -n 2 --dist loadfile
 
 test: lint pytest ## what CI runs: lint, types, tests
 

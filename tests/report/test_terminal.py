@@ -124,8 +124,9 @@ def test_the_size_says_how_much_is_left() -> None:
 def test_the_comparison_shows_before_after_and_the_difference() -> None:
     console, output = plain()
     print_comparison(console, compare(evaluation(6.6), evaluation(6.0)))
-    words = output.getvalue().splitlines()[2].split()
-    assert words == ["wikitext2", "perplexity", "6", "6.6", "+0.6", "+10.00", "%", "worse"]
+    words = output.getvalue().splitlines()[2].split(maxsplit=7)
+    assert words[:7] == ["wikitext2", "perplexity", "6", "6.6", "+0.6", "+10.00", "%"]
+    assert words[7] == "loses 10 % by the figure alone, without an interval to judge by"
 
 
 def test_one_evaluation_shows_its_interval_and_protocol() -> None:
