@@ -29,8 +29,10 @@ from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.quantize import Quantized, execute
 from goldstick.pipeline.result import Result, apply_recipe
 from goldstick.pipeline.staging import check_output
+from goldstick.recipes.order import training_of
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import Progress, needs_data, quiet
+from goldstick.training import TrainingTask
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
@@ -42,6 +44,7 @@ def apply(
     recipe: RecipeLike,
     *,
     data: Any = None,
+    training: TrainingTask | None = None,
     inplace: bool = False,
     progress: Progress = quiet,
 ) -> Result:
@@ -52,6 +55,8 @@ def apply(
         recipe: A preset's name, a YAML file, a mapping, or a :class:`Recipe`.
         data: Calibration data, for algorithms that look at data: batches of the model's keyword arguments
             (``{"input_ids": …}``) or of token ids [batch, tokens].
+        training: What to train on, with which loss, for stages that train; ``data``, and the loss that the model itself
+            gives for it, where ``None``.
         inplace: Rewrite ``model`` itself, which saves the memory of a copy.
         progress: Called with (description, done, total).
 
@@ -61,12 +66,15 @@ def apply(
     Raises:
         RecipeError: The recipe is wrong, or illegal for this model.
         QuantizationError: A weight is not finite.
+        TrainingError: A training diverged, or its checkpoint is of another.
     """
     loaded = Recipe.load(recipe)
     if data is not None and not needs_data(loaded.stages):
         raise UsageError("None of the recipe's algorithms looks at data; leave out data=.")
+    if training is not None and not training_of(loaded.stages):
+        raise UsageError("None of the recipe's stages trains; leave out training=.")
     batches = [] if data is None else [_as_batch(batch) for batch in data]
-    return apply_recipe(model, loaded, inplace=inplace, batches=batches, progress=progress)
+    return apply_recipe(model, loaded, inplace=inplace, batches=batches, training=training, progress=progress)
 
 
 def _as_batch(batch: Any) -> Mapping[str, Tensor]:

@@ -15,6 +15,7 @@ it without a traceback and leaves with the class's ``exit_code``.
     ├── CheckpointError            1   a compressed checkpoint that is damaged, incomplete or fails its proof
     ├── OutputError                1   the output directory exists, is not writable or the disk is full
     ├── DataError                  1   a data set that is missing, malformed or too short
+    ├── TrainingError              1   a training that diverged, has nothing to learn, or whose checkpoint is another's
     └── KernelError                1   no backend runs this layer, or a backend was given wrong shapes
 """
 
@@ -65,6 +66,10 @@ class OutputError(GoldstickError):
 
 class DataError(GoldstickError):
     """A data set that is missing, malformed or too short."""
+
+
+class TrainingError(GoldstickError):
+    """A training that diverged or has nothing to learn, or a checkpoint of another training."""
 
 
 class KernelError(GoldstickError):

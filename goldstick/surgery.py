@@ -43,6 +43,15 @@ def apply(network: Network, edits: Iterable[Edit]) -> None:
                     forget_ties(network)
 
 
+def stand_in(network: Network, site: Site, module: nn.Module) -> None:
+    """Let a module take the place of the one that holds a site's weight: a relaxation, or the layer again.
+
+    Raises:
+        StructureError: The model is itself the layer.
+    """
+    replace(network.model, site.module, module)
+
+
 def tie(network: Network, site: Site, owner: Site) -> None:
     """Let a site run on the quantized embedding that it is tied to."""
     source = network.module(owner)

@@ -1,11 +1,22 @@
 """The algorithms, each a frozen dataclass in a file of its own."""
 
 from goldstick.algorithms.awq import AWQ
-from goldstick.algorithms.base import Algorithm, Balance, Balancer, Exposure, Member, Quantizer, Stage
+from goldstick.algorithms.base import (
+    Algorithm,
+    Balance,
+    Balancer,
+    Exposure,
+    Member,
+    Quantizer,
+    Stage,
+    TrainedQuantizer,
+)
+from goldstick.algorithms.finetune import Finetune
 from goldstick.algorithms.gptq import GPTQ
 from goldstick.algorithms.kv_cache import KVCache
 from goldstick.algorithms.rotation import RandomRotation
 from goldstick.algorithms.rtn import RTN
+from goldstick.algorithms.slb import SLB
 from goldstick.algorithms.smoothquant import SmoothQuant
 
 #: Every stage a recipe can name.
@@ -16,6 +27,8 @@ ALGORITHMS: dict[str, type[Stage]] = {
     "smoothquant": SmoothQuant,
     "rotate": RandomRotation,
     "kv_cache": KVCache,
+    "slb": SLB,
+    "finetune": Finetune,
 }
 
 __all__ = [
@@ -23,14 +36,17 @@ __all__ = [
     "AWQ",
     "GPTQ",
     "RTN",
+    "SLB",
     "Algorithm",
     "Balance",
     "Balancer",
     "Exposure",
+    "Finetune",
     "KVCache",
     "Member",
     "Quantizer",
     "RandomRotation",
     "SmoothQuant",
     "Stage",
+    "TrainedQuantizer",
 ]

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick.core.edits import Edit
 from goldstick.core.inputs import InputObserver
+from goldstick.core.relaxation import Relaxation
 from goldstick.core.scheme import Scheme
+from goldstick.core.training import TrainingOptions
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network, Site
 from goldstick.structure.targets import Targets, matches, unmatched
@@ -113,6 +115,10 @@ class Algorithm(Stage):
         """The targeted sites."""
         return self.targets.select(network)
 
+    def spared(self, network: Network) -> Mapping[str, str]:
+        """Parameters that it leaves alone though its targets may name them: name → the reason."""
+        return {}
+
     def balance(self, members: Sequence[Member], observer: InputObserver) -> Balance:
         """Which scale moves the difficulty of an input group from where rounding hurts to where it does not.
 
@@ -184,7 +190,7 @@ class Quantizer(Algorithm):
 
     def needs_inputs(self, scheme: Scheme) -> bool:
         """Whether it must see the inputs of a layer that becomes ``scheme``: for its codes, or for its input range."""
-        return self.exposure is not Exposure.NONE or scheme.static_input
+        return self.exposure is Exposure.BLOCKWISE or scheme.static_input
 
     def sites(self, network: Network) -> Sequence[Site]:
         """The targeted sites; every override pattern must match one of them."""
@@ -205,6 +211,29 @@ class Quantizer(Algorithm):
     def schemes(self) -> tuple[Scheme, ...]:
         """Every scheme the options name."""
         return tuple(_parse(scheme) for scheme in (self.scheme, *self.overrides.values()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedQuantizer(Quantizer):
+    """An algorithm that turns weights into codes by training the network with stand-ins for its layers.
+
+    Attributes:
+        training: How long and how fast to train.
+    """
+
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+
+    @property
+    def exposure(self) -> Exposure:
+        """It trains."""
+        return Exposure.TRAINING
+
+    def attach(self, site: Site) -> None:
+        """Nothing: what it learns from is the stand-in of :meth:`relax`."""
+
+    @abstractmethod
+    def relax(self, site: Site, layer: nn.Module, scheme: Scheme) -> Relaxation:
+        """What takes the place of the layer that holds a site's weight; the state that ``solve`` gets, when trained."""
 
 
 def _parse(scheme: Scheme | str) -> Scheme:

@@ -74,7 +74,7 @@ class Plan:
     def by_blocks(self) -> bool:
         """Whether the blocks are worked on with one of them in memory: they are one chain, each stored whole."""
         lists = {block.rpartition(".")[0] for block in self.network.blocks}
-        return not self.streams and len(lists) == 1 and not self._obstructed
+        return not self.streams and len(lists) == 1 and not self._obstructed and not self.resolution.training
 
     @property
     def _obstructed(self) -> bool:

@@ -43,6 +43,7 @@ from goldstick.recipes.run import Progress, quiet
 from goldstick.report import Report, SizeSummary
 from goldstick.report.page import write_page
 from goldstick.structure.network import Network
+from goldstick.training import TrainingTask
 
 _NOTHING = torch.empty(0)
 
@@ -115,6 +116,7 @@ def apply_recipe(
     *,
     inplace: bool,
     batches: Sequence[Mapping[str, Tensor]] = (),
+    training: TrainingTask | None = None,
     progress: Progress = quiet,
 ) -> Result:
     """Compress a model in memory; see :func:`goldstick.apply`."""
@@ -128,7 +130,7 @@ def apply_recipe(
     shapes, structure = shapes_of(original), structure_of(model)
     target = model if inplace else copy.deepcopy(model)
     network = Network(target, cut=original.cut)
-    network, results, account = run_on_whole(network, resolution, rotation, batches, progress)
+    network, results, account = run_on_whole(network, resolution, rotation, batches, progress, training)
     errors = {name: result.error for name, result in results.items()}
     notes = {name: result.notes for name, result in results.items()}
     names = _names(target)

@@ -19,8 +19,9 @@ from goldstick.evaluation.kl import token_kl
 from goldstick.pipeline.block_runs import BlockRuns
 from goldstick.pipeline.calibrate import calibration_data
 from goldstick.pipeline.load import load_float
+from goldstick.recipes.order import rotation_of
 from goldstick.recipes.recipe import Calibration, Recipe
-from goldstick.recipes.resolve import Resolution, resolve, rotation_of
+from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.recipes.run import Progress, quiet
 from goldstick.report.sensitivity import LayerSensitivity, Sensitivity
 from goldstick.structure.network import Network, Site

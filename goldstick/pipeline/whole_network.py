@@ -14,7 +14,9 @@ from goldstick.pipeline.observation import fixed_inputs
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.rotate import FoundRotation, rotate
 from goldstick.recipes.run import Progress, SiteResult, run
+from goldstick.recipes.train import train_stages
 from goldstick.structure.network import Network
+from goldstick.training import TrainingTask
 
 
 def inputs_for(model: nn.Module, batches: Sequence[Mapping[str, Tensor]] = ()) -> Mapping[str, Any] | None:
@@ -42,6 +44,7 @@ def run_on_whole(
     rotation: FoundRotation | None,
     batches: Sequence[Mapping[str, Tensor]],
     progress: Progress,
+    training: TrainingTask | None = None,
 ) -> tuple[Network, dict[str, SiteResult], dict[str, Any]]:
     """Do all that a recipe says to a network in memory, in place.
 
@@ -51,9 +54,11 @@ def run_on_whole(
         rotation: What is to be turned first.
         batches: Calibration data.
         progress: Told what is done.
+        training: What stages train on that train; the calibration data where ``None``.
 
     Returns:
-        The network as it is now, what became of each site, and the report's account of the rotation and the KV cache.
+        The network as it is now, what became of each site, and the report's account of the rotation, the training and
+        the KV cache.
     """
     account: dict[str, Any] = {}
     if rotation is not None:
@@ -61,9 +66,14 @@ def run_on_whole(
         assert inputs is not None  # the rotation was found with them
         network, error = rotate(network, rotation, inputs)
         account["rotation"] = rotation.to_dict(error)
+    if training is None and batches and resolution.training:
+        training = TrainingTask(batches=batches)
+    trained, accounts = train_stages(network, resolution, training, progress)
+    if accounts:
+        account["training"] = accounts
     stage = resolution.kv
     recorder = KVRecorder() if stage is not None and stage.exposure is not Exposure.NONE else None
-    results = run(network, resolution, progress, batches, recorder)
+    results = run(network, resolution, progress, batches, recorder, trained)
     if stage is not None:
         use_quantized_cache(network.model, stage.solve(recorder.ranges if recorder is not None else {}))
         account["kv_cache"] = {"scheme": stage.scheme.label}

@@ -25,6 +25,7 @@ from pydantic import (
 from goldstick.algorithms import ALGORITHMS, Stage
 from goldstick.core.grid import Grid
 from goldstick.core.scheme import Scheme
+from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError
 from goldstick.recipes.precision import Precision, with_precision
 from goldstick.structure.targets import Targets
@@ -59,7 +60,9 @@ class Export(BaseModel):
 
 
 #: Keys below the top of a recipe or of a stage, for the nearest name of an unknown one.
-_NESTED_KEYS = [field.name for part in (Scheme, Grid, Targets) for field in dataclasses.fields(part)] + [
+_NESTED_KEYS = [
+    field.name for part in (Scheme, Grid, Targets, TrainingOptions) for field in dataclasses.fields(part)
+] + [
     *Calibration.model_fields,
     *Export.model_fields,
     *Precision.model_fields,

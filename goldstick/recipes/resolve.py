@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from goldstick.algorithms import Algorithm, KVCache, Quantizer, RandomRotation, Stage
+from goldstick.algorithms import Algorithm, Finetune, KVCache, Quantizer, RandomRotation, Stage, TrainedQuantizer
 from goldstick.calibration.task import Balancing
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.left_alone import left_alone
+from goldstick.recipes.order import misplaced, rotation_of, training_of
 from goldstick.structure.network import Layout, Network, Site
 
 
@@ -45,6 +46,7 @@ class Resolution:
         balancing: The stages that scale the inputs of layers before these are quantized, with what they are meant for.
         rotation: The stage that rotates the network before anything else, if any.
         kv: The stage that quantizes the KV cache, if any.
+        training: The stages that train, in their order, before all others but a rotation.
     """
 
     assignments: dict[str, Assignment]
@@ -54,6 +56,7 @@ class Resolution:
     balancing: tuple[Balancing, ...] = ()
     rotation: RandomRotation | None = None
     kv: KVCache | None = None
+    training: tuple[Finetune | TrainedQuantizer, ...] = ()
 
 
 def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
@@ -77,11 +80,13 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
         except RecipeError as error:
             problems.append(f"{place}: {error}")
             continue
+        skipped.update(stage.spared(network))
         if stage.balances:
             balancing.append(Balancing(stage=stage, sites=frozenset(site.name for site in sites)))
         if isinstance(stage, Quantizer) and stage.quantizes:
             _assign(place, stage, sites, assignments, skipped, problems)
     problems += [problem for assignment in assignments.values() if (problem := _impossible(assignment))]
+    problems += _balanced_though_trained(assignments, balancing)
     ties, untied = _resolve_ties(network, assignments, problems)
     if problems:
         numbered = " ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
@@ -96,29 +101,8 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
         balancing=tuple(balancing),
         rotation=rotation_of(stages),
         kv=next((stage for stage in stages if isinstance(stage, KVCache)), None),
+        training=training_of(stages),
     )
-
-
-def rotation_of(stages: Sequence[Stage]) -> RandomRotation | None:
-    """The stage that rotates, if any."""
-    return next((stage for stage in stages if isinstance(stage, RandomRotation)), None)
-
-
-def misplaced(stages: Sequence[Stage]) -> list[str]:
-    """What is wrong with the order and the number of the stages that act on the network as a whole."""
-    problems = []
-    for kind in (RandomRotation, KVCache):
-        found = [index for index, stage in enumerate(stages) if isinstance(stage, kind)]
-        if len(found) > 1:
-            problems.append(
-                f"stages[{found[1]}].{kind.name}: a recipe has one such stage at most; leave one of them out."
-            )
-        elif kind is RandomRotation and found and found[0] > 0:
-            problems.append(
-                f"stages[{found[0]}].{kind.name}: {stages[0].name} comes before it and would decide on weights that "
-                "are turned afterwards; make it the first stage."
-            )
-    return problems
 
 
 def _kept_but_cut(stages: Sequence[Stage], network: Network) -> list[str]:
@@ -170,6 +154,16 @@ def _assign(
             "'--indivisible channel' gives them one scale per output channel, '--indivisible skip' leaves them float "
             "(the same as 'indivisible:' in the recipe), or choose a group size that divides."
         )
+
+
+def _balanced_though_trained(assignments: dict[str, Assignment], balancing: Sequence[Balancing]) -> list[str]:
+    """Stages that scale inputs of layers which training has turned into codes before."""
+    trained = {name for name, found in assignments.items() if isinstance(found.stage, TrainedQuantizer)}
+    return [
+        f"{one.stage.name} would scale the inputs of {_some(sorted(both))}, whose codes are trained; exclude them."
+        for one in balancing
+        if (both := one.sites & trained)
+    ]
 
 
 def _with_multipliers(assignments: dict[str, Assignment], balancing: Sequence[Balancing]) -> dict[str, Assignment]:

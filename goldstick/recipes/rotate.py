@@ -9,7 +9,7 @@ from typing import Any
 from goldstick import surgery
 from goldstick.algorithms import RandomRotation, Stage
 from goldstick.errors import RecipeError, StructureError
-from goldstick.recipes.resolve import misplaced, rotation_of
+from goldstick.recipes.order import misplaced, rotation_of
 from goldstick.structure.network import Network
 from goldstick.structure.rotation_plan import RotationPlan
 from goldstick.structure.rotation_proof import prove_rotation

@@ -120,8 +120,9 @@ def run(
     progress: Progress = quiet,
     batches: Sequence[Mapping[str, Tensor]] = (),
     recorder: KVRecorder | None = None,
+    trained: Mapping[str, SiteResult] | None = None,
 ) -> dict[str, SiteResult]:
-    """Quantize every assigned site of a network, in place; ties follow. A rotation has been made before.
+    """Quantize every assigned site of a network, in place; ties follow. A rotation has been made before, and training.
 
     Data-free stages go first, then one sweep over the blocks for all that look at data.
 
@@ -131,6 +132,7 @@ def run(
         progress: Told what is done.
         batches: Calibration data: keyword arguments of the model's forward.
         recorder: Sees the keys and values, for a recipe with a static KV cache.
+        trained: What became of sites that were trained and quantized before; they count as done.
 
     Returns:
         Site name → what became of it, in the order of the network's sites.
@@ -139,7 +141,7 @@ def run(
         RecipeError: A stage looks at data and there are none.
     """
     chosen = [resolution.assignments[site.name] for site in network.sites if site.name in resolution.assignments]
-    results: dict[str, SiteResult] = {}
+    results: dict[str, SiteResult] = dict(trained or {})
 
     def note(task: Task, edit: Quantize, error: WeightError) -> None:
         assignment = resolution.assignments[task.site.name]
@@ -152,7 +154,7 @@ def run(
     if looking and not batches:
         raise RecipeError(f"{looking[0].name} looks at data, and there are none: give data= (or --dataset).")
     original = copy.deepcopy(network.model) if work.asymmetric else None  # before the first layer is rounded
-    free = [assignment for assignment in chosen if assignment.site.name not in work.tasks]
+    free = [assignment for assignment in chosen if assignment.site.name not in {*work.tasks, *results}]
     results.update(round_sites(network, free, progress))
     if looking:
         sweep(network, work, batches, progress, recorder, original)
@@ -170,9 +172,12 @@ def calibrated_work(resolution: Resolution, note: Callable[[Task, Quantize, Weig
     chosen = [
         assignment
         for assignment in resolution.assignments.values()
-        if assignment.stage.needs_inputs(assignment.scheme)
-        or assignment.multiplied
-        or (resolution.balancing and assignment.site.block is not None)
+        if assignment.stage.exposure is not Exposure.TRAINING
+        and (
+            assignment.stage.needs_inputs(assignment.scheme)
+            or assignment.multiplied
+            or (resolution.balancing and assignment.site.block is not None)
+        )
     ]
 
     def solve(task: Task, weight: Tensor, state: Any, notes: Mapping[str, float | str]) -> Quantize:

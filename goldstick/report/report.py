@@ -114,6 +114,8 @@ class Report:
         structure: what looking at the network found.
         rotation: what was turned, and the errors of its proof; empty where nothing was.
         kv_cache: how keys and values are stored; empty where they stay in float.
+        training: for each stage that trained its steps, the mean loss and the validation of each epoch, and which epoch
+            was kept; empty where none did.
         calibration: what data the algorithms looked at.
         evaluation: ``{"before": …, "after": …}``, each what `goldstick.evaluation.Evaluation.to_dict`
             returns.
@@ -140,6 +142,7 @@ class Report:
     structure: Mapping[str, Any] = field(default_factory=dict)
     rotation: Mapping[str, Any] = field(default_factory=dict)
     kv_cache: Mapping[str, Any] = field(default_factory=dict)
+    training: Sequence[Mapping[str, Any]] = ()
     calibration: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     proof: Mapping[str, Any] = field(default_factory=dict)

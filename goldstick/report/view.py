@@ -12,7 +12,14 @@ from goldstick.report.accuracy_view import accuracy_view, headline_of
 from goldstick.report.grouping import LayerGroup, group_layers
 from goldstick.report.report import LayerRecord, Report
 from goldstick.report.svg import Mark, bars, marks
-from goldstick.report.words import format_bytes, format_seconds, format_shape, proof_words, rotation_words
+from goldstick.report.words import (
+    format_bytes,
+    format_seconds,
+    format_shape,
+    proof_words,
+    rotation_words,
+    training_words,
+)
 
 _CALIBRATION_WORDS = {
     "dataset": "data",
@@ -74,6 +81,7 @@ def _headline(report: Report) -> list[tuple[str, str]]:
         lines.append(("Rotation", rotation_words(report.rotation)))
     if report.kv_cache:
         lines.append(("KV cache", str(report.kv_cache["scheme"])))
+    lines += [("Training", training_words(training)) for training in report.training]
     if report.proof:
         lines.append(("Proof", _proof(report.proof)))
     return lines

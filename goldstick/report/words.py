@@ -48,6 +48,18 @@ def rotation_words(rotation: Mapping[str, Any]) -> str:
     return f"rotated: {' and '.join(parts)}{untied}; error of {kind} in float64 {error:.1e}"
 
 
+def training_words(training: Mapping[str, Any]) -> str:
+    """What a training stage did, in a sentence."""
+    losses, scores = training["losses"], training["scores"]
+    if not losses:
+        return f"{training['stage']}: trained by the caller's own function"
+    text = f"{training['stage']}: {training['steps']:,} steps, loss {losses[0]:.4g} in the first epoch, "
+    text += f"{losses[-1]:.4g} in the last of {len(losses)}"
+    if scores:
+        text += f"; epoch {training['kept_epoch']} kept, which validated at {max(scores):.4g}"
+    return text
+
+
 def proof_words(proof: Mapping[str, Any]) -> str:
     """What a proof found, in a sentence."""
     if proof["method"] == "outputs":

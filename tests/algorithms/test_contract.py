@@ -9,10 +9,11 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from goldstick.algorithms import ALGORITHMS, Algorithm, Balancer, Exposure, Member, Quantizer, Stage
+from goldstick.algorithms import ALGORITHMS, Algorithm, Balancer, Exposure, Member, Quantizer, Stage, TrainedQuantizer
 from goldstick.core.edits import Quantize
 from goldstick.core.inputs import InputObserver
 from goldstick.core.scheme import Scheme
+from goldstick.core.training import TrainingOptions
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network
 from goldstick.structure.targets import Targets
@@ -45,9 +46,12 @@ def test_its_options_survive_json(stage: type[Stage]) -> None:
     if issubclass(stage, Algorithm):
         options = {"targets": Targets(include=("*a",), exclude=("b",))}
     if issubclass(stage, Quantizer):
-        options |= {"scheme": "w8a16", "overrides": {"*": "w4a16-g32"}, "indivisible": "skip", "tie": "keep"}
+        scheme = "w8a16-channel-asym" if issubclass(stage, TrainedQuantizer) else "w8a16"
+        options |= {"scheme": scheme, "overrides": {"*": "w4a16-g32"}, "indivisible": "skip", "tie": "keep"}
     if issubclass(stage, Balancer):
         options |= {"unfoldable": "multiply"}
+    if "training" in stage.__dataclass_fields__:
+        options |= {"training": TrainingOptions(steps=7, rate=0.1)}
     options |= {"rotate": {"seed": 3, "heads": False}, "kv_cache": {"keys": "tensor", "window": 4}}.get(stage.name, {})
     made = stage(**options)
     assert made != stage()
@@ -85,8 +89,9 @@ def test_what_it_says_it_does_it_does(algorithm: type[Algorithm]) -> None:
         with pytest.raises(QuantizationError, match=f"{made.name} chooses no scales"):
             made.balance([member], observer)
     if isinstance(made, Quantizer):
-        state = made.attach(site)
-        if state is not None:
+        trained = isinstance(made, TrainedQuantizer)
+        state = made.relax(site, network.module(site), scheme) if trained else made.attach(site)
+        if state is not None and not trained:
             state.observe(torch.randn(64, 32))
         (edit,) = made.solve(site, member.weight, state, scheme)
         assert isinstance(edit, Quantize)

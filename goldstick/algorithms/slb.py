@@ -1,0 +1,211 @@
+"""SLB: search for low-bit weights by training soft assignments to their levels."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from goldstick.algorithms.base import TrainedQuantizer
+from goldstick.algorithms.soft_assignment import MeanCode, fit_scale, warm_logits, zero_of
+from goldstick.core.edits import Edit, Quantize
+from goldstick.core.grid import Grid
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.relaxation import ParameterGroup, Relaxation
+from goldstick.core.scheme import Scheme
+from goldstick.core.training import TrainingOptions
+from goldstick.errors import QuantizationError, RecipeError
+from goldstick.structure.network import Layout, Network, Site
+
+_LAYOUTS = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D)
+
+
+class SoftLayer(Relaxation):
+    """A layer whose weight is assigned softly to the levels of a grid.
+
+    W = s·(Σ_k P_k·k − zero) with P = softmax(T·A) in training mode while T is finite, and s·(argmax_k A_k − zero)
+    otherwise. A starts from the layer's own weight, s at the step of least squared error; s learns as s₀·exp(δ), so it
+    stays positive.
+
+    Args:
+        layer: The layer. Its weight no longer learns; its bias does.
+        site: Where it lies.
+        grid: The levels.
+        options: The stage.
+    """
+
+    logits: nn.Parameter
+    first_scale: Tensor
+    first_codes: Tensor
+
+    def __init__(self, layer: nn.Module, site: Site, grid: Grid, options: SLB) -> None:
+        super().__init__(layer)
+        self.site, self.grid, self.options = site, grid, options
+        parameter = getattr(layer, site.parameter)
+        parameter.requires_grad_(False)
+        weight = site.layout.to_matrix(parameter.detach())
+        if not bool(weight.isfinite().all()):
+            raise QuantizationError(f"{site.name} holds NaN or infinity.")
+        scale = fit_scale(weight, grid)
+        self.logits = nn.Parameter(warm_logits(weight, scale, grid))
+        self.log_scale = nn.Parameter(torch.zeros_like(scale))
+        self.register_buffer("first_scale", scale)
+        self.register_buffer("first_codes", self.logits.argmax(0).to(torch.uint8))
+        self.temperature = 1.0
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight in the layer's own form, for the forward and for model code that asks for its dtype or device."""
+        dtype = getattr(self.layer, self.site.parameter).dtype
+        if self.training and math.isfinite(self.temperature):
+            codes = MeanCode.apply(self.logits, self.temperature)  # type: ignore[no-untyped-call]
+        else:
+            codes = self.logits.argmax(0)
+        width = self.grid.group_width(codes.shape[-1])
+        scale = self.scale(dtype)
+        spread = scale if scale.shape[-1] == 1 else scale.repeat_interleave(width, dim=-1)
+        matrix = (codes.to(dtype) - zero_of(self.grid)) * spread
+        return self.site.layout.from_matrix(matrix, self.site.shape)
+
+    def scale(self, dtype: torch.dtype) -> Tensor:
+        """s, [out, groups], rounded to the dtype it is stored in."""
+        return (self.first_scale * self.log_scale.exp()).to(dtype)
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """What the layer gives with this weight."""
+        return functional_call(self.layer, {self.site.parameter: self.weight}, inputs, named)
+
+    def anneal(self, progress: float) -> None:
+        """T = 1 first, then rising to its highest in equal ratios, then infinite."""
+        options = self.options
+        share = (progress - options.anneal_from) / (options.harden_at - options.anneal_from)
+        self.temperature = math.inf if share >= 1 else options.temperature ** max(0.0, share)
+
+    def groups(self) -> Sequence[ParameterGroup]:
+        """The logits, whose size does not go with the weights'."""
+        return (ParameterGroup(parameters=(self.logits,), rate=self.options.logits_rate),)
+
+    def quantized(self) -> QuantizedTensor:
+        """The weight as codes, with the scale in the layer's dtype."""
+        codes = self.logits.detach().argmax(0).to(torch.uint8)
+        scale = self.scale(getattr(self.layer, self.site.parameter).dtype).detach()
+        zero = None if self.grid.symmetric else torch.full_like(scale, zero_of(self.grid), dtype=torch.float32)
+        return QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=self.grid)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SLB(TrainedQuantizer):
+    """Search for low-bit weights (arXiv 2009.08695): train probabilities of levels, sharpen them, keep the likeliest.
+
+    Each weight is W = s·(Σ_k P_k·k − zero), P = softmax(T·A). T is 1 at first, rises to ``temperature``, then the
+    weights are one-hot and only scales, norms, biases and the layers left in float learn. Unlike the paper's, the
+    search starts from the pretrained weights: A = −2·(w/s + zero − k)², under which the network is what it was. The
+    levels of an asymmetric scheme are evenly spaced from −α to α without 0, as in the paper (two levels at one bit);
+    those of a symmetric one contain 0.
+
+    Attributes:
+        training: How long and how fast to train; the rate is that of all that is no logit.
+        ends: Whether to take the first and the last layer, too, in the order of the modules. They are the embedding and
+            the output head where the model has them.
+        logits_rate: The learning rate of the logits A at its highest.
+        temperature: The highest T.
+        anneal_from: Share of the training after which T rises.
+        harden_at: Share of the training after which weights are one-hot.
+    """
+
+    name: ClassVar[str] = "slb"
+
+    scheme: Scheme | str = "w4a16-channel-asym"
+    training: TrainingOptions = field(default_factory=TrainingOptions)
+    ends: bool = False
+    logits_rate: float = 1e-2
+    temperature: float = 200.0
+    anneal_from: float = 0.2
+    harden_at: float = 0.6
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.anneal_from < self.harden_at <= 1:
+            raise RecipeError(
+                f"anneal_from and harden_at are shares of the training, the first below the second, not "
+                f"{self.anneal_from} and {self.harden_at}."
+            )
+        if not self.temperature >= 1 or not self.logits_rate > 0:
+            raise RecipeError(
+                f"temperature is at least 1 and logits_rate positive, not {self.temperature} and {self.logits_rate}."
+            )
+        for scheme in self.schemes():
+            if scheme.activation is not None:
+                raise RecipeError(
+                    f"slb trains weights for float activations, and {scheme.label} quantizes them; use "
+                    f"w{scheme.weight.bits}a16-channel-asym."
+                )
+            if scheme.weight.symmetric and scheme.weight.bits == 1:
+                raise RecipeError(
+                    f"The levels of {scheme.label} would be −1 and 0; use w1a16-channel-asym, which has −α, α."
+                )
+
+    @property
+    def fractional_zeros(self) -> bool:
+        """True where a grid is asymmetric: its zero then lies between two codes."""
+        return any(not scheme.weight.symmetric for scheme in self.schemes())
+
+    def sites(self, network: Network) -> Sequence[Site]:
+        """The targeted sites that are linear layers or 2-D convolutions, without the first and last layer.
+
+        Raises:
+            RecipeError: A targeted weight is of another kind, or nothing is left.
+        """
+        chosen = super().sites(network)
+        for site in chosen:
+            if site.layout not in _LAYOUTS:
+                raise RecipeError(
+                    f"{site.name} is of the kind {site.layout.value}, and slb trains linear layers and 2-D "
+                    "convolutions; exclude it."
+                )
+        spared = self.spared(network)
+        left = [site for site in chosen if site.parameter_name not in spared]
+        if not left:
+            raise RecipeError(
+                "slb leaves the first and the last layer in float, and there is no other; set ends: true."
+            )
+        return left
+
+    def spared(self, network: Network) -> dict[str, str]:
+        """The first and the last layer."""
+        sites = network.sites
+        if self.ends or not sites:
+            return {}
+        roles = {site.role for site in sites}
+        first = [] if "embedding" in roles else [(sites[0], "first")]
+        last = [] if "head" in roles else [(sites[-1], "last")]
+        return {
+            site.parameter_name: f"{which} layer: slb leaves it in float unless 'ends: true'"
+            for site, which in first + last
+        }
+
+    def relax(self, site: Site, layer: nn.Module, scheme: Scheme) -> SoftLayer:
+        """The stand-in of a layer.
+
+        Raises:
+            QuantizationError: Its weight holds NaN or infinity.
+        """
+        return SoftLayer(layer, site, scheme.weight, self)
+
+    def solve(self, site: Site, weight: Tensor, state: Relaxation | None, scheme: Scheme) -> Sequence[Edit]:
+        """One ``Quantize`` edit: the likeliest levels of a trained stand-in.
+
+        Raises:
+            QuantizationError: There is none.
+        """
+        if not isinstance(state, SoftLayer):
+            raise QuantizationError("SLB decides by training, and the layer was not trained.")
+        tensor = state.quantized()
+        moved = (tensor.codes != state.first_codes).double().mean().item()
+        notes = {"codes_moved": moved}
+        return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]

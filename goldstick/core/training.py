@@ -1,0 +1,68 @@
+"""TrainingOptions: how long and how fast a training stage learns, as plain data."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from goldstick.errors import RecipeError
+
+Optimizer = Literal["adamw", "sgd"]
+Schedule = Literal["cosine", "linear", "constant"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingOptions:
+    """How a training stage learns.
+
+    The learning rate is ``rate`` · min(1, p / warmup) · f(p) with p the share of the training that is done and f the
+    schedule: (1 + cos πp) / 2, 1 − p, or 1.
+
+    Attributes:
+        epochs: Passes over the data.
+        steps: Number of optimizer steps, instead of ``epochs``.
+        optimizer: ``adamw``, or ``sgd`` with Nesterov momentum 0.9.
+        rate: The learning rate at its highest.
+        weight_decay: Decay of matrices; norms and biases have none.
+        schedule: How the learning rate falls.
+        warmup: Share of the training over which it rises.
+        patience: Stop after so many epochs in a row in which the validation got no better; ``None`` for never.
+        norm_batches: Batches over which the running statistics of batch norms are measured anew, with the weights as
+            they will be stored, before each validation and at the end; 0 to keep what training left.
+        seed: Seed of everything random.
+    """
+
+    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
+
+    epochs: int = 10
+    steps: int | None = None
+    optimizer: Optimizer = "adamw"
+    rate: float = 1e-3
+    weight_decay: float = 0.0
+    schedule: Schedule = "cosine"
+    warmup: float = 0.0
+    patience: int | None = None
+    norm_batches: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "steps", "patience"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise RecipeError(f"training.{name} is at least 1, not {value}.")
+        if not (math.isfinite(self.rate) and self.rate > 0) or not self.weight_decay >= 0:
+            raise RecipeError(
+                f"Training needs a positive rate and a weight_decay of 0 or more, not {self.rate} and "
+                f"{self.weight_decay}."
+            )
+        if not 0 <= self.warmup < 1:
+            raise RecipeError(f"training.warmup is a share of the training, from 0 to below 1, not {self.warmup}.")
+        if self.norm_batches < 0:
+            raise RecipeError(f"training.norm_batches is 0 or more, not {self.norm_batches}.")
+
+    def factor(self, progress: float) -> float:
+        """The learning rate at ``progress`` (0 to 1) as a share of the highest."""
+        falling = {"cosine": (1 + math.cos(math.pi * progress)) / 2, "linear": 1 - progress, "constant": 1.0}
+        rising = min(1.0, progress / self.warmup) if self.warmup else 1.0
+        return rising * falling[self.schedule]

@@ -1,0 +1,58 @@
+"""Order: the stages that act on a network as a whole, and where they stand among the others."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from goldstick.algorithms import Exposure, Finetune, KVCache, RandomRotation, Stage, TrainedQuantizer
+
+
+def rotation_of(stages: Sequence[Stage]) -> RandomRotation | None:
+    """The stage that rotates, if any."""
+    return next((stage for stage in stages if isinstance(stage, RandomRotation)), None)
+
+
+def training_of(stages: Sequence[Stage]) -> tuple[Finetune | TrainedQuantizer, ...]:
+    """The stages that train, in their order."""
+    return tuple(stage for stage in stages if isinstance(stage, Finetune | TrainedQuantizer))
+
+
+def misplaced(stages: Sequence[Stage]) -> list[str]:
+    """What is wrong with the order and the number of the stages that act on the network as a whole."""
+    problems = []
+    for kind in (RandomRotation, KVCache):
+        found = [index for index, stage in enumerate(stages) if isinstance(stage, kind)]
+        if len(found) > 1:
+            problems.append(
+                f"stages[{found[1]}].{kind.name}: a recipe has one such stage at most; leave one of them out."
+            )
+        elif kind is RandomRotation and found and found[0] > 0:
+            problems.append(
+                f"stages[{found[0]}].{kind.name}: {stages[0].name} comes before it and would decide on weights that "
+                "are turned afterwards; make it the first stage."
+            )
+    return problems + _after_others(stages)
+
+
+def _after_others(stages: Sequence[Stage]) -> list[str]:
+    """Stages that train and come after one that decides on the weights as they were before."""
+    trained = [index for index, stage in enumerate(stages) if isinstance(stage, Finetune | TrainedQuantizer)]
+    early = [
+        stage.name
+        for stage in stages[: max(trained, default=0)]
+        if stage.exposure is not Exposure.TRAINING and not isinstance(stage, RandomRotation | KVCache)
+    ]
+    problems = []
+    if early:
+        problems.append(
+            f"stages[{trained[-1]}].{stages[trained[-1]].name}: it trains the float network, and {early[0]} comes "
+            "before it; put the stages that train first."
+        )
+    finetunes = [index for index in trained if isinstance(stages[index], Finetune)]
+    quantizes = [index for index in trained if not isinstance(stages[index], Finetune)]
+    if finetunes and quantizes and finetunes[-1] > quantizes[0]:
+        problems.append(
+            f"stages[{finetunes[-1]}].finetune: {stages[quantizes[0]].name} comes before it and trains all that stays "
+            "float itself; fine-tune before it, or give it more epochs."
+        )
+    return problems

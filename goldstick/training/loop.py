@@ -1,0 +1,236 @@
+"""The loop: a loss, an optimizer, a schedule, epochs; annealing of stand-ins; validation, checkpoints, early stop."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from goldstick.core.relaxation import Relaxation
+from goldstick.core.training import TrainingOptions
+from goldstick.errors import TrainingError, UsageError
+from goldstick.training.checkpoint import TrainingState, load_state, save_state
+from goldstick.training.norms import measure_norms
+from goldstick.training.task import TrainingTask, on_device
+
+#: Told (description, done, total).
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRecord:
+    """What a training did.
+
+    Attributes:
+        steps: Optimizer steps taken.
+        losses: Mean training loss of each epoch.
+        scores: What the validation gave after each epoch.
+        kept_epoch: The epoch whose weights were kept, counted from 1; 0 where the caller trained.
+    """
+
+    steps: int = 0
+    losses: tuple[float, ...] = ()
+    scores: tuple[float, ...] = ()
+    kept_epoch: int = 0
+
+
+def train(
+    model: nn.Module,
+    task: TrainingTask,
+    options: TrainingOptions,
+    *,
+    description: str = "training",
+    progress: Progress = lambda description, done, total: None,
+) -> TrainingRecord:
+    """Train a network in place, and every :class:`Relaxation` in it.
+
+    Every parameter that requires a gradient learns. With equal arguments the result is the same, bit for bit, whether
+    the training was stopped and went on or not (on a processor, with one number of threads). Torch's generator is
+    left as it was, and so is the network's mode.
+
+    Args:
+        model: The network.
+        task: Its data and loss.
+        options: How to learn.
+        description: What ``progress`` is told, and the name of the checkpoint.
+        progress: Told the steps.
+
+    Raises:
+        TrainingError: The loss is not finite; there is nothing to train or to train with; the checkpoint is of another
+            training.
+        UsageError: The batches cannot be counted or iterated again, or there is patience without a validation.
+        OutputError: A checkpoint cannot be written.
+    """
+    relaxations = [module for module in model.modules() if isinstance(module, Relaxation)]
+    was_training = model.training
+
+    def anneal(share: float) -> None:
+        for relaxation in relaxations:
+            relaxation.anneal(share)
+
+    if options.patience is not None and task.validate is None:
+        raise UsageError(
+            "training.patience waits for a better validation, and there is none: give validate= to the task."
+        )
+    with seeded(options.seed, model), torch.enable_grad():
+        if task.train is not None:
+            model.train()
+            task.train(model, anneal)
+            record = TrainingRecord()
+        else:
+            run = _Run(model, task, options, relaxations, description)
+            record = run.to_the_end(anneal, progress)
+        anneal(1.0)
+        _measure(model, task, options)
+    model.train(was_training)
+    return record
+
+
+@contextmanager
+def seeded(seed: int, model: nn.Module) -> Iterator[None]:
+    """Torch's generators seeded inside, and as they were outside."""
+    devices = {parameter.device for parameter in model.parameters() if parameter.device.type == "cuda"}
+    with torch.random.fork_rng(devices=sorted(device.index or 0 for device in devices)):
+        torch.manual_seed(seed)
+        yield
+
+
+class _Run:
+    """One training from its first or a later epoch to its end."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        task: TrainingTask,
+        options: TrainingOptions,
+        relaxations: Sequence[Relaxation],
+        description: str,
+    ) -> None:
+        self.model, self.task, self.options = model, task, options
+        self.device = next(model.parameters()).device
+        self.optimizer = make_optimizer(model, options, relaxations)
+        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
+        self.description = description
+        self.path = None if task.directory is None else Path(task.directory) / f"{description}.pt"
+        self.state = TrainingState()
+        if self.path is not None and self.path.exists():
+            self.state = load_state(self.path, self.identity(), model, self.optimizer)
+
+    def identity(self) -> str:
+        """A digest of what is trained and how; another one means another training."""
+        shapes = [(name, tuple(value.shape)) for name, value in self.model.state_dict().items()]
+        return hashlib.sha256(repr((shapes, self.options, self.description)).encode()).hexdigest()
+
+    def to_the_end(self, anneal: Callable[[float], None], progress: Progress) -> TrainingRecord:
+        """Train epoch after epoch."""
+        state = self.state
+        while not state.stopped:
+            batches = self.task.epoch(state.epoch)
+            total = self._total(batches)
+            mean = self._epoch(batches, total, anneal, progress)
+            state.losses.append(mean)
+            state.epoch += 1
+            state.stopped = state.step >= total
+            if self.task.validate is not None:
+                self._validate(state)
+            if self.path is not None:
+                save_state(self.path, self.identity(), state, self.model, self.optimizer)
+        kept = state.epoch
+        if state.best is not None:
+            self.model.load_state_dict(state.best)
+            kept = 1 + state.scores.index(max(state.scores))
+        return TrainingRecord(steps=state.step, losses=tuple(state.losses), scores=tuple(state.scores), kept_epoch=kept)
+
+    def _total(self, batches: Any) -> int:
+        """Steps of the whole training."""
+        if self.options.steps is not None:
+            return self.options.steps
+        try:
+            return self.options.epochs * len(batches)
+        except TypeError as error:
+            raise UsageError(
+                "The batches of an epoch have no length, so epochs cannot be told in steps; set training.steps, or "
+                "give batches that have a len()."
+            ) from error
+
+    def _epoch(self, batches: Any, total: int, anneal: Callable[[float], None], progress: Progress) -> float:
+        """One pass over the data, or what is left of the steps; the mean of its losses."""
+        state, model = self.state, self.model
+        losses: list[float] = []
+        model.train()
+        for batch in batches:
+            if state.step >= total:
+                break
+            share = state.step / total
+            anneal(share)
+            for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+                group["lr"] = peak * self.options.factor(share)
+            self.optimizer.zero_grad()
+            loss = self.task.loss(model, on_device(batch, self.device))
+            value = loss.item()
+            if not math.isfinite(value):
+                raise TrainingError(
+                    f"The loss is {value} in step {state.step + 1} of {self.description}: the training diverged. Lower "
+                    "training.rate, or look for NaN in the data."
+                )
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.step()
+            losses.append(value)
+            state.step += 1
+            progress(self.description, state.step, total)
+        if not losses:
+            raise TrainingError("An epoch holds no batch, so there is nothing to train with.")
+        return math.fsum(losses) / len(losses)
+
+    def _validate(self, state: TrainingState) -> None:
+        assert self.task.validate is not None
+        with seeded(self.options.seed, self.model):  # so that what it draws changes nothing of what follows
+            _measure(self.model, self.task, self.options)
+            with torch.no_grad():
+                score = float(self.task.validate(self.model))
+        if math.isnan(score):
+            raise TrainingError(f"The validation after epoch {state.epoch} gave NaN.")
+        if not state.scores or score > max(state.scores):
+            state.best = {name: value.detach().clone() for name, value in self.model.state_dict().items()}
+        state.scores.append(score)
+        since_best = len(state.scores) - 1 - state.scores.index(max(state.scores))
+        if self.options.patience is not None and since_best >= self.options.patience:
+            state.stopped = True
+
+
+def make_optimizer(
+    model: nn.Module, options: TrainingOptions, relaxations: Sequence[Relaxation] = ()
+) -> torch.optim.Optimizer:
+    """The optimizer of every parameter that requires a gradient; relaxations' own parameters at their own rates.
+
+    Raises:
+        TrainingError: There is no such parameter.
+    """
+    own = [group for relaxation in relaxations for group in relaxation.groups()]
+    taken = {id(parameter) for group in own for parameter in group.parameters}
+    others = [one for one in model.parameters() if one.requires_grad and id(one) not in taken]
+    groups: list[dict[str, Any]] = [
+        {"params": [one for one in others if one.ndim > 1], "lr": options.rate, "weight_decay": options.weight_decay},
+        {"params": [one for one in others if one.ndim <= 1], "lr": options.rate, "weight_decay": 0.0},
+        *({"params": list(group.parameters), "lr": group.rate, "weight_decay": 0.0} for group in own),
+    ]
+    groups = [group for group in groups if group["params"]]
+    if not groups:
+        raise TrainingError("No parameter of the network requires a gradient, so there is nothing to train.")
+    if options.optimizer == "sgd":
+        return torch.optim.SGD(groups, lr=options.rate, momentum=0.9, nesterov=True)
+    return torch.optim.AdamW(groups, lr=options.rate)
+
+
+def _measure(model: nn.Module, task: TrainingTask, options: TrainingOptions) -> None:
+    if options.norm_batches:
+        with seeded(options.seed, model):
+            measure_norms(model, task.epoch(0), options.norm_batches, task.loss)
+    model.eval()
