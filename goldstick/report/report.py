@@ -142,7 +142,7 @@ class Report:
     structure: Mapping[str, Any] = field(default_factory=dict)
     rotation: Mapping[str, Any] = field(default_factory=dict)
     kv_cache: Mapping[str, Any] = field(default_factory=dict)
-    training: Sequence[Mapping[str, Any]] = ()
+    training: tuple[Mapping[str, Any], ...] = ()
     calibration: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     proof: Mapping[str, Any] = field(default_factory=dict)
