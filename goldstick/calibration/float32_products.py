@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from goldstick.core.rows import row_chunks
+
 _HALVES = (torch.bfloat16, torch.float16)
 
 
@@ -40,4 +42,8 @@ def _multiply(layer: nn.Linear, x: Tensor) -> Tensor:
     bias: Tensor | None = layer.bias
     if weight.dtype not in _HALVES or weight.device.type != "cpu" or x.dtype != weight.dtype:
         return linear(x, weight, bias)
-    return linear(x.float(), weight.float(), None if bias is None else bias.float()).to(x.dtype)
+    wide = x.float()
+    product = torch.empty(*x.shape[:-1], len(weight))
+    for part in row_chunks(weight):  # a wide copy of the whole weight would be twice its size
+        product[..., part] = linear(wide, weight[part].float(), None if bias is None else bias[part].float())
+    return product.to(x.dtype)
