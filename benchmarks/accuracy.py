@@ -108,7 +108,7 @@ class Bench:
             recipe = Recipe.load({"stages": row.stages})
             batches = self.batches if needs_data(recipe.stages) else None
             result = goldstick.apply(self.model, recipe, data=batches)
-            model, bits = result.model, result.report.size.bits_per_weight
+            model, bits = result.model, result.report.size.bits_per_weight or bits  # none: no weight was quantized
         seconds = time.perf_counter() - start
         with torch.no_grad():
             language_model = LanguageModel.from_directory(model, self.subject.directory)

@@ -91,7 +91,7 @@ def on_float16_weights(checkpoint: Path) -> Any:
             layer = torch.nn.Linear(module.in_features, module.out_features, bias=False)
             layer.weight.data = module.weight.float()
             model.set_submodule(name, layer)
-    return model.float()
+    return torch.nn.Module.float(model)  # transformers refuses it for quantized models
 
 
 class Work:
@@ -120,7 +120,7 @@ class Work:
             goldstick.quantize(self.model, recipe, output=made[name], proof="tensors")
         theirs, layers = self.logits("gptqmodel", made)
         results = {name: self.compared(name, path, theirs[name], layers[name]) for name, path in made.items()}
-        accelerated, replaced = self.logits("gptqmodel", made, "accelerate.py")
+        accelerated, replaced = self.logits("gptqmodel", made, "run_accelerated.py")
         for name, path in made.items():
             apart = self.apart(goldstick.load(path, dtype=torch.float32), accelerated[name], "reference")
             results[name] |= {"accelerated": replaced[name], "accelerated_difference": apart}

@@ -117,7 +117,7 @@ def _run_lm_eval(directory: Path, rows: dict[str, list[dict[str, Any]]], argumen
         worker = str(Path(__file__).with_name("lm_eval_worker.py"))
         environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
         environment |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": folder}
-        subprocess.run([arguments.python, worker, str(request), str(answer)], check=True, env=environment)
+        subprocess.run([arguments.python, "-P", worker, str(request), str(answer)], check=True, env=environment)
         return json.loads(answer.read_text())
 
 
