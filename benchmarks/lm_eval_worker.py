@@ -32,7 +32,7 @@ def main(request: Path, answer: Path) -> None:
             "doc_to_text": "",
             "doc_to_target": wikitext_detokenizer,
             "process_results": process_results,
-            "metric_list": [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}],
+            "metric_list": [{"metric": "word_perplexity"}, {"metric": "byte_perplexity"}, {"metric": "bits_per_byte"}],
         },
     }
     chosen = [

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
+from goldstick.errors import FormatError
 from goldstick.pipeline.accelerate import accelerate
 
 
@@ -25,7 +26,11 @@ def main() -> None:
     for name, directory in spec["checkpoints"].items():
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32).eval()
         layer = type(model.model.layers[0].mlp.down_proj).__name__
-        replaced[name] = f"{len(accelerate(model))} of {layer}"
+        try:
+            replaced[name] = f"{len(accelerate(model))} of {layer}"
+        except FormatError as error:
+            replaced[name] = f"refused: {error}"
+            continue
         with torch.inference_mode():
             found[name] = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits.float().contiguous()
     save_file(found, spec["logits"])

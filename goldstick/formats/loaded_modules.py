@@ -105,6 +105,9 @@ def _from_gptqmodel(module: Any, dtype: torch.dtype) -> HeldLayer:
     if "Awq" in name:
         storage = FORMATS["awq"]
         scheme = awq_scheme({"bits": module.bits, "group_size": size}, module.qzeros)
+    elif module.qzero_format() == 1 and not module.sym:
+        # 1 stands for zeros stored less one, and for those of a gptq_v2 file, which never were.
+        raise FormatError(f"GPTQModel does not say how the zeros of its asymmetric {name} are stored. {_AGAIN}.")
     else:
         storage = FORMATS["gptq" if module.qzero_format() == 1 else "gptq-v2"]
         by_group = size != -1

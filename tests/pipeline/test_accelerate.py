@@ -127,6 +127,14 @@ def test_modules_of_gptqmodel_are_taken_over(name: str, size: int | None, shuffl
     assert torch.allclose(layer(x), x @ weight.T + torch.arange(16.0), atol=1e-4)
 
 
+def test_asymmetric_zeros_that_gptqmodel_may_have_stored_less_one_are_refused() -> None:
+    module: Any
+    module, _ = held_by_gptqmodel("TorchAtenLinear", grid_of(4, False, 32))
+    module.qzero_format = lambda: 1
+    with pytest.raises(FormatError, match=r"does not say how the zeros.*goldstick\.load\(directory\)"):
+        goldstick.accelerate(nn.Sequential(module))
+
+
 @pytest.mark.parametrize("how", ["a kernel", "its first pass", "padding", "another method"])
 def test_a_module_of_gptqmodel_that_holds_other_tensors_than_its_file_is_refused(how: str) -> None:
     module: Any
