@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ class ParameterGroup:
     rate: float
 
 
-class Relaxation(nn.Module):
+class Relaxation(nn.Module, ABC):
     """A module that takes a layer's place during training and tends to what the layer will become.
 
     In training mode its forward can be differentiated in what is to be decided; in evaluation mode it computes what the
@@ -35,9 +36,9 @@ class Relaxation(nn.Module):
         super().__init__()
         self.layer = layer
 
+    @abstractmethod
     def anneal(self, progress: float) -> None:
         """Take note of how much of the training is done, from 0 to 1."""
-        raise NotImplementedError
 
     def groups(self) -> Sequence[ParameterGroup]:
         """The parameters that learn at rates of their own."""

@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from goldstick.errors import FormatError, UsageError
+from goldstick.formats.finished_file import FinishedFile
 
 
-class GgufWriter:
+class GgufWriter(FinishedFile):
     """Writes one GGUF file whose tensors are known by shape beforehand and arrive in order.
 
     The header comes first, so nothing but the tensor at hand is ever in memory. The file is synced to disk when it is
@@ -64,31 +64,20 @@ class GgufWriter:
         self._writer.write_tensor_data(data.numpy())
 
     def close(self) -> None:
-        """Sync the file to disk and close it.
-
-        Raises:
-            FormatError: Tensors are missing.
-        """
+        """Sync the file to disk and close it; see :class:`FinishedFile`."""
         if self._waiting:
-            self._writer.close()
+            self.abandon()
             raise FormatError(
                 f"{self.file} was closed before {len(self._waiting)} tensors came: {list(self._waiting)[:3]}."
             )
         self._writer.flush()
         for stream in self._writer.fout or ():
             os.fsync(stream.fileno())
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close the file, whatever is missing."""
         self._writer.close()
-
-    def __enter__(self) -> GgufWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._writer.close()
 
 
 def require_package() -> None:

@@ -10,13 +10,13 @@ import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from goldstick.errors import FormatError, OutputError
+from goldstick.formats.finished_file import FinishedFile
 from goldstick.formats.strict_json import parse_object, size_limit
 
 DTYPES: dict[str, torch.dtype] = {
@@ -162,7 +162,7 @@ def _sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(number) is int and 0 <= number < 2**63 for number in value)
 
 
-class SafetensorsWriter:
+class SafetensorsWriter(FinishedFile):
     """Writes one safetensors file whose tensors are known by shape beforehand and arrive in order.
 
     The header comes first, so nothing but the tensor at hand is ever in memory. ``sha256`` is complete after closing;
@@ -262,24 +262,9 @@ class SafetensorsWriter:
         self.sha256.update(data)
 
     def close(self) -> None:
-        """Sync the file to disk and close it.
-
-        Raises:
-            FormatError: Tensors are missing.
-        """
+        """Sync the file to disk and close it; see :class:`FinishedFile`."""
         if self._waiting:
-            self._stream.close()
+            self.abandon()
             raise FormatError(f"{self.file} was closed before {len(self._waiting)} tensors came: {self._waiting[:3]}.")
         os.fsync(self._stream.fileno())
         self._stream.close()
-
-    def __enter__(self) -> SafetensorsWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self.close()
-        else:
-            self._stream.close()

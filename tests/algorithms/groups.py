@@ -10,7 +10,7 @@ from torch import Tensor
 from goldstick.algorithms import Member
 from goldstick.core.inputs import InputObserver
 from goldstick.core.scheme import Scheme
-from goldstick.structure.network import Network
+from goldstick.structure.network import Layout, Network, Site
 
 
 def inputs(tokens: int = 600, features: int = 64, outliers: Sequence[int] = (5, 40), factor: float = 30.0) -> Tensor:
@@ -37,3 +37,17 @@ def members(
         Member(site=site, weight=torch.randn(out, features).to(dtype) / features**0.5, scheme=Scheme.parse(scheme))
         for site, out in zip(network.sites, outs, strict=True)
     ]
+
+
+def experts_site() -> Site:
+    """Three experts of eight outputs in one parameter, [3, 8, 64]."""
+    return Site(
+        module="experts",
+        parameter="gate_up_proj",
+        layout=Layout.EXPERTS,
+        shape=torch.Size((3, 8, 64)),
+        dtype=torch.float32,
+        role="inner",
+        block=None,
+        tied_to=None,
+    )

@@ -21,8 +21,7 @@ from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import QuantizationError, RecipeError
-from goldstick.structure.network import Layout, Site
-from tests.algorithms.groups import inputs, members, observed
+from tests.algorithms.groups import experts_site, inputs, members, observed
 
 with_and_without_duo = pytest.mark.parametrize("duo", [False, True], ids=["plain", "duo"])
 either_symmetry = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
@@ -235,16 +234,7 @@ def test_too_few_inputs_are_not_trusted() -> None:
 
 
 def test_each_expert_is_solved_on_its_own_inputs() -> None:
-    site = Site(
-        module="experts",
-        parameter="gate_up_proj",
-        layout=Layout.EXPERTS,
-        shape=torch.Size((3, 8, 64)),
-        dtype=torch.float32,
-        role="inner",
-        block=None,
-        tied_to=None,
-    )
+    site = experts_site()
     algorithm = AWQ(scheme="w3a16-g16")
     observers = algorithm.attach(site)
     assert isinstance(observers, list)

@@ -22,7 +22,8 @@ from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import QuantizationError, RecipeError
-from goldstick.structure.network import Layout, Network, Site
+from goldstick.structure.network import Network, Site
+from tests.algorithms.groups import experts_site
 
 every_width = pytest.mark.parametrize("bits", [2, 3, 4, 8])
 either_symmetry = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
@@ -404,16 +405,7 @@ def test_too_few_inputs_are_not_trusted() -> None:
 
 @either_symmetry
 def test_each_expert_has_a_hessian_of_its_own(symmetric: bool) -> None:
-    site = Site(
-        module="experts",
-        parameter="gate_up_proj",
-        layout=Layout.EXPERTS,
-        shape=torch.Size((3, 8, 64)),
-        dtype=torch.float32,
-        role="inner",
-        block=None,
-        tied_to=None,
-    )
+    site = experts_site()
     algorithm = GPTQ(scheme="w4a16-g16" if symmetric else "w4a16-g16-asym")
     observers = algorithm.attach(site)
     assert isinstance(observers, list)

@@ -18,7 +18,8 @@ from goldstick.core.edits import Quantize
 from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
 from goldstick.errors import QuantizationError, RecipeError
-from goldstick.structure.network import Layout, Network, Site
+from goldstick.structure.network import Network, Site
+from tests.algorithms.groups import experts_site
 
 either_symmetry = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 few_bits = pytest.mark.parametrize("bits", [2, 3, 4])
@@ -152,16 +153,7 @@ def test_rtn_weights_by_the_mean_square_of_the_inputs_it_saw() -> None:
 
 
 def test_an_expert_without_inputs_is_searched_by_mse_and_said_to_be() -> None:
-    site = Site(
-        module="experts",
-        parameter="gate_up_proj",
-        layout=Layout.EXPERTS,
-        shape=torch.Size((3, 8, 64)),
-        dtype=torch.float32,
-        role="inner",
-        block=None,
-        tied_to=None,
-    )
+    site = experts_site()
     algorithm = RTN(scheme="w3a16-g16", range_search="imatrix")
     observers, weight = algorithm.attach(site), torch.randn(3, 8, 64)
     assert isinstance(observers, list)

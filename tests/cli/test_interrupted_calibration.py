@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import signal
 import subprocess
 import sys
@@ -16,7 +14,7 @@ import pytest
 from goldstick.formats.source import open_tensors
 from goldstick.pipeline import finish
 from tests.cli.conftest import run
-from tests.cli.test_interruptions import COMMAND, contents
+from tests.cli.test_interruptions import contents, refused_where_files_end
 from tests.pipeline.conftest import prove_here
 from tests.tiny_models import FAMILIES
 from tests.tiny_tokenizer import write_tokenizer
@@ -137,18 +135,7 @@ def test_a_full_disk_leaves_what_is_finished_and_the_way_to_go_on(job: Job, tmp_
     output = tmp_path / "out"
     second = [info.start for name, info in open_tensors(job.directory).items() if ".layers.1." in name]
     limit = min(second) + 1000
-    process = subprocess.run(
-        [*COMMAND, *job.arguments, "-o", str(output)],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),  # files may not grow beyond
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
-    )
-    assert process.returncode == 1, process.stderr
-    assert "Traceback" not in process.stderr
-    message = process.stderr[process.stderr.index("Error: ") :]
-    assert message.count("\n") == 1
+    message = refused_where_files_end(limit, *job.arguments, "-o", str(output))
     for part in ("failed after", "Free space", "1 blocks are finished and kept in", "give --resume"):
         assert part in message
     assert not output.exists()

@@ -14,6 +14,24 @@ import pytest
 
 COMMAND = [sys.executable, "-m", "goldstick.cli", "quantize"]
 
+
+def refused_where_files_end(limit: int, *arguments: str) -> str:
+    """What ``quantize`` says, in one line, where no file may grow beyond ``limit`` bytes."""
+    process = subprocess.run(
+        [*COMMAND, *arguments],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
+        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    assert process.returncode == 1, process.stderr
+    assert "Traceback" not in process.stderr
+    message = process.stderr[process.stderr.index("Error: ") :]
+    assert message.count("\n") == 1
+    return message
+
+
 #: The command line, stopped in the middle of writing until the test has sent its signal.
 WAITING = """
 import signal, sys, time
@@ -40,18 +58,7 @@ def test_a_full_disk_leaves_the_former_output_as_it_was(pristine: Path, made: Pa
     shutil.copytree(made, output)
     before = contents(tmp_path)
     scheme = "rtn-w8a16" if limit == 100_000 else "rtn-w4a16-g32"
-    process = subprocess.run(
-        [*COMMAND, str(pristine), "-o", str(output), "--overwrite", "--recipe", scheme],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),  # files may not grow beyond
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
-    )
-    assert process.returncode == 1, process.stderr
-    assert "Traceback" not in process.stderr
-    message = process.stderr[process.stderr.index("Error: ") :]
-    assert message.count("\n") == 1
+    message = refused_where_files_end(limit, str(pristine), "-o", str(output), "--overwrite", "--recipe", scheme)
     assert "failed" in message
     assert "Free" in message
     assert "nothing that existed before was touched" in message

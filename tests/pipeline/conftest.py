@@ -16,11 +16,12 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import goldstick
-from goldstick.pipeline import finish, prove_worker
+from goldstick.pipeline import finish, prove_worker, verify
 from goldstick.pipeline.observation import Observation
 from goldstick.pipeline.quantize import Quantized
 from goldstick.pipeline.result import Result
 from tests.tiny_models import FAMILIES, output_tensor, sample_inputs
+from tests.tiny_tokenizer import write_tokenizer
 
 RECIPE = {"stages": [{"rtn": {"scheme": "w4a16-g32", "indivisible": "channel"}}]}
 
@@ -48,6 +49,25 @@ def prove_here(directory: Path, request: Mapping[str, Any], expected: Observatio
         return prove_worker.work(json.loads(json.dumps(full)))
     finally:
         (directory / "expected.tmp").unlink(missing_ok=True)
+
+
+@pytest.fixture(scope="session")
+def source_with_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a tokenizer, and text.txt beside it; never to be changed."""
+    directory = tmp_path_factory.mktemp("llama")
+    FAMILIES["llama_gqa"]().save_pretrained(directory)
+    write_tokenizer(directory)
+    (directory / "text.txt").write_text("The harbour lies on the north side of the island. " * 8)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def all_proofs_here() -> Iterator[None]:
+    """Let proofs of saving and of exporting run in the process of a module's tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(finish, "prove", prove_here)
+        patch.setattr(verify, "prove", prove_here)
+        yield
 
 
 @pytest.fixture

@@ -24,32 +24,21 @@ from goldstick.pipeline.calibrate import calibration_data
 from goldstick.pipeline.side_by_side_generation import compare_generation
 from goldstick.recipes.recipe import Calibration
 from tests.report.pages import check_alone
-from tests.tiny_models import FAMILIES
-from tests.tiny_tokenizer import write_tokenizer
 
 DYNAMIC = KVSettings(scheme=KVScheme(mode="dynamic", keys="head"), scales={})
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    FAMILIES["llama_gqa"]().save_pretrained(directory)
-    write_tokenizer(directory)
-    (directory / "text.txt").write_text("The harbour lies on the north side of the island. " * 8)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def text(source: Path) -> Calibration:
-    return Calibration(dataset=str(source / "text.txt"), samples=3, seq_len=20)
+def text(source_with_text: Path) -> Calibration:
+    return Calibration(dataset=str(source_with_text / "text.txt"), samples=3, seq_len=20)
 
 
 class Case:
     """A float model, one compressed in memory, and the loaders that hand them out in the place of checkpoints."""
 
-    def __init__(self, source: Path, scheme: str) -> None:
-        self.source, self.other_directory = source, Path("compressed")
-        self.model: Any = goldstick.load(source)
+    def __init__(self, source_with_text: Path, scheme: str) -> None:
+        self.source, self.other_directory = source_with_text, Path("compressed")
+        self.model: Any = goldstick.load(source_with_text)
         self.other: Any = goldstick.apply(self.model, {"stages": [{"rtn": {"scheme": scheme}}]}).model
         use_quantized_cache(self.other, DYNAMIC)
 
@@ -64,8 +53,8 @@ class Case:
 
 
 @pytest.fixture(params=["w4a16-g32", "w8a8-dynamic"])
-def case(request: pytest.FixtureRequest, source: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
-    made = Case(source, request.param)
+def case(request: pytest.FixtureRequest, source_with_text: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
+    made = Case(source_with_text, request.param)
     monkeypatch.setattr(module, "load", made.load)
     monkeypatch.setattr(module, "_stages", lambda _: ["rtn", "kv_cache"])
     return made
@@ -125,26 +114,36 @@ def test_what_cannot_be_split_is_refused(
         attribute(*pair, text)
 
 
-def test_two_float_models_have_no_loss_to_attribute(source: Path, text: Calibration) -> None:
+def test_two_float_models_have_no_loss_to_attribute(source_with_text: Path, text: Calibration) -> None:
     with pytest.raises(UsageError, match=r"Nothing in .* is compressed"):
-        attribute(source, source, text)
+        attribute(source_with_text, source_with_text, text)
 
 
-def test_a_model_writes_on_beside_itself_without_parting(source: Path, text: Calibration) -> None:
-    found = compare_generation(source, source, text, 5)
+def test_a_model_writes_on_beside_itself_without_parting(source_with_text: Path, text: Calibration) -> None:
+    found = compare_generation(source_with_text, source_with_text, text, 5)
     assert found.words().startswith("All 3 texts are the same token for token")
     assert found.mean_kl == [0.0] * len(found.mean_kl)
-    assert found.texts[0].prompt.strip() in (source / "text.txt").read_text()
+    assert found.texts[0].prompt.strip() in (source_with_text / "text.txt").read_text()
 
 
 def test_compare_shows_both_in_the_terminal_the_page_and_the_json(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source_with_text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = tmp_path / "made"
     run = CliRunner().invoke
-    quantized = run(main, ["quantize", str(source), "-o", str(made), "-r", "rtn-w4a16-g32", "--proof", "tensors"])
+    quantized = run(
+        main, ["quantize", str(source_with_text), "-o", str(made), "-r", "rtn-w4a16-g32", "--proof", "tensors"]
+    )
     assert quantized.exit_code == 0, quantized.output
-    arguments = ["compare", str(source), str(made), "--dataset", str(source / "text.txt"), "--samples", "2"]
+    arguments = [
+        "compare",
+        str(source_with_text),
+        str(made),
+        "--dataset",
+        str(source_with_text / "text.txt"),
+        "--samples",
+        "2",
+    ]
     arguments += ["--seq-len", "16", "--attribute", "--generate", "4"]
     shown = run(main, [*arguments, "--html", str(tmp_path / "page.html")])
     assert shown.exit_code == 0, shown.output
@@ -156,6 +155,6 @@ def test_compare_shows_both_in_the_terminal_the_page_and_the_json(
     data = json.loads(run(main, [*arguments, "--json"]).stdout)
     assert len(data["attribution"]["places"]) == 14
     assert len(data["generation"]["texts"]) == 2
-    refused = run(main, ["compare", str(source), str(made), "--attribute"])
+    refused = run(main, ["compare", str(source_with_text), str(made), "--attribute"])
     assert refused.exit_code == 2
     assert "give --dataset" in refused.output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,14 @@ from goldstick import api
 from goldstick.cli import main
 from goldstick.errors import CheckpointError, FormatError, SourceError, UsageError
 from goldstick.pipeline import export as exporting
-from goldstick.pipeline import finish, verify
 from goldstick.pipeline.inspect import read_report
 from goldstick.pipeline.verify import verify_checkpoint
-from tests.pipeline.conftest import answer, prove_here
+from tests.pipeline.conftest import answer
 from tests.tiny_models import FAMILIES, VOCABULARY, sample_inputs
 
+pytestmark = pytest.mark.usefixtures("all_proofs_here")
+
 WEIGHTS = "model.safetensors"
-
-
-@pytest.fixture(autouse=True, scope="module")
-def proofs_run_here() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "prove", prove_here)
-        patch.setattr(verify, "prove", prove_here)
-        yield
 
 
 @pytest.fixture(scope="module")

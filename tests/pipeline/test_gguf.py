@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,12 @@ from goldstick.formats.gguf_directory import checkpoint_directory
 from goldstick.formats.gguf_file import read_gguf
 from goldstick.formats.gguf_metadata import config_of_file, model_metadata, rope_factors
 from goldstick.formats.transformers_checkpoint import open_quantized
-from goldstick.pipeline import finish, verify
 from goldstick.pipeline.inspect import read_report
 from goldstick.pipeline.verify import verify_checkpoint
-from tests.pipeline.conftest import answer, prove_here
+from tests.pipeline.conftest import answer
 from tests.tiny_models import _GROUPED, FAMILIES, _tiny, sample_inputs
+
+pytestmark = pytest.mark.usefixtures("all_proofs_here")
 
 WEIGHTS = "model.safetensors"
 #: Built with the head width that transformers assumes for a Qwen3 file, whose own it does not read.
@@ -46,14 +47,6 @@ BUILDERS: dict[str, Callable[[], Any]] = {
 }
 #: transformers reads the biases of these from no GGUF file.
 READ_BY_TRANSFORMERS = ("llama", "llama_tied", "mistral", "qwen2", "qwen3")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def proofs_run_here() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(finish, "prove", prove_here)
-        patch.setattr(verify, "prove", prove_here)
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -24,28 +24,18 @@ from goldstick.report.sensitivity import Sensitivity
 from goldstick.report.sensitivity_page import render_sensitivity
 from tests.report.pages import check_alone
 from tests.tiny_models import FAMILIES
-from tests.tiny_tokenizer import write_tokenizer
 
 RECIPE = Recipe.load({"stages": [{"rtn": {"scheme": "w4a16-g32"}}]})
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    FAMILIES["llama_gqa"]().save_pretrained(directory)
-    write_tokenizer(directory)
-    (directory / "text.txt").write_text("The harbour lies on the north side of the island. " * 8)
-    return directory
+def text(source_with_text: Path) -> Calibration:
+    return Calibration(dataset=str(source_with_text / "text.txt"), samples=4, seq_len=24)
 
 
 @pytest.fixture(scope="module")
-def text(source: Path) -> Calibration:
-    return Calibration(dataset=str(source / "text.txt"), samples=4, seq_len=24)
-
-
-@pytest.fixture(scope="module")
-def found(source: Path, text: Calibration) -> Sensitivity:
-    return measure_sensitivity(source, RECIPE, (3, 8), text)
+def found(source_with_text: Path, text: Calibration) -> Sensitivity:
+    return measure_sensitivity(source_with_text, RECIPE, (3, 8), text)
 
 
 def slow_kl(first: Tensor, second: Tensor) -> float:
@@ -57,12 +47,12 @@ def slow_kl(first: Tensor, second: Tensor) -> float:
 
 
 def test_every_layer_alone_costs_what_a_rounded_copy_of_the_model_costs(
-    source: Path, text: Calibration, found: Sensitivity
+    source_with_text: Path, text: Calibration, found: Sensitivity
 ) -> None:
     from goldstick.pipeline.calibrate import calibration_data
 
-    model: Any = goldstick.load(source)
-    ids = calibration_data(text, source, None)(model).ids
+    model: Any = goldstick.load(source_with_text)
+    ids = calibration_data(text, source_with_text, None)(model).ids
     with torch.no_grad():
         right = model(input_ids=ids).logits
     names = [layer.name for layer in found.layers]
@@ -112,16 +102,20 @@ def test_passing_over_blocks_gives_the_logits_of_whole_runs(family: str) -> None
     assert not torch.equal(changed, whole)
 
 
-def test_the_same_bits_come_from_any_number_of_threads(source: Path, text: Calibration, found: Sensitivity) -> None:
+def test_the_same_bits_come_from_any_number_of_threads(
+    source_with_text: Path, text: Calibration, found: Sensitivity
+) -> None:
     threads = torch.get_num_threads()
     torch.set_num_threads(1 if threads > 1 else 2)
     try:
-        assert measure_sensitivity(source, RECIPE, (3, 8), text) == found
+        assert measure_sensitivity(source_with_text, RECIPE, (3, 8), text) == found
     finally:
         torch.set_num_threads(threads)
 
 
-def test_the_file_can_be_read_and_a_recipe_takes_it_in(found: Sensitivity, tmp_path: Path, source: Path) -> None:
+def test_the_file_can_be_read_and_a_recipe_takes_it_in(
+    found: Sensitivity, tmp_path: Path, source_with_text: Path
+) -> None:
     data = json.loads(json.dumps(found.to_dict()))
     assert Sensitivity.from_dict(data) == found
     (tmp_path / "found.json").write_text(json.dumps(data))
@@ -131,7 +125,7 @@ def test_the_file_can_be_read_and_a_recipe_takes_it_in(found: Sensitivity, tmp_p
             "precision": {"sensitivity": str(tmp_path / "found.json"), "bits_per_weight": 6.0},
         }
     )
-    result = goldstick.apply(goldstick.load(source), mixed)
+    result = goldstick.apply(goldstick.load(source_with_text), mixed)
     assert result.report.size.bits_per_weight is not None
     assert 4.5 < result.report.size.bits_per_weight <= 6.0
 
@@ -162,10 +156,12 @@ def test_what_cannot_be_measured_is_refused_before_anything_is_read(
         measure_sensitivity(Path("nowhere"), recipe, widths, text)
 
 
-def test_the_command_writes_what_recipes_read_and_a_page(source: Path, tmp_path: Path, found: Sensitivity) -> None:
+def test_the_command_writes_what_recipes_read_and_a_page(
+    source_with_text: Path, tmp_path: Path, found: Sensitivity
+) -> None:
     (tmp_path / "recipe.yaml").write_text("stages: [{rtn: {scheme: w4a16-g32}}]")
-    arguments = ["sensitivity", str(source), "-r", str(tmp_path / "recipe.yaml"), "--bits", "3,8"]
-    arguments += ["--dataset", str(source / "text.txt"), "--samples", "4", "--seq-len", "24"]
+    arguments = ["sensitivity", str(source_with_text), "-r", str(tmp_path / "recipe.yaml"), "--bits", "3,8"]
+    arguments += ["--dataset", str(source_with_text / "text.txt"), "--samples", "4", "--seq-len", "24"]
     made = CliRunner().invoke(
         main, [*arguments, "-o", str(tmp_path / "found.json"), "--html", str(tmp_path / "page.html")]
     )

@@ -19,24 +19,14 @@ from goldstick.report import LayerRecord, Report, SizeSummary
 from goldstick.report.page import render_report, write_page
 from goldstick.report.words import format_seconds, verdict
 from tests.report.pages import Page, check_alone
+from tests.report.records import record
 
 HOSTILE = "</title><script src=//evil.example>alert('x')</script><img onerror=\"a()\" src=x>{{ 7 * 7 }}&amp;"
 
 
 def layer(name: str, **changes: Any) -> LayerRecord:
-    fields: dict[str, Any] = {
-        "name": name,
-        "shape": (64, 32),
-        "dtype": "bfloat16",
-        "bytes_before": 4096,
-        "bytes_after": 1152,
-        "scheme": "w4a16-g128",
-        "algorithm": "gptq",
-        "weight_sqnr_db": 21.5,
-        "max_abs_error": 0.01,
-        "notes": {"tokens": 512, "dead_inputs": 2, "output_error": 0.5, "rtn_output_error": 2.0},
-    }
-    return LayerRecord(**{**fields, **changes})
+    notes = {"tokens": 512, "dead_inputs": 2, "output_error": 0.5, "rtn_output_error": 2.0}
+    return record(name, **{"notes": notes, **changes})
 
 
 def left_alone(name: str, **changes: Any) -> LayerRecord:

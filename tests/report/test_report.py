@@ -14,27 +14,15 @@ import pytest
 
 from goldstick.errors import DataError, OutputError, UsageError
 from goldstick.report import LayerRecord, Report, SizeSummary
+from tests.report.records import record
 
 LAYERS = (
-    LayerRecord(
-        name="layers.0.proj.weight",
-        shape=(64, 32),
-        dtype="bfloat16",
-        bytes_before=4096,
-        bytes_after=1152,
-        scheme="w4a16-g128",
-        algorithm="gptq",
-        weight_sqnr_db=21.5,
-        max_abs_error=0.01,
-    ),
-    LayerRecord(
-        name="layers.0.zero.weight",
+    record("layers.0.proj.weight"),
+    record(
+        "layers.0.zero.weight",
         shape=(8, 32),
-        dtype="bfloat16",
         bytes_before=512,
         bytes_after=144,
-        scheme="w4a16-g128",
-        algorithm="gptq",
         weight_sqnr_db=math.inf,
         max_abs_error=0.0,
     ),

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-from typing import Any
 
 import pytest
 from rich.console import Console
 
 from goldstick.evaluation import Evaluation, TaskResult, compare
-from goldstick.report import LayerRecord, Report, SizeSummary
+from goldstick.report import Report, SizeSummary
 from goldstick.report.grouping import group_layers
 from goldstick.report.terminal import (
     print_comparison,
@@ -19,22 +18,7 @@ from goldstick.report.terminal import (
     print_size,
 )
 from goldstick.report.words import format_bytes
-
-
-def record(name: str, **changes: Any) -> LayerRecord:
-    fields: dict[str, Any] = {
-        "name": name,
-        "shape": (64, 32),
-        "dtype": "bfloat16",
-        "bytes_before": 4096,
-        "bytes_after": 1152,
-        "scheme": "w4a16-g128",
-        "algorithm": "gptq",
-        "weight_sqnr_db": 20.0,
-        "max_abs_error": 0.01,
-    }
-    return LayerRecord(**{**fields, **changes})
-
+from tests.report.records import record
 
 BLOCKS = tuple(
     layer
