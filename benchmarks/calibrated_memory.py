@@ -2,8 +2,8 @@
 
 Makes checkpoints of equal blocks as ``memory.py`` does, with a small tokenizer, and quantizes each with GPTQ through
 the command line in a process of its own, batches one by one. The bound to compare with is base + 2.5 blocks + 8·n² +
-one batch of activations, with n the widest input of a layer and the base what a data-free run of an almost
-empty model takes.
+one batch of activations, with n the widest input of a layer and the base what the same command takes for an almost
+empty model.
 """
 
 from __future__ import annotations
@@ -79,8 +79,7 @@ def main() -> None:
     arguments = parser.parse_args()
     gptq = {"stages": [{"gptq": {"scheme": "w4a16-channel", "range_search": "minmax"}}]}
     with tempfile.TemporaryDirectory(prefix="goldstick-memory-", dir=arguments.folder) as folder:
-        rtn = {"stages": [{"rtn": {"scheme": "w4a16-channel"}}]}
-        base = memory.run(1, 1_000_000, rtn["stages"][0]["rtn"], Path(folder))["peak_process_bytes"]
+        base = run(1, 1_000_000, gptq, Path(folder), arguments.max_memory)["peak_process_bytes"]
         runs = []
         for blocks in arguments.blocks:
             found = run(blocks, int(arguments.megabytes * 1e6), gptq, Path(folder), arguments.max_memory)

@@ -148,7 +148,7 @@ def measure(command: list[str]) -> dict[str, Any]:
     ended = threading.Event()
 
     def watch() -> None:
-        while not ended.wait(0.05):
+        while not ended.wait(0.2):
             samples.append(tree_bytes(process.pid))
 
     watcher = threading.Thread(target=watch)

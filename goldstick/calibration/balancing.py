@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 
 import torch
 from torch import Tensor
@@ -31,7 +31,7 @@ def balance_group(
     pairs: Sequence[FoldPair],
     passes: Passes,
     masks: Sequence[Tensor | None],
-    edits: dict[str, Quantize],
+    edits: MutableMapping[str, Quantize],
     multipliers: InputMultipliers,
 ) -> tuple[Notes, Tensor | None]:
     """Let the balancing stages act on the group at hand, in their order; what they noted, and the scale of all.
@@ -107,7 +107,7 @@ def _absorber(pairs: Sequence[FoldPair], names: set[str]) -> FoldPair | None:
     return min(fitting, key=lambda pair: pair.kind != "norm", default=None)
 
 
-def _fold(network: Network, pair: FoldPair | None, scale: Tensor, edits: dict[str, Quantize]) -> str | None:
+def _fold(network: Network, pair: FoldPair | None, scale: Tensor, edits: MutableMapping[str, Quantize]) -> str | None:
     """Fold a scale into what can absorb it; the reason where nothing can, and then nothing is changed."""
     if pair is None:
         return _NO_ABSORBER

@@ -13,13 +13,14 @@ from goldstick import surgery
 from goldstick.calibration.balancing import balance_group
 from goldstick.calibration.experts import listen_to_experts
 from goldstick.calibration.groups import input_groups, is_fused
+from goldstick.calibration.held_edits import HeldEdits
 from goldstick.calibration.input_range import with_input_range
 from goldstick.calibration.multipliers import InputMultipliers
 from goldstick.calibration.observing import observe_drift, observe_group
 from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
 from goldstick.calibration.task import Task, Work
-from goldstick.core.edits import Quantize, SetWeight
+from goldstick.core.edits import SetWeight
 from goldstick.core.freed_memory import make_room
 from goldstick.core.inputs import InputObserver
 from goldstick.errors import StructureError
@@ -67,7 +68,7 @@ class BlockCalibration:
             sites = [[task.site for task in group] for group in self._groups]
             copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
             self._beside = OriginalPasses(original, copies, together=together)
-        self._edits: dict[str, Quantize] = {}
+        self._edits = HeldEdits()
         self._multipliers = InputMultipliers(network)
 
     def solve(self) -> None:
