@@ -8,11 +8,12 @@ STAMP := $(VENV)/.installed
 SOURCES := $(wildcard goldstick/kernels/cpu/*.cpp goldstick/kernels/cpu/*.hpp)
 SANITIZED := build/sanitize
 LLAMA_CPP := build/llama-cpp
+PACKERS := tests/core/test_bitpack.py $(addprefix tests/formats/test_,contract.py awq.py gptq.py gguf_blocks.py)
 SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib'))")
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test determinism fuzz train-reference \
+.PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test determinism packers fuzz train-reference \
     cross-reading miniatures lm-eval sanitize clean
 
 help: ## show this list
@@ -51,6 +52,9 @@ crash-test: $(STAMP) ## die at every step of writing and at random, and go on: t
 
 fuzz: $(STAMP) ## read a million mutated checkpoints; SEED=N for others (about an hour)
 	$(PYTHON) -m tests.formats.fuzz --inputs 1000000 --deep 10000 --seed $(or $(SEED),1000000)
+
+packers: $(STAMP) ## pack and unpack thousands of random layers in every format (5,500 cases)
+	HYPOTHESIS_PROFILE=many OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q $(PACKERS)
 
 determinism: $(STAMP) ## quantize the reference model with 1 to 4 threads, five times each: the same bytes?
 	$(PYTHON) -m benchmarks.determinism

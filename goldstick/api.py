@@ -195,14 +195,14 @@ def doctor(directory: str | Path, *, progress: Progress = quiet) -> Diagnosis:
     """Look for everything that is wrong with a checkpoint, quantized by any tool, or in float.
 
     Args:
-        directory: A checkpoint of a transformers model.
+        directory: A checkpoint of a transformers model, or a GGUF file.
         progress: Called with (description, done, total).
 
     Returns:
         The ``findings``, each with its severity, what, where and remedy; whether it is ``healthy``; ``to_dict()``.
 
     Raises:
-        SourceError: There is no such directory, or it holds no config.json.
+        SourceError: There is no such directory, or it holds no config.json and no GGUF file.
     """
     return examine(find_model(directory), progress)
 

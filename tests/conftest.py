@@ -25,7 +25,8 @@ torch.set_num_threads(2)
 # Examples found at random are for a developer's machine; CI repeats the same ones.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.register_profile("local", deadline=None)
-settings.load_profile("ci" if os.environ.get("CI") else "local")
+settings.register_profile("many", max_examples=500, deadline=None, database=None)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "local"))
 
 
 @pytest.fixture(autouse=True)

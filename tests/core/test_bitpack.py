@@ -8,7 +8,7 @@ import random
 import pytest
 import torch
 from compressed_tensors.compressors.pack_quantized.helpers import pack_to_int32, unpack_from_int32
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -30,7 +30,6 @@ def pack_slowly(row: list[int], bits: int) -> list[int]:
     return [word - (1 << 32) if word >= 1 << 31 else word for word in words]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     bits=st.integers(1, 8),
     lead=st.lists(st.integers(0, 4), max_size=3),

@@ -1,6 +1,7 @@
 """Checkpoints made to do harm, each by one function that spoils a sound one, and a process that opens them all.
 
-``python -m tests.formats.hostile FOLDER`` makes each, opens it and writes down what happened, and how far memory grew.
+``python -m tests.formats.hostile FOLDER`` makes each, opens it and writes down what happened, how far memory grew and
+how much processor time it took; the longest times are printed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import resource
 import signal
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -485,7 +487,7 @@ def main(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         spoiled = copy_of(sound[base], folder / name / "checkpoint")
         spoil(spoiled)
         size = sum(path.stat().st_size for path in spoiled.iterdir() if path.is_file())
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before, started = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
         signal.alarm(SECONDS)
         try:
             opened(spoiled)
@@ -497,9 +499,11 @@ def main(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         finally:
             signal.alarm(0)
         growth = 1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-        yield name, {**found, "growth": growth, "size": size}
+        yield name, {**found, "growth": growth, "size": size, "seconds": round(time.process_time() - started, 4)}
 
 
 if __name__ == "__main__":
     results = dict(main(Path(sys.argv[1])))
     (Path(sys.argv[1]) / "results.json").write_text(json.dumps(results))
+    times = sorted(((found["seconds"], name) for name, found in results.items() if found), reverse=True)
+    print(f"{len(times)} files; the longest: " + ", ".join(f"{name} {seconds:.3f} s" for seconds, name in times[:5]))

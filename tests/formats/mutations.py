@@ -17,26 +17,29 @@ _VALUES: tuple[Any, ...] = (None, True, False, "", "x", "re:.*", "../x", [], {},
 
 
 def mutate(files: Files, seed: int) -> Files:
-    """A copy with one to three mutations, mostly of the JSON of header and config."""
+    """A copy with one to three mutations, mostly of the JSON of header and config, and of the bytes of a GGUF file."""
     dice = random.Random(seed)
     files = dict(files)
+    names = sorted(files)
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
-        name = dice.choice((WEIGHTS, CONFIG))
-        if dice.random() < 0.35:
+        name = dice.choice(names)
+        if name.endswith(".gguf"):
+            files[name] = _bytes_changed(files[name], dice, head=2000)
+        elif dice.random() < 0.35:
             files[name] = _bytes_changed(files[name], dice)
-        elif name == CONFIG:
+        elif name.endswith(".json"):
             files[name] = _json_changed(files[name], dice)
         else:
             files[name] = _header_changed(files[name], dice)
     return files
 
 
-def _bytes_changed(content: bytes, dice: random.Random) -> bytes:
+def _bytes_changed(content: bytes, dice: random.Random, head: int = 600) -> bytes:
     data = bytearray(content)
     if not data:
         return b"{}"
     # Most of a file of weights is payload, of which every bit is legal: half of the changes are near the start.
-    place = dice.randrange(min(len(data), 600) if dice.random() < 0.5 else len(data))
+    place = dice.randrange(min(len(data), head) if dice.random() < 0.5 else len(data))
     match dice.choice(("bit", "byte", "cut", "drop", "repeat", "insert", "length", "swap")):
         case "bit":
             data[place] ^= 1 << dice.randrange(8)

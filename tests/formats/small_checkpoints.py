@@ -42,7 +42,7 @@ def small_float(directory: Path) -> Path:
 
 
 def small_checkpoints(folder: Path) -> dict[str, Path]:
-    """``float`` and every storage format → its directory in ``folder``."""
+    """``float``, ``gguf`` and every storage format of :data:`SCHEMES` → its directory in ``folder``."""
     made = {"float": small_float(folder / "float")}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(finish, "prove", prove_here)
@@ -50,6 +50,8 @@ def small_checkpoints(folder: Path) -> dict[str, Path]:
             recipe = {"stages": [{"rtn": {"scheme": scheme}}], "export": {"format": form}}
             goldstick.quantize(made["float"], recipe, output=folder / form, proof="tensors")
             made[form] = folder / form
+        goldstick.export(folder / "compressed-tensors", "gguf", output=folder / "gguf", proof="tensors")
+        made["gguf"] = folder / "gguf"
     return made
 
 

@@ -156,7 +156,7 @@ PLANTED: dict[str, tuple[str, Plant, str, str, str]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("form", ["float", CT, "native", "gptq", "awq"])
+@pytest.mark.parametrize("form", ["float", CT, "native", "gptq", "awq", "gguf"])
 def test_a_sound_checkpoint_gives_no_finding(form: str, sound: dict[str, Path]) -> None:
     found = api.doctor(sound[form])
     assert found.findings == ()
@@ -188,6 +188,15 @@ def test_groups_that_no_split_holds_are_remarked(tmp_path: Path, monkeypatch: py
     (finding,) = api.doctor(tmp_path / "made").findings
     assert (finding.check, finding.severity) == ("splits", "remark")
     assert finding.where == ("model.layers.0.mlp.down_proj.weight: 96 inputs in groups of 32",)
+
+
+def test_a_gguf_file_of_another_tool_is_examined(sound: dict[str, Path], tmp_path: Path) -> None:
+    file = Path(shutil.copy(sound["gguf"] / "model.gguf", tmp_path / "other.gguf"))
+    found = api.doctor(file)
+    assert (found.directory, found.format, found.layers, found.findings) == (str(file), "gguf", 7, ())
+    file.write_bytes(file.read_bytes()[:-99])
+    (finding,) = api.doctor(file).findings
+    assert (finding.check, finding.severity) == ("unreadable", "fault")
 
 
 def test_what_is_no_checkpoint_is_said(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
 from goldstick.errors import GoldstickError, SourceError
+from goldstick.formats.gguf_directory import checkpoint_directory, made_by_another_tool
 from goldstick.pipeline.doctor.declared import declared_findings
 from goldstick.pipeline.doctor.examined import Examined, open_examined
 from goldstick.pipeline.doctor.files import file_findings
@@ -22,12 +24,18 @@ def examine(directory: Path, progress: Progress = quiet) -> Diagnosis:
     """Look for everything that is wrong with a checkpoint, quantized by any tool, or in float.
 
     Args:
-        directory: The checkpoint of a transformers model.
+        directory: The checkpoint of a transformers model, or a GGUF file.
         progress: Called with (description, done, total).
 
     Raises:
-        SourceError: There is no such directory, or it holds no config.json.
+        SourceError: There is no such directory, or it holds no config.json and no GGUF file.
     """
+    if made_by_another_tool(directory):
+        try:
+            with checkpoint_directory(directory) as made:
+                return dataclasses.replace(examine(made, progress), directory=str(directory))
+        except GoldstickError as error:
+            return _diagnosis(directory, "unknown", 0, 0, [_unreadable(error)])
     if not (directory / "config.json").is_file():
         raise SourceError(
             f"{directory} holds no config.json, so it is no checkpoint of a transformers model. Of other modules, "
@@ -37,14 +45,7 @@ def examine(directory: Path, progress: Progress = quiet) -> Diagnosis:
     try:
         examined = open_examined(directory)
     except GoldstickError as error:
-        unreadable = Finding(
-            severity="fault",
-            check="unreadable",
-            what="it cannot be read, so that no more could be looked at",
-            where=(str(error),),
-            remedy="mend what is named, or fetch the checkpoint again",
-        )
-        return _diagnosis(directory, "unknown", 0, 0, [*findings, unreadable])
+        return _diagnosis(directory, "unknown", 0, 0, [*findings, _unreadable(error)])
     findings += examined.contradictions
     for check in (tensor_findings, declared_findings, tie_findings, split_findings):
         findings += check(examined)
@@ -69,6 +70,16 @@ def float_names(examined: Examined) -> set[str]:
     """The floating-point tensors that belong to no quantized matrix."""
     parts = {name for layer in examined.layers for name in examined.part_names(layer)}
     return {name for name, info in examined.tensors.items() if info.dtype.is_floating_point and name not in parts}
+
+
+def _unreadable(error: GoldstickError) -> Finding:
+    return Finding(
+        severity="fault",
+        check="unreadable",
+        what="it cannot be read, so that no more could be looked at",
+        where=(str(error),),
+        remedy="mend what is named, or fetch the checkpoint again",
+    )
 
 
 def _diagnosis(directory: Path, form: str, layers: int, tensors: int, findings: list[Finding]) -> Diagnosis:

@@ -17,6 +17,7 @@ from goldstick.pipeline.doctor.finding import Finding, Severity
 from goldstick.pipeline.doctor.floats import FLOAT16_MAX
 
 _AGAIN = "quantize the layer again from the float model"
+_DEAD = f"nothing where the float weights are 0 too; otherwise {_AGAIN}"
 _CODES_AT_ONCE = 1 << 22
 #: A share of dead groups beyond which the layer was not pruned but lost.
 _MOST_DEAD = 0.5
@@ -97,7 +98,7 @@ def _code_findings(layer: StoredLayer, tensor: QuantizedTensor, finite: bool) ->
     if found.dead:
         severity: Severity = "fault" if found.dead > _MOST_DEAD * found.groups else "remark"
         what = "groups whose codes all equal the zero, so that their weights are 0"
-        yield _finding(severity, "dead-groups", what, f"{layer.name}: {found.dead} of {found.groups}", _AGAIN)
+        yield _finding(severity, "dead-groups", what, f"{layer.name}: {found.dead} of {found.groups}", _DEAD)
     if saturated := _saturation(found, grid.bits):
         stuck = f", {found.stuck} groups wholly" if found.stuck else ""
         what = "codes saturate: far more than usual lie at the ends of their range"
