@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar, split_names
+from goldstick.cli.further_formats import export_further, further_directories, refuse_formats
 
 if TYPE_CHECKING:
     from goldstick.pipeline.plan import Plan
@@ -32,10 +33,11 @@ def _recipe_options(command: Any) -> Any:
         click.option("--packing/--no-packing", default=None,
                      help="Cut calibration text into full samples (the default), or pad a sample for each row."),
         click.option("--allow-short", is_flag=True, help="Go on where the data give fewer samples than asked for."),
-        click.option("--format", "format_", metavar="F",
+        click.option("--format", "formats", metavar="F", multiple=True,
                      type=click.Choice(["auto", "compressed-tensors", "native", "gptq", "gptq-v2", "awq", "gguf"]),
                      help="Storage format: auto (compressed-tensors wherever it can hold the result), "
-                          "compressed-tensors, native, gptq, gptq-v2, awq or gguf."),
+                          "compressed-tensors, native, gptq, gptq-v2, awq or gguf. Given again, each further one is "
+                          "exported to OUTPUT-F."),
         click.option("--indivisible", type=click.Choice(["error", "channel", "skip"]),
                      help="What a layer becomes whose inputs the group size does not divide."),
         click.option("--tie", type=click.Choice(["error", "untie", "keep"]),
@@ -102,10 +104,16 @@ def quantize(
     from goldstick.pipeline.staging import check_output
 
     check_repository(repository)
+    formats: tuple[str, ...] = recipe_options["formats"]
     recipe = _recipe(**recipe_options)
-    check_output(output, overwrite, resume)
+    further = further_directories(output, formats)
+    for directory in (output, *further.values()):
+        check_output(directory, overwrite, resume)
+    if dry_run or further:
+        planned = _plan(model, recipe)
+        refuse_formats(planned, list(further))
     if dry_run:
-        _show_plan(_plan(model, recipe), as_json)
+        _show_plan(planned, as_json)
         return
     _set_threads(threads)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the clean-up, as Ctrl-C does
@@ -126,18 +134,22 @@ def quantize(
             device=device, proof=proof, resume=resume, max_memory=max_memory,
             cache=cache_directory(), progress=progress,
         )  # fmt: skip
+        export_further(output, further, overwrite=overwrite or resume, proof=proof, progress=progress)
     if result.finished_before:
         click.echo(f"This run is finished already: {output} is what it gave. Nothing was done.", err=True)
     if as_json:
         import json
 
-        print_json({"directory": str(output), "report": json.loads(result.report.to_json())})
+        exported = {name: str(directory) for name, directory in further.items()}
+        print_json({"directory": str(output), "exported": exported, "report": json.loads(result.report.to_json())})
     elif not result.finished_before:
         evaluation = result.report.evaluation
         rows = compare(evaluation["after"], evaluation["before"]) if evaluation else ()
         print_report(console(), result.report, rows)
         click.echo(f"proof: {proof_words(result.report.proof)}")
         click.echo(f"checkpoint: {output}\nreport: {output / 'report.html'} (and report.json)")
+        for name, directory in further.items():
+            click.echo(f"{name}: {directory}")
     if repository is not None:
         click.echo(f"pushed: {push_to_hub(output, repository, private=private)}", err=as_json)
 
@@ -150,7 +162,10 @@ def plan(model: str, as_json: bool, **recipe_options: Any) -> None:
 
     Reads the config and the file headers only, so it answers in seconds for a model of any size.
     """
-    _show_plan(_plan(model, _recipe(**recipe_options)), as_json)
+    formats: tuple[str, ...] = recipe_options["formats"]
+    planned = _plan(model, _recipe(**recipe_options))
+    refuse_formats(planned, list(further_directories(Path("OUTPUT"), formats)))
+    _show_plan(planned, as_json)
 
 
 def _plan(model: str, recipe: Recipe) -> Plan:
@@ -172,7 +187,7 @@ def _recipe(
     text_field: str | None,
     packing: bool | None,
     allow_short: bool,
-    format_: str | None,
+    formats: tuple[str, ...],
     indivisible: str | None,
     tie: str | None,
 ) -> Recipe:
@@ -198,7 +213,7 @@ def _recipe(
                 for stage in loaded.stages
             ),
             "calibration": loaded.calibration.model_copy(update=given),
-            "export": loaded.export.model_copy(update={"format": format_} if format_ else {}),
+            "export": loaded.export.model_copy(update={"format": formats[0]} if formats else {}),
         }
     )
 

@@ -184,7 +184,7 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         if not made.streams:
             raise FormatError(
                 "GGUF files are written by runs that round one tensor after the other, and this recipe looks at data "
-                "or turns the model. Leave --format out, then: goldstick export DIR --format gguf -o OUT."
+                "or turns the model. Give another one first (--format auto --format gguf), or export it later."
             )
         planned_gguf(made)
     return made

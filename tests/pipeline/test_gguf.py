@@ -289,7 +289,7 @@ def test_what_gguf_does_not_hold_is_refused_and_leaves_nothing(
 
 def test_a_recipe_that_looks_at_data_is_exported_afterwards(source: Callable[[str], Path], tmp_path: Path) -> None:
     recipe = {"stages": [{"gptq": {"scheme": "w4a16-g32"}}], "export": {"format": "gguf"}}
-    with pytest.raises(FormatError, match="Leave --format out, then: goldstick export DIR --format gguf"):
+    with pytest.raises(FormatError, match=r"Give another one first \(--format auto --format gguf\)"):
         goldstick.quantize(source("llama"), recipe, output=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
