@@ -14,6 +14,9 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["DO_NOT_TRACK"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+# Triton decides when it is imported whether its kernels are compiled or run by its interpreter; on the CPU only the
+# second is possible. Nothing but tests/kernels/test_triton*.py uses it here.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
 import torch

@@ -59,7 +59,9 @@ ALLOWED_IN_FILES: dict[str, set[str]] = {
 
 ONLY_TORCH_AND_THE_STANDARD_LIBRARY = {"errors", "core"}
 
-MOST_FILES_IMPORTING = {"transformers": 5, "datasets": 3, "triton": 1}
+MOST_FILES_IMPORTING = {"transformers": 5, "datasets": 3}
+
+TRITON_KERNELS = PACKAGE / "kernels" / "triton"
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -145,6 +147,13 @@ def test_a_package_front_imports_no_part_through_its_own_front() -> None:
 def test_heavy_libraries_are_imported_in_few_files(library: str, most: int) -> None:
     importers = [str(path.relative_to(ROOT)) for path in FILES if library in third_party(path)]
     assert len(importers) <= most, f"{library} is imported by {importers}; {most} at most"
+
+
+@every_file
+def test_triton_is_imported_where_its_kernels_are_and_not_by_their_front(path: Path) -> None:
+    if "triton" in third_party(path):
+        assert path.parent == TRITON_KERNELS, f"{path.relative_to(ROOT)} imports triton"
+        assert path.name != "__init__.py", "goldstick works without Triton, which is imported when a layer asks for it"
 
 
 @every_file

@@ -14,19 +14,21 @@ from goldstick.cli.console import console, print_json
 @click.option("--verbose", "-v", is_flag=True, help="A line for every layer, without gathering equal ones.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(directory: Path, verbose: bool, as_json: bool) -> None:
-    """Show a compressed checkpoint: layer, scheme, shape, bytes, bits per weight, error."""
+    """Show a compressed checkpoint: layer, scheme, shape, bytes, bits per weight, error, and the kernels here."""
     from goldstick.pipeline.inspect import read_report
+    from goldstick.pipeline.layer_backends import backend_words
     from goldstick.report.terminal import print_report
 
     report = read_report(directory)
     if as_json:
         import json
 
-        print_json(json.loads(report.to_json()))
+        print_json({**json.loads(report.to_json()), "kernels": backend_words(report)})
         return
     print_report(console(), report, verbose=verbose)
     origin = f"from {report.model} by goldstick {report.goldstick_version}" if report.recipe else "elsewhere"
     click.echo(f"format: {report.format}; made {origin}")
+    click.echo(backend_words(report))
 
 
 @click.command()

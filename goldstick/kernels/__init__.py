@@ -11,6 +11,7 @@ from goldstick.kernels.base import Activation, Backend, WeightSpec
 from goldstick.kernels.cpu import CpuBackend
 from goldstick.kernels.cpu.integer import IntegerCpuBackend
 from goldstick.kernels.reference import ReferenceBackend
+from goldstick.kernels.triton import TritonBackend
 
 __all__ = ["BACKENDS", "Activation", "Backend", "WeightSpec", "select"]
 
@@ -18,8 +19,9 @@ BACKENDS: tuple[Backend, ...] = (
     IntegerCpuBackend(),
     CpuBackend(),
     ReferenceBackend(),
+    TritonBackend(),
 )
-"""Tried in this order; the last one takes everything."""
+"""Tried in this order. The reference takes everything, so what stands behind it runs where GOLDSTICK_BACKEND names it."""
 
 
 def select(spec: WeightSpec, device: torch.device) -> Backend:

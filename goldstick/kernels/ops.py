@@ -17,6 +17,7 @@ from torch.library import Library
 
 from goldstick import kernels
 from goldstick.kernels import gptq_op as _gptq_op  # noqa: F401  (registers goldstick::gptq_block)
+from goldstick.kernels import norm_op as _norm_op  # noqa: F401  (registers goldstick::rms_norm_quantize)
 from goldstick.kernels import products_op as _products_op  # noqa: F401  (registers goldstick::add_products)
 from goldstick.kernels import ranges_op as _ranges_op  # noqa: F401  (registers goldstick::search_ranges)
 from goldstick.kernels.base import Activation, Backend, WeightSpec, check_input, check_weight

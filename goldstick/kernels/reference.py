@@ -19,10 +19,28 @@ def fake_quantize_per_token(x: Tensor) -> Tensor:
     """
     if x.numel() == 0:
         return x
+    codes, scale = _token_codes(x)
+    return codes * scale
+
+
+def quantize_per_token(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The codes int8 [..., in] and scales [..., 1] of ``fake_quantize_per_token``.
+
+    The scale of a token that holds an infinity or what is no number is not a number.
+    """
+    if x.numel() == 0:
+        return x.to(torch.int8), x.new_ones(*x.shape[:-1], 1)
+    codes, scale = _token_codes(x)
+    scale = torch.where(scale.isfinite(), scale, torch.nan)
+    return torch.where(scale.isfinite(), codes, 0).to(torch.int8), scale
+
+
+def _token_codes(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Whole numbers [..., in] and scales [..., 1], both in x's dtype."""
     steps = torch.tensor(127.5, dtype=x.dtype, device=x.device)
-    scale = x.abs().amax(dim=-1, keepdim=True) / steps  # [..., 1]
+    scale = x.abs().amax(dim=-1, keepdim=True) / steps
     scale = torch.where(scale == 0, torch.finfo(x.dtype).eps, scale)
-    return (x / scale).clamp_(-128, 127).round_() * scale
+    return (x / scale).clamp_(-128, 127).round_(), scale
 
 
 def fake_quantize_per_tensor(x: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:

@@ -9,6 +9,9 @@ from torch import Tensor
 
 from goldstick.core.bitpack import pack_rows
 from goldstick.kernels import Activation, WeightSpec
+from goldstick.kernels.reference import ReferenceBackend, quantized_input
+
+reference = ReferenceBackend()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,3 +78,14 @@ def weight_slowly(layer: Layer) -> Tensor:
 def normalized_error(given: Tensor, exact: Tensor) -> float:
     """Mean squared error over the mean square of the exact values."""
     return float(((given.double() - exact) ** 2).sum() / (exact**2).sum().clamp_min(1e-300))
+
+
+def product_error(layer: Layer, x: Tensor, y: Tensor, bias: Tensor | None) -> float:
+    """Squared error over the squared length of all single products: the normalized error, but never by nearly 0."""
+    weight = reference.dequantize(layer.packed, layer.scale, layer.zero, layer.spec).double()
+    inputs = quantized_input(x, layer.spec, layer.input_scale, layer.input_zero).double()
+    exact = inputs @ weight.T
+    length = ((inputs**2) @ (weight**2).T).sum()
+    if bias is not None:
+        exact, length = exact + bias.double(), length + len(x) * (bias.double() ** 2).sum()
+    return float(((y.double() - exact) ** 2).sum() / length.clamp_min(1e-300))

@@ -14,8 +14,7 @@ from goldstick.kernels import Activation, WeightSpec, cpu
 from goldstick.kernels.cpu import integer
 from goldstick.kernels.cpu.integer import IntegerCpuBackend
 from goldstick.kernels.reference import ReferenceBackend, fake_quantize_per_tensor, fake_quantize_per_token
-from goldstick.kernels.reference import quantized_input as reference_input
-from tests.kernels.layers import Layer, random_layer
+from tests.kernels.layers import Layer, product_error, random_layer
 
 if cpu._missing and os.environ.get("CI"):
     raise ImportError(cpu._missing)  # continuous integration has built it, so here it is broken
@@ -34,17 +33,6 @@ SAMPLES = 24  # of each dtype, activation and width
 
 def run(layer: Layer, x: Tensor, bias: Tensor | None = None) -> Tensor:
     return ours.linear(x, layer.packed, layer.scale, layer.zero, bias, layer.spec, layer.input_scale, layer.input_zero)
-
-
-def product_error(layer: Layer, x: Tensor, y: Tensor, bias: Tensor | None) -> float:
-    """Squared error over the squared length of all single products: the normalized error, but never by nearly 0."""
-    weight = reference.dequantize(layer.packed, layer.scale, layer.zero, layer.spec).double()
-    inputs = reference_input(x, layer.spec, layer.input_scale, layer.input_zero).double()
-    exact = inputs @ weight.T
-    length = ((inputs**2) @ (weight**2).T).sum()
-    if bias is not None:
-        exact, length = exact + bias.double(), length + len(x) * (bias.double() ** 2).sum()
-    return float(((y.double() - exact) ** 2).sum() / length.clamp_min(1e-300))
 
 
 def sample(choice: random.Random, bits: int, dtype: torch.dtype, activation: Activation) -> tuple[Layer, Tensor]:

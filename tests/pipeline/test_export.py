@@ -167,6 +167,9 @@ def test_a_checkpoint_of_another_tool_is_inspected_verified_loaded_and_exported(
     assert "all 14 quantized layers are what the config declares" in verify_checkpoint(foreign)["proof"]
     shown = CliRunner().invoke(main, ["inspect", str(foreign)])
     assert f"format: {format_}; made elsewhere" in shown.stdout
+    assert shown.stdout.splitlines()[-1].startswith("kernels on ")
+    told = CliRunner().invoke(main, ["inspect", str(foreign), "--json"])
+    assert json.loads(told.stdout)["kernels"] == shown.stdout.splitlines()[-1]
     assert torch.equal(logits(foreign), logits(mine))
     arguments = ["export", str(foreign), "--format", "compressed-tensors", "-o", str(tmp_path / "out"), "--json"]
     done = CliRunner().invoke(main, arguments)

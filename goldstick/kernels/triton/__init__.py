@@ -1,0 +1,136 @@
+"""The GPU backend: Triton kernels that multiply packed codes. Triton is imported when a layer first asks for it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from functools import lru_cache
+from importlib import import_module
+from types import ModuleType
+
+import torch
+from torch import Tensor
+
+from goldstick.kernels.base import WeightSpec, check_input, check_weight
+from goldstick.kernels.reference import fake_quantize_per_token
+
+_OLDEST_VERSION = (3, 7)
+"""What the kernels were tried with; torch brings the Triton it was built for."""
+
+_OLDEST_CAPABILITY = (8, 0)
+"""Of NVIDIA's devices those from here on multiply bfloat16 and 8-bit integers in tensor cores."""
+
+
+def why_not_on(device: torch.device) -> str | None:
+    """``None`` if Triton's kernels run on such a device, otherwise the reason why not."""
+    if device.type == "cuda":
+        return _missing() or _why_not_on_cuda(device)
+    asked = os.environ.get("GOLDSTICK_BACKEND") == "triton"
+    if device.type != "cpu" or not asked:
+        return f"it runs on CUDA devices, not on {device.type}"
+    if reason := _missing():
+        return reason
+    if not _module("tuning").interpreted:
+        return "on the CPU it runs only in Triton's interpreter: set TRITON_INTERPRET=1 before Triton is imported"
+    return None
+
+
+class TritonBackend:
+    """Codes become numbers in registers and are multiplied there; nothing is kept beside the packed weight.
+
+    Float inputs are multiplied in their dtype and summed in float32. 8-bit inputs with a scale per token have the
+    codes of the reference and exact integer sums, where groups are whole rows or at least 32 bytes of codes; with other
+    groups they are rounded and multiplied as floats. ``dequantize`` is bit-equal to the reference.
+    """
+
+    name = "triton"
+
+    def supports(self, spec: WeightSpec, device: torch.device) -> str | None:
+        """Codes of 4 and 8 bits on CUDA devices, or on the CPU in Triton's interpreter if asked for by name."""
+        if spec.bits not in (4, 8):
+            return f"it reads codes of 4 and 8 bits, not {spec.bits}"
+        if spec.groups > 1 and spec.group_size * spec.bits % 32:
+            return f"its groups fill whole 32-bit words, {spec.group_size} codes of {spec.bits} bits do not"
+        if spec.dtype not in (torch.float32, torch.float16, torch.bfloat16):
+            return f"it computes in float32, float16 and bfloat16, not {spec.dtype}"
+        if spec.activation == "int8-tensor":
+            return "it quantizes inputs by token, not with one scale for all"
+        return why_not_on(device)
+
+    def linear(
+        self,
+        x: Tensor,
+        packed: Tensor,
+        scale: Tensor,
+        zero: Tensor | None,
+        bias: Tensor | None,
+        spec: WeightSpec,
+        input_scale: Tensor | None = None,
+        input_zero: Tensor | None = None,
+    ) -> Tensor:
+        """Multiply integers if the input is to be rounded to 8 bits and the groups allow it, otherwise floats."""
+        check_input(x, bias, spec, input_scale, input_zero)
+        check_weight(packed, scale, zero, spec)
+        inputs = x.detach().reshape(x.numel() // spec.in_features, spec.in_features)
+        zero = None if zero is None else zero.to(scale.dtype)
+        with _current(x.device):
+            if spec.activation is None:
+                y: Tensor = _module("weight_only").linear(inputs, packed, scale, zero, bias, spec)
+            elif _module("integers").supports(spec):
+                y = _module("integers").linear(inputs, packed, scale, zero, bias, spec)
+            else:
+                rounded = fake_quantize_per_token(inputs)
+                y = _module("weight_only").linear(rounded, packed, scale, zero, bias, spec)
+        return y.reshape(*x.shape[:-1], spec.out_features)
+
+    def dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> Tensor:
+        """(u − zero) · scale, both operations rounded to the dtype of the scale."""
+        check_weight(packed, scale, zero, spec)
+        zero = None if zero is None else zero.to(scale.dtype)
+        with _current(scale.device):
+            weight: Tensor = _module("dequantize").dequantize(packed, scale, zero, spec)
+        return weight
+
+
+def rms_norm_quantize(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    """What ``kernels/norm_op.py`` defines, in one kernel; the device must be one that ``why_not_on`` allows."""
+    tokens = x.detach().reshape(x.numel() // x.shape[-1], x.shape[-1])
+    with _current(x.device):
+        codes, scale, _ = _module("quantize").quantize_tokens(tokens, weight.detach(), epsilon)
+    return codes.reshape(x.shape), scale.reshape(*x.shape[:-1], 1)
+
+
+@lru_cache
+def _missing() -> str | None:
+    try:
+        _module("tuning")
+    except ImportError as error:
+        return f"Triton cannot be imported ({error}); install goldstick[gpu]"
+    version: str = import_module("triton").__version__
+    if tuple(int(part) for part in version.split(".")[:2]) < _OLDEST_VERSION:
+        return f"it needs Triton {_OLDEST_VERSION[0]}.{_OLDEST_VERSION[1]}, not {version}"
+    return None
+
+
+@lru_cache
+def _why_not_on_cuda(device: torch.device) -> str | None:
+    if not torch.cuda.is_available():
+        return "no CUDA device is here"
+    if torch.version.hip is not None:
+        return "it was written for NVIDIA's devices and never tried on others"
+    capability = torch.cuda.get_device_capability(device)
+    if capability < _OLDEST_CAPABILITY:
+        needed, found = (".".join(map(str, pair)) for pair in (_OLDEST_CAPABILITY, capability))
+        return f"it needs compute capability {needed}, not {found}"
+    return None
+
+
+@lru_cache
+def _module(name: str) -> ModuleType:
+    """A module of kernels, imported when it is first used."""
+    return import_module(f"goldstick.kernels.triton.{name}")
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Make the device that holds the tensors the current one: Triton launches there."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -1,0 +1,79 @@
+"""How a multiplication is cut into programs: the sizes of tiles, and into how many parts a row is split.
+
+What decides the order of a sum (columns in a tile, tiles in a part) follows from the layer and the number of tokens
+alone. The autotuner chooses only what does not: rows in a tile, warps and stages. So a run repeats its bits.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+import triton
+from torch import Tensor
+from triton.runtime import JITFunction
+
+from goldstick.kernels.base import WeightSpec
+
+
+@triton.jit
+def _nothing() -> None:
+    return
+
+
+interpreted = not isinstance(_nothing, JITFunction)
+"""Whether Triton was imported with TRITON_INTERPRET=1: its kernels then run in numpy, on any device."""
+
+CONFIGS = [
+    triton.Config({"tile_rows": rows}, num_warps=warps, num_stages=stages)
+    for rows, warps, stages in (
+        [(64, 1, 1)] if interpreted else [(64, 4, 3), (64, 4, 5), (128, 4, 3), (128, 4, 5), (128, 8, 4)]
+    )
+]
+"""What the autotuner tries for each layer shape and size of batch; the interpreter has nothing to gain."""
+
+_FEWEST_TILE_TOKENS = 8
+_MOST_TILE_TOKENS = 64
+_NOMINAL_TILE_ROWS = 64
+_PROGRAMS_PER_PROCESSOR = 4
+_BITS_OF_A_SUM = 4 * 2 * 32
+"""Bits of codes that pay for a partial sum: four times those of writing and of reading it."""
+
+_INTERPRETED_PROCESSORS = 1
+
+
+def tile_tokens(tokens: int) -> int:
+    """Tokens in a tile: the next power of two, from 8 (what tensor cores multiply at least) to 64."""
+    return min(_MOST_TILE_TOKENS, max(_FEWEST_TILE_TOKENS, 1 << (tokens - 1).bit_length()))
+
+
+def words_per_group(spec: WeightSpec) -> int:
+    """Packed words whose codes share a scale; for whole rows more than there are."""
+    return spec.group_size * spec.bits // 32 if spec.groups > 1 else 1 << 30
+
+
+def splits(tokens: int, spec: WeightSpec, columns: int, device: torch.device) -> tuple[int, int]:
+    """Into how many parts a row is split, and the tiles of ``columns`` columns in each part but perhaps the last.
+
+    Few tokens make few tiles of outputs, which leave most of a GPU idle; parts of a row are then summed by programs of
+    their own and added up, in order, by ``partial_sums``. There are never so many that what is written and read of
+    their sums exceeds a quarter of the codes.
+    """
+    tiles = -(-spec.in_features // columns)
+    programs = -(-spec.out_features // _NOMINAL_TILE_ROWS) * -(-tokens // _MOST_TILE_TOKENS)
+    wanted = -(-_PROGRAMS_PER_PROCESSOR * _processors(device) // programs)
+    cheap = spec.in_features * spec.bits // (tokens * _BITS_OF_A_SUM)
+    per_split = -(-tiles // max(1, min(wanted, cheap, tiles)))
+    return -(-tiles // per_split), per_split
+
+
+def dense(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
+    """A tensor as kernels read it; ``stand_in`` where there is none, since a kernel needs some address."""
+    return stand_in if tensor is None else tensor.detach().contiguous()
+
+
+@lru_cache
+def _processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return _INTERPRETED_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

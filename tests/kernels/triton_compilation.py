@@ -1,0 +1,77 @@
+"""Compile every Triton kernel for GPUs that need not be here: run this as a module, without the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime import JITFunction
+
+from goldstick.kernels.triton import dequantize, integers, partial_sums, quantize, weight_only
+
+WEIGHT = ("scale", "zero", "bias", "y")
+
+
+def compile_for(capability: int, kernel: Any, types: dict[str, str], **constants: Any) -> None:
+    """Compile down to machine code; arguments without a type or a value are 32-bit integers."""
+    while not isinstance(kernel, JITFunction):
+        kernel = kernel.fn
+    names = kernel.arg_names
+    assert set(types) | set(constants) <= set(names)
+    signature = {name: types.get(name, "constexpr" if name in constants else "i32") for name in names}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=values)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    assert compiled.asm["cubin"]
+
+
+def of_dtype(dtype: str, *names: str) -> dict[str, str]:
+    """Pointers to one dtype."""
+    return {name: f"*{dtype}" for name in names}
+
+
+def main() -> None:
+    """Each kernel once for each way through it, on the oldest supported GPU and on a newer one."""
+    tiles = {"tile_tokens": 8, "tile_rows": 64, "has_bias": True, "token_count": 1}  # Triton compiles ones as constants
+    products = [("fp16", tl.float16, 4, True, True), ("bf16", tl.bfloat16, 4, False, True)]
+    products += [("bf16", tl.bfloat16, 8, True, False), ("fp32", tl.float32, 8, False, False)]
+    for capability, (dtype, product, bits, one_group, has_zero) in zip((80, 90, 80, 90), products, strict=True):
+        compile_for(
+            capability,
+            weight_only._multiply,
+            {"packed": "*i32", **of_dtype(dtype, "x", *WEIGHT)},
+            bits=bits,
+            one_group=one_group,
+            has_zero=has_zero,
+            product=product,
+            tile_columns=128 if product != tl.float32 else 64,
+            **tiles,
+        )
+    sums = {"code_sums": "*i32", **of_dtype("bf16", "token_scale", *WEIGHT)}
+    for capability, bits, whole_row in ((80, 8, True), (90, 4, False)):
+        compile_for(
+            capability,
+            integers._multiply,
+            {"x": "*i8", "packed": "*u8", **sums},
+            bits=bits,
+            has_zero=True,
+            whole_row=whole_row,
+            split_rows=False,
+            tile_columns=64,
+            **tiles,
+        )
+    compile_for(90, integers._finish, {"partial": "*i32", **sums}, middle=8, has_zero=True, **tiles)
+    norm = {"codes": "*i8", "code_sums": "*i32", "added": "fp32", "smallest": "fp32"}
+    norm |= of_dtype("bf16", "x", "weight", "scale")
+    compile_for(80, quantize._quantize, norm, dtype=tl.bfloat16, normalize=True, tile=1024)
+    compile_for(90, partial_sums._add, {"partial": "*fp32", **of_dtype("bf16", "bias", "y")}, has_bias=True, tile=1024)
+    dense = {"packed": "*i32", **of_dtype("fp16", "scale", "zero", "weight")}
+    compile_for(80, dequantize._write, dense, bits=4, has_zero=True, tile_rows=32, tile_words=16)
+    print("all compiled")
+
+
+if __name__ == "__main__":
+    main()
