@@ -21,7 +21,7 @@ BACKENDS: tuple[Backend, ...] = (
     ReferenceBackend(),
     TritonBackend(),
 )
-"""Tried in this order. The reference takes everything, so what stands behind it runs where GOLDSTICK_BACKEND names it."""
+"""Tried in this order. The reference takes everything: what stands behind it runs where GOLDSTICK_BACKEND names it."""
 
 
 def select(spec: WeightSpec, device: torch.device) -> Backend:
