@@ -47,7 +47,7 @@ def weight_error(weight: Tensor, tensor: QuantizedTensor) -> WeightError:
     zero = None if tensor.zero is None else as_rows(tensor.zero)
     matrix = QuantizedTensor(codes=as_rows(tensor.codes), scale=as_rows(tensor.scale), zero=zero, grid=tensor.grid)
     total = WeightError(signal=0.0, noise=0.0, max_abs=0.0)
-    for part in row_chunks(rows, copies=3):
+    for part in row_chunks(rows, copies=8):
         original = rows[part].float()
         difference = original - matrix.rows(part).dequantize().float()
         total += WeightError(

@@ -91,13 +91,19 @@ def _compared(name: str, folder: Path, python: str) -> Iterator[tuple[str, float
 
 
 def _tiny(name: str, folder: Path) -> Path:
+    """A random model whose blocks add to the residual as little as those of a trained one: scaled by depth, as GPT-2's.
+
+    Without that every block's output is larger than what it is added to, and so is its rounding.
+    """
     torch.manual_seed(0)
     config = TINY[name]
     model = model_class(config.to_dict(), name)(config)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for path, parameter in model.named_parameters():
             if parameter.ndim == 1:
                 parameter.add_(0.2 * torch.randn(parameter.shape))
+            elif path.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.mul_((2 * config.num_hidden_layers) ** -0.5)
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder
 
