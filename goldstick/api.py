@@ -14,11 +14,12 @@ from goldstick.errors import UsageError
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.evaluate import Evaluation, find_tasks
 from goldstick.evaluation.evaluate import evaluate as run_tasks
-from goldstick.evaluation.language_model import LanguageModel
+from goldstick.evaluation.measurable import measurable
 from goldstick.formats import FORMATS
 from goldstick.formats.gguf_directory import checkpoint_directory
 from goldstick.pipeline.accelerate import accelerate
 from goldstick.pipeline.calibrate import calibration_data
+from goldstick.pipeline.divergence import compare_predictions
 from goldstick.pipeline.doctor import Diagnosis, examine
 from goldstick.pipeline.evaluation_cache import evaluate_with_cache
 from goldstick.pipeline.export import export_checkpoint
@@ -122,7 +123,8 @@ def quantize(
         recipe: A preset's name, a YAML file, a mapping, or a :class:`Recipe`.
         output: The directory to make; it appears whole or not at all.
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
-        evaluate: Tasks to run before and after; those of the recipe where ``None``.
+        evaluate: Tasks to run before and after; those of the recipe where ``None``. On tasks of running text, what both
+            models predict is compared token by token, with both in memory.
         data_dir: Where the tasks, and calibration data known by name, lie; ``reference`` for what comes with the
             reference model.
         limit: At most so many items of each task.
@@ -220,7 +222,10 @@ def _comparison(
 
     def measure(checkpoint: Path) -> Mapping[str, Any]:
         after = _run(checkpoint, tasks, directory, limit, progress, cache)
-        return {"before": before.to_dict(), "after": after.to_dict()}
+        apart = compare_predictions(
+            planned.source.directory, checkpoint, tasks, data_dir=directory, limit=limit, progress=progress
+        )
+        return {"before": before.to_dict(), "after": after.to_dict(), "divergence": apart}
 
     return measure
 
@@ -238,9 +243,10 @@ def evaluate(
     """Run evaluation tasks on a model.
 
     Args:
-        model: A checkpoint directory (float or compressed), a hub id, ``reference``, or a loaded causal language model.
+        model: A checkpoint directory (float or compressed), a hub id, ``reference``, or a loaded model: a
+            causal language model, one for question answering or one for image classification.
         tasks: Names of tasks, such as ``wikitext2``.
-        tokenizer: Directory of the tokenizer, for a model that is loaded already.
+        tokenizer: Directory of the tokenizer or image processor, for a model that is loaded already.
         data_dir: Where local data lie; ``reference`` for what comes with the reference model.
         limit: At most so many items of each task.
         cache: Where results are kept and looked up, for a model in a directory; nowhere where ``None``.
@@ -254,8 +260,7 @@ def evaluate(
         origin = tokenizer or getattr(model, "name_or_path", "")
         if not origin:
             raise UsageError("A loaded model needs its tokenizer: evaluate(model, tasks, tokenizer=DIRECTORY).")
-        language_model = LanguageModel.from_directory(model, Path(origin))
-        return run_tasks(language_model, tasks, data_directory(data_dir, None), limit, progress)
+        return run_tasks(measurable(model, Path(origin)), tasks, data_directory(data_dir, None), limit, progress)
     find_tasks(tasks)  # before a model is loaded
     return _run(find_model(model), tasks, data_directory(data_dir, model), limit, progress, cache)
 
@@ -273,7 +278,7 @@ def _run(
     def measure(names: Sequence[str]) -> Evaluation:
         model = load(directory)
         with torch.no_grad(), multiplying_in_float32(model):
-            return run_tasks(LanguageModel.from_directory(model, directory), names, data, limit, progress)
+            return run_tasks(measurable(model, directory), names, data, limit, progress)
 
     if cache is None:
         return measure(tasks)

@@ -12,7 +12,9 @@ from goldstick.cli.console import console, print_json, progress_bar, split_names
 
 @click.command()
 @click.argument("model")
-@click.option("--tasks", required=True, callback=split_names, metavar="TASKS", help="Such as wikitext2,boolq.")
+@click.option(
+    "--tasks", required=True, callback=split_names, metavar="TASKS", help="Such as wikitext2,boolq or lm_eval:TASK."
+)
 @click.option("--baseline", metavar="MODEL", help="A model to compare with, usually the float one.")
 @click.option("--data-dir", metavar="DIR", help="Where the tasks' data lie; 'reference' for the bundled data.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many items of each task.")

@@ -124,6 +124,7 @@ def quantize(
     from goldstick.core.freed_memory import give_large_blocks_back
     from goldstick.evaluation.compare import compare
     from goldstick.pipeline.evaluation_cache import cache_directory
+    from goldstick.report.divergence_view import divergence_words
     from goldstick.report.terminal import print_report
     from goldstick.report.words import proof_words
 
@@ -146,6 +147,9 @@ def quantize(
         evaluation = result.report.evaluation
         rows = compare(evaluation["after"], evaluation["before"]) if evaluation else ()
         print_report(console(), result.report, rows)
+        if evaluation.get("divergence"):
+            for line in divergence_words({**evaluation, "baseline": evaluation["before"]}):
+                click.echo(line)
         click.echo(f"proof: {proof_words(result.report.proof)}")
         click.echo(f"checkpoint: {output}\nreport: {output / 'report.html'} (and report.json)")
         for name, directory in further.items():

@@ -7,6 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+TOKENS_PER_BATCH = 4096
+"""Rows times longest sequence of a batch at most, unless a model's owner says otherwise."""
+
 Advance = Callable[[int, int], None]
 """Called as ``advance(done, total)`` after each batch, counted in the caller's sequences."""
 

@@ -98,7 +98,9 @@ def _compare_metric(
         metric=metric,
         before=old,
         after=new,
-        direction="lower" if metric in LOWER_IS_BETTER else "higher",
+        direction="lower"
+        if metric in LOWER_IS_BETTER | _said_to_be_lower(after) | _said_to_be_lower(before)
+        else "higher",
         difference=difference,
         relative=None if difference is None or old == 0 else difference / old,
         paired=None if note else _paired(metric, after, before),
@@ -124,6 +126,11 @@ def _why_not(
     if not (math.isfinite(new) and math.isfinite(old)):
         return "not finite"
     return None
+
+
+def _said_to_be_lower(side: Mapping[str, Any] | None) -> set[str]:
+    """Metrics of which a task says itself that lower is better."""
+    return set(((side or {}).get("details") or {}).get("lower_is_better", ()))
 
 
 def _paired(metric: str, after: Mapping[str, Any] | None, before: Mapping[str, Any] | None) -> Paired | None:

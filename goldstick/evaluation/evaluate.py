@@ -1,4 +1,4 @@
-"""Running tasks on a language model."""
+"""Running tasks on a model."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from goldstick.errors import UsageError
 from goldstick.evaluation.data import DataSource
-from goldstick.evaluation.language_model import LanguageModel
-from goldstick.evaluation.protocol import Progress, Task, TaskResult
+from goldstick.evaluation.protocol import Measurable, Progress, Task, TaskResult
 from goldstick.evaluation.tasks import TASKS
+from goldstick.evaluation.tasks.harness import PREFIX, HarnessTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,32 +44,37 @@ class Evaluation:
 
 
 def evaluate(
-    language_model: LanguageModel,
+    model: Measurable,
     tasks: Sequence[str],
     data_dir: Path | str | DataSource | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
 ) -> Evaluation:
-    """Run each of ``tasks`` on ``language_model``; all their data is read before the first begins.
+    """Run each of ``tasks`` on ``model``; all their data is read before the first begins.
 
     Args:
-        language_model: the model and its tokenizer.
-        tasks: names from `goldstick.evaluation.tasks.TASKS`.
+        model: the model with what makes its inputs: a `LanguageModel`, a `SpanModel` or an `ImageClassifier`.
+        tasks: names from `goldstick.evaluation.tasks.TASKS`, or ``lm_eval:`` and a task of lm-evaluation-harness.
         data_dir: the directory with local copies of the data, or None for the hub; or a DataSource.
         limit: the most items per task (windows, documents, questions), or None for each task's own number.
         progress: called as ``progress(task, done, total)``.
 
-    Raises UsageError for an unknown name, no task, a repeated task or a limit below 1; DataError for data
-    that is missing, malformed or too short; QuantizationError where the model computes NaN.
+    Raises UsageError for an unknown name, no task, a repeated task, a task that cannot measure such a model, or a
+    limit below 1; DataError for data that is missing, malformed or too short; QuantizationError where the model
+    computes NaN.
     """
     chosen = find_tasks(tasks)
     if limit is not None and limit < 1:
         raise UsageError(f"limit={limit} leaves nothing to evaluate; it must be 1 or more")
+    for task in chosen.values():
+        if not isinstance(model, task.models):
+            wanted = " or ".join(str(kind.kind) for kind in task.models)
+            raise UsageError(f"the task {task.name!r} measures {wanted}; this is {model.kind}")
     data = data_dir if isinstance(data_dir, DataSource) else DataSource(data_dir)
     for task in chosen.values():
         task.load(data)
-    results = {name: task.run(language_model, data, limit, progress) for name, task in chosen.items()}
-    return Evaluation(results=results, tokenizer=language_model.tokenizer_hash)
+    results = {name: task.run(model, data, limit, progress) for name, task in chosen.items()}
+    return Evaluation(results=results, tokenizer=model.tokenizer_hash)
 
 
 def find_tasks(names: Sequence[str]) -> dict[str, Task]:
@@ -82,9 +87,13 @@ def find_tasks(names: Sequence[str]) -> dict[str, Task]:
     for name in names:
         if name in found:
             raise UsageError(f"the task {name!r} is asked for twice")
+        if name.startswith(PREFIX) and name != PREFIX:
+            found[name] = HarnessTask(task=name.removeprefix(PREFIX))
+            continue
         if name not in TASKS:
             near = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.4)
             hint = f"did you mean {near[0]!r}? " if near else ""
-            raise UsageError(f"there is no task {name!r}; {hint}The tasks are {', '.join(TASKS)}")
+            known = f"{', '.join(TASKS)}, and {PREFIX}TASK for lm-evaluation-harness's"
+            raise UsageError(f"there is no task {name!r}; {hint}The tasks are {known}")
         found[name] = TASKS[name]
     return found

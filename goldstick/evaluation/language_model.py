@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from goldstick.errors import SourceError, UsageError
-from goldstick.evaluation.batching import Advance, batches_by_length
+from goldstick.errors import UsageError
+from goldstick.evaluation.batching import TOKENS_PER_BATCH, Advance, batches_by_length
 from goldstick.evaluation.forward import evaluating, takes
 from goldstick.evaluation.generation import greedy
-from goldstick.evaluation.scoring import score
-
-CONTEXT_ATTRIBUTES = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len", "seq_length")
-DEFAULT_CONTEXT = 2048
-TOKENS_PER_BATCH = 4096
+from goldstick.evaluation.scoring import Measure, score, target_scores
+from goldstick.evaluation.tokenizer import find_context_length, read_tokenizer, tokenizer_digest
 
 
 class LanguageModel:
@@ -31,6 +26,8 @@ class LanguageModel:
         tokens_per_batch: rows times longest sequence of a batch at most, which bounds the memory for logits.
     """
 
+    kind: ClassVar[str] = "a causal language model"
+
     def __init__(
         self,
         model: nn.Module,
@@ -41,7 +38,7 @@ class LanguageModel:
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.context_length = _context_length(model, tokenizer) if context_length is None else context_length
+        self.context_length = find_context_length(model, tokenizer) if context_length is None else context_length
         self.tokens_per_batch = tokens_per_batch
         if self.context_length < 2 or tokens_per_batch < 1:
             raise UsageError(
@@ -52,16 +49,7 @@ class LanguageModel:
     @classmethod
     def from_directory(cls, model: nn.Module, directory: Path | str, **options: Any) -> LanguageModel:
         """Pair ``model`` with the tokenizer in ``directory``: no downloads, and no code of its own is run."""
-        from transformers import AutoTokenizer
-
-        if not Path(directory).is_dir():
-            raise SourceError(f"{directory}: no such directory, so no tokenizer can be read from it")
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
-        except Exception as error:  # its parser, written in Rust, raises nothing more specific
-            reason = " ".join(str(error).split())[:500]
-            raise SourceError(f"{directory}: its tokenizer cannot be read ({reason}); evaluation needs it") from error
-        return cls(model, tokenizer, **options)
+        return cls(model, read_tokenizer(directory), **options)
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of ``text``, with the special tokens this tokenizer adds by itself.
@@ -78,14 +66,7 @@ class LanguageModel:
     @property
     def tokenizer_hash(self) -> str:
         """SHA-256 of what the tokenizer does: equal hashes, equal token ids for every text."""
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        if backend is not None:
-            state = json.loads(backend.to_str())
-            state.pop("truncation", None)  # set by calls, not by the tokenizer
-            state.pop("padding", None)
-        else:
-            state = {"class": type(self.tokenizer).__name__, "vocabulary": self.tokenizer.get_vocab()}
-        return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+        return tokenizer_digest(self.tokenizer)
 
     def token_log_probabilities(self, ids: Sequence[Sequence[int]], advance: Advance | None = None) -> list[Tensor]:
         """Return log p(ids[t] | ids[:t]) for t = 1, 2, … of each sequence: float32 [len - 1], on the CPU.
@@ -109,6 +90,22 @@ class LanguageModel:
         beginning (or end) token, and what does not fit is cut from the left. Equal inputs, such as one
         context with several continuations of a single token, run once.
         """
+        scored = self._score_continuations(pairs, advance)
+        return [float(tokens.double().sum()) for tokens in scored]
+
+    def continuation_scores(
+        self, pairs: Sequence[tuple[str, str]], advance: Advance | None = None
+    ) -> list[tuple[float, bool]]:
+        """Return (log p(continuation | context), whether greedy generation would give it) for each pair.
+
+        Pairs are encoded as in `continuation_log_likelihood`; of equally likely tokens the first counts.
+        """
+        scored = self._score_continuations(pairs, advance, target_scores)
+        return [(float(tokens[:, 0].double().sum()), bool(tokens[:, 1].all())) for tokens in scored]
+
+    def _score_continuations(
+        self, pairs: Sequence[tuple[str, str]], advance: Advance | None, measure: Measure | None = None
+    ) -> list[Tensor]:
         rows: dict[tuple[int, ...], list[list[int]]] = {}
         places = []
         for context, continuation in pairs:
@@ -117,8 +114,8 @@ class LanguageModel:
             row = rows.setdefault(tuple(kept[:-1]), [])
             places.append((tuple(kept[:-1]), len(row)))
             row.append(target[-(len(kept) - 1) :])
-        scored = dict(zip(rows, self._score(list(rows.items()), advance), strict=True))
-        return [float(scored[key][position].double().sum()) for key, position in places]
+        scored = dict(zip(rows, self._score(list(rows.items()), advance, measure), strict=True))
+        return [scored[key][position] for key, position in places]
 
     def text_log_likelihood(self, texts: Sequence[str], advance: Advance | None = None) -> list[float]:
         """Return log p(text) in nats for each text, every token of it predicted.
@@ -177,10 +174,13 @@ class LanguageModel:
         return whole.removeprefix(before) if whole.startswith(before) else self.decode(new)
 
     def _score(
-        self, rows: Sequence[tuple[Sequence[int], list[list[int]]]], advance: Advance | None
+        self,
+        rows: Sequence[tuple[Sequence[int], list[list[int]]]],
+        advance: Advance | None,
+        measure: Measure | None = None,
     ) -> list[list[Tensor]]:
         with evaluating(self.model):
-            return score(self.model, rows, self._pad_id(), self.tokens_per_batch, advance)
+            return score(self.model, rows, self._pad_id(), self.tokens_per_batch, advance, measure)
 
     def _encode(self, text: str, special: bool) -> list[int]:
         return [int(i) for i in self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]]
@@ -223,15 +223,3 @@ def _rolling_windows(ids: list[int], prefix: int, context: int) -> list[tuple[li
     starts = range(0, len(ids), context)
     ends = [min(start + context, len(ids)) for start in starts]
     return [(known[max(0, end - context) : end], ids[start:end]) for start, end in zip(starts, ends, strict=True)]
-
-
-def _context_length(model: nn.Module, tokenizer: Any) -> int:
-    """Return the context that the configuration or its text part names, else the tokenizer's."""
-    configuration = model.config
-    for owner in (configuration, getattr(configuration, "text_config", None)):
-        for name in CONTEXT_ATTRIBUTES:
-            value = getattr(owner, name, None)
-            if isinstance(value, int) and value > 1:
-                return value
-    limit = getattr(tokenizer, "model_max_length", None)
-    return limit if isinstance(limit, int) and 1 < limit < 10**9 else DEFAULT_CONTEXT

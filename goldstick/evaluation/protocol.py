@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 if TYPE_CHECKING:
     from goldstick.evaluation.data import DataSource
-    from goldstick.evaluation.language_model import LanguageModel
+
+
+class Measurable(Protocol):
+    """A model as tasks see it: a `LanguageModel`, a `SpanModel` or an `ImageClassifier`."""
+
+    kind: ClassVar[str]
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """SHA-256 of what makes an input of a text or an image."""
 
 
 class Progress(Protocol):
@@ -39,7 +48,13 @@ class TaskResult:
 
 
 class Task(Protocol):
-    """A data set, a prompt and a metric under a versioned protocol; a frozen dataclass without state."""
+    """A data set, a prompt and a metric under a versioned protocol; a frozen dataclass without state.
+
+    Attributes:
+        models: the classes of models it can measure.
+    """
+
+    models: ClassVar[tuple[type[Measurable], ...]]
 
     @property
     def name(self) -> str:
@@ -52,7 +67,5 @@ class Task(Protocol):
     def load(self, data: DataSource) -> Sequence[Any]:
         """Return what `run` will read, so that missing data is known before any task has begun."""
 
-    def run(
-        self, language_model: LanguageModel, data: DataSource, limit: int | None, progress: Progress | None
-    ) -> TaskResult:
-        """Score ``language_model`` on at most ``limit`` items."""
+    def run(self, model: Any, data: DataSource, limit: int | None, progress: Progress | None, /) -> TaskResult:
+        """Score ``model``, one of `models`, on at most ``limit`` items."""

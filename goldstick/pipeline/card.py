@@ -49,7 +49,7 @@ _ACCURACY = """
 |---|---|---|---|---|---|
 {% for row in rows -%}
 | {{ row.task }} | {{ row.metric }}, {{ row.better }} | {{ row.before }} | {{ row.value }} | {{ row.difference }} \
-| {{ row.difference_interval }} |
+| {{ row.difference_interval or row.interval }} |
 {% endfor %}
 {{ summary }} The intervals are of the difference over the same items; `report.json` has the protocols.
 """
@@ -102,7 +102,7 @@ def model_card(
 
 def accuracy_section(evaluation: Mapping[str, Any]) -> str:
     """What a card says of an evaluation (the ``evaluation`` of a report): each metric before and after."""
-    view = accuracy_view(evaluation["after"], evaluation["before"])
+    view = accuracy_view(evaluation["after"], evaluation["before"], evaluation.get("divergence"))
     if view is None:
         return ""
     template = jinja2.Template(_ACCURACY, keep_trailing_newline=True)

@@ -9,10 +9,17 @@ from goldstick.evaluation.compare import ComparisonRow, compare
 from goldstick.report.words import verdict
 
 
-def accuracy_view(after: Mapping[str, Any], before: Mapping[str, Any] | None = None) -> dict[str, Any] | None:
+def accuracy_view(
+    after: Mapping[str, Any], before: Mapping[str, Any] | None = None, divergence: Mapping[str, Any] | None = None
+) -> dict[str, Any] | None:
     """The table of an evaluation (what ``Evaluation.to_dict`` returns), beside its baseline where there is one.
 
     None where nothing was evaluated.
+
+    Args:
+        after: the evaluation.
+        before: that of the model it is compared with.
+        divergence: how far both predict apart on each text (what `goldstick.evaluation.divergence` found).
     """
     if not after.get("tasks"):
         return None
@@ -23,6 +30,10 @@ def accuracy_view(after: Mapping[str, Any], before: Mapping[str, Any] | None = N
         for task, result in after["tasks"].items()
         for metric in result["metrics"]
     ]
+    if before is not None:
+        lines += [
+            _prediction_line(task, *named, found) for task, found in (divergence or {}).items() for named in _APART
+        ]
     lost = [row for row in changes.values() if row.after is None]
     return {
         "rows": lines,
@@ -42,7 +53,7 @@ def headline_of(accuracy: Mapping[str, Any]) -> list[tuple[str, str]]:
             words += f", difference {row['difference']} (95 %: {row['difference_interval']})"
         elif row["interval"]:
             words += f" (95 %: {row['interval']})"
-        words += f": {row['verdict']}" if "verdict" in row else ""
+        words += f": {row['verdict']}" if row.get("verdict") else ""
         lines.append((f"{row['task']}, {row['metric']}", words))
     return lines
 
@@ -66,6 +77,33 @@ def _line(task: str, metric: str, result: Mapping[str, Any], change: ComparisonR
         "better": "lower is better" if change.direction == "lower" else "higher is better",
         "verdict": verdict(change),
         "severity": _severity(change),
+    }
+
+
+_APART = (
+    ("token_kl", "mean KL from before, nats a token", "lower is better", ".3g"),
+    ("top1_agreement", "likeliest token the same as before, %", "higher is better", ".2f"),
+)
+
+
+def _prediction_line(
+    task: str, metric: str, title: str, better: str, form: str, found: Mapping[str, Any]
+) -> dict[str, str]:
+    """A figure that compares two models by itself: it has no value before, and no difference."""
+    return {
+        "task": task,
+        "metric": title,
+        "value": f"{found['metrics'][metric]:{form}}",
+        "interval": _interval(found["details"]["interval_95"][metric], form),
+        "n": f"{found['n']:,}",
+        "protocol": str(found["protocol"]),
+        "before": "",
+        "difference": "",
+        "relative": "",
+        "difference_interval": "",
+        "better": better,
+        "verdict": f"over {found['details']['tokens_predicted']:,} tokens",
+        "severity": "neutral",
     }
 
 

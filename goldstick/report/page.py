@@ -76,7 +76,7 @@ def render(template: str, **content: Any) -> str:
 
 
 def _evaluation(data: Mapping[str, Any]) -> dict[str, Any]:
-    found = accuracy_view(data, data.get("baseline"))
+    found = accuracy_view(data, data.get("baseline"), data.get("divergence"))
     if found is None:
         raise DataError("the evaluation holds no task")
     return found

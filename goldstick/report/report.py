@@ -117,8 +117,8 @@ class Report:
         training: for each stage that trained its steps, the mean loss and the validation of each epoch, and which epoch
             was kept; empty where none did.
         calibration: what data the algorithms looked at.
-        evaluation: ``{"before": …, "after": …}``, each what `goldstick.evaluation.Evaluation.to_dict`
-            returns.
+        evaluation: ``{"before": …, "after": …, "divergence": …}``, the first two each what
+            `goldstick.evaluation.Evaluation.to_dict` returns, the third what `goldstick.evaluation.divergence` finds.
         proof: what was done to show that the checkpoint holds what was decided.
         warnings: sentences for the user.
         timing: seconds by stage; durations, never a time of day.

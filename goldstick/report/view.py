@@ -45,7 +45,8 @@ _LAYER_NOTES = {
 
 def report_view(report: Report) -> dict[str, Any]:
     """What the template of a compression's page is given, in plain data and drawings."""
-    accuracy = accuracy_view(report.evaluation.get("after", {}), report.evaluation.get("before"))
+    found = report.evaluation
+    accuracy = accuracy_view(found.get("after", {}), found.get("before"), found.get("divergence"))
     return {
         "title": f"{report.model}: compressed with goldstick",
         "headline": _headline(report) + (headline_of(accuracy) if accuracy else []) + _costs(report),

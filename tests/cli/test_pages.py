@@ -13,6 +13,7 @@ import goldstick
 from goldstick.errors import CheckpointError
 from goldstick.pipeline import finish
 from goldstick.pipeline import verify as verify_module
+from goldstick.pipeline.divergence import compare_predictions
 from goldstick.pipeline.verify import verify_checkpoint
 from goldstick.report.page import render_report
 from tests.cli.conftest import run
@@ -81,6 +82,28 @@ def test_evaluate_writes_a_report_and_its_page(tmp_path: Path) -> None:
     page = check_alone((tmp_path / "found" / "report.html").read_text())
     assert "Of 2 metrics compared, 0 worse, 0 better, 2 without a difference shown." in page.text
     assert "text perplexity (lower is better)" in page.text
+
+
+def test_quantize_evaluates_before_and_after_and_compares_predictions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finish, "prove", prove_here)
+    model, data, output = tmp_path / "model", tmp_path / "data", tmp_path / "out"
+    FAMILIES["llama_gqa"]().save_pretrained(model)
+    write_tokenizer(model)
+    (data / "text").mkdir(parents=True)
+    (data / "text" / "heldout.txt").write_text("The harbour lies on the north side of the island. " * 20)
+    monkeypatch.setenv("GOLDSTICK_CACHE", str(tmp_path / "cache"))
+    options = ["--recipe", "rtn-w4a16-g32", "--evaluate", "text", "--data-dir", str(data), "--indivisible", "channel"]
+    shown = run("quantize", str(model), "-o", str(output), *options)
+    assert shown.exit_code == 0, shown.output
+    assert "text: the predictions are" in shown.stdout
+    found = json.loads((output / "report.json").read_text())["evaluation"]
+    assert found["divergence"] == compare_predictions(model, output, ["text"], data_dir=data)
+    assert found["divergence"]["text"]["metrics"]["token_kl"] > 0
+    page = check_alone((output / "report.html").read_text())
+    assert "text mean KL from before, nats a token (lower is better)" in page.text
+    assert "| text | likeliest token the same as before, %" in (output / "README.md").read_text()
 
 
 def test_a_directory_without_a_report_is_one_paragraph(source: Path) -> None:

@@ -120,6 +120,25 @@ def test_accuracy_comes_with_intervals_and_a_verdict_in_words() -> None:
     assert "tokenizer f00d" in text
 
 
+def test_predictions_token_by_token_are_in_the_table_and_at_the_top() -> None:
+    kl = Items(values=[0.5, 1.5], weights=[100, 300], factor=1.0)
+    same = Items(values=[90, 240], weights=[100, 300])
+    both = {"token_kl": kl, "top1_agreement": same}
+    apart = {
+        "protocol": "gptq@2048, token by token",
+        "n": 2,
+        "metrics": {name: item.metric() for name, item in both.items()},
+        "details": {"tokens_predicted": 400, **uncertainty(both)},
+    }
+    sides = {"before": evaluation([1.0, 0.0]), "after": evaluation([1.0, 0.0])}
+    text = check_alone(render_report(report(*LAYERS, evaluation={**sides, "divergence": {"text": apart}}))).text
+    assert "text, mean KL from before, nats a token 0.005 (95 %: 0.005 … 0.005): over 400 tokens" in text
+    assert "text likeliest token the same as before, % (higher is better) 82.50 80.00 … 90.00 over 400 tokens 2" in text
+    assert "Of 1 metric compared" in text
+    alone = evaluation([1.0, 0.0]) | {"divergence": {"text": apart}}
+    assert "mean KL" not in Page(render_report(json.dumps(alone))).text
+
+
 def test_a_metric_without_an_interval_is_counted_as_neither_worse_nor_better() -> None:
     before, after = evaluation([1.0, 1.0, 0.0]), evaluation([1.0, 0.0, 0.0])
     for side in (before, after):

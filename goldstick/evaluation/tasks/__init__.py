@@ -5,6 +5,7 @@ from __future__ import annotations
 from goldstick.evaluation.protocol import Task
 from goldstick.evaluation.tasks.boolq import BoolQ
 from goldstick.evaluation.tasks.ceval import CEval
+from goldstick.evaluation.tasks.images import Cifar10, ImageFolder
 from goldstick.evaluation.tasks.pages import PagePerplexity
 from goldstick.evaluation.tasks.squad import Squad
 from goldstick.evaluation.tasks.text import TEXT, TINYSTORIES, WIKITEXT2
@@ -17,4 +18,7 @@ TASKS: dict[str, Task] = {
     "boolq": BoolQ(),
     "squad": Squad(),
     "ceval": CEval(),
+    "ceval/5-shot": CEval(name="ceval/5-shot", protocol="loglik@1, 5 examples", shots=5),
+    "cifar10": Cifar10(),
+    "images": ImageFolder(),
 }

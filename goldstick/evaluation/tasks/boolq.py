@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from goldstick.errors import DataError
 from goldstick.evaluation.data import Dataset, DataSource
 from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, uncertainty
-from goldstick.evaluation.protocol import Progress, TaskResult
+from goldstick.evaluation.protocol import Measurable, Progress, TaskResult
 from goldstick.evaluation.tasks.choice import Question, choose
 
 CHOICES = (" no", " yes")
@@ -27,6 +27,7 @@ DATASET = Dataset(
 class BoolQ:
     """Accuracy in percent: is " no" or " yes" likelier; lm-evaluation-harness's ``boolq`` version 2."""
 
+    models: ClassVar[tuple[type[Measurable], ...]] = (LanguageModel,)
     name: str = "boolq"
     protocol: str = "loglik@1"
     dataset: Dataset = DATASET

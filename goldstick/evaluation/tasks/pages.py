@@ -7,11 +7,12 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from goldstick.evaluation.data import Dataset, DataSource
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, uncertainty
-from goldstick.evaluation.protocol import Progress, TaskResult
+from goldstick.evaluation.protocol import Measurable, Progress, TaskResult
 from goldstick.evaluation.tasks.text import WIKITEXT2
 
 _TITLE = re.compile(r" = (?!=).* (?<!= )= \n?")
@@ -80,6 +81,7 @@ class PagePerplexity:
     context is read in windows of it, each beginning with the last token before it, the last one reaching back.
     """
 
+    models: ClassVar[tuple[type[Measurable], ...]] = (LanguageModel,)
     name: str = "wikitext2/lm-eval"
     protocol: str = "pages@1"
     dataset: Dataset = WIKITEXT2.dataset

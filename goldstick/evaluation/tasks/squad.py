@@ -1,18 +1,19 @@
-"""SQuAD 1.1 (arXiv:1606.05250): generate the answer to a question about a paragraph."""
+"""SQuAD 1.1 (arXiv:1606.05250): answer a question about a paragraph, in words of one's own or by a part of it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from goldstick.errors import DataError
 from goldstick.evaluation.data import Dataset, DataSource, evenly_spaced
 from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, squad_exact_match, squad_f1, uncertainty
-from goldstick.evaluation.protocol import Progress, TaskResult
+from goldstick.evaluation.protocol import Measurable, Progress, TaskResult
+from goldstick.evaluation.span_model import SpanModel
 
 DATASET = Dataset(
     name="squad",
@@ -23,21 +24,31 @@ DATASET = Dataset(
 
 @dataclass(frozen=True, kw_only=True)
 class ReadingQuestion:
-    """A prompt and the answers people gave."""
+    """A question about a paragraph, and the answers people gave."""
 
-    prompt: str
+    title: str
+    context: str
+    question: str
     answers: Sequence[str]
+
+    @property
+    def prompt(self) -> str:
+        """What a causal language model goes on from: that of lm-evaluation-harness's ``squadv2``."""
+        return f"Title: {self.title}\n\nBackground: {self.context}\n\nQuestion: {self.question}\n\nAnswer:"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Squad:
-    """Exact match and F1 in percent, officially normalised, of the greedy answer up to the end of its line.
+    """Exact match and F1 in percent, officially normalised.
 
-    The prompt is that of lm-evaluation-harness's ``squadv2``; version 1.1 has no unanswerable questions.
+    A causal language model's answer is what it generates greedily up to the end of the line; that of an encoder with a
+    span head is the likeliest part of the paragraph. Version 1.1 has no unanswerable questions.
     """
 
+    models: ClassVar[tuple[type[Measurable], ...]] = (LanguageModel, SpanModel)
     name: str = "squad"
     protocol: str = "generative@1"
+    extractive_protocol: str = "extractive@1"
     max_new_tokens: int = 48
     dataset: Dataset = DATASET
 
@@ -53,20 +64,25 @@ class Squad:
         return questions
 
     def run(
-        self, language_model: LanguageModel, data: DataSource, limit: int | None, progress: Progress | None
+        self, model: LanguageModel | SpanModel, data: DataSource, limit: int | None, progress: Progress | None
     ) -> TaskResult:
         """Score ``limit`` questions, evenly spaced over the articles."""
         questions = evenly_spaced(self.load(data), limit)
         advance = None if progress is None else lambda done, total: progress(self.name, done, total)
-        prompts = [question.prompt for question in questions]
-        texts = language_model.generate_greedy(prompts, self.max_new_tokens, ["\n"], advance)
+        if isinstance(model, SpanModel):
+            protocol = f"{self.extractive_protocol}, windows of {model.window}"
+            texts = model.answer([(question.question, question.context) for question in questions], advance)
+        else:
+            protocol = self.protocol
+            prompts = [question.prompt for question in questions]
+            texts = model.generate_greedy(prompts, self.max_new_tokens, ["\n"], advance)
         pairs = [(text.strip(), question.answers) for text, question in zip(texts, questions, strict=True)]
         items = {
             "exact_match": Items(values=[squad_exact_match(text, answers) for text, answers in pairs]),
             "f1": Items(values=[squad_f1(text, answers) for text, answers in pairs]),
         }
         return TaskResult(
-            protocol=self.protocol,
+            protocol=protocol,
             n=len(questions),
             metrics={name: item.metric() for name, item in items.items()},
             details={
@@ -89,5 +105,4 @@ def _official(document: Any, path: Path) -> list[ReadingQuestion]:
 
 
 def _question(row: Mapping[str, Any], title: str, context: str, answers: Sequence[str]) -> ReadingQuestion:
-    prompt = f"Title: {title}\n\nBackground: {context}\n\nQuestion: {row['question']}\n\nAnswer:"
-    return ReadingQuestion(prompt=prompt, answers=list(answers))
+    return ReadingQuestion(title=title, context=context, question=row["question"], answers=list(answers))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 from goldstick.errors import DataError
 from goldstick.evaluation.data import Dataset, DataSource
 from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, bits_per_byte, uncertainty
-from goldstick.evaluation.protocol import Progress, TaskResult
+from goldstick.evaluation.protocol import Measurable, Progress, TaskResult
 
 
 def perplexity_result(
@@ -70,6 +71,7 @@ class WindowedPerplexity:
             convention), False to take the text as it is.
     """
 
+    models: ClassVar[tuple[type[Measurable], ...]] = (LanguageModel,)
     name: str
     dataset: Dataset
     window: int = 2048
@@ -130,6 +132,7 @@ class DocumentPerplexity:
         default_documents: how many are scored where no limit is given.
     """
 
+    models: ClassVar[tuple[type[Measurable], ...]] = (LanguageModel,)
     name: str
     dataset: Dataset
     part: str = "test"

@@ -1,0 +1,55 @@
+"""Tokenizers: reading one from a model's directory, what it does in a hash, and the context it goes with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from goldstick.errors import SourceError
+
+CONTEXT_ATTRIBUTES = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len", "seq_length")
+DEFAULT_CONTEXT = 2048
+
+
+def read_tokenizer(directory: Path | str) -> Any:
+    """Return the tokenizer in ``directory``: no downloads, and no code of its own is run.
+
+    Raises SourceError where there is no such directory or no tokenizer that transformers can read.
+    """
+    from transformers import AutoTokenizer
+
+    if not Path(directory).is_dir():
+        raise SourceError(f"{directory}: no such directory, so no tokenizer can be read from it")
+    try:
+        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # its parser, written in Rust, raises nothing more specific
+        reason = " ".join(str(error).split())[:500]
+        raise SourceError(f"{directory}: its tokenizer cannot be read ({reason}); evaluation needs it") from error
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """SHA-256 of what a tokenizer does: equal hashes, equal token ids for every text."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is not None:
+        state = json.loads(backend.to_str())
+        state.pop("truncation", None)  # set by calls, not by the tokenizer
+        state.pop("padding", None)
+    else:
+        state = {"class": type(tokenizer).__name__, "vocabulary": tokenizer.get_vocab()}
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
+
+
+def find_context_length(model: nn.Module, tokenizer: Any) -> int:
+    """Return the context that the configuration or its text part names, else the tokenizer's."""
+    configuration = model.config
+    for owner in (configuration, getattr(configuration, "text_config", None)):
+        for name in CONTEXT_ATTRIBUTES:
+            value = getattr(owner, name, None)
+            if isinstance(value, int) and value > 1:
+                return value
+    limit = getattr(tokenizer, "model_max_length", None)
+    return limit if isinstance(limit, int) and 1 < limit < 10**9 else DEFAULT_CONTEXT
