@@ -13,7 +13,7 @@ from goldstick.registration import register, register_with_transformers
 
 if TYPE_CHECKING:
     from goldstick.algorithms import RTN
-    from goldstick.api import accelerate, apply, evaluate, export, load, quantize
+    from goldstick.api import accelerate, apply, evaluate, export, load, optimize, quantize
     from goldstick.core.grid import Grid
     from goldstick.core.scheme import Scheme
     from goldstick.errors import GoldstickError
@@ -37,6 +37,7 @@ _HOMES = {
     "evaluate": "goldstick.api",
     "export": "goldstick.api",
     "load": "goldstick.api",
+    "optimize": "goldstick.api",
     "quantize": "goldstick.api",
 }
 
@@ -53,6 +54,7 @@ __all__ = [
     "evaluate",
     "export",
     "load",
+    "optimize",
     "quantize",
     "register",
 ]

@@ -25,6 +25,7 @@ from goldstick.pipeline.evaluation_cache import evaluate_with_cache
 from goldstick.pipeline.export import export_checkpoint
 from goldstick.pipeline.load import load
 from goldstick.pipeline.models import data_directory, find_model
+from goldstick.pipeline.optimize import optimize
 from goldstick.pipeline.plan import Plan, make_plan
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.quantize import Quantized, execute
@@ -37,7 +38,7 @@ from goldstick.training import TrainingTask
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
-__all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "plan", "quantize"]
+__all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize"]
 
 
 def apply(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -14,11 +14,18 @@ from goldstick.nn import (
     QuantizedEmbedding,
     QuantizedExperts,
     QuantizedLinear,
+    SharedInput,
     TiedQuantizedLinear,
 )
+from goldstick.nn.feed_forward import GatedForward, NormForward
+from goldstick.nn.shared_input import obstacle
+from goldstick.nn.token_attention import TokenAttention
 from goldstick.structure.fold import apply_fold
 from goldstick.structure.network import Layout, Network, Site
 from goldstick.structure.turn import apply_rotation
+
+#: Forwards that do some calls of a module faster.
+Forward = NormForward | GatedForward | TokenAttention
 
 
 def apply(network: Network, edits: Iterable[Edit]) -> None:
@@ -62,6 +69,33 @@ def tie(network: Network, site: Site, owner: Site) -> None:
     else:
         bias = getattr(network.module(site), "bias", None)
         replace(network.model, site.module, TiedQuantizedLinear(source, bias))
+
+
+def share_input(model: nn.Module, paths: Sequence[str]) -> SharedInput:
+    """Let the quantized linear layers at ``paths`` multiply their common input at once; ``separate()`` undoes it.
+
+    Raises:
+        StructureError: One is no such layer, or they cannot be stacked; the message says why.
+    """
+    layers = [model.get_submodule(path) for path in paths]
+    parts = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
+    reason = "not all are quantized linear layers" if len(parts) < len(layers) else obstacle(parts)
+    if reason is not None:
+        raise StructureError(f"{', '.join(paths)} cannot run as one multiplication: {reason}.")
+    return SharedInput(parts)
+
+
+def run_through(module: nn.Module, forward: Forward) -> Callable[[], None]:
+    """Let a module's calls go through another forward, which was made for it; returns what undoes that.
+
+    The module keeps its class, place, parameters and hooks.
+    """
+    module.__dict__["forward"] = forward
+
+    def undo() -> None:
+        del module.__dict__["forward"]
+
+    return undo
 
 
 def forget_ties(network: Network) -> None:

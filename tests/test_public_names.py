@@ -24,6 +24,7 @@ PUBLIC = {
     "evaluate",
     "export",
     "load",
+    "optimize",
     "quantize",
     "register",
 }
@@ -43,7 +44,9 @@ def test_each_can_be_imported_and_is_documented(name: str) -> None:
     assert thing.__module__.startswith("goldstick.")
 
 
-@pytest.mark.parametrize("function", ["accelerate", "apply", "evaluate", "export", "load", "quantize", "register"])
+@pytest.mark.parametrize(
+    "function", ["accelerate", "apply", "evaluate", "export", "load", "optimize", "quantize", "register"]
+)
 def test_each_function_says_what_it_raises_and_what_its_arguments_are(function: str) -> None:
     thing = getattr(goldstick, function)
     text = inspect.getdoc(thing) or ""

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from goldstick.cli.bench import bench
 from goldstick.cli.compare import compare
 from goldstick.cli.doctor import doctor
 from goldstick.cli.evaluate import evaluate, generate
@@ -77,6 +78,6 @@ def main(debug: bool) -> None:
 
 
 for command in (
-    quantize, plan, export, evaluate, compare, sensitivity, inspect, verify, doctor, report, generate, recipes,
+    quantize, plan, export, evaluate, compare, sensitivity, inspect, verify, doctor, report, generate, bench, recipes,
 ):  # fmt: skip
     main.add_command(command)

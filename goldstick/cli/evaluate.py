@@ -101,7 +101,10 @@ def _tokenizers(found: dict[str, Any]) -> set[str]:
 @click.argument("model")
 @click.option("--prompt", required=True, metavar="TEXT", help="The text to go on from.")
 @click.option("--max-new-tokens", type=click.IntRange(1), default=64, show_default=True)
-def generate(model: str, prompt: str, max_new_tokens: int) -> None:
+@click.option(
+    "--optimize/--no-optimize", default=True, show_default=True, help="Rearrange a compressed MODEL for speed."
+)
+def generate(model: str, prompt: str, max_new_tokens: int, optimize: bool) -> None:
     """Let MODEL, float or compressed, go on from a prompt (greedily)."""
     from goldstick.formats.transformers_names import quiet_libraries
 
@@ -111,6 +114,12 @@ def generate(model: str, prompt: str, max_new_tokens: int) -> None:
     from goldstick.pipeline.models import find_model
 
     directory = find_model(model)
-    language_model = LanguageModel.from_directory(load(directory), directory)
+    loaded = load(directory)
+    if optimize:
+        from goldstick.pipeline.optimize import optimize as optimize_model
+
+        for change in optimize_model(loaded).left:
+            click.echo(str(change), err=True)
+    language_model = LanguageModel.from_directory(loaded, directory)
     (text,) = language_model.generate_greedy([prompt], max_new_tokens, stop=())
     click.echo(prompt + text)

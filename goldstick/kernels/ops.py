@@ -76,7 +76,7 @@ def _run_linear(
     input_scale: Tensor | None = None,
     input_zero: Tensor | None = None,
 ) -> Tensor:
-    spec = _known_spec(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation)
+    spec = spec_of(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation)
     backend = _backend(spec, x.device, os.environ.get("GOLDSTICK_BACKEND"))
     return backend.linear(x, packed, scale, zero, bias, spec, input_scale, input_zero)
 
@@ -84,7 +84,7 @@ def _run_linear(
 def _run_dequantize(
     packed: Tensor, scale: Tensor, zero: Tensor | None, bits: int, group_size: int, in_features: int
 ) -> Tensor:
-    spec = _known_spec(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, "")
+    spec = spec_of(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, "")
     return _backend(spec, packed.device, os.environ.get("GOLDSTICK_BACKEND")).dequantize(packed, scale, zero, spec)
 
 
@@ -135,7 +135,7 @@ def _spec(
     )
 
 
-_known_spec = lru_cache(maxsize=4096)(_spec)
+spec_of = lru_cache(maxsize=4096)(_spec)
 """The same for sizes that are numbers: while tracing they are symbols, and cannot be looked up."""
 
 

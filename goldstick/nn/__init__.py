@@ -5,6 +5,7 @@ from goldstick.nn.embedding import QuantizedEmbedding, TiedQuantizedLinear
 from goldstick.nn.experts import QuantizedExperts
 from goldstick.nn.linear import QuantizedLinear
 from goldstick.nn.packed import PackedWeight
+from goldstick.nn.shared_input import SharedInput
 
 __all__ = [
     "PackedWeight",
@@ -12,5 +13,6 @@ __all__ = [
     "QuantizedEmbedding",
     "QuantizedExperts",
     "QuantizedLinear",
+    "SharedInput",
     "TiedQuantizedLinear",
 ]

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from goldstick.core.kv_cache import CODE_MAX
 from goldstick.errors import QuantizationError
+from goldstick.nn.room import Room, joined
 
 
 def quantize_states(states: Tensor, scale: Tensor) -> Tensor:
@@ -71,16 +72,19 @@ class QuantizedStates:
         self.codes = empty.to(torch.int8)
         self.fixed = None if scale is None else scale.to(like.device)[:, None, :]  # [kv_heads or 1, 1, channels or 1]
         self.scales = empty[..., :1].float() if scale is None else None  # [batch, kv_heads, tokens, 1]
+        self._rooms: dict[str, Room | None] = {}  # of codes and scales
 
     def __len__(self) -> int:
         return sum(part.shape[2] for part in (self.first, self.codes, self.recent))
 
     @property
     def nbytes(self) -> int:
-        """Bytes held, scales included."""
-        return sum(
-            part.nbytes for part in (self.first, self.codes, self.recent, self.fixed, self.scales) if part is not None
-        )
+        """Bytes held, scales and room for more tokens included."""
+        parts = {name: getattr(self, name) for name in ("first", "codes", "recent", "fixed", "scales")}
+        for name, room in self._rooms.items():
+            if room is not None and room.seen is parts[name]:
+                parts[name] = room.buffer
+        return sum(part.nbytes for part in parts.values() if part is not None)
 
     def append(self, states: Tensor) -> None:
         """Add tokens [batch, kv_heads, tokens, channels]; those that leave the window are rounded."""
@@ -91,11 +95,31 @@ class QuantizedStates:
         keep = min(self.window, recent.shape[2])
         leaving, self.recent = recent.tensor_split([recent.shape[2] - keep], dim=2)
         if self.fixed is not None:
-            self.codes = _joined(self.codes, quantize_states(leaving, self.fixed))
+            self._add("codes", quantize_states(leaving, self.fixed))
         elif self.scales is not None:
             scale = token_scale(leaving) if leaving.shape[2] else self.scales[:, :, :0]
-            self.codes = _joined(self.codes, quantize_states(leaving, scale))
-            self.scales = _joined(self.scales, scale)
+            self._add("codes", quantize_states(leaving, scale))
+            self._add("scales", scale)
+
+    def _add(self, name: str, new: Tensor) -> None:
+        self._rooms[name], tokens = joined(self._rooms.get(name), getattr(self, name), new)
+        setattr(self, name, tokens)
+
+    def runs(self) -> tuple[list[Tensor], list[Tensor]]:
+        """What is held, as :func:`goldstick.kernels.attention.attend` takes it.
+
+        Returns:
+            The runs of tokens that are not empty, floats and int8, and the scales of the latter: [kv_heads, channels],
+            or by token [batch, kv_heads, tokens]; none where there are no codes.
+        """
+        runs = [part for part in (self.first, self.codes, self.recent) if part.shape[2]]
+        if not self.codes.shape[2]:
+            return runs, []
+        if self.scales is not None:
+            return runs, [self.scales.squeeze(-1)]
+        assert self.fixed is not None
+        heads, channels = self.codes.shape[1], self.codes.shape[3]
+        return runs, [self.fixed.float().expand(heads, 1, channels).reshape(heads, channels)]
 
     def dequantized(self) -> Tensor:
         """All tokens in the dtype they came in, [batch, kv_heads, tokens, channels]."""

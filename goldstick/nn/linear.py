@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,9 @@ from goldstick.core.qtensor import QuantizedTensor, in_place
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError
 from goldstick.nn.packed import PackedWeight
+
+if TYPE_CHECKING:
+    from goldstick.nn.shared_input import SharedInput
 
 
 class QuantizedLinear(PackedWeight):
@@ -35,11 +39,13 @@ class QuantizedLinear(PackedWeight):
             shape than [in].
     """
 
+    bias: nn.Parameter | None
     input_scale: Tensor | None
     input_zero_point: Tensor | None
     input_multiplier: Tensor | None
     input_order: Tensor | None
     takes_input_order = True
+    shared: SharedInput | None = None  # what it runs together with; see nn/shared_input.py
 
     def __init__(
         self,
@@ -52,7 +58,7 @@ class QuantizedLinear(PackedWeight):
         input_multiplier: Tensor | None = None,
     ) -> None:
         super().__init__(tensor, scheme)
-        self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
         check_input_range(scheme, input_scale, input_zero)
         scale = None if input_scale is None else input_scale.reshape(1).to(tensor.scale)
         if scale is not None:  # a small one may have become 0 in 16 bits
@@ -78,11 +84,18 @@ class QuantizedLinear(PackedWeight):
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
-        if self.input_multiplier is not None:
-            x = x * self.input_multiplier
-        if self.input_order is not None:
-            x = x.index_select(-1, self.input_order)
-        return packed_linear(self, x, self.bias, self.input_scale, self.input_zero_point)
+        if self.shared is not None and not torch.compiler.is_compiling():
+            return self.shared.output(self, x)
+        return self.alone(x)
+
+    def alone(self, x: Tensor) -> Tensor:
+        """[..., in] → [..., out] from this layer's own weight, whatever it shares its input with."""
+        buffers = self._buffers  # the module's own look-up takes longer
+        if (multiplier := buffers["input_multiplier"]) is not None:
+            x = x * multiplier
+        if (order := buffers["input_order"]) is not None:
+            x = x.index_select(-1, order)
+        return packed_linear(self, x, self._parameters["bias"], buffers["input_scale"], buffers["input_zero_point"])
 
 
 def packed_linear(
@@ -93,18 +106,13 @@ def packed_linear(
     input_zero: Tensor | None = None,
 ) -> Tensor:
     """x·Ŵᵀ + b for a packed weight that may belong to another module."""
-    activation = weight.scheme.activation
+    buffers = weight._buffers  # the module's own look-up takes longer
+    packed, scale, zero = buffers["weight_packed"], buffers["weight_scale"], buffers["weight_zero_point"]
+    assert packed is not None and scale is not None
+    found = weight.prepared(x, (packed, scale, zero, bias, input_scale, input_zero))
+    if found is not None:
+        return found
     result: Tensor = torch.ops.goldstick.quantized_linear(
-        x,
-        weight.weight_packed,
-        weight.weight_scale,
-        weight.weight_zero_point,
-        bias,
-        weight.grid.bits,
-        weight.grid.group_width(weight.in_features),
-        weight.in_features,
-        "" if activation is None else f"int8-{activation.granularity}",
-        input_scale,
-        input_zero,
+        x, packed, scale, zero, bias, *weight.prepared.settings, input_scale, input_zero
     )
     return result

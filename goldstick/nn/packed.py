@@ -13,6 +13,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError
 from goldstick.kernels import ops as _ops  # noqa: F401  (registers the goldstick:: operators)
+from goldstick.kernels.prepared import PreparedLinear
 
 
 class PackedWeight(nn.Module):
@@ -43,6 +44,10 @@ class PackedWeight(nn.Module):
         self.scheme = scheme
         self.in_features = tensor.in_features
         self.out_features = tensor.codes.shape[-2]
+        activation = "" if scheme.activation is None else f"int8-{scheme.activation.granularity}"
+        self.prepared = PreparedLinear(
+            tensor.grid.bits, tensor.grid.group_width(self.in_features), self.in_features, activation
+        )
         self.register_buffer("weight_packed", pack_rows(tensor.codes, tensor.grid.bits))
         self.register_buffer("weight_scale", tensor.scale)
         self.register_buffer("weight_zero_point", None if tensor.zero is None else tensor.zero.float())

@@ -89,7 +89,7 @@ def test_the_flag_for_indivisible_layers_overrides_the_recipe(llama: Path) -> No
 
 def test_help_lists_every_command_and_completion_is_a_script() -> None:
     text = run("--help").stdout
-    names = "quantize plan export evaluate compare sensitivity inspect verify doctor report generate recipes"
+    names = "quantize plan export evaluate compare sensitivity inspect verify doctor report generate bench recipes"
     for command in names.split():
         assert command in text
     environment = os.environ | {"_GOLDSTICK_COMPLETE": "bash_source"}

@@ -59,7 +59,7 @@ def sample(choice: random.Random, bits: int, dtype: torch.dtype, activation: Act
 def test_all_shapes_are_near_float64_and_the_same_in_any_batch_on_any_instructions(
     dtype: torch.dtype, activation: Activation, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(integer, "_THREADED_FROM", 1)
+    monkeypatch.setattr(integer, "THREADED_FROM", 1)
     choice = random.Random(f"{dtype} {activation} {bits}")
     allowed = 5e-5 if dtype == torch.bfloat16 else 5e-9 if activation is None else 1e-11
     for _ in range(SAMPLES if bits in (4, 8) else SAMPLES // 4):
@@ -88,7 +88,7 @@ def test_long_rows_are_near_float64(bits: int, columns: int) -> None:
 
 
 def test_any_number_of_threads_gives_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(integer, "_THREADED_FROM", 1)
+    monkeypatch.setattr(integer, "THREADED_FROM", 1)
     layer = random_layer(100, 256, group_size=64, asymmetric=True)
     x = torch.randn(400, 256)
     results = []

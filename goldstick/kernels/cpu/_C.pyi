@@ -52,3 +52,73 @@ def search_ranges(
     use_avx2: bool = False,
 ) -> None: ...
 def add_products(left: Tensor, right: Tensor, sums: Tensor, threads: int = 1, use_avx2: bool = False) -> None: ...
+def rms_norm(
+    x: int, weight: int, y: int, rows: int, columns: int, epsilon: float, half: bool, threads: int
+) -> None: ...
+def gated_silu(x: int, y: int, rows: int, columns: int, half: bool, threads: int) -> None: ...
+def rotate(
+    x: int,
+    cos: int,
+    sin: int,
+    q: int,
+    keys: int,
+    values: int,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    channels: int,
+    angle_stride: int,
+    batch_stride: int,
+    head_stride: int,
+    half: bool,
+) -> None: ...
+def attend_token(
+    x: int,
+    cos: int,
+    sin: int,
+    q: int,
+    out: int,
+    keys: int,
+    values: int,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    channels: int,
+    angle_stride: int,
+    capacity: int,
+    filled: int,
+    scaling: float,
+    half: bool,
+    threads: int,
+) -> None: ...
+def attend(
+    q: int,
+    out: int,
+    runs: list[tuple[int, bool, int, int, tuple[int, int, int, int], int, int, tuple[int, int, int, int]]],
+    key_scale: int,
+    value_scale: int,
+    batch: int,
+    heads: int,
+    kv_heads: int,
+    channels: int,
+    q_stride: int,
+    scaling: float,
+    half: bool,
+    threads: int,
+) -> None: ...
+
+class PreparedLinear:
+    def run(self, x: int, y: int, tokens: int, threads: int) -> bool: ...
+
+def prepare_linear(
+    packed: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bias: Tensor | None,
+    input_scale: Tensor | None,
+    input_zero: Tensor | None,
+    bits: int,
+    columns: int,
+    group_size: int,
+    activation: str,
+) -> PreparedLinear: ...

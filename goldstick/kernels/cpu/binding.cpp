@@ -4,13 +4,15 @@
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <stdexcept>
 #include <string>
 
 #include "dequantize.hpp"
+#include "fused_binding.hpp"
 #include "gptq_binding.hpp"
+#include "isa.hpp"
 #include "linear_binding.hpp"
+#include "prepared_binding.hpp"
 #include "products_binding.hpp"
 #include "ranges_binding.hpp"
 #include "shapes.hpp"
@@ -24,23 +26,6 @@ using goldstick::bfloat16;
 
 template <typename T>
 using Array = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-
-// "avx2" or "scalar": what the processor offers, unless GOLDSTICK_ISA asks for less.
-std::string isa() {
-    const std::string best = goldstick::has_avx2() ? "avx2" : "scalar";
-    const char* asked = std::getenv("GOLDSTICK_ISA");
-    if (asked == nullptr || *asked == '\0') {
-        return best;
-    }
-    const std::string wanted = asked;
-    if (wanted != "avx2" && wanted != "scalar") {
-        throw std::invalid_argument("GOLDSTICK_ISA is '" + wanted + "'; it can be 'avx2' or 'scalar'");
-    }
-    if (wanted == "avx2" && best != "avx2") {
-        throw std::invalid_argument("GOLDSTICK_ISA asks for avx2, which this processor does not have");
-    }
-    return wanted;
-}
 
 // `Stored` is how an element crosses the border (bfloat16 travels as int16), `T` how the kernel sees it.
 template <typename T, typename Stored>
@@ -76,7 +61,7 @@ void dequantize_rows(Array<const std::int32_t> packed, Array<const Stored> scale
     matrix.groups = static_cast<std::int64_t>(groups);
     matrix.group_size = group_size;
     matrix.bits = bits;
-    const bool use_avx2 = isa() == "avx2";
+    const bool use_avx2 = goldstick::chosen_isa() == "avx2";
     nb::gil_scoped_release released;
     goldstick::dequantize_matrix(matrix, std::max(threads, 1), use_avx2);
 }
@@ -94,8 +79,10 @@ NB_MODULE(_C, module) {
     define_dequantize_rows<float, float>(module);
     define_dequantize_rows<bfloat16, std::int16_t>(module);
     define_gptq_block(module);
+    define_fused(module);
     define_add_products(module);
     define_quantized_linear(module);
+    define_prepared_linear(module);
     define_search_ranges(module);
-    module.def("isa", &isa);
+    module.def("isa", &goldstick::chosen_isa);
 }

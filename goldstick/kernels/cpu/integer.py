@@ -12,7 +12,7 @@ from goldstick.kernels import cpu
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
 from goldstick.kernels.cpu import CpuBackend
 
-_THREADED_FROM = 1 << 16
+THREADED_FROM = 1 << 16
 """Multiplications below this many take one thread: starting a team costs more than it saves."""
 
 
@@ -58,7 +58,7 @@ class IntegerCpuBackend(CpuBackend):
             spec.activation or "",
             0.0 if input_scale is None else input_scale.item(),
             0 if input_zero is None else int(input_zero),
-            torch.get_num_threads() if products >= _THREADED_FROM else 1,
+            torch.get_num_threads() if products >= THREADED_FROM else 1,
             cpu._C.isa() == "avx2",
         )
         return y

@@ -12,6 +12,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 namespace goldstick {
@@ -28,6 +30,13 @@ enum class Rounding {
     kInt8Token,   // 8 bits, one scale for each token
     kInt8Tensor,  // 8 bits, a given scale and zero
 };
+
+inline Rounding rounding_of(const std::string& activation) {
+    if (activation.empty()) return Rounding::kInt16;
+    if (activation == "int8-token") return Rounding::kInt8Token;
+    if (activation == "int8-tensor") return Rounding::kInt8Tensor;
+    throw std::invalid_argument("activation is '" + activation + "', expected '', 'int8-token' or 'int8-tensor'");
+}
 
 // One call; all arrays are dense and row-major. T is float or bfloat16.
 template <typename T>

@@ -22,13 +22,6 @@ using goldstick::bfloat16;
 template <typename T, int dimensions>
 using Array = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
 
-goldstick::Rounding rounding_of(const std::string& activation) {
-    if (activation.empty()) return goldstick::Rounding::kInt16;
-    if (activation == "int8-token") return goldstick::Rounding::kInt8Token;
-    if (activation == "int8-tensor") return goldstick::Rounding::kInt8Tensor;
-    throw std::invalid_argument("activation is '" + activation + "', expected '', 'int8-token' or 'int8-tensor'");
-}
-
 // `Stored` is how an element crosses the border (bfloat16 travels as int16), `T` how the kernel sees it.
 template <typename T, typename Stored>
 void quantized_linear(Array<const Stored, 2> x, Array<const std::int32_t, 2> packed, Array<const Stored, 2> scale,
@@ -82,7 +75,7 @@ void quantized_linear(Array<const Stored, 2> x, Array<const std::int32_t, 2> pac
     call.groups = static_cast<std::int64_t>(groups);
     call.group_size = group_size;
     call.bits = bits;
-    call.rounding = rounding_of(activation);
+    call.rounding = goldstick::rounding_of(activation);
     call.input_scale = input_scale;
     call.input_zero = static_cast<float>(input_zero);
     nb::gil_scoped_release released;

@@ -1,0 +1,181 @@
+"""Attention of one token a sequence to a cache in float or int8, as a torch operator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor
+from torch.library import Library
+
+from goldstick.errors import KernelError
+from goldstick.kernels import cpu
+from goldstick.kernels.fused import in_cpp
+from goldstick.kernels.prepared import runs_at_once
+
+_library = Library("goldstick", "FRAGMENT")
+_library.define(
+    "attend(Tensor q, Tensor[] keys, Tensor[] values, float scaling, Tensor[] key_scales, Tensor[] value_scales)"
+    " -> Tensor"
+)
+
+THREADED_FROM = 1 << 16
+"""Products below this many take one thread: starting a team costs more than it saves."""
+
+_MOST_RUNS = 3
+
+
+def attend(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    scaling: float,
+    key_scales: Sequence[Tensor] = (),
+    value_scales: Sequence[Tensor] = (),
+) -> Tensor:
+    """Σ over t softmax(scaling · q·k[t])[t] · v[t], over runs of tokens one after the other, in float32.
+
+    Args:
+        q: [batch, heads, channels], float32 or bfloat16.
+        keys: Up to three runs [batch, kv_heads, tokens, channels], in the dtype of q or, one of them, int8.
+        values: The same for values; a run is int8 in both or in none.
+        scaling: What products are multiplied by before the softmax.
+        key_scales: Of int8 keys, float32 [kv_heads, channels] or by token [batch, kv_heads, tokens]; one or none.
+        value_scales: The same for values.
+
+    Returns:
+        [batch, heads, channels] in the dtype of q.
+
+    Raises:
+        KernelError: Shapes, strides or dtypes do not fit.
+    """
+    if runs_at_once(q):
+        return _attend(q, keys, values, scaling, key_scales, value_scales)
+    return cast(
+        Tensor,
+        torch.ops.goldstick.attend(q, list(keys), list(values), scaling, list(key_scales), list(value_scales)),
+    )
+
+
+def _check_attention(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    key_scales: Sequence[Tensor],
+    value_scales: Sequence[Tensor],
+) -> None:
+    if q.ndim != 3 or not 1 <= len(keys) == len(values) <= _MOST_RUNS:
+        raise KernelError(f"attend takes queries [batch, heads, channels] and 1 to 3 runs, not {list(q.shape)}")
+    batch, heads, channels = q.shape
+    kv_heads = keys[0].shape[1] if keys[0].ndim == 4 else 0
+    if not kv_heads or heads % kv_heads or heads // kv_heads > 64 or channels % 2:
+        raise KernelError(f"attend does not take {heads} heads of {channels} channels over {kv_heads} of the cache")
+    coded = [run for run in keys if run.dtype == torch.int8]
+    for runs, scales in ((keys, key_scales), (values, value_scales)):
+        for run, other in zip(runs, keys, strict=True):
+            if run.shape != (batch, kv_heads, other.shape[2], channels) or run.dtype not in (q.dtype, torch.int8):
+                raise KernelError(f"attend does not take a run of {list(run.shape)} in {run.dtype} beside {q.dtype}")
+            if run.dtype != other.dtype or (run.numel() and run.stride()[2:] != (channels, 1)):
+                raise KernelError(
+                    "tokens of a run lie one after the other, and are codes in keys and values or in none"
+                )
+        shapes = [(kv_heads, channels), *((batch, kv_heads, run.shape[2]) for run in coded)]
+        right = all(tuple(scale.shape) in shapes and scale.dtype == torch.float32 for scale in scales)
+        if len(coded) > 1 or len(scales) != len(coded) or not right:
+            raise KernelError("one run may be int8; it has one tensor of float32 scales, by channel or by token")
+    if not sum(run.shape[2] for run in keys):
+        raise KernelError("there is no token to attend to")
+
+
+def _attend(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    scaling: float,
+    key_scales: Sequence[Tensor],
+    value_scales: Sequence[Tensor],
+) -> Tensor:
+    _check_attention(q, keys, values, key_scales, value_scales)
+    if not in_cpp(q):
+        return _attend_in_torch(q, keys, values, scaling, key_scales, value_scales)
+    q = q.contiguous()
+    batch, heads, channels = q.shape
+    by_channel = [
+        scales[0].contiguous() if scales and scales[0].ndim == 2 else None for scales in (key_scales, value_scales)
+    ]
+    by_token = [scales[0] if scales and scales[0].ndim == 3 else None for scales in (key_scales, value_scales)]
+    by_token = [scale if scale is None or scale.stride(2) == 1 else scale.contiguous() for scale in by_token]
+    runs, tokens = [], 0
+    for key, value in zip(keys, values, strict=True):
+        codes = key.dtype is torch.int8
+        places = [_place(run, scale if codes else None) for run, scale in zip((key, value), by_token, strict=True)]
+        runs.append((key.shape[2], codes, *places[0], *places[1]))
+        tokens += key.shape[2]
+    out = torch.empty_like(q)
+    cpu._C.attend(
+        q.data_ptr(),
+        out.data_ptr(),
+        runs,
+        0 if by_channel[0] is None else by_channel[0].data_ptr(),
+        0 if by_channel[1] is None else by_channel[1].data_ptr(),
+        batch,
+        heads,
+        keys[0].shape[1],
+        channels,
+        heads * channels,
+        scaling,
+        q.dtype is torch.bfloat16,
+        torch.get_num_threads() if tokens * batch * heads * channels >= THREADED_FROM else 1,
+    )
+    return out
+
+
+def _place(run: Tensor, scale: Tensor | None) -> tuple[int, int, tuple[int, int, int, int]]:
+    """Address of a run and of its tokens' scales, and their strides."""
+    strides = run.stride()
+    if scale is None:
+        return run.data_ptr(), 0, (strides[0], strides[1], 0, 0)
+    return run.data_ptr(), scale.data_ptr(), (strides[0], strides[1], scale.stride(0), scale.stride(1))
+
+
+def _attend_in_torch(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    scaling: float,
+    key_scales: Sequence[Tensor],
+    value_scales: Sequence[Tensor],
+) -> Tensor:
+    """The same in plain operations: codes become numbers first."""
+    batch, heads, channels = q.shape
+
+    def joined(runs: Sequence[Tensor], scales: Sequence[Tensor]) -> Tensor:
+        wide = []
+        for run in runs:
+            numbers = run.float()
+            if run.dtype == torch.int8:
+                numbers = numbers * (scales[0].unsqueeze(-1) if scales[0].ndim == 3 else scales[0][:, None])
+            wide.append(numbers)
+        return torch.cat(wide, dim=2)
+
+    k, v = joined(keys, key_scales), joined(values, value_scales)  # [batch, kv_heads, tokens, channels]
+    grouped = q.float().view(batch, k.shape[1], -1, channels)
+    weights = (scaling * grouped @ k.transpose(-1, -2)).softmax(dim=-1)
+    return (weights @ v).view(batch, heads, channels).to(q.dtype)
+
+
+def _fake_attend(
+    q: Tensor,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    scaling: float,
+    key_scales: Sequence[Tensor],
+    value_scales: Sequence[Tensor],
+) -> Tensor:
+    _check_attention(q, keys, values, key_scales, value_scales)
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+_library.impl("attend", _attend, "CompositeExplicitAutograd")
+torch.library.register_fake("goldstick::attend", _fake_attend, lib=_library)

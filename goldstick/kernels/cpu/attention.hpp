@@ -1,0 +1,60 @@
+// Attention of one new token for each sequence over its cached keys and values, grouped query heads included.
+//
+//     o = Σ over t  softmax(scaling · q·k[t])[t] · v[t]
+//
+// The cache lies in up to three runs of tokens one after the other; each holds floats, or int8 codes with scales.
+// Scales of channels are folded into q and o, scales of tokens into the scores and the weights of the softmax: codes are
+// widened in the first-level cache, and no dequantized copy is ever made. Order and number of partial sums are fixed, so
+// neither threads nor instructions change a bit.
+#pragma once
+
+#include <cstdint>
+
+namespace goldstick {
+
+// Keys or values of a run of tokens, of one sequence and one head after another.
+struct Run {
+    const void* data;           // [batch, kv_heads, …, channels] of T, or int8 codes
+    const float* token_scale;   // [batch, kv_heads, …] of codes, or null
+    std::int64_t batch_stride, head_stride;        // of `data`, in elements; tokens lie `channels` apart
+    std::int64_t scale_batch_stride, scale_head_stride;  // of `token_scale`
+    bool codes;
+};
+
+constexpr int kRuns = 3;
+
+template <typename T>
+struct AttentionCall {
+    const T* q;  // [batch, heads, channels], `q_stride` from one sequence to the next
+    T* out;      // [batch, heads, channels]
+    Run keys[kRuns], values[kRuns];
+    std::int64_t tokens[kRuns];        // of each run
+    const float* key_scale;            // of codes: [kv_heads, channels], or null where tokens have scales
+    const float* value_scale;
+    std::int64_t batch, heads, kv_heads, channels, q_stride;
+    float scaling;
+};
+
+constexpr std::int64_t kMostGrouped = 64;  // query heads that read one head of the cache
+
+template <typename T>
+void attend(const AttentionCall<T>& call, int threads, bool use_avx2);
+
+// Rotary embedding of neighbouring halves, x · cos + rotate_half(x) · sin, each operation rounded to T.
+template <typename T>
+struct RotaryCall {
+    const T* x;         // [batch, (heads + 2 · kv_heads) · channels]: queries, keys, values of one token each
+    const T* cos;       // [batch or 1, channels]
+    const T* sin;
+    T* q;               // [batch, heads, channels]
+    T* keys;            // where the token's key goes, [batch, kv_heads, …, channels]
+    T* values;
+    std::int64_t batch, heads, kv_heads, channels;
+    std::int64_t angle_stride;  // from one sequence's angles to the next; 0 where they are the same
+    std::int64_t batch_stride, head_stride;  // of keys and values
+};
+
+template <typename T>
+void rotate(const RotaryCall<T>& call, bool use_avx2);
+
+}  // namespace goldstick

@@ -1,0 +1,103 @@
+"""A quantized linear layer that was checked once, for calls whose fixed cost counts: one token through many layers."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from goldstick.kernels import cpu
+from goldstick.kernels.base import Activation, WeightSpec, check_input, check_weight
+from goldstick.kernels.cpu.integer import THREADED_FROM, IntegerCpuBackend
+
+Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Of a layer: packed codes, scale, zero, bias, input scale, input zero."""
+
+_BACKEND = IntegerCpuBackend()
+
+
+def runs_at_once(x: Tensor) -> bool:
+    """Whether an operator on ``x`` may run right here: nothing traces, compiles, differentiates or maps it."""
+    return (
+        type(x) is Tensor
+        and x.is_cpu
+        and not x.requires_grad
+        and not torch.compiler.is_compiling()
+        and not torch._C._len_torch_dispatch_stack()
+        and not torch._C._is_tracing()
+        and torch._C._functorch.peek_interpreter_stack() is None
+    )
+
+
+class PreparedLinear:
+    """What ``goldstick::quantized_linear`` does with one weight, without its dispatch and its checks in every call.
+
+    Results are those of the operator, which is asked wherever this gives ``None``: other devices and backends, tensors
+    that are being traced, inputs that do not fit (and its errors). The weight is read where it lies, so changes of its
+    numbers are seen; tensors in other places are prepared anew.
+
+    Args:
+        bits: Width of a code.
+        group_size: Columns that share a scale.
+        in_features: Columns of the weight.
+        activation: How the input is quantized, as the operator takes it.
+    """
+
+    def __init__(self, bits: int, group_size: int, in_features: int, activation: str) -> None:
+        self.settings = bits, group_size, in_features, activation
+        self._places: tuple[object, ...] = ()
+        self._layer: Any = None
+        self._dtype = torch.float32
+        self._rows = 0
+
+    def __reduce__(self) -> tuple[type[PreparedLinear], tuple[int, int, int, str]]:
+        return PreparedLinear, self.settings  # a copy prepares itself
+
+    def __call__(self, x: Tensor, weight: Operands) -> Tensor | None:
+        """y = f(x) · wᵀ + bias, or ``None`` where the operator has to do it."""
+        if not runs_at_once(x):
+            return None
+        places = (weight[1].dtype, *[0 if tensor is None else tensor.data_ptr() for tensor in weight])
+        if places != self._places:
+            self._layer = self._prepared(*weight)
+            self._places = places
+        shape, columns = x.shape, self.settings[2]
+        if self._layer is None or not shape or shape[-1] != columns or x.dtype is not self._dtype:
+            return None
+        x = x.contiguous()
+        y = x.new_empty((*shape[:-1], self._rows))
+        tokens = x.numel() // columns
+        threads = torch.get_num_threads() if tokens * columns * self._rows >= THREADED_FROM else 1
+        return y if self._layer.run(x.data_ptr(), y.data_ptr(), tokens, threads) else None
+
+    def _prepared(
+        self,
+        packed: Tensor,
+        scale: Tensor,
+        zero: Tensor | None,
+        bias: Tensor | None,
+        input_scale: Tensor | None,
+        input_zero: Tensor | None,
+    ) -> Any:
+        """The layer in C++, or ``None`` where it cannot run there."""
+        bits, group_size, columns, activation = self.settings
+        tensors = [tensor for tensor in (packed, scale, zero, bias, input_scale, input_zero) if tensor is not None]
+        if not all(tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad for tensor in tensors):
+            return None
+        spec = WeightSpec(
+            bits=bits,
+            group_size=group_size,
+            in_features=columns,
+            out_features=packed.shape[0],
+            has_zero=zero is not None,
+            dtype=scale.dtype,
+            activation=cast(Activation, activation or None),
+        )
+        if _BACKEND.supports(spec, packed.device) or (zero is not None and zero.dtype != torch.float32):
+            return None
+        check_weight(packed, scale, zero, spec)
+        check_input(scale.new_empty(0, columns), bias, spec, input_scale, input_zero)
+        self._dtype, self._rows = spec.dtype, spec.out_features
+        stored = [None if tensor is None else cpu._as_stored(tensor) for tensor in (scale, zero, bias, input_scale)]
+        return cpu._C.prepare_linear(packed.detach(), *stored, input_zero, bits, columns, group_size, activation)

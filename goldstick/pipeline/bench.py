@@ -1,0 +1,219 @@
+"""Bench: how fast quantized layers and networks run here, beside the same in float."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.scheme import Scheme
+from goldstick.errors import UsageError
+from goldstick.kernels import cpu, ops, select
+from goldstick.nn import QuantizedLinear
+from goldstick.pipeline.load import load
+from goldstick.pipeline.optimize import optimize
+
+#: Schemes that ``bench kernels`` times.
+SCHEMES = ("w4a16-g128", "w4a8-dynamic-g128", "w8a16", "w8a8-dynamic")
+_CACHE = 100 << 20
+_LEAST_GAIN = 1.02  # what is called faster; less may be noise
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerTime:
+    """What one kind of layer takes.
+
+    Attributes:
+        scheme: Name of its scheme.
+        shape: [out, in].
+        tokens: Rows of the input.
+        backend: What ran it.
+        ms: Median of one call.
+        weight_gb_s: The rate at which it went through its weight.
+        of_read: That rate as a share of what a plain loop reads, in the same rounds.
+        times_float: Median of the rounds' ratios to a float linear layer of the shape and dtype.
+    """
+
+    scheme: str
+    shape: tuple[int, int]
+    tokens: int
+    backend: str
+    ms: float
+    weight_gb_s: float
+    of_read: float
+    times_float: float
+
+    @property
+    def verdict(self) -> str:
+        """``faster``, ``as fast`` or ``SLOWER``, against float."""
+        if self.times_float >= _LEAST_GAIN:
+            return "faster"
+        return "as fast" if self.times_float > 1 / _LEAST_GAIN else "SLOWER"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types."""
+        return {**asdict(self), "shape": list(self.shape), "verdict": self.verdict}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeTime:
+    """Tokens a second of a model, one at a time: as it was loaded, and optimized.
+
+    Attributes:
+        plain: As it was loaded.
+        optimized: After :func:`goldstick.optimize`.
+        times_plain: Median of the rounds' ratios.
+    """
+
+    plain: float
+    optimized: float
+    times_plain: float
+
+
+def bench_kernels(
+    rows: int, columns: int, tokens: Sequence[int], seconds: float, dtype: torch.dtype = torch.float32
+) -> list[LayerTime]:
+    """Time random layers of every scheme of :data:`SCHEMES`.
+
+    Raises:
+        UsageError: The groups of a scheme do not divide the columns.
+    """
+    if columns % 128:
+        raise UsageError(f"Groups of 128 do not divide {columns} columns; give a multiple of 128.")
+    found = []
+    for name in SCHEMES:
+        scheme = Scheme.parse(name)
+        groups = columns // scheme.weight.group_width(columns)
+        codes = torch.randint(0, 2**scheme.weight.bits, (rows, columns), dtype=torch.uint8)
+        scale = torch.rand(rows, groups).to(dtype)
+        layer = QuantizedLinear(QuantizedTensor(codes=codes, scale=scale, zero=None, grid=scheme.weight), scheme)
+        found += [time_layer([layer], count, seconds) for count in tokens]
+    return found
+
+
+def bench_checkpoint(
+    directory: Path, tokens: Sequence[int], seconds: float
+) -> tuple[list[LayerTime], DecodeTime | None]:
+    """Time every kind of layer of a checkpoint, and its decoding if it is a causal language model.
+
+    Raises:
+        UsageError: No linear layer of it is quantized.
+    """
+    model: Any = load(directory)
+    kinds: dict[tuple[Any, ...], list[QuantizedLinear]] = {}
+    for layer in model.modules():
+        if isinstance(layer, QuantizedLinear):
+            kinds.setdefault((layer.scheme.label, layer.out_features, layer.in_features), []).append(layer)
+    if not kinds:
+        raise UsageError(f"{directory} holds no quantized linear layer, so there is nothing to compare with float.")
+    times = [time_layer(layers, count, seconds) for layers in kinds.values() for count in tokens]
+    if not getattr(model, "can_generate", bool)() or getattr(model.config, "is_encoder_decoder", False):
+        return times, None
+    return times, _decode_time(model, seconds)
+
+
+@torch.no_grad()
+def time_layer(layers: Sequence[QuantizedLinear], tokens: int, seconds: float) -> LayerTime:
+    """Time layers of one kind beside float ones, in turn, on weights that no cache holds."""
+    first = layers[0]
+    rows, columns, dtype = first.out_features, first.in_features, first.weight_scale.dtype
+    weight_bytes = first.weight_packed.nbytes + first.weight_scale.nbytes
+    if first.weight_zero_point is not None:
+        weight_bytes += first.weight_zero_point.nbytes
+    own = list(layers)
+    while len(own) * weight_bytes < _CACHE and len(own) < 64:
+        own.append(copy.deepcopy(own[len(own) % len(layers)]))
+    copies = max(2, min(64, -(-_CACHE // (rows * columns * dtype.itemsize))))
+    floats = [torch.randn(rows, columns).to(dtype) for _ in range(copies)]
+    words = torch.ones(1, _CACHE // 4, dtype=torch.int32)
+    x = torch.randn(tokens, columns).to(dtype)
+    taken: list[float] = []
+    ratios: list[float] = []
+    reading: list[float] = []
+    started, place = time.perf_counter(), 0
+    while place < 4 or time.perf_counter() - started < seconds:
+        quantized = _seconds(partial(own[place % len(own)], x))
+        plain = _seconds(partial(torch.nn.functional.linear, x, floats[place % copies]))
+        if place > 0:  # the first round warms up
+            taken.append(quantized)
+            ratios.append(plain / quantized)
+        if place % 4 == 1:  # it takes longer than the others
+            reading.append(words.nbytes / _seconds(partial(_read, words)))
+        place += 1
+    middle = statistics.median(taken)
+    return LayerTime(
+        scheme=first.scheme.label,
+        shape=(rows, columns),
+        tokens=tokens,
+        backend=_backend(first),
+        ms=middle * 1e3,
+        weight_gb_s=weight_bytes / middle / 1e9,
+        of_read=weight_bytes / middle / statistics.median(reading),
+        times_float=statistics.median(ratios),
+    )
+
+
+def _backend(layer: QuantizedLinear) -> str:
+    bits, group_size, columns, activation = layer.prepared.settings
+    spec = ops.spec_of(
+        bits,
+        group_size,
+        columns,
+        layer.out_features,
+        layer.weight_zero_point is not None,
+        layer.weight_scale.dtype,
+        activation,
+    )
+    chosen: str = select(spec, layer.weight_packed.device).name
+    return chosen
+
+
+def _read(words: Tensor) -> object:
+    if cpu._C is None:
+        return words.sum()
+    return cpu._C.read_words(words, torch.get_num_threads())
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    # Of one thread, its own time: what else runs on the machine counts for less.
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    start = clock()
+    call()
+    return max(clock() - start, 1e-9)
+
+
+@torch.no_grad()
+def _decode_time(model: Any, seconds: float, tokens: int = 4) -> DecodeTime:
+    faster = copy.deepcopy(model)
+    optimize(faster)
+    turns = [(model, _prompted(model)), (faster, _prompted(faster))]
+    taken: list[list[float]] = [[], []]
+    started, rounds = time.perf_counter(), 0
+    while rounds < 4 or time.perf_counter() - started < seconds:
+        for own, (network, cache) in zip(taken, turns, strict=True):
+            own.append(_seconds(partial(_steps, network, cache, tokens)))
+            cache.crop(-tokens)  # the same context in every round
+        rounds += 1
+    plain, optimized = ([tokens / value for value in own[1:]] for own in taken)
+    ratios = [b / a for a, b in zip(plain, optimized, strict=True)]
+    return DecodeTime(
+        plain=statistics.median(plain), optimized=statistics.median(optimized), times_plain=statistics.median(ratios)
+    )
+
+
+def _steps(model: Any, cache: Any, tokens: int) -> None:
+    for _ in range(tokens):
+        model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache)
+
+
+def _prompted(model: Any) -> Any:
+    return model(input_ids=torch.zeros(1, 16, dtype=torch.long), use_cache=True).past_key_values

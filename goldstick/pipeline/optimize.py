@@ -1,0 +1,216 @@
+"""Optimize: a loaded model rearranged to run faster, each change proven before it stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from goldstick import surgery
+from goldstick.errors import UsageError
+from goldstick.formats.transformers_cache import quantized_cache_of
+from goldstick.nn import PackedWeight, QuantizedLinear
+from goldstick.nn.shared_input import obstacle
+from goldstick.pipeline.faster_blocks import MODEL_TOLERANCE, attentions, close, feed_forwards, in_float32, norms
+from goldstick.pipeline.observation import first_output
+from goldstick.pipeline.whole_network import inputs_for
+from goldstick.structure.trace import evaluating, trace_block
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """One change that was made to a model, or that was not.
+
+    Attributes:
+        what: What the modules became, or were to become.
+        modules: Paths of the modules.
+        reason: Why it was not made; ``None`` where it was.
+    """
+
+    what: str
+    modules: tuple[str, ...]
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        text = f"{self.what}: {', '.join(self.modules)}"
+        return text if self.reason is None else f"{text}: not done, {self.reason}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optimization:
+    """What :func:`optimize` did to a model.
+
+    Attributes:
+        changes: Every change, in the order in which the model runs.
+    """
+
+    changes: tuple[Change, ...]
+
+    @property
+    def done(self) -> tuple[Change, ...]:
+        """Those that were made."""
+        return tuple(change for change in self.changes if change.reason is None)
+
+    @property
+    def left(self) -> tuple[Change, ...]:
+        """Those that were not, each with its reason."""
+        return tuple(change for change in self.changes if change.reason is not None)
+
+    def __str__(self) -> str:
+        counts: dict[tuple[str, str | None], int] = {}
+        for change in self.changes:
+            counts[change.what, change.reason] = counts.get((change.what, change.reason), 0) + 1
+        lines = [
+            f"{what}: {count} time{'s' * (count > 1)}" + (f" not done, {reason}" if reason else "")
+            for (what, reason), count in counts.items()
+        ]
+        return "\n".join(lines) or "nothing to optimize"
+
+
+def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Optimization:
+    """Rearrange a loaded model so that it runs faster, in place; what it computes stays.
+
+    - Quantized linear layers that are given the same tensor (query, key and value; gate and up) run as one
+      multiplication of their stacked weights. Which ones, a traced forward pass shows. To the bit.
+    - On the CPU, root-mean-square norms, silu(gate) · up, and rotation, cache and attention of single tokens run as one
+      C++ operation each; sums are taken in another order.
+
+    No family of models is known here: a faster forward is tried beside a module's own, on random inputs. Then the whole
+    model runs before and after, a few tokens onto its own cache included. A change that fails is undone, and its reason
+    reported. The modules stay what and where they are, so state dicts are the same.
+
+    Args:
+        model: A model on packed weights, as :func:`goldstick.load` gives it.
+        inputs: Keyword arguments for its forward; random token ids (or images) for a transformers model where ``None``.
+
+    Returns:
+        Every change, those that could not be made with the reason.
+
+    Raises:
+        UsageError: The model is no transformers model, and no inputs are given.
+    """
+    if not any(isinstance(module, PackedWeight) for module in model.modules()):
+        return Optimization(changes=())
+    found = inputs if inputs is not None else inputs_for(model)
+    if found is None:
+        raise UsageError(
+            f"Nothing says what the forward of a {type(model).__name__} takes: give optimize(model, inputs={{…}}), "
+            "keyword arguments for it."
+        )
+    if inputs is None:  # a few numbers tell as much as many
+        found = {name: value[:2, :8] if value.ndim == 2 else value for name, value in found.items()}
+    with evaluating(model), torch.inference_mode(False), torch.no_grad():
+        trial = _Trial(model, found)
+        changes = trial.keep(_share_inputs(model, found), same_bits=True)
+        groups = {_parent(change.modules): change.modules for change in changes if change.reason is None}
+        steps = _faster(model, "one norm", norms(model))
+        steps += _faster(model, "one gated activation", feed_forwards(model, groups))
+        steps += _faster(model, "one token's attention", attentions(model, groups, trial.decode))
+        changes += trial.keep(steps)
+    return Optimization(changes=tuple(changes))
+
+
+Undo = Callable[[], None]
+Step = tuple[Change, Undo]
+
+
+class _Trial:
+    """The model as it was, to compare with: its outputs, and what it gives when tokens are added to its cache."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
+        self.model, self.inputs = model, inputs
+        layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+        exact = in_float32(*layers) and all(p.dtype == torch.float32 for p in model.parameters())
+        exact = exact and quantized_cache_of(model) is None
+        self.tolerance = MODEL_TOLERANCE[exact]
+        self.before = self.decode()
+
+    def decode(self) -> list[Tensor]:
+        """Outputs on the inputs, and on three tokens more for each sequence, if the model has a cache."""
+        output = self.model(**self.inputs)
+        found = [first_output(output)]
+        cache, ids = getattr(output, "past_key_values", None), self.inputs.get("input_ids")
+        if cache is None or ids is None or "decoder_input_ids" in self.inputs:
+            return found
+        for place in range(3):
+            output = self.model(input_ids=ids[:, place : place + 1], past_key_values=cache)
+            found.append(first_output(output))
+            cache = output.past_key_values
+        return found
+
+    def keep(self, steps: list[Step], *, same_bits: bool = False) -> list[Change]:
+        """Keep changes if the model still gives the same, else undo them all."""
+        made = [step for step in steps if step[0].reason is None]
+        if not made:
+            return [change for change, _ in steps]
+        after = self.decode()
+        pairs = list(zip(self.before, after, strict=True))
+        if all(torch.equal(*pair) if same_bits else close(*pair, self.tolerance) for pair in pairs):
+            return [change for change, _ in steps]
+        for _, undo in reversed(made):
+            undo()
+        reason = "the model's outputs were no longer the same"
+        return [replace(change, reason=change.reason or reason) for change, _ in steps]
+
+
+def _parent(modules: tuple[str, ...]) -> str:
+    return modules[0].rpartition(".")[0]
+
+
+def _faster(model: nn.Module, what: str, found: Iterable[tuple[str, surgery.Forward | str]]) -> list[Step]:
+    """Give modules faster forwards; all are tried before the first gets one."""
+    steps: list[Step] = []
+    for path, new in list(found):
+        if isinstance(new, str):
+            steps.append((Change(what=what, modules=(path,), reason=new), _nothing))
+        else:
+            undo = surgery.run_through(model.get_submodule(path), new)
+            steps.append((Change(what=what, modules=(path,)), undo))
+    return steps
+
+
+def _nothing() -> None:
+    return None
+
+
+def _share_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Step]:
+    steps: list[Step] = []
+    for paths in _with_the_same_input(model, inputs):
+        parts = [layer for path in paths if isinstance(layer := model.get_submodule(path), QuantizedLinear)]
+        reason, undo = obstacle(parts), _nothing
+        if reason is None:
+            expected = _outputs(parts)
+            shared = surgery.share_input(model, paths)
+            undo = shared.separate
+            if not _equal(expected, _outputs(parts)):
+                undo()
+                reason = "together they do not give the same bits"
+        steps.append((Change(what="one multiplication", modules=tuple(paths), reason=reason), undo))
+    return steps
+
+
+def _with_the_same_input(model: nn.Module, inputs: Mapping[str, Any]) -> list[list[str]]:
+    """Paths of quantized linear layers that were given the same tensors, in order of execution."""
+    keys: dict[str, list[object]] = {}
+    for call in trace_block(model, (), dict(inputs)):
+        if isinstance(model.get_submodule(call.module), QuantizedLinear):
+            keys.setdefault(call.module, []).append(call.key)
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for path, received in keys.items():
+        groups.setdefault(tuple(received), []).append(path)
+    return [paths for paths in groups.values() if len(paths) > 1]
+
+
+def _outputs(parts: Sequence[QuantizedLinear]) -> list[Tensor]:
+    """What layers give on one token and on several."""
+    generator = torch.Generator().manual_seed(0)
+    first = parts[0]
+    given = [torch.randn(tokens, first.in_features, generator=generator) for tokens in (1, 5)]
+    return [part(x) for x in (x.to(first.weight_scale) for x in given) for part in parts]
+
+
+def _equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
+    return all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

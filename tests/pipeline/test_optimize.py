@@ -1,0 +1,274 @@
+"""goldstick.optimize: what is found in networks, that nothing they compute changes, and what is said of it."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import goldstick
+from goldstick.errors import UsageError
+from goldstick.kernels.cpu import _C
+from goldstick.kernels.rotary import attend_token
+from goldstick.nn import SharedInput, room, token_attention
+from goldstick.nn.feed_forward import NormForward
+from goldstick.nn.kv_cache import QuantizedStates
+from goldstick.pipeline.optimize import Optimization
+from tests.tiny_models import FAMILIES
+
+pytestmark = pytest.mark.skipif(
+    _C is None, reason="the other backends multiply in float, where stacking may round anew"
+)
+
+IDS = torch.arange(24).reshape(2, 12)
+ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj")
+
+
+def quantized(family: str, recipe: Any = "rtn-w4a16-g32") -> Any:
+    """A tiny model; widths are multiples of 32."""
+    return goldstick.apply(FAMILIES[family](), recipe, inplace=True).model.eval()
+
+
+def logits(model: Any) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(input_ids=IDS).logits
+    return found
+
+
+def merged(found: Optimization) -> list[tuple[str, ...]]:
+    """The layers of each group that was stacked, by their names in a block."""
+    groups = [change.modules for change in found.done if change.what == "one multiplication"]
+    return [tuple(path.split(".", 3)[-1] for path in group) for group in groups]
+
+
+def counts(found: Optimization) -> dict[str, int]:
+    return dict(Counter(change.what for change in found.done))
+
+
+def distance(after: Tensor, before: Tensor) -> float:
+    """Σ(y′ − y)² / Σy²."""
+    return float((after.double() - before.double()).square().sum() / before.double().square().sum())
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "llama_mha", "mistral", "qwen2", "qwen3", "gemma3"])
+def test_layers_with_the_same_input_become_one_multiplication(family: str) -> None:
+    model = quantized(family)
+    before = logits(model)
+    found = goldstick.optimize(model)
+    assert merged(found) == [ATTENTION, FEED_FORWARD] * 2
+    assert distance(logits(model), before) < 1e-8
+
+
+@pytest.mark.parametrize(
+    ("family", "expected"),
+    [
+        ("llama_gqa", {"one multiplication": 4, "one norm": 5, "one gated activation": 2, "one token's attention": 2}),
+        ("qwen2", {"one multiplication": 4, "one norm": 5, "one gated activation": 2, "one token's attention": 2}),
+        ("qwen3", {"one multiplication": 4, "one norm": 9, "one gated activation": 2}),
+        ("gemma3", {"one multiplication": 4}),
+        ("mixtral", {"one multiplication": 2, "one norm": 5, "one token's attention": 2}),
+        ("phi3", {"one norm": 5}),
+    ],
+)
+def test_faster_forwards_are_found_by_what_modules_compute(family: str, expected: dict[str, int]) -> None:
+    found = goldstick.optimize(quantized(family))
+    assert counts(found) == expected
+    assert all(change.reason for change in found.left)
+
+
+def decoded(model: Any, ids: Tensor, steps: int) -> Tensor:
+    """Logits of single tokens one after the other, on a cache."""
+    with torch.no_grad():
+        output = model(input_ids=ids[:, :2])
+        found = []
+        for step in range(steps):
+            output = model(input_ids=ids[:, step : step + 1], past_key_values=output.past_key_values)
+            found.append(output.logits)
+    return torch.cat(found, dim=1)
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("family", ["llama_gqa", "llama_mha", "qwen2", "mistral"])
+def test_decoding_token_by_token_gives_the_same_logits(family: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_LEAST_ROOM", 2)
+    plain, faster = quantized(family), quantized(family)
+    goldstick.optimize(faster)
+    ids = torch.randint(
+        0, 128, (rows, 70), generator=torch.Generator().manual_seed(1)
+    )  # more than a buffer's first room
+    assert distance(decoded(faster, ids, 16), decoded(plain, ids, 16)) < 1e-8
+
+
+CACHES = [
+    {"mode": "dynamic", "keys": "head"},
+    {"mode": "dynamic", "keys": "head", "window": 4, "sinks": 3},
+    {"keys": "channel", "values": "head"},
+    {"keys": "tensor", "values": "channel", "window": 2},
+]
+
+
+@pytest.mark.parametrize("scheme", CACHES, ids=str)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_a_quantized_cache_is_read_as_codes(scheme: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(room, "_LEAST_ROOM", 2)
+    recipe = {"stages": [{"rtn": {"scheme": "w4a16-g32"}}, {"kv_cache": scheme}]}
+    data = None if scheme.get("mode") == "dynamic" else [IDS]
+    plain = goldstick.apply(FAMILIES["llama_gqa"](), recipe, data=data).model.eval()
+    faster = goldstick.apply(FAMILIES["llama_gqa"](), recipe, data=data).model.eval()
+    found = goldstick.optimize(faster)
+    assert counts(found)["one token's attention"] == 2
+    ids = torch.randint(0, 128, (rows, 16), generator=torch.Generator().manual_seed(1))
+    expected = decoded(plain, ids, 16)
+    made = []
+    honest = QuantizedStates.dequantized
+    monkeypatch.setattr(QuantizedStates, "dequantized", lambda self: (made.append(self), honest(self))[1])
+    assert distance(decoded(faster, ids, 16), expected) < 1e-6
+    assert len(made) == 4  # keys and values of the prompt, in two layers
+
+
+@pytest.mark.parametrize("options", [{"num_beams": 3}, {"num_beams": 2, "num_return_sequences": 2}, {}])
+def test_generated_tokens_stay_the_same(options: dict[str, int]) -> None:
+    model = quantized("llama_gqa")
+    before = model.generate(IDS, max_new_tokens=8, do_sample=False, **options)
+    goldstick.optimize(model)
+    assert torch.equal(model.generate(IDS, max_new_tokens=8, do_sample=False, **options), before)
+
+
+def test_padded_rows_are_attended_to_as_before() -> None:
+    plain, faster = quantized("llama_gqa"), quantized("llama_gqa")
+    goldstick.optimize(faster)
+    mask = torch.ones(2, 12, dtype=torch.long)
+    mask[0, :5] = 0
+    tokens = [
+        model.generate(IDS, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
+        for model in (plain, faster)
+    ]
+    assert torch.equal(*tokens)
+
+
+def test_a_cache_that_was_cropped_or_copied_goes_on_by_itself() -> None:
+    model = quantized("llama_gqa")
+    goldstick.optimize(model)
+    with torch.no_grad():
+        cache = model(input_ids=IDS[:1]).past_key_values
+        model(input_ids=IDS[:1, :1], past_key_values=cache)
+        copied = copy.deepcopy(cache)
+        one = model(input_ids=IDS[:1, 1:2], past_key_values=cache).logits
+        model(input_ids=IDS[:1, 5:6], past_key_values=cache)
+        cache.crop(-2)  # both tokens are forgotten, and one of them comes again
+        again = model(input_ids=IDS[:1, 1:2], past_key_values=cache).logits
+        other = model(input_ids=IDS[:1, 1:2], past_key_values=copied).logits
+    assert torch.equal(one, again)
+    assert torch.equal(one, other)
+
+
+def test_an_optimized_model_is_copied_saved_and_cast() -> None:
+    model = quantized("llama_gqa")
+    names = list(model.state_dict())
+    goldstick.optimize(model)
+    assert list(model.state_dict()) == names
+    copied = copy.deepcopy(model)
+    assert torch.equal(logits(copied), logits(model))
+    assert decoded(copied.to(torch.bfloat16), IDS, 3).dtype == torch.bfloat16
+
+
+def test_gradients_still_reach_the_norms() -> None:
+    model = quantized("llama_gqa")
+    goldstick.optimize(model)
+    norm = model.model.norm
+    x = torch.randn(2, 64, requires_grad=True)
+    norm(x).sum().backward()
+    assert x.grad is not None
+    assert norm.weight.grad is not None
+
+
+def test_fused_layers_need_nothing() -> None:
+    assert goldstick.optimize(quantized("gpt2")).done == ()
+    assert str(goldstick.optimize(FAMILIES["llama_gqa"]())) == "nothing to optimize"
+
+
+def test_layers_of_other_schemes_are_left_with_the_reason() -> None:
+    stages = [
+        {"rtn": {"scheme": "w4a16-g32", "targets": {"exclude": ["*.k_proj"]}}},
+        {"rtn": {"scheme": "w8a16", "targets": {"include": ["*.k_proj"]}}},
+    ]
+    found = goldstick.optimize(quantized("llama_gqa", {"stages": stages}))
+    left = [change for change in found.left if change.what == "one multiplication"]
+    assert [change.modules[0].rpartition(".")[2] for change in left] == ["q_proj", "q_proj"]
+    assert all("schemes differ" in (change.reason or "") for change in left)
+    assert "2 times not done, their schemes differ" in str(found)
+
+
+def test_a_change_that_moves_the_output_is_undone_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = quantized("llama_gqa")
+    before = logits(model)
+    honest = SharedInput.output
+
+    def wrong(self: SharedInput, part: Any, x: Tensor) -> Tensor:
+        return honest(self, part, x) + (x.ndim == 3)  # right for layers alone, wrong in the model
+
+    monkeypatch.setattr(SharedInput, "output", wrong)
+    found = goldstick.optimize(model)
+    assert merged(found) == []
+    assert {change.reason for change in found.left} == {"the model's outputs were no longer the same"}
+    assert distance(logits(model), before) < 1e-8
+
+
+def test_a_forward_that_moves_the_output_is_undone_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = quantized("llama_gqa")
+    before = logits(model)
+    honest = NormForward.__call__
+    monkeypatch.setattr(NormForward, "__call__", lambda self, x: honest(self, x) * (1 + 1e-3 * (x.ndim == 3)))
+    found = goldstick.optimize(model)
+    assert counts(found) == {"one multiplication": 4}
+    assert {change.reason for change in found.left} == {"the model's outputs were no longer the same"}
+    assert not any("forward" in module.__dict__ for module in model.modules())
+    assert torch.equal(logits(model), before)
+
+
+def test_a_wrong_attention_is_seen_before_it_is_put_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        token_attention, "attend_token", lambda *arguments: attend_token(*arguments[:-1], arguments[-1] * 1.01)
+    )
+    found = goldstick.optimize(quantized("llama_gqa"))
+    reasons = {change.reason for change in found.left}
+    assert reasons == {"it computes something else than rotary softmax attention"}
+    assert "one token's attention" not in counts(found)
+
+
+def test_a_group_that_rounds_otherwise_is_undone_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = quantized("llama_gqa")
+    honest = SharedInput.output
+
+    def wrong(self: SharedInput, part: Any, x: Tensor) -> Tensor:
+        return honest(self, part, x) * (1 + 1e-6 * (len(self.parts) == 2))
+
+    monkeypatch.setattr(SharedInput, "output", wrong)
+    found = goldstick.optimize(model)
+    assert merged(found) == [ATTENTION] * 2
+    assert {change.reason for change in found.left} == {"together they do not give the same bits"}
+
+
+def test_other_modules_say_what_their_forward_takes() -> None:
+    model = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 8))
+    goldstick.apply(model, "rtn-w4a16-g32", inplace=True)
+    with pytest.raises(UsageError, match="inputs="):
+        goldstick.optimize(model)
+    assert goldstick.optimize(model, inputs={"input": torch.randn(3, 64)}).changes == ()
+
+
+def test_a_checkpoint_is_loaded_optimized(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    FAMILIES["llama_gqa"]().save_pretrained(tmp_path / "float")
+    goldstick.quantize(tmp_path / "float", "rtn-w4a16-g32", output=tmp_path / "out", proof="tensors")
+    with caplog.at_level(logging.INFO, logger="goldstick"):
+        model = goldstick.load(tmp_path / "out", optimize=True)
+    assert "one multiplication: 4 times" in caplog.text
+    assert model.get_submodule("model.layers.0.mlp.up_proj").shared is not None
+    assert distance(logits(model), logits(goldstick.load(tmp_path / "out"))) < 1e-8
