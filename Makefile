@@ -14,7 +14,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test determinism packers fuzz train-reference \
-    cross-reading miniatures lm-eval tasks encoder sanitize clean
+    slb scop cross-reading miniatures lm-eval tasks encoder sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,12 @@ $(LLAMA_CPP)/.installed:
 
 llama-cpp-check: $(STAMP) $(LLAMA_CPP)/.installed ## build llama.cpp (many minutes) and compare logits on GGUF files
 	$(PYTHON) -m tools.llama_cpp.check --python $(LLAMA_CPP)/bin/python
+
+slb: $(STAMP) ## train ResNet-20 into 4, 2 and 1 bits on CIFAR-10, going on where a stopped run left off
+	$(PYTHON) -m benchmarks.slb
+
+scop: $(STAMP) ## prune ResNet-20 by 45 % with SCOP, by |gamma| and at random, fine-tune each alike, on CIFAR-10
+	$(PYTHON) -m benchmarks.scop
 
 # lm_eval's own dependencies stay out of .venv: LM_EVAL_PYTHON names an interpreter that has it.
 lm-eval: $(STAMP) ## do boolq and wikitext2/lm-eval give what lm-evaluation-harness gives? (needs LM_EVAL_PYTHON)

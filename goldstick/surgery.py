@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from goldstick.core.edits import Edit, Fold, Quantize, Rotate, SetWeight
+from goldstick.core.edits import Edit, Fold, Prune, Quantize, Rotate, SetWeight
 from goldstick.errors import StructureError
 from goldstick.nn import (
     QuantizedConv2d,
@@ -20,6 +20,7 @@ from goldstick.nn import (
 from goldstick.nn.feed_forward import GatedForward, NormForward
 from goldstick.nn.shared_input import obstacle
 from goldstick.nn.token_attention import TokenAttention
+from goldstick.structure.cut import apply_cut
 from goldstick.structure.fold import apply_fold
 from goldstick.structure.network import Layout, Network, Site
 from goldstick.structure.turn import apply_rotation
@@ -48,6 +49,8 @@ def apply(network: Network, edits: Iterable[Edit]) -> None:
                 apply_rotation(network.model, edit)
                 if edit.unties:
                     forget_ties(network)
+            case Prune():
+                apply_cut(network.model, edit)  # the network's sites have other shapes then: make a new Network
 
 
 def stand_in(network: Network, site: Site, module: nn.Module) -> None:

@@ -16,6 +16,7 @@ from goldstick.algorithms.gptq import GPTQ
 from goldstick.algorithms.kv_cache import KVCache
 from goldstick.algorithms.rotation import RandomRotation
 from goldstick.algorithms.rtn import RTN
+from goldstick.algorithms.scop import SCOP
 from goldstick.algorithms.slb import SLB
 from goldstick.algorithms.smoothquant import SmoothQuant
 
@@ -28,6 +29,7 @@ ALGORITHMS: dict[str, type[Stage]] = {
     "rotate": RandomRotation,
     "kv_cache": KVCache,
     "slb": SLB,
+    "scop": SCOP,
     "finetune": Finetune,
 }
 
@@ -36,6 +38,7 @@ __all__ = [
     "AWQ",
     "GPTQ",
     "RTN",
+    "SCOP",
     "SLB",
     "Algorithm",
     "Balance",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from torch import Tensor
 
@@ -126,4 +126,42 @@ class Rotate:
     unties: tuple[str, ...] = ()
 
 
-Edit = Quantize | SetWeight | Fold | Rotate
+@dataclass(frozen=True, kw_only=True)
+class Slice:
+    """What stays of one side of a module when channels are cut.
+
+    Attributes:
+        module: Path of a linear layer, a convolution or a batch norm.
+        side: ``output``: rows, bias, a norm's numbers; ``input``: columns.
+        kept: The channels that stay, ascending.
+        width: How many there were.
+    """
+
+    module: str
+    side: Literal["input", "output"]
+    kept: tuple[int, ...]
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prune:
+    """Cut channels out of a network, physically; only all the slices together keep it running.
+
+    Attributes:
+        slices: What stays of which modules, at most one slice for each side of a module.
+        scattered: Paths of batch norms among them that go on giving their old width, zeros in the place of what is
+            cut: something else is added to their output.
+    """
+
+    slices: tuple[Slice, ...]
+    scattered: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for a checkpoint's config."""
+        slices = [
+            {"module": one.module, "side": one.side, "kept": list(one.kept), "width": one.width} for one in self.slices
+        ]
+        return {"slices": slices, "scattered": list(self.scattered)}
+
+
+Edit = Quantize | SetWeight | Fold | Rotate | Prune

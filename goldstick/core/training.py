@@ -24,6 +24,7 @@ class TrainingOptions:
         steps: Number of optimizer steps, instead of ``epochs``.
         optimizer: ``adamw``, or ``sgd`` with Nesterov momentum 0.9.
         rate: The learning rate at its highest.
+        betas: How slowly the means of ``adamw`` forget, of gradients and of their squares.
         weight_decay: Decay of matrices; norms and biases have none.
         schedule: How the learning rate falls.
         warmup: Share of the training over which it rises.
@@ -39,6 +40,7 @@ class TrainingOptions:
     steps: int | None = None
     optimizer: Optimizer = "adamw"
     rate: float = 1e-3
+    betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = 0.0
     schedule: Schedule = "cosine"
     warmup: float = 0.0
@@ -56,6 +58,8 @@ class TrainingOptions:
                 f"Training needs a positive rate and a weight_decay of 0 or more, not {self.rate} and "
                 f"{self.weight_decay}."
             )
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise RecipeError(f"training.betas are from 0 to below 1, not {self.betas}.")
         if not 0 <= self.warmup < 1:
             raise RecipeError(f"training.warmup is a share of the training, from 0 to below 1, not {self.warmup}.")
         if self.norm_batches < 0:

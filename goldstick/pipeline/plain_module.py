@@ -27,6 +27,7 @@ from goldstick.formats.source import open_tensors, read_json
 from goldstick.formats.transformers_layers import StoredLayers
 from goldstick.nn import PackedWeight, QuantizedExperts
 from goldstick.pipeline.staging import MANIFEST_NAME
+from goldstick.structure.cut import prune_from_dict
 from goldstick.structure.network import Network
 
 _PARTS = {
@@ -45,6 +46,7 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
 
     Raises:
         CheckpointError: The checkpoint is not of this module, or is incomplete.
+        StructureError: Channels were cut that this module does not have.
     """
     manifest = read_json(directory / MANIFEST_NAME, f"no goldstick checkpoint: it has no {MANIFEST_NAME}")
     table = manifest.get("quantization")
@@ -52,6 +54,9 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
         raise CheckpointError(
             f"The manifest of {directory} says nothing of its quantization. Copy the checkpoint again."
         )
+    architecture = manifest.get("architecture")
+    for told in (architecture.get("pruned") or []) if isinstance(architecture, Mapping) else []:
+        surgery.apply(Network(model), [prune_from_dict(told)])
     network = Network(model)
     tensors = open_tensors(directory)
     used: set[str] = set()

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from goldstick.errors import FormatError
+from goldstick.algorithms import SCOP
+from goldstick.errors import FormatError, UsageError
 from goldstick.formats import StorageFormat
 from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
@@ -141,9 +142,15 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
 
     Raises:
         SourceError: The directory is no readable float model.
+        UsageError: The recipe prunes.
         RecipeError: The recipe is illegal for the model.
         FormatError: The storage format the recipe asks for cannot hold the result.
     """
+    if any(isinstance(stage, SCOP) for stage in recipe.stages):
+        raise UsageError(
+            "scop gives tensors other shapes, which a checkpoint's plan does not foresee: load the model, give it to "
+            "goldstick.apply with this recipe, and save the result."
+        )
     source = open_source(directory)
     model = empty_model(load_config(directory), model_class(source.config, str(directory)), len(source.tensors))
     network = Network(model)

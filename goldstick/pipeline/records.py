@@ -32,6 +32,7 @@ def layer_records(
     before: Mapping[str, int],
     after: Mapping[str, int],
     notes: Mapping[str, Mapping[str, float | str]],
+    cut: bool = False,
 ) -> tuple[LayerRecord, ...]:
     """A record for every parameter and buffer a network had, in its order.
 
@@ -43,10 +44,15 @@ def layer_records(
         before: Parameter name → bytes before.
         after: Parameter name → bytes after; names that are missing are not stored.
         notes: Site name → what its algorithm found out on the way.
+        cut: Whether channels were cut, so that the network's shapes are others than before.
     """
     sites = {site.parameter_name: site for site in network.sites}
+    # The sites are those there were before anything was rounded.
+    now = dict(shapes_of(network)) if cut else {}
+    now |= {name: (tuple(site.shape), site.dtype) for name, site in sites.items()} if cut else {}
     records = []
-    for name, (shape, dtype) in shapes.items():
+    for name, (old, dtype) in shapes.items():
+        shape = now[name][0] if name in now else old
         site = sites.get(name)
         assignment = resolution.assignments.get(site.name) if site else None
         error = errors.get(site.name) if site else None
@@ -65,7 +71,8 @@ def layer_records(
                 else (f"runs on the quantized {tie}" if tie else resolution.left_alone.get(name, "buffer")),
                 weight_sqnr_db=error.sqnr_db if error else None,
                 max_abs_error=error.max_abs if error else None,
-                notes=dict(notes.get(site.name, {})) if site else {},
+                notes=(dict(notes.get(site.name, {})) if site else {})
+                | ({"shape_before": "×".join(map(str, old))} if shape != old else {}),
             )
         )
     return tuple(records)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.calibration.data import count_batches
+from goldstick.core.edits import Prune
 from goldstick.core.error import WeightError
 from goldstick.formats.source import sidecars_of
 from goldstick.formats.transformers_cache import quantized_cache_of
@@ -23,6 +24,7 @@ from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
 from goldstick.pipeline.observation import Observation, buffer_dtypes, observe
 from goldstick.pipeline.plain_module import tensor_hashes
+from goldstick.pipeline.pruned_config import refit_config, require_config
 from goldstick.pipeline.records import environment, layer_records, shapes_of
 from goldstick.pipeline.save import (
     StoredPiece,
@@ -63,6 +65,8 @@ class Result:
     _resolution: Resolution
     _recipe: Recipe
     _errors: Mapping[str, WeightError]
+    _cuts: Sequence[Prune] = ()
+    _described: bool = True
 
     def save(self, directory: str | Path, *, overwrite: bool = False, progress: Progress = quiet) -> Path:
         """Write the model as a checkpoint, read it back in a fresh process, and compare.
@@ -75,6 +79,7 @@ class Result:
             FormatError: The recipe's format cannot hold the result.
             CheckpointError: What was read back is not what was written.
         """
+        require_config(self._described)
         names = _names(self.model)
         pieces = quantized_pieces(self._network, self._resolution, names)
         wanted = self._recipe.export.format if names else "native"
@@ -98,6 +103,7 @@ class Result:
                 base_model=self.report.model,
                 errors=error_sums(self._errors),
                 kv=kv,
+                architecture={"pruned": [cut.to_dict() for cut in self._cuts]} if self._cuts and not names else {},
             )
             write_rest(work, content, hashes)
             proof = prove_and_record(work, *_proof_request(self.model, config is not None, origin))
@@ -130,16 +136,18 @@ def apply_recipe(
     shapes, structure = shapes_of(original), structure_of(model)
     target = model if inplace else copy.deepcopy(model)
     network = Network(target, cut=original.cut)
-    network, results, account = run_on_whole(network, resolution, rotation, batches, progress, training)
+    whole = run_on_whole(network, resolution, rotation, batches, progress, training)
+    network, resolution, results, account = whole.network, whole.resolution, whole.results, whole.account
+    described = not whole.cuts or not _is_transformers(target) or refit_config(network, account["pruning"])
     errors = {name: result.error for name, result in results.items()}
     notes = {name: result.notes for name, result in results.items()}
-    names = _names(target)
+    names = _names(target) if described else None
     pieces = quantized_pieces(network, resolution, names)
     storage, warnings = choose_format(
         recipe.export.format if names else "native", [piece.layer for piece in pieces], resolution.ties
     )
     floats, quantized = stored_bytes(network, pieces, storage)
-    layers = layer_records(network, shapes, resolution, errors, before, floats | quantized, notes)
+    layers = layer_records(network, shapes, resolution, errors, before, floats | quantized, notes, cut=bool(whole.cuts))
     report = Report(
         goldstick_version=environment()["goldstick"],
         model=getattr(model, "name_or_path", "") or type(model).__name__,
@@ -153,7 +161,16 @@ def apply_recipe(
         warnings=tuple(warnings),
         environment=environment(),
     )
-    return Result(model=target, report=report, _network=network, _resolution=resolution, _recipe=recipe, _errors=errors)
+    return Result(
+        model=target,
+        report=report,
+        _network=network,
+        _resolution=resolution,
+        _recipe=recipe,
+        _errors=errors,
+        _cuts=whole.cuts,
+        _described=described,
+    )
 
 
 def _is_transformers(model: nn.Module) -> bool:

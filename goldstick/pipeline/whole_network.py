@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from goldstick.algorithms import Exposure
 from goldstick.calibration.kv_ranges import KVRecorder
+from goldstick.core.edits import Prune
 from goldstick.formats.transformers_cache import cached_decoder, quantized_layers, use_quantized_cache
 from goldstick.pipeline.observation import fixed_inputs
 from goldstick.recipes.resolve import Resolution
@@ -38,6 +40,25 @@ def refuse_without_cache(model: nn.Module, resolution: Resolution) -> None:
         quantized_layers(cached_decoder(model).config)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Whole:
+    """What a recipe did to a network.
+
+    Attributes:
+        network: The network as it is now.
+        resolution: What the recipe means for it.
+        results: What became of each site.
+        account: The report's account of the rotation, the training, the pruning and the KV cache.
+        cuts: What was cut out of it.
+    """
+
+    network: Network
+    resolution: Resolution
+    results: dict[str, SiteResult]
+    account: dict[str, Any]
+    cuts: tuple[Prune, ...]
+
+
 def run_on_whole(
     network: Network,
     resolution: Resolution,
@@ -45,7 +66,7 @@ def run_on_whole(
     batches: Sequence[Mapping[str, Tensor]],
     progress: Progress,
     training: TrainingTask | None = None,
-) -> tuple[Network, dict[str, SiteResult], dict[str, Any]]:
+) -> Whole:
     """Do all that a recipe says to a network in memory, in place.
 
     Args:
@@ -55,10 +76,6 @@ def run_on_whole(
         batches: Calibration data.
         progress: Told what is done.
         training: What stages train on that train; the calibration data where ``None``.
-
-    Returns:
-        The network as it is now, what became of each site, and the report's account of the rotation, the training and
-        the KV cache.
     """
     account: dict[str, Any] = {}
     if rotation is not None:
@@ -68,13 +85,16 @@ def run_on_whole(
         account["rotation"] = rotation.to_dict(error)
     if training is None and batches and resolution.training:
         training = TrainingTask(batches=batches)
-    trained, accounts = train_stages(network, resolution, training, progress)
-    if accounts:
-        account["training"] = accounts
+    trained = train_stages(network, resolution, training, progress)
+    network, resolution = trained.network, trained.resolution
+    if trained.accounts:
+        account["training"] = trained.accounts
+    if trained.pruning:
+        account["pruning"] = trained.pruning
     stage = resolution.kv
     recorder = KVRecorder() if stage is not None and stage.exposure is not Exposure.NONE else None
-    results = run(network, resolution, progress, batches, recorder, trained)
+    results = run(network, resolution, progress, batches, recorder, trained.results)
     if stage is not None:
         use_quantized_cache(network.model, stage.solve(recorder.ranges if recorder is not None else {}))
         account["kv_cache"] = {"scheme": stage.scheme.label}
-    return network, results, account
+    return Whole(network=network, resolution=resolution, results=results, account=account, cuts=trained.edits)

@@ -89,7 +89,8 @@ def write_whole(
     network = Network(load_float(plan.source.directory).to(device))
     data = calibrate(network.model) if calibrate is not None and plan.calibrated else None
     batches: Sequence[Mapping[str, Tensor]] = data.batches() if data else ()
-    network, results, account = run_on_whole(network, plan.resolution, plan.rotation, batches, progress)
+    whole = run_on_whole(network, plan.resolution, plan.rotation, batches, progress)
+    network, results, account = whole.network, whole.results, whole.account
     expected = observe(network.model, plan.source.directory)
     names = CheckpointNames(plan.network.model)
     pieces = quantized_pieces(network, plan.resolution, names)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from goldstick.algorithms import Exposure, Finetune, KVCache, RandomRotation, Stage, TrainedQuantizer
+from goldstick.algorithms import SCOP, Exposure, Finetune, KVCache, RandomRotation, Stage, TrainedQuantizer
 
 
 def rotation_of(stages: Sequence[Stage]) -> RandomRotation | None:
@@ -12,9 +12,9 @@ def rotation_of(stages: Sequence[Stage]) -> RandomRotation | None:
     return next((stage for stage in stages if isinstance(stage, RandomRotation)), None)
 
 
-def training_of(stages: Sequence[Stage]) -> tuple[Finetune | TrainedQuantizer, ...]:
+def training_of(stages: Sequence[Stage]) -> tuple[Finetune | SCOP | TrainedQuantizer, ...]:
     """The stages that train, in their order."""
-    return tuple(stage for stage in stages if isinstance(stage, Finetune | TrainedQuantizer))
+    return tuple(stage for stage in stages if isinstance(stage, Finetune | SCOP | TrainedQuantizer))
 
 
 def misplaced(stages: Sequence[Stage]) -> list[str]:
@@ -36,7 +36,7 @@ def misplaced(stages: Sequence[Stage]) -> list[str]:
 
 def _after_others(stages: Sequence[Stage]) -> list[str]:
     """Stages that train and come after one that decides on the weights as they were before."""
-    trained = [index for index, stage in enumerate(stages) if isinstance(stage, Finetune | TrainedQuantizer)]
+    trained = [index for index, stage in enumerate(stages) if isinstance(stage, Finetune | SCOP | TrainedQuantizer)]
     early = [
         stage.name
         for stage in stages[: max(trained, default=0)]
@@ -48,11 +48,12 @@ def _after_others(stages: Sequence[Stage]) -> list[str]:
             f"stages[{trained[-1]}].{stages[trained[-1]].name}: it trains the float network, and {early[0]} comes "
             "before it; put the stages that train first."
         )
-    finetunes = [index for index in trained if isinstance(stages[index], Finetune)]
-    quantizes = [index for index in trained if not isinstance(stages[index], Finetune)]
-    if finetunes and quantizes and finetunes[-1] > quantizes[0]:
+    in_float = [index for index in trained if not isinstance(stages[index], TrainedQuantizer)]
+    quantizes = [index for index in trained if isinstance(stages[index], TrainedQuantizer)]
+    if in_float and quantizes and in_float[-1] > quantizes[0]:
+        late, first = stages[in_float[-1]].name, stages[quantizes[0]].name
+        remedy = "prune before it" if late == SCOP.name else "fine-tune before it, or give it more epochs"
         problems.append(
-            f"stages[{finetunes[-1]}].finetune: {stages[quantizes[0]].name} comes before it and trains all that stays "
-            "float itself; fine-tune before it, or give it more epochs."
+            f"stages[{in_float[-1]}].{late}: {first} comes before it and trains all that stays float itself; {remedy}."
         )
     return problems

@@ -6,7 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from goldstick.algorithms import Algorithm, Finetune, KVCache, Quantizer, RandomRotation, Stage, TrainedQuantizer
+from goldstick.algorithms import (
+    SCOP,
+    Algorithm,
+    Finetune,
+    KVCache,
+    Quantizer,
+    RandomRotation,
+    Stage,
+    TrainedQuantizer,
+)
 from goldstick.calibration.task import Balancing
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
@@ -47,6 +56,7 @@ class Resolution:
         rotation: The stage that rotates the network before anything else, if any.
         kv: The stage that quantizes the KV cache, if any.
         training: The stages that train, in their order, before all others but a rotation.
+        stages: All stages: where one of them prunes, what they mean is resolved again for what is left.
     """
 
     assignments: dict[str, Assignment]
@@ -56,7 +66,8 @@ class Resolution:
     balancing: tuple[Balancing, ...] = ()
     rotation: RandomRotation | None = None
     kv: KVCache | None = None
-    training: tuple[Finetune | TrainedQuantizer, ...] = ()
+    training: tuple[Finetune | SCOP | TrainedQuantizer, ...] = ()
+    stages: tuple[Stage, ...] = ()
 
 
 def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
@@ -73,9 +84,12 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
     balancing: list[Balancing] = []
     for index, stage in enumerate(stages):
         place = f"stages[{index}].{stage.name}"
-        if not isinstance(stage, Algorithm):
+        if not isinstance(stage, Algorithm | SCOP):
             continue
         try:
+            if isinstance(stage, SCOP):
+                stage.layers(network)
+                continue
             sites = stage.sites(network)
         except RecipeError as error:
             problems.append(f"{place}: {error}")
@@ -102,6 +116,7 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
         rotation=rotation_of(stages),
         kv=next((stage for stage in stages if isinstance(stage, KVCache)), None),
         training=training_of(stages),
+        stages=tuple(stages),
     )
 
 

@@ -3,23 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from goldstick import surgery
-from goldstick.algorithms import TrainedQuantizer
+from goldstick.algorithms import SCOP, TrainedQuantizer
+from goldstick.core.edits import Prune
 from goldstick.core.relaxation import Relaxation
 from goldstick.errors import RecipeError, StructureError
-from goldstick.recipes.resolve import Resolution
+from goldstick.recipes.prune import prune
+from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.recipes.run import Progress, SiteResult, decide
 from goldstick.structure.network import Network, Site
 from goldstick.training import TrainingRecord, TrainingTask, train
 
 
-def train_stages(
-    network: Network, resolution: Resolution, task: TrainingTask | None, progress: Progress
-) -> tuple[dict[str, SiteResult], list[dict[str, Any]]]:
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """What the training stages did.
+
+    Attributes:
+        network: The network as it is now.
+        resolution: What the recipe means for it.
+        results: Site name → what became of it, for the sites these stages quantize.
+        accounts: The report's account of each training.
+        pruning: The report's account of each stage that prunes.
+        edits: What was cut, in this order.
+    """
+
+    network: Network
+    resolution: Resolution
+    results: dict[str, SiteResult]
+    accounts: list[dict[str, Any]]
+    pruning: list[dict[str, Any]]
+    edits: tuple[Prune, ...]
+
+
+def train_stages(network: Network, resolution: Resolution, task: TrainingTask | None, progress: Progress) -> Trained:
     """Carry out the stages that train, in their order and in place.
 
     Args:
@@ -28,16 +50,14 @@ def train_stages(
         task: What to train on; may be missing where nothing trains.
         progress: Told the steps.
 
-    Returns:
-        Site name → what became of it, for the sites these stages quantize; and the report's account of each stage.
-
     Raises:
-        RecipeError: A stage trains, and there is nothing to train on.
-        StructureError: A trained layer is tied to another.
+        RecipeError: A stage trains, and there is nothing to train on; or the rest of the recipe is illegal for what
+            pruning has left.
+        StructureError: A trained layer is tied to another; no channel can be pruned.
         TrainingError: The training diverged.
     """
     results: dict[str, SiteResult] = {}
-    accounts = []
+    accounts, pruning, edits = [], [], []
     for index, stage in enumerate(resolution.training):
         if task is None:
             raise RecipeError(
@@ -45,6 +65,14 @@ def train_stages(
                 "to goldstick.apply."
             )
         description = f"{index + 1}-{stage.name}"
+        if isinstance(stage, SCOP):
+            pruned = prune(network, stage, task, description, progress)
+            network, resolution = pruned.network, resolve(resolution.stages, pruned.network)
+            pruning.append(pruned.account)
+            edits.append(pruned.edit)
+            if pruned.record is not None:
+                accounts.append({"stage": stage.name, **_words(pruned.record)})
+            continue
         stand_ins = _put_in(network, resolution, stage) if isinstance(stage, TrainedQuantizer) else {}
         record = train(network.model, task, stage.training, description=description, progress=progress)
         for name, (relaxation, weight) in stand_ins.items():
@@ -54,7 +82,14 @@ def train_stages(
             surgery.apply(network, [edit])
             results[name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
         accounts.append({"stage": stage.name, **_words(record)})
-    return results, accounts
+    return Trained(
+        network=network,
+        resolution=resolution,
+        results=results,
+        accounts=accounts,
+        pruning=pruning,
+        edits=tuple(edits),
+    )
 
 
 def _put_in(network: Network, resolution: Resolution, stage: TrainedQuantizer) -> dict[str, tuple[Relaxation, Tensor]]:

@@ -30,7 +30,7 @@ class LayerRecord:
 
     Args:
         name: the parameter's full name.
-        shape: its shape before.
+        shape: its shape; where channels were cut, what is left of it (the note ``shape_before`` says what was).
         dtype: its type before, such as ``bfloat16``.
         bytes_before: its size before; 0 for a name that shares another parameter's memory.
         bytes_after: the size of all that stands for it now: codes, scales and zeros.
@@ -116,6 +116,9 @@ class Report:
         kv_cache: how keys and values are stored; empty where they stay in float.
         training: for each stage that trained its steps, the mean loss and the validation of each epoch, and which epoch
             was kept; empty where none did.
+        pruning: for each stage that cut channels: ``parameters``, ``macs`` and ``seconds`` of a forward, before and
+            after; the scores of every layer's channels, and which went; ``refused`` layers with the reason. The seconds
+            are measured, so equal runs differ in them.
         calibration: what data the algorithms looked at.
         evaluation: ``{"before": …, "after": …, "divergence": …}``, the first two each what
             `goldstick.evaluation.Evaluation.to_dict` returns, the third what `goldstick.evaluation.divergence` finds.
@@ -143,6 +146,7 @@ class Report:
     rotation: Mapping[str, Any] = field(default_factory=dict)
     kv_cache: Mapping[str, Any] = field(default_factory=dict)
     training: tuple[Mapping[str, Any], ...] = ()
+    pruning: tuple[Mapping[str, Any], ...] = ()
     calibration: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     proof: Mapping[str, Any] = field(default_factory=dict)

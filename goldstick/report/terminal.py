@@ -11,7 +11,7 @@ from rich.table import Table
 
 from goldstick.report.grouping import LayerGroup, group_layers
 from goldstick.report.report import LayerRecord, Report, SizeSummary
-from goldstick.report.words import format_bytes, rotation_words, training_words, verdict
+from goldstick.report.words import format_bytes, pruning_words, rotation_words, training_words, verdict
 
 if TYPE_CHECKING:
     from goldstick.evaluation.compare import ComparisonRow
@@ -25,6 +25,8 @@ def print_report(console: Console, report: Report, rows: Sequence[ComparisonRow]
         _line(console, rotation_words(report.rotation))
     if report.kv_cache:
         _line(console, f"KV cache: {report.kv_cache['scheme']}")
+    for pruning in report.pruning:
+        _line(console, pruning_words(pruning))
     for training in report.training:
         _line(console, training_words(training))
     if rows:

@@ -10,6 +10,7 @@ import yaml
 
 from goldstick.report.accuracy_view import accuracy_view, headline_of
 from goldstick.report.grouping import LayerGroup, group_layers
+from goldstick.report.pruning_view import pruning_view
 from goldstick.report.report import LayerRecord, Report
 from goldstick.report.svg import Mark, bars, marks
 from goldstick.report.words import (
@@ -17,6 +18,7 @@ from goldstick.report.words import (
     format_seconds,
     format_shape,
     proof_words,
+    pruning_words,
     rotation_words,
     training_words,
 )
@@ -54,6 +56,7 @@ def report_view(report: Report) -> dict[str, Any]:
         "accuracy": accuracy,
         "weight_errors": _weight_errors(report.layers),
         "output_errors": _output_errors(report.layers),
+        "pruning": [pruning_view(pruning) for pruning in report.pruning],
         "sizes": _sizes(report.layers),
         "left_alone": _left_alone(report.layers),
         "fallbacks": _fallbacks(report.layers),
@@ -82,6 +85,7 @@ def _headline(report: Report) -> list[tuple[str, str]]:
         lines.append(("Rotation", rotation_words(report.rotation)))
     if report.kv_cache:
         lines.append(("KV cache", str(report.kv_cache["scheme"])))
+    lines += [("Pruning", pruning_words(pruning)) for pruning in report.pruning]
     lines += [("Training", training_words(training)) for training in report.training]
     if report.proof:
         lines.append(("Proof", _proof(report.proof)))

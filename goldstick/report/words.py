@@ -60,6 +60,18 @@ def training_words(training: Mapping[str, Any]) -> str:
     return text
 
 
+def pruning_words(pruning: Mapping[str, Any]) -> str:
+    """What a stage cut out of the network, in a sentence."""
+    pairs = (pruning["parameters"], pruning["macs"])
+    parameters, macs = (f"{before:,} → {after:,} ({after / before:.0%})" for before, after in pairs)
+    slow, fast = pruning["seconds"]
+    text = f"{pruning['stage']}: parameters {parameters}, multiplications {macs}; a forward of {pruning['samples']} "
+    text += f"samples {1000 * slow:.3g} → {1000 * fast:.3g} ms"
+    if pruning["refused"]:
+        text += f"; {len(pruning['refused'])} layers kept all channels"
+    return text
+
+
 def proof_words(proof: Mapping[str, Any]) -> str:
     """What a proof found, in a sentence."""
     if proof["method"] == "outputs":

@@ -41,9 +41,9 @@ def capture_block_inputs(model: nn.Module, block_path: str, inputs: Mapping[str,
 
 
 def capture_inputs(
-    model: nn.Module, paths: Collection[str], inputs: Mapping[str, Any], *, seed: int = 0
+    model: nn.Module, paths: Collection[str], inputs: Mapping[str, Any], *, args: tuple[Any, ...] = (), seed: int = 0
 ) -> dict[str, Arguments]:
-    """What each of the blocks ``paths`` is given in one forward, which stops at the last of them.
+    """What each of the blocks ``paths`` is given in one forward on ``args`` and ``inputs``, which stops at the last.
 
     The model runs in evaluation mode and is left as it was. Caches of keys and values are replaced by
     ``None``. A model on the meta device works too: shapes are computed there, and the tensors are then filled
@@ -65,11 +65,11 @@ def capture_inputs(
 
     handles = [model.get_submodule(path).register_forward_pre_hook(hook_for(path), with_kwargs=True) for path in paths]
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-    placed = map_tensors(dict(inputs), lambda tensor: tensor.to(device))
+    in_order, placed = map_tensors((args, dict(inputs)), lambda tensor: tensor.to(device))
     missing = "ended without calling it"
     try:
         with evaluating(model), torch.inference_mode(False), torch.no_grad():
-            model(**placed)
+            model(*in_order, **placed)
     except _AllCaptured:
         pass
     except Exception as error:  # any code of the model may fail, in any way

@@ -226,7 +226,7 @@ def make_optimizer(
         raise TrainingError("No parameter of the network requires a gradient, so there is nothing to train.")
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=options.rate, momentum=0.9, nesterov=True)
-    return torch.optim.AdamW(groups, lr=options.rate)
+    return torch.optim.AdamW(groups, lr=options.rate, betas=options.betas)
 
 
 def _measure(model: nn.Module, task: TrainingTask, options: TrainingOptions) -> None:

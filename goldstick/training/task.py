@@ -58,6 +58,8 @@ class TrainingTask:
             nowhere.
         train: The caller's own training in the place of the loop: called with the model, which it trains in place, and
             a function to be told the share of the training that is done, from 0 to 1, before each step.
+        knockoffs: Float inputs [batch, …] → their knockoffs, of the same shape, for a ``scop`` stage with
+            ``knockoffs: given``: a generator's images, or what any other function makes.
     """
 
     batches: Iterable[Any] | Callable[[int], Iterable[Any]]
@@ -65,6 +67,7 @@ class TrainingTask:
     validate: Callable[[nn.Module], float] | None = None
     directory: str | Path | None = None
     train: Callable[[nn.Module, Anneal], None] | None = None
+    knockoffs: Callable[[Tensor], Tensor] | None = None
 
     def epoch(self, number: int) -> Iterable[Any]:
         """The batches of an epoch.

@@ -1,0 +1,107 @@
+"""SCOP on a CIFAR-10 ResNet, against pruning by |γ| and at random: `python -m benchmarks.scop [--epochs 30]`.
+
+The float network is fine-tuned first, on the same JPEG copies it is measured on. SCOP then cuts a share of the
+channels; the others cut until as many multiplications are left; all are fine-tuned alike. Each training leaves a
+checkpoint after every epoch in --work, from which a stopped run goes on; results go to benchmarks/results/, with budget
+and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import goldstick
+from benchmarks.cifar import ROOT, Augmented, interval, pretrained, read_images, share_right
+from goldstick.algorithms import SCOP, Finetune, Stage
+from goldstick.core.training import TrainingOptions
+from goldstick.pipeline.result import Result
+from goldstick.recipes.prune import seconds_of
+from goldstick.report.storage import write_atomically
+from goldstick.training import TrainingTask
+
+#: Images of one forward whose time is measured.
+_TIMED_IMAGES = 64
+
+
+def main() -> None:
+    """Measure and write the table."""
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    data = Augmented(**dict(zip(("images", "classes"), read_images("train", arguments.images), strict=True)))
+    test = read_images("test", arguments.test_images)
+    out = arguments.out or ROOT / "benchmarks" / "results" / f"scop-resnet{arguments.depth}.json"
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("work", "out")}
+    table: dict[str, Any] = {
+        "settings": settings,
+        "train_images": len(data.images),
+        "test_images": len(test[0]),
+        "rows": [],
+    }
+
+    def note(name: str, model: nn.Module, **more: Any) -> None:
+        share = share_right(model.eval(), *test)
+        timed = seconds_of(model, (torch.zeros(_TIMED_IMAGES, 3, 32, 32),), {})
+        row = {"network": name, "accuracy": share, "interval_95": interval(share, len(test[0])), "seconds": timed}
+        table["rows"].append(row | more)
+        write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
+        print(f"{name:32} {share:.2%}  {1000 * timed:.0f} ms for {_TIMED_IMAGES} images", flush=True)
+
+    def made(model: nn.Module, name: str, *stages: Stage) -> Result:
+        started = time.perf_counter()
+        task = TrainingTask(batches=data, directory=arguments.work / name)
+        result = goldstick.apply(model, {"stages": list(stages)}, training=task, progress=_progress)
+        more: dict[str, Any] = {"training_seconds": time.perf_counter() - started}
+        for pruning in result.report.pruning:
+            more |= {key: pruning[key] for key in ("parameters", "macs")}
+            more["kept"] = {layer["name"]: [layer["kept"], layer["units"]] for layer in pruning["layers"]}
+        note(name, result.model, losses=[one["losses"] for one in result.report.training], **more)
+        return result
+
+    options = {"seed": arguments.seed}
+    finetune = Finetune(training=TrainingOptions(epochs=arguments.epochs, rate=arguments.rate, **options))
+    gates = TrainingOptions(
+        epochs=arguments.gate_epochs, rate=4e-3, betas=(0.5, 0.9), schedule="constant", norm_batches=0, **options
+    )
+    base = pretrained(arguments.depth)
+    note("float, as it came", base)
+    tuned = made(base, "float", finetune).model
+    scop = SCOP(rate=arguments.share, scope=arguments.scope, knockoffs=arguments.knockoffs, training=gates)
+    (pruning,) = made(tuned, "scop", scop, finetune).report.pruning
+    left = pruning["macs"][1] / pruning["macs"][0]
+    for criterion in ("magnitude", "random"):
+        other = SCOP(rate=None, macs=left, scope=arguments.scope, criterion=criterion, training=gates)
+        made(tuned, criterion, other, finetune)
+
+
+def _progress(description: str, done: int, total: int) -> None:
+    if done and done % 50 == 0:
+        print(f"{description}: step {done} of {total}", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--depth", type=int, default=20, choices=(20, 56))
+    parser.add_argument("--share", type=float, default=0.45, help="of the channels of each layer that SCOP cuts")
+    parser.add_argument("--scope", choices=("layer", "global"), default="layer")
+    parser.add_argument("--knockoffs", choices=("shuffle", "gaussian"), default="shuffle")
+    parser.add_argument("--epochs", type=int, default=30, help="of every fine-tuning, the float network's too")
+    parser.add_argument("--gate-epochs", type=int, default=5, help="in which the gates learn")
+    parser.add_argument("--rate", type=float, default=1e-3, help="of fine-tuning")
+    parser.add_argument("--images", type=int, help="train on the first so many images")
+    parser.add_argument("--test-images", type=int, help="measure on the first so many images")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "scop", help="where checkpoints lie")
+    parser.add_argument("--out", type=Path, help="the file of results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""SLB on a CIFAR-10 ResNet, against rounding and straight-through training: `python -m benchmarks.slb [--epochs 30]`.
+
+The float network is fine-tuned first, on the same JPEG copies it is measured on. Each training leaves a checkpoint
+after every epoch in --work, from which a stopped run goes on; results go to benchmarks/results/, with budget and seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import goldstick
+from benchmarks.cifar import ROOT, Augmented, interval, pretrained, read_images, share_right
+from benchmarks.straight_through import StraightThrough
+from goldstick.algorithms import SLB, Finetune, Stage
+from goldstick.core.training import TrainingOptions
+from goldstick.pipeline.result import Result
+from goldstick.report.storage import write_atomically
+from goldstick.training import TrainingTask
+
+
+def main() -> None:
+    """Measure and write the table."""
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    data = Augmented(**dict(zip(("images", "classes"), read_images("train", arguments.images), strict=True)))
+    test = read_images("test")
+    out = arguments.out or ROOT / "benchmarks" / "results" / f"slb-resnet{arguments.depth}.json"
+    settings = {name: value for name, value in vars(arguments).items() if name not in ("work", "out")}
+    table: dict[str, Any] = {
+        "settings": settings,
+        "train_images": len(data.images),
+        "test_images": len(test[0]),
+        "rows": [],
+    }
+
+    def note(name: str, model: nn.Module, **more: Any) -> None:
+        share = share_right(model.eval(), *test)
+        row = {"network": name, "accuracy": share, "interval_95": interval(share, len(test[0])), **more}
+        table["rows"].append(row)
+        write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
+        print(f"{name:28} {share:.2%}", flush=True)
+
+    def trained(model: nn.Module, name: str, stage: Stage) -> Result:
+        started = time.perf_counter()
+        task = TrainingTask(batches=data, directory=arguments.work / name)
+        result = goldstick.apply(model, {"stages": [stage]}, training=task, progress=_progress)
+        (training,) = result.report.training
+        note(name, result.model, seconds=time.perf_counter() - started, losses=training["losses"], **_bytes(result))
+        return result
+
+    training = TrainingOptions(epochs=arguments.epochs, seed=arguments.seed, rate=arguments.rate)
+    base = pretrained(arguments.depth)
+    note("float, as it came", base)
+    tuned = trained(base, "float", Finetune(training=training)).model
+    for bits in arguments.bits:
+        scheme = f"w{bits}a16-channel-asym"
+        rounding = {"scheme": scheme, "range_search": "mse", "targets": {"include": ["layer*"]}}
+        note(f"rtn w{bits}", goldstick.apply(tuned, {"stages": [{"rtn": rounding}]}).model)
+        trained(tuned, f"slb w{bits}", SLB(scheme=scheme, training=training))
+        trained(tuned, f"straight-through w{bits}", StraightThrough(scheme=scheme, training=training))
+
+
+def _bytes(result: Result) -> dict[str, float]:
+    layers = [layer for layer in result.report.layers if layer.scheme]
+    if not layers:
+        return {}
+    before, after = sum(layer.bytes_before for layer in layers), sum(layer.bytes_after for layer in layers)
+    sizes = {"bytes_before": before, "bytes_after": after}
+    if not all("codes_moved" in layer.notes for layer in layers):
+        return sizes
+    moved = sum(layer.elements * float(layer.notes["codes_moved"]) for layer in layers)
+    return sizes | {"codes_moved": moved / sum(layer.elements for layer in layers)}
+
+
+def _progress(description: str, done: int, total: int) -> None:
+    if done and done % 50 == 0:
+        print(f"{description}: step {done} of {total}", flush=True)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--depth", type=int, default=20, choices=(20, 56))
+    parser.add_argument("--bits", type=int, nargs="+", default=[4, 2, 1])
+    parser.add_argument("--epochs", type=int, default=30, help="of every training, the float network's too")
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--images", type=int, help="train on the first so many images")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "slb", help="where checkpoints lie")
+    parser.add_argument("--out", type=Path, help="the file of results")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,76 @@
+"""Which channels go, given their scores and how much is to be saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Scope = Literal["layer", "global"]
+#: Name of a group → the units that go.
+Choice = dict[str, list[int]]
+
+
+def knockoff_scores(strength: Tensor, beta: Tensor) -> Tensor:
+    """|γ|·(β − (1 − β)) (arXiv 2010.10732, equation 9): how much more real channels are wanted than their knockoffs.
+
+    Args:
+        strength: γ, [units].
+        beta: β, [units].
+    """
+    return strength.abs() * (2 * beta - 1)
+
+
+def lowest(scores: Mapping[str, Tensor], rate: float, scope: Scope) -> Choice:
+    """A share of the units, those of the lowest scores; every group keeps one at least.
+
+    Args:
+        scores: Name of a group → scores [units].
+        rate: The share, from 0 to below 1. Of each group the whole part of rate · units.
+        scope: Whether the share is taken of each ``layer``, or of all units together (``global``), whose scores must
+            then be of one kind.
+    """
+    if scope == "layer":
+        counts = {name: min(int(rate * len(values)), len(values) - 1) for name, values in scores.items()}
+        return {name: _order(values)[: counts[name]] for name, values in scores.items()}
+    flat = torch.cat(list(scores.values()))
+    owners = [(name, unit) for name, values in scores.items() for unit in range(len(values))]
+    chosen: Choice = {name: [] for name in scores}
+    left = int(rate * len(owners))
+    for index in _order(flat):
+        name, unit = owners[index]
+        if left and len(chosen[name]) < len(scores[name]) - 1:
+            chosen[name].append(unit)
+            left -= 1
+    return chosen
+
+
+def to_share(scores: Mapping[str, Tensor], share: float, scope: Scope, left_of: Callable[[Choice], float]) -> Choice:
+    """The fewest units, lowest scores first, after which no more than a share is left.
+
+    Args:
+        scores: Name of a group → scores [units].
+        share: What may be left, from 0 to 1.
+        scope: As for :func:`lowest`.
+        left_of: Units that go → the share that is left; falling.
+
+    Returns:
+        The choice; where even the largest leaves more, that one.
+    """
+    total = sum(len(values) for values in scores.values())
+    low, high = 0, total
+    while low < high:
+        middle = (low + high) // 2
+        if left_of(lowest(scores, middle / total, scope)) <= share:
+            high = middle
+        else:
+            low = middle + 1
+    return lowest(scores, low / total, scope)
+
+
+def _order(values: Tensor) -> list[int]:
+    """Indices from the lowest value to the highest; of equal ones the first comes first."""
+    order: list[int] = torch.sort(values.double().cpu(), stable=True).indices.tolist()
+    return order

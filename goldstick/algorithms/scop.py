@@ -1,0 +1,97 @@
+"""SCOP: prune channels that a network wants no more of real data than of their knockoffs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from torch import Tensor
+
+from goldstick.algorithms.base import Exposure, Stage
+from goldstick.algorithms.channel_choice import Choice, Scope, lowest, to_share
+from goldstick.core.training import TrainingOptions
+from goldstick.errors import RecipeError
+from goldstick.structure.network import Layout, Network
+from goldstick.structure.targets import Targets
+
+
+@dataclass(frozen=True, kw_only=True)
+class SCOP(Stage):
+    """Scientific control for reliable pruning (arXiv 2010.10732), which really cuts channels and heads.
+
+    With the network frozen, a gate β for each channel learns, from the loss on real data, to mix what real data and
+    what their knockoffs give there. Knockoffs look like the data and say nothing of the classes, so a channel that is
+    wanted no more of the data is noise: score |γ|·(β − (1 − β)), γ being the gain of its batch norm or, without one,
+    its root mean square. The lowest scores go. Which layers lose channels with it is found by silencing them.
+
+    Attributes:
+        targets: Layers whose output channels may go; heads go by the name of their value projection.
+        rate: Share of the channels that goes; ``None`` where ``parameters`` or ``macs`` say how much.
+        parameters: Share of all parameters that may be left, instead of ``rate``.
+        macs: Share of the multiplications of one forward that may be left, instead of ``rate``.
+        scope: Whether the same share goes of each ``layer``, or the lowest scores of the network (``global``).
+        knockoffs: ``shuffle``: another sample of the batch; ``gaussian``: second-order knockoffs of the inputs (arXiv
+            1610.02351); ``given``: by the function ``knockoffs`` of the task.
+        criterion: ``knockoffs`` is SCOP. To compare with, and without training: the ``magnitude`` |γ| of the batch
+            norm or, without one, the norm of the weights that read the channel; or ``random``.
+        training: How long and how fast the gates learn.
+        ends: Whether channels of the first layer may go, too.
+    """
+
+    name: ClassVar[str] = "scop"
+
+    targets: Targets = field(default_factory=Targets)
+    rate: float | None = 0.45
+    parameters: float | None = None
+    macs: float | None = None
+    scope: Scope = "layer"
+    knockoffs: Literal["shuffle", "gaussian", "given"] = "shuffle"
+    criterion: Literal["knockoffs", "magnitude", "random"] = "knockoffs"
+    training: TrainingOptions = field(
+        default_factory=lambda: TrainingOptions(rate=4e-3, betas=(0.5, 0.9), schedule="constant", norm_batches=0)
+    )
+    ends: bool = False
+
+    def __post_init__(self) -> None:
+        shares = (self.parameters, self.macs)
+        given = [value for value in shares if value is not None]
+        if len(given) > 1 or (not given and self.rate is None):
+            raise RecipeError("scop needs one of rate, parameters and macs.")
+        if any(not 0 < value <= 1 for value in given) or (self.rate is not None and not 0 <= self.rate < 1):
+            raise RecipeError(
+                "scop's rate is the share of channels that goes, from 0 to below 1; parameters and macs are shares "
+                f"that are left, above 0; not {self.rate}, {self.parameters} and {self.macs}."
+            )
+
+    @property
+    def exposure(self) -> Exposure:
+        """It trains."""
+        return Exposure.TRAINING
+
+    def layers(self, network: Network) -> list[str]:
+        """Paths of the layers whose output channels may go.
+
+        Raises:
+            RecipeError: A pattern matches nothing.
+        """
+        kinds = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D)
+        first = next((site.module for site in network.sites if site.role != "embedding"), None)
+        spared = {first} if not self.ends and not network.blocks else set()
+        return [
+            site.module for site in self.targets.select(network) if site.layout in kinds and site.module not in spared
+        ]
+
+    def choose(self, scores: Mapping[str, Tensor], left_of: Callable[[Choice], Mapping[str, float]]) -> Choice:
+        """Which units go.
+
+        Args:
+            scores: Name of a group → scores [units].
+            left_of: Units that go → the shares of ``parameters`` and ``macs`` that are left.
+        """
+        if self.parameters is not None:
+            return to_share(scores, self.parameters, self.scope, lambda choice: left_of(choice)["parameters"])
+        if self.macs is not None:
+            return to_share(scores, self.macs, self.scope, lambda choice: left_of(choice)["macs"])
+        assert self.rate is not None  # one of the three is given
+        return lowest(scores, self.rate, self.scope)

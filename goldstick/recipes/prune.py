@@ -1,0 +1,262 @@
+"""Prune: what a ``scop`` stage does to a network in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from goldstick import surgery
+from goldstick.algorithms import SCOP
+from goldstick.algorithms.channel_choice import Choice, knockoff_scores
+from goldstick.algorithms.channel_gate import ChannelGate
+from goldstick.core.edits import Prune
+from goldstick.errors import DataError, RecipeError, StructureError
+from goldstick.recipes.run import Progress
+from goldstick.structure.costs import costs_of
+from goldstick.structure.network import Network
+from goldstick.structure.prunable import Prunable, cut_of
+from goldstick.structure.prune_probe import find_prunable
+from goldstick.structure.trace import Arguments, evaluating, map_tensors, tensors_in
+from goldstick.training import TrainingRecord, TrainingTask, train
+from goldstick.training.knockoffs import GaussianKnockoffs, correlation_with
+from goldstick.training.loop import seeded
+from goldstick.training.real_half import RealHalf
+from goldstick.training.task import on_device
+
+#: Samples that a network is tried on.
+_SAMPLES = 4
+#: Batches that Gaussian knockoffs are fitted to, at most.
+_FITTED = 50
+_TIMED = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """What pruning a network gave.
+
+    Attributes:
+        network: The network as it is now.
+        edit: What was cut.
+        account: For the report.
+        record: What the training of the gates did; ``None`` where nothing was trained.
+    """
+
+    network: Network
+    edit: Prune
+    account: dict[str, Any]
+    record: TrainingRecord | None
+
+
+def prune(network: Network, stage: SCOP, task: TrainingTask, description: str, progress: Progress) -> Pruned:
+    """Find out which channels can go, score them, and cut those of the lowest scores; in place.
+
+    Raises:
+        StructureError: No channel of the network's layers can be cut.
+        RecipeError: The stage needs knockoffs from the task, and that gives none.
+        TrainingError: The training of the gates diverged.
+    """
+    model = network.model
+    with seeded(stage.training.seed, model):
+        first = on_device(next(iter(task.epoch(0)), None), next(model.parameters()).device)
+        if first is None:
+            raise DataError("The task gives no batch, so the network cannot be tried.")
+        whole = call_of(model, lambda: task.loss(model, first))
+    args, kwargs = few(whole, _SAMPLES)
+    groups, refused = find_prunable(network, args, kwargs, layers=set(stage.layers(network)))
+    if not groups:
+        layer, reason = next(iter(refused.items()), ("the network", "it has no such layer"))
+        raise StructureError(f"No channel can be cut. {layer}: {reason}.")
+    costs = costs_of(model, args, kwargs)
+    before, slow = costs.of(), seconds_of(model, args, kwargs)
+    scores, record, notes = _scores(network, groups, stage, task, whole, description, progress)
+
+    def left_of(choice: Choice) -> dict[str, float]:
+        after = costs.of(cut_of(choice, groups))
+        return {kind: after[kind] / before[kind] for kind in after}
+
+    choice = stage.choose(scores, left_of)
+    edit = cut_of(choice, groups)
+    surgery.apply(network, [edit])
+    after, fast = costs.of(edit), seconds_of(model, args, kwargs)
+    account = {
+        "stage": stage.name,
+        "parameters": [before["parameters"], after["parameters"]],
+        "macs": [before["macs"], after["macs"]],
+        "seconds": [slow, fast],
+        "samples": _SAMPLES,
+        **notes,
+        "layers": [_layer_account(group, scores[group.name], choice) for group in groups],
+        "refused": refused,
+    }
+    return Pruned(network=Network(model, cut=network.cut), edit=edit, account=account, record=record)
+
+
+def _layer_account(group: Prunable, scores: Tensor, choice: Choice) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "heads": group.heads,
+        "units": group.units,
+        "kept": group.units - len(choice[group.name]),
+        "scattered": group.scattered is not None,
+        "with": [member.module for member in group.members[1:]],
+        "scores": [float(value) for value in scores],
+        "dropped": sorted(choice[group.name]),
+        "error": group.error,
+    }
+
+
+def _scores(
+    network: Network,
+    groups: Sequence[Prunable],
+    stage: SCOP,
+    task: TrainingTask,
+    whole: Arguments,
+    description: str,
+    progress: Progress,
+) -> tuple[dict[str, Tensor], TrainingRecord | None, dict[str, Any]]:
+    if stage.criterion == "random":
+        generator = torch.Generator().manual_seed(stage.training.seed)
+        return {group.name: torch.rand(group.units, generator=generator) for group in groups}, None, {}
+    if stage.criterion == "magnitude":
+        return {group.name: magnitude(network, group) for group in groups}, None, {}
+    knockoffs = _knockoffs(network.model, stage, task)
+    real = next((tensor for tensor in tensors_in(whole) if tensor.is_floating_point()), None)
+    notes = {}
+    if knockoffs is not None and real is not None:
+        with seeded(stage.training.seed, network.model):
+            notes["knockoff_correlation"] = correlation_with(real, knockoffs(real))
+    gates, record = _train_gates(network.model, groups, stage, task, knockoffs, description, progress)
+    scores = {}
+    for group, gate in zip(groups, gates, strict=True):
+        strength = gate.strength() if group.norm is None else magnitude(network, group)
+        scores[group.name] = knockoff_scores(strength.cpu(), gate.beta.detach().double().cpu())
+    return scores, record, notes
+
+
+def _train_gates(
+    model: nn.Module,
+    groups: Sequence[Prunable],
+    stage: SCOP,
+    task: TrainingTask,
+    knockoffs: Callable[[Tensor], Tensor] | None,
+    description: str,
+    progress: Progress,
+) -> tuple[list[ChannelGate], TrainingRecord]:
+    """Train a gate for every group, in a frozen network that is afterwards as it was."""
+    learning = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    modes = {module: module.training for module in model.modules()}
+    gates = []
+    for parameter in learning:
+        parameter.requires_grad_(False)
+    try:
+        for group in groups:
+            member = group.gate
+            layer = model.get_submodule(member.module)
+            gate = ChannelGate(layer, member.units, group.units, reads=member.side == "input")
+            surgery.replace(model, member.module, gate)
+            gates.append(gate)
+        alone = dataclasses.replace(stage.training, norm_batches=0, patience=None)
+        shown = dataclasses.replace(task, validate=None)
+        record = train(RealHalf(model, knockoffs), shown, alone, description=description, progress=progress)
+    finally:
+        for group, gate in zip(groups, gates, strict=False):
+            surgery.replace(model, group.gate.module, gate.layer)
+        for parameter in learning:
+            parameter.requires_grad_(True)
+        for module, mode in modes.items():
+            module.training = mode
+    return gates, record
+
+
+def _knockoffs(model: nn.Module, stage: SCOP, task: TrainingTask) -> Callable[[Tensor], Tensor] | None:
+    if stage.knockoffs == "shuffle":
+        return None
+    if stage.knockoffs == "given":
+        if task.knockoffs is None:
+            raise RecipeError("scop's 'knockoffs: given' needs the function: TrainingTask(knockoffs=...).")
+        return task.knockoffs
+    with seeded(stage.training.seed, model):
+        return GaussianKnockoffs.fit(_float_inputs(model, task))
+
+
+def _float_inputs(model: nn.Module, task: TrainingTask) -> Iterable[Tensor]:
+    device = next(model.parameters()).device
+    for _, batch in zip(range(_FITTED), task.epoch(0), strict=False):
+        placed = on_device(batch, device)
+        given = call_of(model, lambda placed=placed: task.loss(model, placed))  # type: ignore[misc]
+        found = next((tensor for tensor in tensors_in(given) if tensor.is_floating_point() and tensor.ndim > 1), None)
+        if found is None:
+            raise RecipeError("Gaussian knockoffs are for inputs of floats, such as images; use 'knockoffs: shuffle'.")
+        yield found
+
+
+def magnitude(network: Network, group: Prunable) -> Tensor:
+    """|γ| of each unit's batch norm; without one, the norm of the weights that read the unit. float64 [units]."""
+    if group.norm is not None:
+        units = next(member.units for member in group.members if member.module == group.norm)
+        gain = network.model.get_submodule(group.norm)._parameters.get("weight")
+        values = torch.ones(len(units)) if gain is None else gain.detach().abs().cpu()
+        return torch.zeros(group.units, dtype=torch.float64).index_add_(0, torch.tensor(units), values.double())
+    squares = torch.zeros(group.units + 1, dtype=torch.float64)
+    for member in group.members:
+        if member.side == "input":
+            matrix = network.weight(network.by_name[member.module]).double().cpu()
+            per_channel = matrix.reshape(len(matrix), len(member.units), -1).square().sum((0, 2))
+            squares.index_add_(0, torch.tensor(member.units) % len(squares), per_channel)
+    return squares[:-1].sqrt()
+
+
+class _Called(BaseException):
+    """Leaves a forward whose arguments are known; no ``except Exception`` may swallow it."""
+
+
+def call_of(model: nn.Module, run: Callable[[], Any]) -> Arguments:
+    """What a model is called with while ``run`` runs; it does not run itself.
+
+    Raises:
+        StructureError: It is not called.
+    """
+    seen: list[Arguments] = []
+
+    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen.append((args, kwargs))
+        raise _Called
+
+    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
+    try:
+        run()
+    except _Called:
+        return seen[0]
+    finally:
+        handle.remove()
+    raise StructureError("The task's loss does not call the model, so it is not known what the model takes.")
+
+
+def few(whole: Arguments, count: int) -> Arguments:
+    """The arguments of a call, less all but a few samples, and without labels."""
+    samples = next((tensor.shape[0] for tensor in tensors_in(whole) if tensor.ndim), 0)
+
+    def cut(tensor: Tensor) -> Tensor:
+        return tensor[:count] if tensor.ndim and tensor.shape[0] == samples else tensor
+
+    args, kwargs = map_tensors(whole, cut)
+    return args, {key: value for key, value in kwargs.items() if key != "labels"}
+
+
+def seconds_of(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> float:
+    """The median time of a forward."""
+    times = []
+    with evaluating(model), torch.no_grad():
+        model(*args, **kwargs)
+        for _ in range(_TIMED):
+            started = time.perf_counter()
+            model(*args, **kwargs)
+            times.append(time.perf_counter() - started)
+    return statistics.median(times)

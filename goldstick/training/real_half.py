@@ -1,0 +1,79 @@
+"""RealHalf: a network that is shown knockoffs beside its data, and of which only what it makes of the data is seen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from goldstick.core.relaxation import Relaxation
+from goldstick.structure.trace import map_tensors, tensors_in
+from goldstick.training.knockoffs import derangement
+
+#: What cross entropy leaves out, in torch and in transformers.
+_IGNORED = -100
+
+
+class RealHalf(nn.Module):
+    """A frozen network that runs on [real; knockoff] batches and gives what belongs to the real half.
+
+    Only the :class:`Relaxation` s in it are in training mode, ever: batch norms keep their statistics, and nothing is
+    dropped out. In evaluation mode it is the network.
+
+    Args:
+        model: The network.
+        knockoffs: Float inputs → their knockoffs; ``None`` takes another sample of the batch. Integers, such as token
+            ids with their masks, are always another sample's.
+    """
+
+    def __init__(self, model: nn.Module, knockoffs: Callable[[Tensor], Tensor] | None) -> None:
+        super().__init__()
+        self.model, self.knockoffs = model, knockoffs
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:  # a loss may ask the network for its config
+            return getattr(super().__getattr__("model"), name)
+
+    def train(self, mode: bool = True) -> RealHalf:
+        """Training mode is for the gates alone."""
+        super().train(mode)
+        for module in self.model.modules():
+            if not isinstance(module, Relaxation):
+                module.training = False
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What the network gives for the real half."""
+        if not self.training:
+            return self.model(*args, **kwargs)
+        count = next((tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.ndim), 0)
+        order = derangement(count)
+
+        def beside(tensor: Tensor) -> Tensor:
+            if tensor.ndim == 0 or tensor.shape[0] != count:
+                return tensor
+            other = tensor[order.to(tensor.device)]
+            made = self.knockoffs is not None and tensor.is_floating_point()
+            return torch.cat([tensor, self.knockoffs(tensor) if made and self.knockoffs is not None else other])
+
+        named = {key: map_tensors(value, beside) for key, value in kwargs.items()}
+        if isinstance(labels := kwargs.get("labels"), Tensor):
+            named["labels"] = torch.cat([labels, torch.full_like(labels, _IGNORED)])
+        return _real(self.model(*map_tensors(args, beside), **named), count)
+
+
+def _real(output: Any, count: int) -> Any:
+    if isinstance(output, Tensor):
+        return output[:count] if output.ndim and output.shape[0] == 2 * count else output
+    if isinstance(output, MutableMapping):  # transformers' outputs stay what they are
+        for key, value in list(output.items()):
+            if isinstance(value, Tensor | tuple):
+                output[key] = _real(value, count)
+        return output
+    if isinstance(output, tuple) and not hasattr(output, "_fields"):
+        return tuple(_real(value, count) for value in output)
+    return {key: _real(value, count) for key, value in output.items()} if isinstance(output, Mapping) else output

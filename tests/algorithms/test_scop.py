@@ -1,0 +1,229 @@
+"""SCOP: the gate and the score against their formulas, what goes first, and that what is left is read back equal."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import goldstick
+from goldstick.algorithms.channel_choice import knockoff_scores, lowest, to_share
+from goldstick.algorithms.channel_gate import ChannelGate
+from goldstick.api import plan
+from goldstick.core.scatter import ScatteredBatchNorm
+from goldstick.errors import DataError, FormatError, RecipeError, StructureError, UsageError
+from goldstick.pipeline.result import Result
+from goldstick.training import TrainingTask
+from tests.tiny_models import FAMILIES
+from tests.training.networks import TinyResidual, accuracy, batches, trained
+
+
+@pytest.fixture(scope="module")
+def learned() -> TinyResidual:
+    """A network that has learned its data."""
+    with torch.random.fork_rng():
+        return trained()
+
+
+@pytest.fixture(autouse=True)
+def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other backends promise closeness only."""
+    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
+
+
+def pruned(model: nn.Module, *after: Any, task: TrainingTask | None = None, **options: Any) -> Result:
+    training = {"epochs": 2, "rate": 0.02, "norm_batches": 0}
+    stage = {"scop": {"training": training, **options}}
+    return goldstick.apply(model, {"stages": [stage, *after]}, training=task or TrainingTask(batches=batches(8)))
+
+
+def test_a_gate_mixes_the_real_half_alone_and_is_the_layer_in_evaluation_mode() -> None:
+    conv, x = nn.Conv2d(3, 4, 3), torch.randn(6, 3, 8, 8)
+    gate = ChannelGate(conv, (0, 0, 1, -1), 2, reads=False)
+    with torch.no_grad():
+        gate.beta.copy_(torch.tensor([0.25, 1.5]))
+    gate.anneal(0.5)
+    assert gate.beta.tolist() == [0.25, 1.0]
+    y = conv(x)
+    found = gate(x)
+    assert torch.equal(found[3:], y[3:])
+    for channel, beta in enumerate((0.25, 0.25, 1.0, 1.0)):
+        torch.testing.assert_close(found[:3, channel], beta * y[:3, channel] + (1 - beta) * y[3:, channel])
+    assert torch.equal(gate.eval()(x), y)
+    expected = y[:3].double().square().mean((0, 2, 3))
+    torch.testing.assert_close(gate.strength(), torch.stack([expected[:2].sum(), expected[2]]).sqrt())
+    linear = nn.Linear(4, 5)
+    reading, x = ChannelGate(linear, (0, 1, 1, 0), 2, reads=True), torch.randn(2, 7, 4)
+    mixed = torch.cat([0.5 * x[:1] + 0.5 * x[1:], x[1:]])
+    torch.testing.assert_close(reading(x), linear(mixed))
+
+
+def test_scores_and_choices_are_what_the_formula_says() -> None:
+    scores = knockoff_scores(torch.tensor([2.0, -3.0]), torch.tensor([0.75, 0.0]))
+    assert scores.tolist() == [1.0, -3.0]
+    many = {"a": torch.tensor([0.3, 0.1, 0.2, 0.1]), "b": torch.tensor([5.0, 4.0])}
+    assert lowest(many, 0.5, "layer") == {"a": [1, 3], "b": [1]}
+    assert lowest(many, 0.99, "layer") == {"a": [1, 3, 2], "b": [1]}
+    assert lowest(many, 0.5, "global") == {"a": [1, 3, 2], "b": []}
+    assert lowest(many, 0.99, "global") == {"a": [1, 3, 2], "b": [1]}  # each keeps one
+
+    def left_of(choice: dict[str, list[int]]) -> float:
+        return 1 - sum(map(len, choice.values())) / 6
+
+    assert to_share(many, 0.7, "global", left_of) == {"a": [1, 3], "b": []}
+    assert to_share(many, 0.0, "global", left_of) == {"a": [1, 3, 2], "b": [1]}
+
+
+def planted(learned: TinyResidual) -> TinyResidual:
+    """The network with 8 more channels in its middle that hold noise: random filters, read by random columns."""
+    model = copy.deepcopy(learned)
+    generator = torch.Generator().manual_seed(0)
+
+    def beside(values: Tensor, noise: Tensor, axis: int = 0) -> nn.Parameter:
+        return nn.Parameter(torch.cat([values.detach(), noise], axis))
+
+    first, norm, second = model.first, model.first_norm, model.second
+    filters = torch.randn(first.weight.shape, generator=generator) * first.weight.std()
+    columns = torch.randn(second.weight.shape, generator=generator) * second.weight.std()
+    first.weight, second.weight = beside(first.weight, filters), beside(second.weight, columns, 1)
+    norm.weight = beside(norm.weight, norm.weight.detach().flip(0))  # as strong as the others
+    norm.bias = beside(norm.bias, norm.bias.detach().flip(0))
+    first.out_channels = second.in_channels = norm.num_features = 16
+    for name in ("running_mean", "running_var"):
+        norm.register_buffer(name, torch.cat([getattr(norm, name), getattr(norm, name)]))
+    task = TrainingTask(batches=batches(8))
+    still = {"rate": 1e-12, "steps": 1, "norm_batches": 8}  # only the noise's statistics are measured
+    fitted = goldstick.apply(model, {"stages": [{"finetune": {"training": still}}]}, training=task).model
+    assert isinstance(fitted, TinyResidual)
+    return fitted
+
+
+@pytest.mark.parametrize("knockoffs", ["shuffle", "gaussian"])
+def test_planted_noise_goes_first(learned: TinyResidual, knockoffs: str) -> None:
+    model = planted(learned)
+    target = {"targets": {"include": ["first"]}, "rate": 0.5}
+    training = {"epochs": 6, "rate": 0.02, "norm_batches": 0}
+    task = TrainingTask(batches=batches(20))
+    (layer,) = pruned(model, task=task, knockoffs=knockoffs, training=training, **target).report.pruning[0]["layers"]
+    false = sum(unit < 8 for unit in layer["dropped"]) / 8
+    (strong,) = pruned(model, task=task, criterion="magnitude", **target).report.pruning[0]["layers"]
+    by_gain = sum(unit < 8 for unit in strong["dropped"]) / 8
+    print(f"{knockoffs}: of 8 cut, not noise {false:.0%}; by |gamma| {by_gain:.0%}")
+    assert false <= 0.25 < by_gain
+
+
+def test_a_pruned_finetuned_and_rounded_network_is_stored_and_read_back_equal(
+    learned: TinyResidual, tmp_path: Path
+) -> None:
+    finetune = {"finetune": {"training": {"epochs": 2, "norm_batches": 4}}}
+    before = {name: value.clone() for name, value in learned.state_dict().items()}
+    rounding = {"rtn": {"scheme": "w8a16"}}
+    result = pruned(learned, finetune, rounding, rate=0.3, task=TrainingTask(batches=batches(20)))
+    assert accuracy(result.model) > 0.8
+    assert isinstance(result.model.second_norm, ScatteredBatchNorm)
+    assert result.model.first_norm.num_features == 6
+    assert all(torch.equal(value, before[name]) for name, value in learned.state_dict().items())
+    result.save(tmp_path / "out")
+    loaded = goldstick.load(tmp_path / "out", model=TinyResidual())
+    x = torch.randn(3, 3, 8, 8)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), result.model(x))
+    (pruning,) = result.report.pruning
+    assert pruning["parameters"][1] < pruning["parameters"][0] == sum(v.numel() for v in learned.parameters())
+    assert pruning["macs"][1] < 0.75 * pruning["macs"][0]
+    assert all(seconds > 0 for seconds in pruning["seconds"])
+    assert [layer["name"] for layer in pruning["layers"]] == ["first", "second", "hidden"]
+    assert all(len(layer["scores"]) == layer["units"] for layer in pruning["layers"])
+    assert "classifier" in pruning["refused"]
+    records = {record.name: record for record in result.report.layers}
+    assert records["first.weight"].shape == (6, 8, 3, 3)
+    assert records["first.weight"].notes["shape_before"] == "8×8×3×3"
+    assert records["first.weight"].bytes_after < records["first.weight"].bytes_before / 4
+    assert [one["stage"] for one in result.report.training] == ["scop", "finetune"]
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "multiplications" in page and "Scores" in page
+
+
+def test_a_transformer_s_heads_and_channels_are_pruned_quantized_and_read_back_with_a_config_that_says_so(
+    tmp_path: Path,
+) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = FAMILIES["llama_mha"]()
+        data = [{"input_ids": torch.randint(0, 128, (4, 16))} for _ in range(2)]
+    recipe = {
+        "stages": [
+            {"scop": {"rate": 0.5, "training": {"epochs": 1, "norm_batches": 0}}},
+            {"finetune": {"training": {"steps": 1}}},
+            {"rtn": {"scheme": "w4a16-g16"}},
+        ]
+    }
+    result = goldstick.apply(model, recipe, data=data)
+    config: Any = result.model.config
+    assert (config.num_attention_heads, config.num_key_value_heads, config.head_dim) == (2, 2, 16)
+    assert config.intermediate_size == 64
+    result.save(tmp_path / "out")  # which proves the outputs in a fresh process
+    loaded = goldstick.load(tmp_path / "out")
+    with torch.no_grad():
+        torch.testing.assert_close(loaded(**data[0]).logits, result.model(**data[0]).logits, rtol=1e-4, atol=1e-3)
+    assert goldstick.Recipe.load(recipe).stages[0] == goldstick.Recipe.load(result.report.recipe).stages[0]
+    assert model.config.intermediate_size == 128
+
+
+def test_blocks_that_lost_differently_run_but_are_not_stored(tmp_path: Path) -> None:
+    model = FAMILIES["llama_mha"]()
+    data = [{"input_ids": torch.randint(0, 128, (2, 8))}]
+    stage = {"criterion": "magnitude", "rate": 0.25, "targets": {"include": ["*layers.0.mlp.gate_proj"]}}
+    result = goldstick.apply(model, {"stages": [{"scop": stage}]}, data=data)
+    assert result.model.get_submodule("model.layers.0.mlp.down_proj").in_features == 96
+    with pytest.raises(FormatError, match="No config of this transformers model"):
+        result.save(tmp_path / "out")
+
+
+@pytest.mark.parametrize("criterion", ["knockoffs", "magnitude", "random"])
+@pytest.mark.parametrize("kind", ["parameters", "macs"])
+def test_a_share_to_be_left_is_met_and_not_by_much_more(learned: TinyResidual, criterion: str, kind: str) -> None:
+    task = TrainingTask(batches=batches(2))
+    chosen = {"rate": None, kind: 0.6, "scope": "global", "ends": True}
+    (pruning,) = pruned(learned, task=task, criterion=criterion, **chosen).report.pruning
+    assert 0.45 < pruning[kind][1] / pruning[kind][0] <= 0.6
+
+
+def test_equal_runs_cut_the_same(learned: TinyResidual) -> None:
+    first, second = (pruned(learned, rate=0.5).model.state_dict() for _ in range(2))
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+def test_the_caller_s_own_knockoffs_are_used(learned: TinyResidual) -> None:
+    made: list[Tensor] = []
+
+    def own(real: Tensor) -> Tensor:
+        made.append(real)
+        return torch.zeros_like(real)
+
+    result = pruned(learned, knockoffs="given", task=TrainingTask(batches=batches(2), knockoffs=own))
+    assert len(made) >= 4
+    assert result.report.pruning[0]["knockoff_correlation"] == 0
+
+
+def test_what_has_no_meaning_is_refused(learned: TinyResidual, tmp_path: Path) -> None:
+    for options in ({"rate": None}, {"rate": 1.0}, {"macs": 0.5, "parameters": 0.5}, {"rate": None, "macs": 0.0}):
+        with pytest.raises(RecipeError):
+            goldstick.Recipe.load({"stages": [{"scop": options}]})
+    task = TrainingTask(batches=batches(1))
+    with pytest.raises(RecipeError, match="needs the function"):
+        pruned(learned, knockoffs="given", task=task)
+    with pytest.raises(RecipeError, match="prune before it"):
+        goldstick.apply(learned, {"stages": ["slb", "scop"]}, training=task)
+    with pytest.raises(RecipeError, match="matches"):
+        pruned(learned, targets={"include": ["nothing"]}, task=task)
+    with pytest.raises(StructureError, match=r"No channel can be cut\. classifier"):
+        pruned(learned, targets={"include": ["classifier"]}, task=task)
+    with pytest.raises(DataError, match="no batch"):
+        pruned(learned, task=TrainingTask(batches=[]))
+    with pytest.raises(UsageError, match=r"give it to goldstick\.apply"):
+        plan(tmp_path, {"stages": ["scop"]})
