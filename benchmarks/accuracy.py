@@ -30,6 +30,8 @@ from benchmarks.accuracy_cases import FLOAT, PLANTED_FACTORS, PLANTED_SEED, PLAN
 from benchmarks.accuracy_tables import tables
 from benchmarks.accuracy_verdicts import Results, verdicts
 from goldstick.algorithms import ALGORITHMS
+from goldstick.evaluation.data import DataSource
+from goldstick.evaluation.divergence import divergence
 from goldstick.evaluation.evaluate import evaluate
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.formats.transformers_names import quiet_libraries
@@ -101,7 +103,7 @@ class Bench:
         return cls(subject=subject, model=model, batches=data.batches())
 
     def measure(self, row: Row) -> dict[str, Any]:
-        """Perplexity, the NLL of each text, seconds to quantize, and bits per weight."""
+        """Perplexity, the NLL of each text, the KL to the float model, seconds to quantize, and bits per weight."""
         start = time.perf_counter()
         model, bits = self.model, 32.0
         if row.stages:
@@ -110,13 +112,19 @@ class Bench:
             result = goldstick.apply(self.model, recipe, data=batches)
             model, bits = result.model, result.report.size.bits_per_weight or bits  # none: no weight was quantized
         seconds = time.perf_counter() - start
+        directory, task, data = self.subject.directory, self.subject.task, self.subject.data
         with torch.no_grad():
-            language_model = LanguageModel.from_directory(model, self.subject.directory)
-            evaluation = evaluate(language_model, [self.subject.task], self.subject.data, None)
-        found = evaluation.results[self.subject.task]
+            language_model = LanguageModel.from_directory(model, directory)
+            evaluation = evaluate(language_model, [task], data, None)
+            apart = divergence(
+                LanguageModel.from_directory(self.model, directory), language_model, [task], DataSource(data)
+            )
+        found = evaluation.results[task]
         items = found.details["items"]["perplexity"]
         return {
             "perplexity": found.metrics["perplexity"],
+            "kl": round(apart[task]["metrics"]["token_kl"], 6),
+            "kl_interval": [round(end, 6) for end in apart[task]["details"]["interval_95"]["token_kl"]],
             "bits_per_weight": round(bits, 3),
             "seconds": round(seconds, 1),
             "protocol": found.protocol,

@@ -11,7 +11,7 @@ from benchmarks.accuracy_verdicts import Results
 def tables(results: Results) -> str:
     """A table of rounded weights for each model, one of 8-bit activations and caches for all, and what is missing."""
     parts = [table for model in results.names for table in _of_weights(results, model)]
-    return "\n\n".join([*parts, _of_eight_bits(results), _missing(results)])
+    return "\n\n".join([*parts, _of_eight_bits(results), _of_divergence(results), _missing(results)])
 
 
 def _measured(results: Results, model: str) -> list[Row]:
@@ -36,8 +36,11 @@ _GRAINS = {"g32": "groups of 32 (by channel where 32 does not divide)", "channel
 
 def _in_order(chosen: list[Row]) -> list[str]:
     """Methods in the order of the cases, whichever scheme they were measured with."""
-    known = dict.fromkeys(row.method for subject in subjects().values() for row in rows(subject))
-    return [method for method in known if any(row.method == method for row in chosen)]
+    return [method for method in _methods() if any(row.method == method for row in chosen)]
+
+
+def _methods() -> list[str]:
+    return list(dict.fromkeys(row.method for subject in subjects().values() for row in rows(subject)))
 
 
 def _of_eight_bits(results: Results) -> str:
@@ -45,6 +48,22 @@ def _of_eight_bits(results: Results) -> str:
     names = dict.fromkeys(row.name for model in models for row in _measured(results, model) if "a16-" not in row.scheme)
     lines = ["**8 bits**", "", _line("method", *models), _rule(len(models))]
     return "\n".join(lines + [_line(name, *(_cell(results, model, name) for model in models)) for name in names])
+
+
+def _of_divergence(results: Results) -> str:
+    """Mean KL in nats of every row of rounded weights that has one: models and schemes down, methods across."""
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for model in results.names:
+        for row in _measured(results, model):
+            kl = results.kl(model, row.name)
+            if kl is not None and "a16-" in row.scheme:
+                found.setdefault((model, row.scheme), {})[row.method] = kl
+    methods = [method for method in _methods() if any(method in row for row in found.values())]
+    lines = ["**Mean KL of the float model's next token to the rounded model's, nats**", ""]
+    lines += [_line("model", "scheme", *methods), _rule(len(methods) + 1)]
+    for (model, scheme), row in found.items():
+        lines.append(_line(model, scheme, *(f"{row[method]:.4f}" if method in row else "–" for method in methods)))
+    return "\n".join(lines)
 
 
 def _missing(results: Results) -> str:

@@ -73,6 +73,11 @@ class Results:
         found = self.models.get(model, {}).get("rows", {}).get(row)
         return None if found is None else float(found["perplexity"])
 
+    def kl(self, model: str, row: str) -> float | None:
+        """The mean KL of the float model's next tokens to a row's, where it was measured."""
+        found = self.models.get(model, {}).get("rows", {}).get(row, {})
+        return None if "kl" not in found else float(found["kl"])
+
     def ratio(self, model: str, row: str, other: str = "float", other_model: str | None = None) -> Ratio | None:
         """Perplexity of ``row`` over that of ``other``, where both were measured on the same texts."""
         after = self.models.get(model, {}).get("rows", {}).get(row)
@@ -94,6 +99,8 @@ def verdicts(results: Results) -> Iterator[str]:
     """A line for each promise, then for each further comparison that was made."""
     yield _better(results, "gptq", "rtn")
     yield _better(results, "awq+gptq", "rtn")
+    yield _nearer(results, "gptq", "rtn")
+    yield _nearer(results, "awq+gptq", "rtn")
     yield from (_recovers(results, scheme) for scheme in ("w8a8-dynamic", "w8a8-static"))
     smooth = ("smoothquant 0.5 w8a8-dynamic", "smoothquant search w8a8-dynamic")
     yield _close(results, "W8A8-dynamic with SmoothQuant", smooth)
@@ -120,6 +127,25 @@ def _better(results: Results, method: str, rival: str, *, promised: bool = True)
     count = f"better in {total - len(lost)} of {total}" + (f" ({missing} not measured)" if missing else "")
     mark = f"{_word(not lost, bool(missing))}: " if promised else ""
     return f"{mark}{claim}: {count}" + (f"; not in {'; '.join(lost)}." if lost else ".")
+
+
+def _nearer(results: Results, method: str, rival: str) -> str:
+    """Whether a method's next tokens are nearer to the float model's than another's, at every scheme of every model."""
+    lost, total, missing = [], 0, 0
+    for model, subject in subjects().items():
+        for scheme in (row.scheme for row in rows(subject) if row.method == method):
+            own, other = results.kl(model, f"{method} {scheme}"), results.kl(model, f"{rival} {scheme}")
+            if own is None or other is None:
+                missing += 1
+                continue
+            total += 1
+            if not own < other:
+                lost.append(f"{model} {scheme} {own:.4f} against {other:.4f}")
+    claim = f"{method} nearer to the float model than {rival} everywhere (mean KL of the next token)"
+    if not total:
+        return f"**not measured**: {claim}."
+    count = f"in {total - len(lost)} of {total}" + (f" ({missing} not measured)" if missing else "")
+    return f"{_word(not lost, bool(missing))}: {claim}: {count}" + (f"; not in {'; '.join(lost)}." if lost else ".")
 
 
 def _word(good: bool, missing: bool) -> str:
