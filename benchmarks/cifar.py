@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import io
+import json
 import lzma
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+
+from goldstick.report.storage import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -115,11 +119,16 @@ class ResNet(nn.Module):
         return scores
 
 
+def read_resnet(directory: Path, depth: int) -> ResNet:
+    """The pretrained network of 20 or 56 layers in ``directory``."""
+    model = ResNet(depth)
+    model.load_state_dict(load_file(directory / f"resnet{depth}.safetensors"))
+    return model.eval()
+
+
 def pretrained(depth: int) -> ResNet:
     """The network of the data directory, 20 or 56 layers."""
-    model = ResNet(depth)
-    model.load_state_dict(load_file(data_directory() / "resnet_cifar10" / f"resnet{depth}.safetensors"), strict=False)
-    return model.eval()
+    return read_resnet(data_directory() / "resnet_cifar10", depth)
 
 
 def share_right(model: nn.Module, images: Tensor, classes: Tensor) -> float:
@@ -137,3 +146,31 @@ def interval(share: float, count: int) -> tuple[float, float]:
     middle, width = share + z * z / (2 * count), z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2)
     scale = 1 + z * z / count
     return (middle - width) / scale, (middle + width) / scale
+
+
+class Table:
+    """Networks and their accuracies on the test images, written after each.
+
+    Args:
+        out: The file of results.
+        settings: How it is measured.
+        train_images: How many were trained on.
+        test_images: How many are measured on; all where ``None``.
+    """
+
+    def __init__(self, out: Path, settings: Mapping[str, Any], train_images: int, test_images: int | None) -> None:
+        self.out, self.images = out, read_images("test", test_images)
+        self._content: dict[str, Any] = {
+            "settings": dict(settings),
+            "train_images": train_images,
+            "test_images": len(self.images[0]),
+            "rows": [],
+        }
+
+    def note(self, name: str, model: nn.Module, **more: Any) -> None:
+        """Measure a network and add its row."""
+        share = share_right(model.eval(), *self.images)
+        row = {"network": name, "accuracy": share, "interval_95": interval(share, len(self.images[0]))}
+        self._content["rows"].append(row | more)
+        write_atomically(self.out, (json.dumps(self._content, indent=1) + "\n").encode())
+        print(f"{name:32} {share:.2%}", flush=True)

@@ -9,7 +9,6 @@ and seed.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,11 @@ import torch
 from torch import nn
 
 import goldstick
-from benchmarks.cifar import ROOT, Augmented, interval, pretrained, read_images, share_right
+from benchmarks.cifar import ROOT, Augmented, Table, pretrained, read_images
 from goldstick.algorithms import SCOP, Finetune, Stage
 from goldstick.core.training import TrainingOptions
 from goldstick.pipeline.result import Result
 from goldstick.recipes.prune import seconds_of
-from goldstick.report.storage import write_atomically
 from goldstick.training import TrainingTask
 
 #: Images of one forward whose time is measured.
@@ -35,23 +33,13 @@ def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
     data = Augmented(**dict(zip(("images", "classes"), read_images("train", arguments.images), strict=True)))
-    test = read_images("test", arguments.test_images)
     out = arguments.out or ROOT / "benchmarks" / "results" / f"scop-resnet{arguments.depth}.json"
     settings = {name: value for name, value in vars(arguments).items() if name not in ("work", "out")}
-    table: dict[str, Any] = {
-        "settings": settings,
-        "train_images": len(data.images),
-        "test_images": len(test[0]),
-        "rows": [],
-    }
+    table = Table(out, settings, len(data.images), arguments.test_images)
 
     def note(name: str, model: nn.Module, **more: Any) -> None:
-        share = share_right(model.eval(), *test)
-        timed = seconds_of(model, (torch.zeros(_TIMED_IMAGES, 3, 32, 32),), {})
-        row = {"network": name, "accuracy": share, "interval_95": interval(share, len(test[0])), "seconds": timed}
-        table["rows"].append(row | more)
-        write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
-        print(f"{name:32} {share:.2%}  {1000 * timed:.0f} ms for {_TIMED_IMAGES} images", flush=True)
+        timed = seconds_of(model.eval(), (torch.zeros(_TIMED_IMAGES, 3, 32, 32),), {})
+        table.note(name, model, seconds=timed, timed_images=_TIMED_IMAGES, **more)
 
     def made(model: nn.Module, name: str, *stages: Stage) -> Result:
         started = time.perf_counter()

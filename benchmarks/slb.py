@@ -7,21 +7,18 @@ after every epoch in --work, from which a stopped run goes on; results go to ben
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 import goldstick
-from benchmarks.cifar import ROOT, Augmented, interval, pretrained, read_images, share_right
+from benchmarks.cifar import ROOT, Augmented, Table, pretrained, read_images
 from benchmarks.straight_through import StraightThrough
 from goldstick.algorithms import SLB, Finetune, Stage
 from goldstick.core.training import TrainingOptions
 from goldstick.pipeline.result import Result
-from goldstick.report.storage import write_atomically
 from goldstick.training import TrainingTask
 
 
@@ -30,39 +27,28 @@ def main() -> None:
     arguments = _arguments()
     torch.set_num_threads(arguments.threads)
     data = Augmented(**dict(zip(("images", "classes"), read_images("train", arguments.images), strict=True)))
-    test = read_images("test")
     out = arguments.out or ROOT / "benchmarks" / "results" / f"slb-resnet{arguments.depth}.json"
     settings = {name: value for name, value in vars(arguments).items() if name not in ("work", "out")}
-    table: dict[str, Any] = {
-        "settings": settings,
-        "train_images": len(data.images),
-        "test_images": len(test[0]),
-        "rows": [],
-    }
-
-    def note(name: str, model: nn.Module, **more: Any) -> None:
-        share = share_right(model.eval(), *test)
-        row = {"network": name, "accuracy": share, "interval_95": interval(share, len(test[0])), **more}
-        table["rows"].append(row)
-        write_atomically(out, (json.dumps(table, indent=1) + "\n").encode())
-        print(f"{name:28} {share:.2%}", flush=True)
+    table = Table(out, settings, len(data.images), None)
 
     def trained(model: nn.Module, name: str, stage: Stage) -> Result:
         started = time.perf_counter()
         task = TrainingTask(batches=data, directory=arguments.work / name)
         result = goldstick.apply(model, {"stages": [stage]}, training=task, progress=_progress)
         (training,) = result.report.training
-        note(name, result.model, seconds=time.perf_counter() - started, losses=training["losses"], **_bytes(result))
+        table.note(
+            name, result.model, seconds=time.perf_counter() - started, losses=training["losses"], **_bytes(result)
+        )
         return result
 
     training = TrainingOptions(epochs=arguments.epochs, seed=arguments.seed, rate=arguments.rate)
     base = pretrained(arguments.depth)
-    note("float, as it came", base)
+    table.note("float, as it came", base)
     tuned = trained(base, "float", Finetune(training=training)).model
     for bits in arguments.bits:
         scheme = f"w{bits}a16-channel-asym"
         rounding = {"scheme": scheme, "range_search": "mse", "targets": {"include": ["layer*"]}}
-        note(f"rtn w{bits}", goldstick.apply(tuned, {"stages": [{"rtn": rounding}]}).model)
+        table.note(f"rtn w{bits}", goldstick.apply(tuned, {"stages": [{"rtn": rounding}]}).model)
         trained(tuned, f"slb w{bits}", SLB(scheme=scheme, training=training))
         trained(tuned, f"straight-through w{bits}", StraightThrough(scheme=scheme, training=training))
 

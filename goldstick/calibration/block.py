@@ -21,7 +21,7 @@ from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
 from goldstick.calibration.task import Task, Work
 from goldstick.core.edits import SetWeight
-from goldstick.core.freed_memory import give_large_blocks_back, make_room
+from goldstick.core.freed_memory import make_room
 from goldstick.core.inputs import InputObserver
 from goldstick.errors import StructureError
 from goldstick.structure.findings import FoldPair
@@ -60,9 +60,6 @@ class BlockCalibration:
         look: Callable[[], Tensor] | None = None,
     ) -> None:
         self._network, self._work, self._masks, self._pairs = network, work, masks, pairs
-        self._together = together
-        if not together:
-            give_large_blocks_back(scarce=True)
         self._groups = input_groups(network, work.tasks, look or runs[0])
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
         self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules)
@@ -109,8 +106,6 @@ class BlockCalibration:
         """Replace the layers by packed ones."""
         self._multipliers.remove()
         surgery.apply(self._network, self._edits.values())
-        if not self._together:
-            give_large_blocks_back()
 
     def _solve_group(self, group: Sequence[Task]) -> None:
         notes, scale = balance_group(

@@ -19,6 +19,7 @@ from goldstick.calibration.sweep import Calls, block_runs, find_absorbers, masks
 from goldstick.calibration.task import Task
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
+from goldstick.core.freed_memory import give_large_blocks_back
 from goldstick.formats.transformers_streaming import StreamedModel
 from goldstick.pipeline.cache_by_blocks import BlockwiseCache
 from goldstick.pipeline.float_stream import FloatStream
@@ -128,6 +129,7 @@ class BlockwiseModel:
                     calibration.solve()
                     yield from calibration.outputs()
                     calibration.finish()
+                    give_large_blocks_back(scarce=True)  # the next block's weights would fill the heap for good
             if self.cache is not None:
                 self.cache.settle()
             for run in runs[count:]:  # what the proof looks at goes through the packed layers
@@ -190,13 +192,15 @@ class BlockwiseModel:
 
     def _calibration(self, block: str, runs: Runs, original: Original | None) -> BlockCalibration:
         count = len(self._batches)
+        together = self._fits_together(block, runs[0], streams=1 if original is None else 2)
+        give_large_blocks_back(scarce=not together)
         return BlockCalibration(
             self.network,
             self._work.within(block),
             runs[:count],
             masks_of(self._batches),
             pairs=self._absorbers.of(block) if self._absorbers is not None else (),
-            together=self._fits_together(block, runs[0], streams=1 if original is None else 2),
+            together=together,
             original=original,
             look=runs[count] if self._is_shown_by_proof(block) else runs[0],
         )

@@ -12,7 +12,7 @@ from goldstick.calibration.absorbers import small
 from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.data import CalibrationData
 from goldstick.core.error import WeightError
-from goldstick.core.freed_memory import return_freed_memory
+from goldstick.core.freed_memory import give_large_blocks_back, return_freed_memory
 from goldstick.errors import StructureError
 from goldstick.formats.kv_cache import StoredKV
 from goldstick.formats.transformers_names import CheckpointNames
@@ -37,6 +37,7 @@ def prepare(
     """A run over the blocks, or ``None`` where the plan needs none, or its model cannot be taken apart into blocks."""
     if not plan.by_blocks or device.type != "cpu" or (plan.calibrated and calibrate is None):
         return None
+    give_large_blocks_back(scarce=True)
     streamed = StreamedModel(plan.source.directory)
     data = calibrate(streamed.model) if plan.calibrated and calibrate is not None else None
     proof = model_inputs(streamed.model, plan.source.directory)
@@ -122,6 +123,7 @@ class BlockwiseRun:
             hashes = writer.close()
         finally:
             writer.abandon()
+            give_large_blocks_back()
         for left in work.checkpoint.iterdir():  # of a run that was cut short behind this point
             if left.name not in hashes:
                 left.unlink()

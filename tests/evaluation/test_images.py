@@ -15,10 +15,10 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from benchmarks.cifar import DEVIATION, MEAN, read_resnet
 from goldstick.errors import DataError, QuantizationError, SourceError, UsageError
 from goldstick.evaluation import DataSource, ImageClassifier, Preparation, compare, evaluate, measurable
 from goldstick.evaluation.tasks.images import CIFAR10_CLASSES, Cifar10, ImageFolder, rank_of
-from tests.evaluation.cifar_resnet import PREPARATION, read_resnet
 
 PLAIN = Preparation(mean=(0.0,) * 3, std=(1.0,) * 3)
 
@@ -218,7 +218,7 @@ def test_a_real_network_is_right_as_often_as_it_is_known_to_be(data_dir: Path) -
     if not directory.is_dir() or not (data_dir / "cifar10").is_dir():
         pytest.skip(f"no images or no networks at {data_dir}")
     assert len(CIFAR10_CLASSES) == 10
-    classifier = ImageClassifier(read_resnet(directory, 3), PREPARATION)
+    classifier = ImageClassifier(read_resnet(directory, 20), Preparation(mean=MEAN, std=DEVIATION))
     result = evaluate(classifier, ["cifar10"], data_dir, limit=500).results["cifar10"]
     assert result.n == 500
     assert abs(result.metrics["top1"] - 81.03) < 3.5

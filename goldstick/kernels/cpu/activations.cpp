@@ -139,12 +139,6 @@ GOLDSTICK_INLINE void quantize_in(const LinearCall<T>& call, const Columns& colu
     }
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define GOLDSTICK_AVX2 __attribute__((target("avx2")))
-#else
-#define GOLDSTICK_AVX2
-#endif
-
 template <typename T>
 GOLDSTICK_AVX2 void quantize_avx2(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
                                   std::int64_t token) {

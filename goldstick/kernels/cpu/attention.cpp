@@ -214,12 +214,6 @@ GOLDSTICK_INLINE void rotate_in(const RotaryCall<T>& call) {
     }
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define GOLDSTICK_AVX2 __attribute__((target("avx2")))
-#else
-#define GOLDSTICK_AVX2
-#endif
-
 template <typename T>
 GOLDSTICK_AVX2 void attend_avx2(const AttentionCall<T>& call, std::int64_t batch, std::int64_t head,
                                 std::int64_t total, float* scratch) {

@@ -1,11 +1,10 @@
 // Eight codes at a time. Whatever their width, eight codes fill exactly `bits` bytes: one 64-bit load, spread over
 // 64-bit lanes by variable shifts, gives all of them.
 #include "dequantize.hpp"
+#include "inline.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-
-#define GOLDSTICK_AVX2 __attribute__((target("avx2")))
 
 namespace goldstick {
 namespace {

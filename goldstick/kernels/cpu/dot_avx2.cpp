@@ -1,11 +1,11 @@
 // One or two tokens: most of the time is that of reading the weight, so codes are used as they are unpacked. Four rows go
 // side by side, and while they are read, the memory after them is called for.
+#include "inline.hpp"
 #include "linear.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define GOLDSTICK_AVX2 __attribute__((target("avx2")))
 #define GOLDSTICK_UNROLL _Pragma("GCC unroll 8")  // whole: sums in an array stay in registers only then
 
 namespace goldstick {

@@ -47,12 +47,6 @@ GOLDSTICK_INLINE void gate_row(const GateCall<T>& call, std::int64_t row) {
     }
 }
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define GOLDSTICK_AVX2 __attribute__((target("avx2")))
-#else
-#define GOLDSTICK_AVX2
-#endif
-
 template <typename T>
 GOLDSTICK_AVX2 void norm_avx2(const NormCall<T>& call, std::int64_t row) {
     norm_row(call, row);

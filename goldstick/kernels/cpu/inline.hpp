@@ -1,8 +1,14 @@
-// Functions that are compiled into their callers, and so for the instructions of each of them.
+// How a function is compiled: into its callers, and so for the instructions of each of them; or for AVX2.
 #pragma once
 
 #if defined(__GNUC__)
 #define GOLDSTICK_INLINE inline __attribute__((always_inline))
 #else
 #define GOLDSTICK_INLINE inline
+#endif
+
+#if defined(__x86_64__) && defined(__GNUC__)
+#define GOLDSTICK_AVX2 __attribute__((target("avx2")))
+#else
+#define GOLDSTICK_AVX2
 #endif

@@ -1,12 +1,12 @@
 // Codes of 16 rows, spread out side by side: lane r of a vector belongs to row r of eight.
 #pragma once
 
+#include "inline.hpp"
 #include "linear.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define GOLDSTICK_AVX2 __attribute__((target("avx2")))
 #define GOLDSTICK_UNROLL _Pragma("GCC unroll 8")  // whole: sums in an array stay in registers only then
 
 namespace goldstick {

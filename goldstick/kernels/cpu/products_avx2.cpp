@@ -1,13 +1,12 @@
 // One instruction multiplies eight channels' pairs of tokens and adds each pair. Three rows by 24 columns stay in nine
 // registers for as many tokens as 32 bits hold.
+#include "inline.hpp"
 #include "products.hpp"
 
 #include <algorithm>
 
 #if defined(__x86_64__)
 #include <immintrin.h>
-
-#define GOLDSTICK_AVX2 __attribute__((target("avx2")))
 
 namespace goldstick {
 namespace {
