@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, cast
 
 import torch
@@ -35,7 +36,7 @@ class PreparedLinear:
 
     Results are those of the operator, which is asked wherever this gives ``None``: other devices and backends, tensors
     that are being traced, inputs that do not fit (and its errors). The weight is read where it lies, so changes of its
-    numbers are seen; tensors in other places are prepared anew.
+    numbers are seen; tensors in other places are prepared anew, and none is kept alive.
 
     Args:
         bits: Width of a code.
@@ -48,6 +49,7 @@ class PreparedLinear:
         self.settings = bits, group_size, in_features, activation
         self._places: tuple[object, ...] = ()
         self._layer: Any = None
+        self._packed: weakref.ref[Tensor] | None = None
         self._dtype = torch.float32
         self._rows = 0
 
@@ -62,6 +64,7 @@ class PreparedLinear:
         if places != self._places:
             self._layer = self._prepared(*weight)
             self._places = places
+            self._packed = weakref.ref(weight[0], self._forget)
         shape, columns = x.shape, self.settings[2]
         if self._layer is None or not shape or shape[-1] != columns or x.dtype is not self._dtype:
             return None
@@ -70,6 +73,10 @@ class PreparedLinear:
         tokens = x.numel() // columns
         threads = torch.get_num_threads() if tokens * columns * self._rows >= THREADED_FROM else 1
         return y if self._layer.run(x.data_ptr(), y.data_ptr(), tokens, threads) else None
+
+    def _forget(self, _: object) -> None:
+        """Let go of the weight with its last owner: a block that was released would stay in memory."""
+        self._layer, self._places = None, ()
 
     def _prepared(
         self,

@@ -29,4 +29,9 @@ def before_a_forbidden_page(tensor: Tensor) -> tuple[Tensor, Callable[[], None]]
     guarded = torch.frombuffer(region, dtype=tensor.dtype, count=tensor.numel(), offset=offset).view(tensor.shape)
     guarded.copy_(tensor)
     protect(NO_ACCESS)
-    return guarded, lambda: protect(mmap.PROT_READ | mmap.PROT_WRITE)
+
+    def let_go(held: mmap.mmap = region) -> None:  # for the tensor may be gone before, and its memory with it
+        assert not held.closed
+        protect(mmap.PROT_READ | mmap.PROT_WRITE)
+
+    return guarded, let_go

@@ -12,6 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from goldstick.errors import KernelError
 from goldstick.kernels import Activation, cpu
+from goldstick.kernels import ops as _ops  # noqa: F401  (registers the operator)
 from goldstick.kernels.prepared import Operands, PreparedLinear
 from tests.kernels.layers import Layer, random_layer
 
@@ -66,6 +67,21 @@ def test_numbers_that_change_in_place_and_tensors_that_are_replaced_are_seen() -
     given[4].mul_(3)
     assert torch.equal(run(x, given), by_operator(layer, x, given))  # type: ignore[arg-type]
     assert torch.equal(run(x, operands(other)), by_operator(other, x, operands(other)))  # type: ignore[arg-type]
+
+
+def test_a_weight_is_not_kept_alive_and_one_in_its_place_is_prepared_anew() -> None:
+    layer, x = random_layer(19, 64, group_size=32), torch.randn(3, 64)
+    call, given = prepared(layer), operands(layer)
+    assert call(x, given) is not None
+    storage = given[0].untyped_storage()
+    owners = torch._C._storage_Use_Count(storage._cdata)
+    packed = given[0].clone()
+    given = (packed, *given[1:])
+    del layer
+    assert torch._C._storage_Use_Count(storage._cdata) < owners - 1, "the prepared call owns it still"
+    found = call(x, given)
+    assert found is not None
+    assert torch.equal(found, by_operator(random_layer(19, 64, group_size=32), x, given))
 
 
 def test_another_backend_instruction_set_or_device_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
