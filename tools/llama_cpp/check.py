@@ -91,9 +91,9 @@ def _compared(name: str, folder: Path, python: str) -> Iterator[tuple[str, float
 
 
 def _tiny(name: str, folder: Path) -> Path:
-    """A random model whose blocks add to the residual as little as those of a trained one: scaled by depth, as GPT-2's.
-
-    Without that every block's output is larger than what it is added to, and so is its rounding.
+    """A random model whose blocks add little to the residual, as those of trained ones do: scaled by depth, as GPT-2's,
+    and under larger embeddings. Without that every block's output is larger than what it is added to, and so is the
+    rounding of its inputs.
     """
     torch.manual_seed(0)
     config = TINY[name]
@@ -104,6 +104,8 @@ def _tiny(name: str, folder: Path) -> Path:
                 parameter.add_(0.2 * torch.randn(parameter.shape))
             elif path.endswith(("o_proj.weight", "down_proj.weight")):
                 parameter.mul_((2 * config.num_hidden_layers) ** -0.5)
+            elif path.endswith("embed_tokens.weight"):
+                parameter.mul_(4)
     model.to(torch.bfloat16).save_pretrained(folder)
     return folder
 
