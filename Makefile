@@ -53,7 +53,7 @@ crash-test: $(STAMP) ## die at every step of writing and at random, and go on: t
 fuzz: $(STAMP) ## read a million mutated checkpoints; SEED=N for others (about an hour)
 	$(PYTHON) -m tests.formats.fuzz --inputs 1000000 --deep 10000 --seed $(or $(SEED),1000000)
 
-packers: $(STAMP) ## pack and unpack thousands of random layers in every format (5,500 cases)
+packers: $(STAMP) ## pack and unpack thousands of random layers in every format (6,500 cases)
 	HYPOTHESIS_PROFILE=many OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q $(PACKERS)
 
 determinism: $(STAMP) ## quantize the reference model with 1 to 4 threads, five times each: the same bytes?
