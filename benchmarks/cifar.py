@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import lzma
@@ -174,3 +175,17 @@ class Table:
         self._content["rows"].append(row | more)
         write_atomically(self.out, (json.dumps(self._content, indent=1) + "\n").encode())
         print(f"{name:32} {share:.2%}", flush=True)
+
+
+def argument_parser(description: str | None, name: str) -> argparse.ArgumentParser:
+    """What every benchmark on these networks asks; its checkpoints lie in ``build/name``."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--depth", type=int, default=20, choices=(20, 56))
+    parser.add_argument("--epochs", type=int, default=30, help="of every training, the float network's too")
+    parser.add_argument("--rate", type=float, default=1e-3, help="of every training but that of gates")
+    parser.add_argument("--images", type=int, help="train on the first so many images")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / name, help="where checkpoints lie")
+    parser.add_argument("--out", type=Path, help="the file of results")
+    return parser

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 import goldstick
-from benchmarks.cifar import ROOT, Augmented, Table, pretrained, read_images
+from benchmarks.cifar import ROOT, Augmented, Table, argument_parser, pretrained, read_images
 from goldstick.algorithms import SCOP, Finetune, Stage
 from goldstick.core.training import TrainingOptions
 from goldstick.pipeline.result import Result
@@ -74,20 +73,12 @@ def _progress(description: str, done: int, total: int) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--depth", type=int, default=20, choices=(20, 56))
+    parser = argument_parser(__doc__, "scop")
     parser.add_argument("--share", type=float, default=0.45, help="of the channels of each layer that SCOP cuts")
     parser.add_argument("--scope", choices=("layer", "global"), default="layer")
     parser.add_argument("--knockoffs", choices=("shuffle", "gaussian"), default="shuffle")
-    parser.add_argument("--epochs", type=int, default=30, help="of every fine-tuning, the float network's too")
     parser.add_argument("--gate-epochs", type=int, default=5, help="in which the gates learn")
-    parser.add_argument("--rate", type=float, default=1e-3, help="of fine-tuning")
-    parser.add_argument("--images", type=int, help="train on the first so many images")
     parser.add_argument("--test-images", type=int, help="measure on the first so many images")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "scop", help="where checkpoints lie")
-    parser.add_argument("--out", type=Path, help="the file of results")
     return parser.parse_args()
 
 

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import argparse
 import time
-from pathlib import Path
 
 import torch
 from torch import nn
 
 import goldstick
-from benchmarks.cifar import ROOT, Augmented, Table, pretrained, read_images
+from benchmarks.cifar import ROOT, Augmented, Table, argument_parser, pretrained, read_images
 from benchmarks.straight_through import StraightThrough
 from goldstick.algorithms import SLB, Finetune, Stage
 from goldstick.core.training import TrainingOptions
@@ -71,16 +70,8 @@ def _progress(description: str, done: int, total: int) -> None:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--depth", type=int, default=20, choices=(20, 56))
+    parser = argument_parser(__doc__, "slb")
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 2, 1])
-    parser.add_argument("--epochs", type=int, default=30, help="of every training, the float network's too")
-    parser.add_argument("--rate", type=float, default=1e-3)
-    parser.add_argument("--images", type=int, help="train on the first so many images")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "slb", help="where checkpoints lie")
-    parser.add_argument("--out", type=Path, help="the file of results")
     return parser.parse_args()
 
 

@@ -45,6 +45,7 @@ def prepare(
     try:
         block_calls(streamed.model, streamed.blocks, small(data.batches()[0] if data is not None else proof[0]))
     except StructureError:
+        give_large_blocks_back()
         return None
     return BlockwiseRun(plan, streamed, data, proof, max_memory, progress)
 
