@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from benchmarks.llama_cpp_decode import LlamaCpp
-from benchmarks.random_llama import SHAPES, config, float_model, quantized_model
+from benchmarks.random_llama import SHAPES, config
+from goldstick.formats.transformers_random import float_llama, quantized_llama
 from goldstick.pipeline.optimize import optimize
 from goldstick.pipeline.records import environment
 
@@ -90,7 +91,7 @@ def prompt(tokens: int) -> Tensor:
 
 def dynamic_int8(shape: str, layers: int | None) -> Any:
     """torch.ao's dynamic int8 with random weights."""
-    model = quantized_model(config(shape, layers), "w8a8-dynamic")
+    model = quantized_llama(config(shape, layers), "w8a8-dynamic")
     for path, module in list(model.named_modules()):
         if hasattr(module, "weight_packed"):
             made: Any = torch.ao.nn.quantized.dynamic.Linear(module.in_features, module.out_features, bias_=False)
@@ -104,12 +105,12 @@ def dynamic_int8(shape: str, layers: int | None) -> Any:
 def networks(options: argparse.Namespace, clock: Clock) -> Iterator[tuple[str, Network]]:
     """Name and network, one at a time."""
     given = config(options.shape, options.layers)
-    yield BASELINE, InProcess(float_model(given), clock)
+    yield BASELINE, InProcess(float_llama(given), clock)
     if not options.without_bfloat16:
-        yield "transformers bfloat16", InProcess(float_model(given, torch.bfloat16), clock)
+        yield "transformers bfloat16", InProcess(float_llama(given, torch.bfloat16), clock)
     for label, scheme in (("W4 g128", "w4a16-g128"), ("W8A8", "w8a8-dynamic")):
-        yield f"goldstick {label}", InProcess(quantized_model(given, scheme), clock)
-        model: nn.Module = quantized_model(given, scheme)
+        yield f"goldstick {label}", InProcess(quantized_llama(given, scheme), clock)
+        model: nn.Module = quantized_llama(given, scheme)
         started = time.perf_counter()
         print(
             f"goldstick {label} optimized: {optimize(model)}\n  in {time.perf_counter() - started:.1f} s".replace(

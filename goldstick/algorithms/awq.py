@@ -102,7 +102,8 @@ class AWQ(Balancer, Quantizer):
     """Scale the weights that large activations read before rounding them, then clip (arXiv 2306.00978).
 
     A group of layers that read the same inputs gets a scale for each channel: inputs are divided by it, weights
-    multiplied. It is used only where it lowers the simulated output error of the group.
+    multiplied. It is used only where it lowers the simulated output error of the group: of rounding, or, where GPTQ
+    rounds later, of what its compensation leaves (:class:`BalanceLoss`).
 
     Attributes:
         duo_scaling: Whether the size of the weights has a part in the scales, too; ``both`` tries each ratio with and
@@ -112,8 +113,8 @@ class AWQ(Balancer, Quantizer):
         quantize: ``false`` chooses scales only and leaves the rounding to a later stage, such as ``gptq``, which also
             has the scheme.
         ranges: What weights are rounded with while scales are compared: the ``minmax`` of their values as in the
-            paper, or shrunken ranges (``clip``), which are near to what clipping and GPTQ do later. A scale that only
-            makes up for ranges too wide is then not preferred.
+            paper, or shrunken ranges (``clip``), as clipping finds them later, or GPTQ where that rounds. A scale that
+            only makes up for ranges too wide is then not preferred.
         token_floor: Layers that saw fewer inputs than this fraction of their input features are rounded to nearest, and
             get no scale.
         unfoldable: What to do where nothing can absorb a scale; see :class:`Balancer`.

@@ -11,7 +11,14 @@ from torch import Tensor
 
 from goldstick.algorithms.base import Balance, Member
 from goldstick.algorithms.clipping import RATIOS
-from goldstick.algorithms.ranges import FindRange, Range, minmax, quantize_with_ranges, quantize_with_search, shrunken
+from goldstick.algorithms.hessian_factor import uncompensated
+from goldstick.algorithms.ranges import (
+    FindRange,
+    Range,
+    quantize_with_ranges,
+    quantize_with_search,
+    shrunken,
+)
 from goldstick.core.grid import Grid
 from goldstick.core.input_range import input_range
 from goldstick.core.inputs import SAMPLE, InputObserver
@@ -45,7 +52,7 @@ class BalanceLoss:
         observer: The inputs.
         ranges: What weights are rounded with: the ``minmax`` of their values, or (``clip``) for each group the range
             shrunken to 55 % at most for which Σⱼ E[(xⱼ/sⱼ)²]·(ŵⱼ − wⱼ)² is least, which is near to what AWQ's clipping
-            and GPTQ's ranges will give.
+            will give; for a member that is compensated the ``mse`` range, which is GPTQ's.
 
     Raises:
         QuantizationError: More than 1 % of the inputs hold NaN or infinity.
@@ -60,6 +67,11 @@ class BalanceLoss:
         self._square = observer.mean_square().to(device)  # [in]
         self._lowest, self._highest = observer.lowest().cpu(), observer.highest().cpu()
         self._rows = observer.sample(SAMPLE).to(device)  # [k, in]
+        grids = [
+            member.scheme.weight for member in self._members if member.compensated and not member.scheme.activation
+        ]
+        left = uncompensated(observer.take_hessian().to(device), grids[0]) if grids else None
+        self._left = None if left is None else left / 2  # in units of E[x xᵀ], [in]
 
     def __call__(self, scale: Tensor | None) -> float:
         """The error with s = ``scale``, float [in], or without one; infinite where a scaled weight overflows."""
@@ -76,11 +88,13 @@ class BalanceLoss:
         rows = self._rows.double()
         for part in row_chunks(member.weight, copies=4):
             weight = member.weight[part]
-            rounded = self._rounded(weight, member.scheme.weight, scale)
+            rounded = self._rounded(weight, member, scale)
             if rounded is None:
                 return math.inf
             delta = (rounded if scale is None else rounded / scale.double()) - weight.double()
-            if self._moment is not None:
+            if member.compensated and self._left is not None:
+                total += float((delta.square_() @ self._left).sum())
+            elif self._moment is not None:
                 total += float((delta @ self._moment * delta).sum())
             else:
                 total += float((delta @ rows.T).square_().sum()) / max(len(rows), 1)
@@ -92,7 +106,7 @@ class BalanceLoss:
         tokens = self._rounded_inputs(member.scheme, divided, scale).double()
         for part in row_chunks(member.weight, copies=4):
             weight = member.weight[part]
-            rounded = self._rounded(weight, member.scheme.weight, scale)
+            rounded = self._rounded(weight, member, scale)
             if rounded is None:
                 return math.inf
             error = tokens @ rounded.T - self._rows.double() @ weight.double().T  # [k, out]
@@ -111,10 +125,20 @@ class BalanceLoss:
         shift = 0.0 if zero is None else float(zero)
         return ((inputs / float(step) + shift).round().clamp(-128, 127) - shift) * float(step)
 
-    def _search(self, grid: Grid, scale: Tensor | None) -> FindRange:
-        """What finds the ranges of scaled weights."""
-        if self._ranges == "minmax":
-            return minmax
+    def _rounded(self, weight: Tensor, member: Member, scale: Tensor | None) -> Tensor | None:
+        """Q(W·diag(s)) of some rows, float64, or ``None`` where that overflows the dtype of W."""
+        scaled = weight if scale is None else (weight.float() * scale).to(weight.dtype)
+        if scale is not None and not torch.isfinite(scaled).all():
+            return None
+        grid = member.scheme.weight
+        if self._ranges == "clip" and not member.compensated:
+            tensor = quantize_with_ranges(scaled, grid, self._clipping(grid, scale))
+        else:
+            tensor = quantize_with_search(scaled, grid, "minmax" if self._ranges == "minmax" else "mse")
+        return tensor.dequantize().double()
+
+    def _clipping(self, grid: Grid, scale: Tensor | None) -> FindRange:
+        """What finds the ranges of scaled weights that cost their inputs least."""
         square = self._square if scale is None else self._square / scale.double().square()  # E[(xⱼ/sⱼ)²], [in]
         shares = in_groups((square / square.max().clamp(min=torch.finfo(torch.float64).tiny)).float(), grid)
 
@@ -122,13 +146,6 @@ class BalanceLoss:
             return shrunken(grouped, grid, dtype, RATIOS, lambda delta: delta.square_().mul_(shares).sum(-1))
 
         return search
-
-    def _rounded(self, weight: Tensor, grid: Grid, scale: Tensor | None) -> Tensor | None:
-        """Q(W·diag(s)), float64, or ``None`` where that overflows the dtype of W."""
-        scaled = weight if scale is None else (weight.float() * scale).to(weight.dtype)
-        if scale is not None and not torch.isfinite(scaled).all():
-            return None
-        return quantize_with_ranges(scaled, grid, self._search(grid, scale)).dequantize().double()
 
 
 def bounded(scale: Tensor, live: Tensor) -> Tensor:

@@ -40,11 +40,13 @@ class Member:
         site: The site.
         weight: float [out, in], the canonical matrix, in the dtype it will be stored in.
         scheme: What the layer will become when all stages have acted.
+        compensated: Whether the stage that rounds it makes up for the error of each column in those after it.
     """
 
     site: Site
     weight: Tensor
     scheme: Scheme
+    compensated: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +167,11 @@ class Quantizer(Algorithm):
             the layer one scale per ``channel``, or ``skip`` it.
         tie: What to do with a targeted weight that is tied to another: stop with an ``error``, ``untie`` them and
             quantize only the target, or ``keep`` the tie and quantize both ends as one.
+        compensates: Whether the algorithm makes up for the rounding error of a column in those after it, which stages
+            that balance before it take into account.
     """
+
+    compensates: ClassVar[bool] = False
 
     scheme: Scheme | str = "w4a16-g128"
     overrides: dict[str, Scheme | str] = field(default_factory=dict)

@@ -167,6 +167,7 @@ class GPTQ(Quantizer):
 
     name: ClassVar[str] = "gptq"
     exposure: ClassVar[Exposure] = Exposure.BLOCKWISE
+    compensates: ClassVar[bool] = True
 
     range_search: Literal["minmax", "mse", "imatrix"] = "mse"
     order: Order = "gar"

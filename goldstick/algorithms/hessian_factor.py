@@ -13,6 +13,7 @@ from goldstick.core.grid import Grid
 
 #: Rows and columns that a step of the factorization takes.
 _BLOCK = 256
+_DAMPING = 0.01  # GPTQ's own, by default
 
 Order = Literal["gar", "activation", "natural"]
 
@@ -74,6 +75,34 @@ def inverse_factor(
     if overwrite:
         _mirror_lower(factor)
         _permute(factor, order.argsort())
+    return None
+
+
+def uncompensated(hessian: Tensor, grid: Grid) -> Tensor | None:
+    """What the error of each column still costs when all columns after it have made up for it, float64 [in].
+
+    dⱼ = 1 / Uⱼⱼ², with U of :func:`inverse_factor` and columns in the order ``gar``: the part of input j that no linear
+    combination of the inputs after it predicts. A column's rounding error e adds e²·dⱼ to what GPTQ leaves of
+    tr((W − Ŵ) H (W − Ŵ)ᵀ), where rounding alone adds e²·H_jj and what it shares with other columns (arXiv 2210.17323).
+
+    Args:
+        hessian: H, float64 [in, in]; its storage is used, and H lost.
+        grid: The groups of the columns.
+
+    Returns:
+        d, zero for inputs that were always zero; ``None`` if H is not positive definite, however much it is damped.
+    """
+    diagonal = hessian.diagonal().clone()
+    dead = diagonal == 0
+    if dead.all():
+        return None
+    columns = column_order(diagonal, grid, "gar")
+    for damping in damping_ladder(_DAMPING):
+        factor = inverse_factor(hessian, damping * float(diagonal[~dead].mean()), columns, overwrite=True)
+        if factor is not None:
+            left = torch.empty_like(diagonal)
+            left[columns] = 1 / factor.diagonal().square()
+            return left.masked_fill_(dead, 0)
     return None
 
 

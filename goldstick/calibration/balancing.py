@@ -67,7 +67,15 @@ def balance_group(
         elif pair is None and not multiplies:
             found = {"unbalanced": _NO_ABSORBER}
         else:
-            members = [Member(site=task.site, weight=network.weight(task.site), scheme=task.scheme) for task in group]
+            members = [
+                Member(
+                    site=task.site,
+                    weight=network.weight(task.site),
+                    scheme=task.scheme,
+                    compensated=task.stage.compensates,
+                )
+                for task in group
+            ]
             observer = observe_group(passes, group, masks)
             try:
                 balance = balancing.stage.balance(members, observer)

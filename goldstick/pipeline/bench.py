@@ -1,31 +1,30 @@
-"""Bench: how fast quantized layers and networks run here, beside the same in float."""
+"""Bench: how fast quantized layers run here, beside the same in float."""
 
 from __future__ import annotations
 
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import UsageError
-from goldstick.kernels import cpu, ops, select
+from goldstick.kernels import ops, select
 from goldstick.nn import QuantizedLinear
+from goldstick.pipeline.bench_decode import DecodeTime, decode_time
 from goldstick.pipeline.load import load
-from goldstick.pipeline.optimize import optimize
+from goldstick.pipeline.stopwatch import PlainRead, seconds_of, verdict
 
 #: Schemes that ``bench kernels`` times.
 SCHEMES = ("w4a16-g128", "w4a8-dynamic-g128", "w8a16", "w8a8-dynamic")
 _CACHE = 100 << 20
-_LEAST_GAIN = 1.02  # what is called faster; less may be noise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,28 +54,11 @@ class LayerTime:
     @property
     def verdict(self) -> str:
         """``faster``, ``as fast`` or ``SLOWER``, against float."""
-        if self.times_float >= _LEAST_GAIN:
-            return "faster"
-        return "as fast" if self.times_float > 1 / _LEAST_GAIN else "SLOWER"
+        return verdict(self.times_float)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain JSON types."""
         return {**asdict(self), "shape": list(self.shape), "verdict": self.verdict}
-
-
-@dataclass(frozen=True, kw_only=True)
-class DecodeTime:
-    """Tokens a second of a model, one at a time: as it was loaded, and optimized.
-
-    Attributes:
-        plain: As it was loaded.
-        optimized: After :func:`goldstick.optimize`.
-        times_plain: Median of the rounds' ratios.
-    """
-
-    plain: float
-    optimized: float
-    times_plain: float
 
 
 def bench_kernels(
@@ -118,7 +100,7 @@ def bench_checkpoint(
     times = [time_layer(layers, count, seconds) for layers in kinds.values() for count in tokens]
     if not getattr(model, "can_generate", bool)() or getattr(model.config, "is_encoder_decoder", False):
         return times, None
-    return times, _decode_time(model, seconds)
+    return times, decode_time(model, seconds)
 
 
 @torch.no_grad()
@@ -134,20 +116,20 @@ def time_layer(layers: Sequence[QuantizedLinear], tokens: int, seconds: float) -
         own.append(copy.deepcopy(own[len(own) % len(layers)]))
     copies = max(2, min(64, -(-_CACHE // (rows * columns * dtype.itemsize))))
     floats = [torch.randn(rows, columns).to(dtype) for _ in range(copies)]
-    words = torch.ones(1, _CACHE // 4, dtype=torch.int32)
+    read = PlainRead(_CACHE)
     x = torch.randn(tokens, columns).to(dtype)
     taken: list[float] = []
     ratios: list[float] = []
     reading: list[float] = []
     started, place = time.perf_counter(), 0
     while place < 4 or time.perf_counter() - started < seconds:
-        quantized = _seconds(partial(own[place % len(own)], x))
-        plain = _seconds(partial(torch.nn.functional.linear, x, floats[place % copies]))
+        quantized = seconds_of(partial(own[place % len(own)], x))
+        plain = seconds_of(partial(torch.nn.functional.linear, x, floats[place % copies]))
         if place > 0:  # the first round warms up
             taken.append(quantized)
             ratios.append(plain / quantized)
         if place % 4 == 1:  # it takes longer than the others
-            reading.append(words.nbytes / _seconds(partial(_read, words)))
+            reading.append(read.bytes_per_second())
         place += 1
     middle = statistics.median(taken)
     return LayerTime(
@@ -175,45 +157,3 @@ def _backend(layer: QuantizedLinear) -> str:
     )
     chosen: str = select(spec, layer.weight_packed.device).name
     return chosen
-
-
-def _read(words: Tensor) -> object:
-    if cpu._C is None:
-        return words.sum()
-    return cpu._C.read_words(words, torch.get_num_threads())
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    # Of one thread, its own time: what else runs on the machine counts for less.
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
-    start = clock()
-    call()
-    return max(clock() - start, 1e-9)
-
-
-@torch.no_grad()
-def _decode_time(model: Any, seconds: float, tokens: int = 4) -> DecodeTime:
-    faster = copy.deepcopy(model)
-    optimize(faster)
-    turns = [(model, _prompted(model)), (faster, _prompted(faster))]
-    taken: list[list[float]] = [[], []]
-    started, rounds = time.perf_counter(), 0
-    while rounds < 4 or time.perf_counter() - started < seconds:
-        for own, (network, cache) in zip(taken, turns, strict=True):
-            own.append(_seconds(partial(_steps, network, cache, tokens)))
-            cache.crop(-tokens)  # the same context in every round
-        rounds += 1
-    plain, optimized = ([tokens / value for value in own[1:]] for own in taken)
-    ratios = [b / a for a, b in zip(plain, optimized, strict=True)]
-    return DecodeTime(
-        plain=statistics.median(plain), optimized=statistics.median(optimized), times_plain=statistics.median(ratios)
-    )
-
-
-def _steps(model: Any, cache: Any, tokens: int) -> None:
-    for _ in range(tokens):
-        model(input_ids=torch.zeros(1, 1, dtype=torch.long), past_key_values=cache)
-
-
-def _prompted(model: Any) -> Any:
-    return model(input_ids=torch.zeros(1, 16, dtype=torch.long), use_cache=True).past_key_values

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from goldstick.algorithms import AWQ, Member, SmoothQuant
 from goldstick.algorithms import balance as module
 from goldstick.algorithms.balance import BalanceLoss, bounded, least_loss
+from goldstick.algorithms.hessian_factor import uncompensated
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.edits import Fold
 from goldstick.core.inputs import InputObserver
@@ -71,6 +72,29 @@ def test_few_channels_are_judged_on_every_input_and_many_on_a_sample(monkeypatch
     sampled = BalanceLoss(group, observed(x))(None)
     assert every == pytest.approx(simulated(group, x, None), rel=1e-4)
     assert sampled == pytest.approx(simulated(group, observed(x).sample(63), None), rel=1e-4)
+
+
+@pytest.mark.parametrize("features", [64, 640])
+def test_of_layers_that_are_compensated_only_what_that_leaves_counts(features: int) -> None:
+    x = inputs(1200, features)
+    group = [replace(member, compensated=True) for member in members("w4a16-g16", features)]
+    left = uncompensated(observed(x).hessian().clone(), group[0].scheme.weight)
+    assert left is not None
+    for scale in (None, torch.rand(features) + 0.5):
+        s = torch.ones(features) if scale is None else scale
+        expected = 0.0
+        for member in group:
+            rounded = quantize_with_search(member.weight * s, member.scheme.weight, "mse").dequantize().double()
+            expected += float(((rounded / s.double() - member.weight.double()).square() @ left).sum()) / 2
+        assert BalanceLoss(group, observed(x), "clip")(scale) == pytest.approx(expected, rel=1e-9)
+
+
+def test_inputs_that_allow_no_compensation_are_judged_as_if_there_was_none() -> None:
+    x = inputs()
+    group = members("w4a16-g16")
+    observer = observed(torch.zeros_like(x))
+    compensated = [replace(member, compensated=True) for member in group]
+    assert BalanceLoss(compensated, observer)(None) == BalanceLoss(group, observed(torch.zeros_like(x)))(None) == 0
 
 
 def test_a_scale_that_overflows_a_weight_costs_infinity() -> None:

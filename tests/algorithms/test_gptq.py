@@ -12,7 +12,13 @@ from torch import Tensor
 
 from goldstick.algorithms import column_loop
 from goldstick.algorithms.gptq import GPTQ, solve_gptq
-from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
+from goldstick.algorithms.hessian_factor import (
+    Order,
+    column_order,
+    damping_ladder,
+    inverse_factor,
+    uncompensated,
+)
 from goldstick.algorithms.output_error import least_error, output_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.algorithms.solution import Solution, never_worse
@@ -118,6 +124,39 @@ def test_the_factor_is_that_of_the_inverse() -> None:
     assert torch.equal(factor, factor.triu())
     expected = torch.linalg.cholesky(torch.linalg.inv(h + 0.5 * torch.eye(64, dtype=torch.float64)), upper=True)
     torch.testing.assert_close(factor, expected, rtol=1e-9, atol=1e-12)
+
+
+def test_what_compensation_leaves_is_what_later_inputs_do_not_predict() -> None:
+    h, grid = hessian_of(correlated()), grid_of(4, True, 16)
+    h[:, 7] = h[7] = 0
+    order = column_order(h.diagonal(), grid, "gar").tolist()
+    damped = h + 0.01 * h.diagonal()[h.diagonal() > 0].mean() * torch.eye(64, dtype=torch.float64)
+    expected = torch.zeros(64, dtype=torch.float64)
+    for place, column in enumerate(order):
+        later = [other for other in order[place + 1 :] if other != 7]
+        if column != 7:
+            predicted = torch.linalg.solve(damped[later][:, later], damped[later, column])
+            expected[column] = damped[column, column] - damped[column, later] @ predicted
+    found = uncompensated(h.clone(), grid)
+    assert found is not None
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=0)
+
+
+def test_what_compensation_leaves_foretells_the_error_of_gptq() -> None:
+    weight, h, grid = torch.randn(200, 64), hessian_of(correlated()), grid_of(6, True, None)
+    left = uncompensated(h.clone(), grid)
+    assert left is not None
+    damped = h + 0.01 * h.diagonal().mean() * torch.eye(64, dtype=torch.float64)
+    rounded = quantize_with_search(weight, grid, "minmax").dequantize() - weight.double()
+    solved = solve_gptq(weight, h, grid, search="minmax").tensor.dequantize() - weight.double()
+    found = float((solved @ damped * solved).sum())
+    assert found == pytest.approx(float((rounded.square() @ left).sum()), rel=0.1)
+    assert float((rounded @ damped * rounded).sum()) > 2 * found
+
+
+@pytest.mark.parametrize("useless", [torch.zeros(8, 8), -torch.ones(8, 8) * 1e9])
+def test_a_hessian_without_a_factor_says_nothing_of_compensation(useless: torch.Tensor) -> None:
+    assert uncompensated(useless.double(), grid_of(4, True, None)) is None
 
 
 @pytest.mark.parametrize("size", [64, 256, 300, 600])

@@ -14,7 +14,7 @@ import goldstick
 from goldstick.cli import main
 from goldstick.core.scheme import Scheme
 from goldstick.errors import UsageError
-from goldstick.pipeline import bench
+from goldstick.pipeline import bench, bench_decode
 from goldstick.pipeline.bench import LayerTime, bench_checkpoint, bench_kernels
 from tests.tiny_models import FAMILIES
 
@@ -23,6 +23,7 @@ from tests.tiny_models import FAMILIES
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little memory is gone through."""
     monkeypatch.setattr(bench, "_CACHE", 1 << 16)
+    monkeypatch.setattr(bench_decode, "_READ", 1 << 16)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +75,22 @@ def test_each_kind_of_layer_of_a_checkpoint_is_timed_once_and_decoding_too(check
     assert decoding.optimized > 0
 
 
+def test_decoding_of_random_networks_is_timed_beside_the_float_one() -> None:
+    found = bench_decode.bench_decode(128, 256, 1, 0.0)
+    assert [time.network for time in found] == ["float32", *bench_decode.SCHEMES]
+    assert [time.verdict == "float" for time in found] == [True, False, False]
+    assert found[0].times_float == 1
+    for time in found:
+        assert time.tokens_s > 0
+        assert time.of_read > 0
+    weights = [time.weight_gb_s / time.tokens_s for time in found]  # bytes a token
+    assert weights[0] == pytest.approx(4 * (2 * 128 * 128 * 2 + 3 * 128 * 256 + 4096 * 128) / 1e9)
+    assert weights[0] / 8 < weights[1] < weights[0] / 7  # 4 bits and their scales
+    assert weights[0] / 4 < weights[2] < weights[0] / 3.8
+    with pytest.raises(UsageError, match="multiples of 128"):
+        bench_decode.bench_decode(100, 256, 1, 0.0)
+
+
 def test_a_float_checkpoint_has_nothing_to_time(checkpoint: Path) -> None:
     with pytest.raises(UsageError, match="no quantized linear layer"):
         bench_checkpoint(checkpoint.parent / "float", [1], 0.0)
@@ -94,4 +111,8 @@ def test_the_command_prints_lines_or_json(run: Any, checkpoint: Path) -> None:
     assert found.output.count("cpu-integer)") + found.output.count("reference)") == len(bench.SCHEMES)
     found = run.invoke(main, ["bench", str(checkpoint), "--seconds", "0", "--tokens", "1", "--json"])
     assert {"plain", "optimized", "times_plain"} == set(json.loads(found.output)["decode"])
-    assert run.invoke(main, ["bench", "kernels", "--shape", "big"]).exit_code == 2
+    for what in ("kernels", "decode"):
+        assert run.invoke(main, ["bench", what, "--shape", "big"]).exit_code == 2
+    found = run.invoke(main, ["bench", "decode", "--shape", "128x128", "--blocks", "1", "--seconds", "0"])
+    assert found.exit_code == 0, found.output
+    assert found.output.count("tokens/s") == 3
