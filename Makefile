@@ -14,7 +14,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test determinism packers fuzz train-reference \
-    slb scop cross-reading miniatures lm-eval tasks encoder sanitize clean
+    slb scop cross-reading gptqmodel-check miniatures lm-eval tasks encoder sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -105,7 +105,8 @@ train-reference: $(STAMP) ## train the reference model again, going on where a s
 # wheels of beside the others, so it is installed without its dependencies; it is a reader to compare with, no more.
 PEERS := build/peers
 PEER_TORCH := $(shell sed -n '/^torch==/p;/^transformers==/p' constraints.txt)
-TOOLS := --gptqmodel $(CURDIR)/$(PEERS)/gptqmodel/bin/python --llm-compressor $(CURDIR)/$(PEERS)/llm-compressor/bin/python
+TOOLS := $(foreach tool,gptqmodel llm-compressor auto-tools,--$(tool) $(CURDIR)/$(PEERS)/$(tool)/bin/python)
+INSTALLED := $(foreach tool,gptqmodel llm-compressor auto-tools,$(PEERS)/$(tool)/.installed)
 
 $(PEERS)/gptqmodel/.installed: constraints.txt
 	$(PYTHON3) -m venv $(PEERS)/gptqmodel
@@ -121,10 +122,22 @@ $(PEERS)/llm-compressor/.installed: constraints.txt
 	$(PEERS)/llm-compressor/bin/pip install --quiet $(firstword $(PEER_TORCH)) llmcompressor==0.14.0.1
 	@touch $@
 
-cross-reading: $(STAMP) $(PEERS)/gptqmodel/.installed $(PEERS)/llm-compressor/.installed ## GPTQModel and llm-compressor read goldstick's files, and goldstick theirs
+# Of AutoGPTQ and AutoAWQ only the code that makes files is used, which needs neither a GPU nor their dependencies.
+$(PEERS)/auto-tools/.installed: constraints.txt
+	$(PYTHON3) -m venv $(PEERS)/auto-tools
+	$(PEERS)/auto-tools/bin/pip install --quiet --upgrade pip 'setuptools>=77' wheel
+	$(PEERS)/auto-tools/bin/pip install --quiet $(PEER_TORCH) numpy safetensors
+	BUILD_CUDA_EXT=0 $(PEERS)/auto-tools/bin/pip install --quiet --no-deps --no-build-isolation auto-gptq==0.7.1
+	$(PEERS)/auto-tools/bin/pip install --quiet --no-deps --no-build-isolation autoawq==0.2.9
+	@touch $@
+
+cross-reading: $(STAMP) $(INSTALLED) ## GPTQModel reads goldstick's files, and goldstick those of GPTQModel, AutoGPTQ, AutoAWQ and llm-compressor
 	$(PYTHON) -m benchmarks.cross_reading $(TOOLS)
 
-miniatures: $(STAMP) $(PEERS)/gptqmodel/.installed $(PEERS)/llm-compressor/.installed ## let both tools write the files in tests/data/other_tools anew
+gptqmodel-check: $(STAMP) $(PEERS)/gptqmodel/.installed ## GPTQModel reads a small model that goldstick stores as GPTQ and as AWQ (what CI runs)
+	$(PYTHON) -m benchmarks.gptqmodel_check --gptqmodel $(CURDIR)/$(PEERS)/gptqmodel/bin/python
+
+miniatures: $(STAMP) $(INSTALLED) ## let these tools write the files in tests/data/other_tools anew
 	$(PYTHON) -m benchmarks.cross_reading $(TOOLS) --miniatures tests/data/other_tools
 
 # The sanitized build is a copy beside the environment. -S leaves out .venv's own editable install, so that the copy

@@ -1,20 +1,20 @@
 """Checkpoints across tools: theirs read by goldstick, goldstick's read by theirs, and whether both answer alike.
 
-``python -m benchmarks.cross_reading --gptqmodel PYTHON --llm-compressor PYTHON`` (or ``make cross-reading``, which
-makes both environments) does this with the reference model:
+``make cross-reading``, which makes the environments of all tools, does this with the reference model:
 
 - *Written here.* goldstick stores it as GPTQ (both versions) and AWQ; plain transformers with GPTQModel reads the
   files, and ``goldstick.accelerate`` takes over what that loaded.
-- *Written there.* GPTQModel (with and without act-order) and llm-compressor quantize it, and read back what they wrote.
-  goldstick inspects, loads and exports the same files.
+- *Written there.* GPTQModel and AutoGPTQ (with and without act-order), AutoAWQ and llm-compressor quantize it, and read
+  back what they wrote. goldstick inspects, loads and exports the same files.
 
 Each time the largest difference of the logits is taken, three times. ``difference`` is of the same arithmetic and must
 be within 5e-4: GPTQModel's layers multiply codes and scales in float16, also in a model of float32, so goldstick's
-weights are dequantized in float16 beside them, in float32 beside compressed-tensors', and everything else is float32.
+weights are dequantized in float16 beside them and AutoGPTQ's and AutoAWQ's, in float32 beside compressed-tensors', and
+everything else is float32.
 ``in_float32`` and ``by_default`` are of goldstick's model in float32 as it is, with its plain backend and with the one
 it chooses by itself. All goes to ``results/cross-reading.json`` with every version.
 
-``--miniatures DIRECTORY`` writes the files of both tools anew that the tests read, a few KB each, from a model of one
+``--miniatures DIRECTORY`` writes the files of these tools anew that the tests read, a few KB each, from a model of one
 small block; the tests hold what each tool's own reader answered.
 """
 
@@ -26,10 +26,12 @@ import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -44,14 +46,22 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "cross-reading.json"
 BOUND = 5e-4
 #: Layers of GPTQModel that dequantize in float16 whatever the model computes in.
-FLOAT16_LAYERS = ("TorchLinear", "TorchAtenLinear", "AwqTorchLinear", "TorchAtenAwqLinear")
-WRITERS = {"gptqmodel": "write_gptqmodel.py", "llm-compressor": "write_llm_compressor.py"}
+FLOAT16_LAYERS = ("TorchLinear", "TorchAtenLinear", "AwqTorchLinear", "TorchAtenAwqLinear", "float16 weights")
+WRITERS = {
+    "gptqmodel": "write_gptqmodel.py",
+    "llm-compressor": "write_llm_compressor.py",
+    "autogptq": "write_autogptq.py",
+    "autoawq": "write_autoawq.py",
+}
+#: The file in which a tool that no reader calls any more says what it answers itself.
+ANSWER = "answer.safetensors"
 
 
 def main() -> None:
     """Run everything, print a line for each checkpoint, write the results."""
     arguments = parse()
     pythons = {"gptqmodel": arguments.gptqmodel, "llm-compressor": arguments.llm_compressor}
+    pythons |= dict.fromkeys(("autogptq", "autoawq"), arguments.auto_tools)
     with tempfile.TemporaryDirectory(prefix="goldstick-cross-reading-") as folder:
         work = Work(Path(folder), pythons)
         if arguments.miniatures:
@@ -78,6 +88,7 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gptqmodel", required=True, metavar="PYTHON", help="a Python that has GPTQModel and optimum")
     parser.add_argument("--llm-compressor", required=True, metavar="PYTHON", help="a Python that has llm-compressor")
+    parser.add_argument("--auto-tools", required=True, metavar="PYTHON", help="a Python that has AutoGPTQ and AutoAWQ")
     parser.add_argument("--miniatures", type=Path, metavar="DIRECTORY", help="write the tests' files there, and end")
     parser.add_argument("--output", type=Path, default=RESULTS)
     return parser.parse_args()
@@ -111,15 +122,25 @@ class Work:
         save_file({name: torch.randint(count, size, generator=generator) for name, size in sizes.items()}, path)
         return path
 
-    def written_here(self) -> dict[str, Any]:
-        """goldstick's files, read by GPTQModel through transformers."""
+    def write_here(self, names: Iterable[str]) -> dict[str, Path]:
+        """goldstick's files of these names."""
         made = {}
-        for name, (scheme, format_) in WRITTEN_HERE.items():
+        for name in names:
+            scheme, format_ = WRITTEN_HERE[name]
             made[name] = self.folder / f"here-{name}"
             recipe = {"stages": [{"rtn": {"scheme": scheme}}], "export": {"format": format_}}
             goldstick.quantize(self.model, recipe, output=made[name], proof="tensors")
+        return made
+
+    def read_there(self, made: dict[str, Path]) -> dict[str, dict[str, Any]]:
+        """goldstick's files, read by GPTQModel through transformers."""
         theirs, layers = self.logits("gptqmodel", made)
-        results = {name: self.compared(name, path, theirs[name], layers[name]) for name, path in made.items()}
+        return {name: self.compared(name, path, theirs[name], layers[name]) for name, path in made.items()}
+
+    def written_here(self) -> dict[str, Any]:
+        """goldstick's files, read by GPTQModel, and what ``accelerate`` makes of what that loaded."""
+        made = self.write_here(WRITTEN_HERE)
+        results = self.read_there(made)
         accelerated, replaced = self.logits("gptqmodel", made, "run_accelerated.py")
         for name, path in made.items():
             results[name]["accelerated"] = replaced[name]
@@ -133,7 +154,7 @@ class Work:
         results = {}
         for tool in THEIRS:
             made = self.let_write(tool)
-            theirs, layers = self.logits(tool, made)
+            theirs, layers = self.answers(tool, made)
             for name, path in made.items():
                 results[f"{tool} {name}"] = {
                     **self.compared(f"{tool} {name}", path, theirs[name], layers[name]),
@@ -143,18 +164,18 @@ class Work:
         return results
 
     def miniatures(self, output: Path) -> None:
-        """The files of both tools with what their own readers answer, for the tests."""
+        """The files of the tools with what their own readers answer, for the tests."""
         for tool in THEIRS:
             made = self.let_write(tool)
-            theirs, _ = self.logits(tool, made)
+            theirs, _ = self.answers(tool, made)
             for name, path in made.items():
                 target = output / f"{tool}-{name}"
                 shutil.rmtree(target, ignore_errors=True)
                 target.mkdir(parents=True)
-                for file in ("config.json", "model.safetensors"):
-                    shutil.copyfile(path / file, target / file)
+                for file in [path / "config.json", *path.glob("*model*.safetensors")]:
+                    shutil.copyfile(file, target / file.name)
                 ids = load_file(self.tokens())["ids"]
-                save_file({"ids": ids, "logits": theirs[name]}, target / "answer.safetensors")
+                save_file({"ids": ids, "logits": theirs[name]}, target / ANSWER)
 
     def let_write(self, tool: str) -> dict[str, Path]:
         """Every case of a tool, written by it."""
@@ -162,6 +183,16 @@ class Work:
         spec = {"model": str(self.model), "ids": str(self.tokens()), "output": str(output), "cases": THEIRS[tool]}
         self.call(tool, WRITERS[tool], spec)
         return {name: output / name for name in THEIRS[tool]}
+
+    def answers(self, tool: str, made: dict[str, Path]) -> tuple[dict[str, Tensor], dict[str, str]]:
+        """What a tool answers on its own files, through its reader or as it noted beside them, and its layers."""
+        noted = {name: path / ANSWER for name, path in made.items() if (path / ANSWER).is_file()}
+        if not noted:
+            return self.logits(tool, made)
+        for file in noted.values():
+            with safe_open(file, "pt") as answer:
+                self.versions[tool] = dict(answer.metadata())
+        return {name: load_file(file)["logits"] for name, file in noted.items()}, dict.fromkeys(made, "float16 weights")
 
     def logits(
         self, tool: str, checkpoints: dict[str, Path], script: str = "logits.py"

@@ -27,7 +27,9 @@ _W4: dict[str, Any] = {"num_bits": 4, "type": "int", "strategy": "group", "group
 _W8: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "channel"}
 _A8: dict[str, Any] = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token", "dynamic": True}
 
-#: The tools' files: options of GPTQModel's ``QuantizeConfig``, config groups of compressed-tensors.
+_GPTQ: dict[str, Any] = {"bits": 4, "group_size": 32, "desc_act": False, "sym": True}
+
+#: The tools' files: options of GPTQModel's and AutoGPTQ's configs, config groups of compressed-tensors.
 THEIRS: dict[str, dict[str, Any]] = {
     "gptqmodel": {
         "gptq": {"bits": 4, "group_size": 32},
@@ -39,6 +41,12 @@ THEIRS: dict[str, dict[str, Any]] = {
         "w4a16-asymmetric": {"weights": {**_W4, "symmetric": False}},
         "w8a8": {"weights": _W8, "input_activations": _A8},
     },
+    "autogptq": {
+        "gptq": _GPTQ,
+        "act-order": {**_GPTQ, "desc_act": True},
+        "asymmetric": {**_GPTQ, "sym": False},
+    },
+    "autoawq": {"gemm": {"group_size": 32}},
 }
 
 #: What goldstick then exports each of them to, or refuses to.

@@ -30,6 +30,7 @@ from goldstick.pipeline.plan import Plan, make_plan
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.quantize import Quantized, execute
 from goldstick.pipeline.result import Result, apply_recipe
+from goldstick.pipeline.runnable import load_with_inputs
 from goldstick.pipeline.staging import check_output
 from goldstick.recipes.order import training_of
 from goldstick.recipes.recipe import Recipe
@@ -244,7 +245,7 @@ def evaluate(
     """Run evaluation tasks on a model.
 
     Args:
-        model: A checkpoint directory (float or compressed), a hub id, ``reference``, or a loaded model: a
+        model: A checkpoint directory (float or compressed), a GGUF file, a hub id, ``reference``, or a loaded model: a
             causal language model, one for question answering or one for image classification.
         tasks: Names of tasks, such as ``wikitext2``.
         tokenizer: Directory of the tokenizer or image processor, for a model that is loaded already.
@@ -276,11 +277,13 @@ def _run(
 ) -> Evaluation:
     data = DataSource(data_dir)
 
-    def measure(names: Sequence[str]) -> Evaluation:
-        model = load(directory)
-        with torch.no_grad(), multiplying_in_float32(model):
-            return run_tasks(measurable(model, directory), names, data, limit, progress)
+    with checkpoint_directory(directory) as found:
 
-    if cache is None:
-        return measure(tasks)
-    return evaluate_with_cache(directory, tasks, data, limit, cache, measure, progress)
+        def measure(names: Sequence[str]) -> Evaluation:
+            model = load_with_inputs(found)
+            with torch.no_grad(), multiplying_in_float32(model.model):
+                return run_tasks(model, names, data, limit, progress)
+
+        if cache is None:
+            return measure(tasks)
+        return evaluate_with_cache(found, tasks, data, limit, cache, measure, progress)

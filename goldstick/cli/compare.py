@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 
@@ -59,6 +60,7 @@ def compare(
         import torch
 
         torch.set_num_threads(threads)
+    from goldstick.formats.gguf_directory import checkpoint_directory
     from goldstick.pipeline.attribution import attribute as run_attribution
     from goldstick.pipeline.models import REFERENCE, data_directory, find_model
     from goldstick.pipeline.side_by_side import compare_models
@@ -74,21 +76,15 @@ def compare(
         raise click.UsageError("--attribute and --generate look at text: give --dataset PATH|NAME")
     text = Calibration(dataset=dataset, samples=samples, seq_len=seq_len) if dataset else None
     known = REFERENCE if REFERENCE in (first, second) else None
-    with progress_bar(not as_json) as progress:
-        found = compare_models(
-            find_model(first),
-            find_model(second),
-            text=text,
-            data_dir=data_directory(data_dir, known),
-            threshold=threshold,
-            progress=progress,
-        )
-        paths, where = (find_model(first), find_model(second)), data_directory(data_dir, known)
+    with progress_bar(not as_json) as progress, contextlib.ExitStack() as stack:
+        right, other = (stack.enter_context(checkpoint_directory(find_model(model))) for model in (first, second))
+        where = data_directory(data_dir, known)
+        found = compare_models(right, other, text=text, data_dir=where, threshold=threshold, progress=progress)
         split = written = None
         if text is not None and attribute:
-            split = run_attribution(*paths, text, data_dir=where, progress=progress)
+            split = run_attribution(right, other, text, data_dir=where, progress=progress)
         if text is not None and generate:
-            written = compare_generation(*paths, text, generate, data_dir=where, progress=progress)
+            written = compare_generation(right, other, text, generate, data_dir=where, progress=progress)
     found = dataclasses.replace(found, first=first, second=second)
     if html is not None:
         write_atomically(html, render_comparison(found, split, written).encode())

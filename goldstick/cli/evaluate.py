@@ -35,7 +35,7 @@ def evaluate(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Measure MODEL, float or compressed, on evaluation tasks.
+    """Measure MODEL, float, compressed or a GGUF file, on evaluation tasks.
 
     With --baseline every metric is compared over the same items and judged in words; on tasks of running text, what
     both models predict is compared token by token (both are then in memory).
@@ -105,13 +105,13 @@ def _tokenizers(found: dict[str, Any]) -> set[str]:
     "--optimize/--no-optimize", default=True, show_default=True, help="Rearrange a compressed MODEL for speed."
 )
 def generate(model: str, prompt: str, max_new_tokens: int, optimize: bool) -> None:
-    """Let MODEL, float or compressed, go on from a prompt (greedily)."""
+    """Let MODEL, float, compressed or a GGUF file, go on from a prompt (greedily)."""
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
-    from goldstick.evaluation.language_model import LanguageModel
     from goldstick.pipeline.load import load
     from goldstick.pipeline.models import find_model
+    from goldstick.pipeline.runnable import with_tokenizer
 
     directory = find_model(model)
     loaded = load(directory)
@@ -120,6 +120,6 @@ def generate(model: str, prompt: str, max_new_tokens: int, optimize: bool) -> No
 
         for change in optimize_model(loaded).left:
             click.echo(str(change), err=True)
-    language_model = LanguageModel.from_directory(loaded, directory)
+    language_model = with_tokenizer(loaded, directory)
     (text,) = language_model.generate_greedy([prompt], max_new_tokens, stop=())
     click.echo(prompt + text)

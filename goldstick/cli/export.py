@@ -69,6 +69,8 @@ def export(
     else:
         layers = sum(record.scheme is not None for record in made.report.layers)
         console().print(f"{layers} layers stored as {made.report.format}, {format_bytes(made.report.size.bytes_after)}")
+        for warning in made.report.warnings:
+            click.echo(f"note: {warning}")
         click.echo(f"checkpoint: {output}\nreport: {output / 'report.json'}")
     if repository is not None:
         click.echo(f"pushed: {push_to_hub(output, repository, private=private)}", err=as_json)

@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from goldstick.errors import SourceError
+from goldstick.errors import FormatError, SourceError
 from goldstick.formats.gguf import GGUF_NAME, Gguf
 from goldstick.formats.gguf_file import GgufFile, read_gguf
 from goldstick.formats.gguf_metadata import config_of_file
-from goldstick.formats.source import INDEX_NAME, SIDECARS, SINGLE_NAME, read_json
+from goldstick.formats.gguf_tokenizer_files import TOKENIZER_FILES, tokenizer_files
+from goldstick.formats.source import INDEX_NAME, SINGLE_NAME, read_json, sidecars_of
 
 
 @contextmanager
 def checkpoint_directory(path: Path) -> Iterator[Path]:
     """``path``, or where it is a GGUF file or holds one and nothing that says so, a directory made for it.
 
-    That directory lasts as long as the context. It holds a link to the file, a config.json from the file's metadata
-    and, of a directory, the config.json that lies there instead, tokenizer and licence files.
+    That directory lasts as long as the context. It holds a link to the file, a config.json and tokenizer files from the
+    file's metadata or, of a directory, those that lie there instead, and licence files.
 
     Raises:
         FormatError: The file is damaged, or holds a model that goldstick does not read.
@@ -36,18 +38,42 @@ def checkpoint_directory(path: Path) -> Iterator[Path]:
         made = Path(folder) / (path.name if path.is_dir() else path.stem)
         made.mkdir()
         (made / GGUF_NAME).symlink_to(file.resolve())
-        if path.is_dir():
-            for sidecar in path.iterdir():
-                if sidecar.is_file() and SIDECARS.fullmatch(sidecar.name):
-                    (made / sidecar.name).symlink_to(sidecar.resolve())
+        for sidecar in sidecars_of(path) if path.is_dir() else ():
+            shutil.copyfile(sidecar, made / sidecar.name)
+        for name, text in _tokenizer_of(header, made).items():
+            (made / name).write_text(text, encoding="utf-8")
         config = _config(path, header) | {"quantization_config": Gguf().config([], [], {})}
         (made / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
         yield made
 
 
+def missing_tokenizer(directory: Path) -> str | None:
+    """Why there are no tokenizer files beside the GGUF file of a directory and none that could be made of it."""
+    if not (directory / GGUF_NAME).is_file() or _has_tokenizer(directory):
+        return None
+    try:
+        tokenizer_files(read_gguf((directory / GGUF_NAME).resolve()))
+    except FormatError as error:
+        return str(error)
+    return None
+
+
 def made_by_another_tool(directory: Path) -> bool:
     """Whether a path is a GGUF file, or a directory that holds one without saying so in its config."""
     return _lone_file(directory) is not None
+
+
+def _has_tokenizer(directory: Path) -> bool:
+    return any((directory / name).exists() for name in TOKENIZER_FILES)
+
+
+def _tokenizer_of(header: GgufFile, directory: Path) -> dict[str, str]:
+    if _has_tokenizer(directory):
+        return {}
+    try:
+        return tokenizer_files(header)
+    except FormatError:  # said by missing_tokenizer to all that need one
+        return {}
 
 
 def _lone_file(path: Path) -> Path | None:

@@ -18,6 +18,8 @@ from goldstick.formats.strict_json import parse_object, size_limit
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+#: What AutoGPTQ calls the one file it writes.
+_AUTOGPTQ_NAME = re.compile(r"gptq_model-\d{1,2}bit-(-1|\d{1,5})g\.safetensors")
 _SHARD_NAME = re.compile(r"[A-Za-z0-9._-]+\.safetensors")
 #: Suffixes of files that can run code when they are opened.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -94,6 +96,9 @@ def open_tensors(directory: Path) -> dict[str, TensorInfo]:
         single = directory / SINGLE_NAME
         if single.exists():
             return read_header(_inside(directory, single.name))
+        named = named_by_autogptq(directory)
+        if named is not None:
+            return read_header(_inside(directory, named))
     except FormatError as error:
         raise SourceError(f"{error} Fetch the file again.") from error
     if (directory / GGUF_NAME).is_file():
@@ -106,6 +111,22 @@ def open_tensors(directory: Path) -> dict[str, TensorInfo]:
             "them to safetensors first: load the model with transformers and call save_pretrained."
         )
     raise SourceError(f"{directory} holds no weights: neither {SINGLE_NAME} nor {INDEX_NAME} is there.")
+
+
+def named_by_autogptq(directory: Path) -> str | None:
+    """The weight file of a directory that AutoGPTQ wrote and nobody renamed; ``None`` for any other.
+
+    Raises:
+        SourceError: There are several.
+    """
+    if (directory / INDEX_NAME).exists() or (directory / SINGLE_NAME).exists():
+        return None
+    found = sorted(path.name for path in directory.iterdir() if _AUTOGPTQ_NAME.fullmatch(path.name))
+    if len(found) > 1:
+        raise SourceError(
+            f"{directory} holds several weight files ({', '.join(found[:3])}); keep the one that is meant."
+        )
+    return found[0] if found else None
 
 
 def _dtype_of_vectors(directory: Path) -> torch.dtype:

@@ -17,7 +17,7 @@ from goldstick.formats.base import StoredLayer
 from goldstick.formats.kv_cache import read_kv
 from goldstick.formats.native import Native
 from goldstick.formats.safetensors_file import TensorInfo
-from goldstick.formats.source import open_tensors
+from goldstick.formats.source import named_by_autogptq, open_tensors
 from goldstick.formats.transformers_cache import use_quantized_cache
 from goldstick.formats.transformers_checkpoint import open_quantized, tied_to_codes
 from goldstick.formats.transformers_layers import StoredLayers, read_layers
@@ -54,14 +54,14 @@ def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | t
 def from_pretrained(cls: Any, directory: Path, *, config: Any, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
     """What transformers makes of a checkpoint, and what it says of its tensors.
 
-    transformers looks for weights in safetensors files; tensors of a GGUF file are handed to it, each to be read when
-    its turn comes.
+    transformers looks for weights in safetensors files of its own names; tensors of a GGUF file, or of one that
+    AutoGPTQ named, are handed to it, each to be read when its turn comes.
 
     Raises:
         CheckpointError: It fails.
     """
     table = getattr(config, "quantization_config", None) or {}
-    in_one_file = table.get("storage") == "gguf"
+    in_one_file = table.get("storage") == "gguf" or named_by_autogptq(directory) is not None
     settings: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
     if in_one_file:
         settings["state_dict"] = {name: LazyTensor(info) for name, info in open_tensors(directory).items()}

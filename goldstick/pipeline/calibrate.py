@@ -14,6 +14,7 @@ from goldstick.calibration.packing import pack, pad_rows
 from goldstick.calibration.sources import Document, read_documents
 from goldstick.errors import DataError
 from goldstick.evaluation.language_model import LanguageModel
+from goldstick.pipeline.runnable import with_tokenizer
 from goldstick.recipes.recipe import Calibration
 
 
@@ -32,7 +33,7 @@ def calibration_data(
     """
 
     def read(model: nn.Module) -> CalibrationData:
-        language_model = LanguageModel.from_directory(model, directory)
+        language_model = with_tokenizer(model, directory)
         documents = read_documents(settings.dataset, data_dir, settings.text_field)
         make = pack if settings.packing else pad_rows
         data = make(

@@ -9,8 +9,7 @@ from typing import Any
 from goldstick.calibration.float32_products import multiplying_in_float32
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.divergence import divergence, text_tasks
-from goldstick.evaluation.language_model import LanguageModel
-from goldstick.pipeline.load import load
+from goldstick.pipeline.runnable import load_language_model
 from goldstick.recipes.run import Progress, quiet
 
 
@@ -43,6 +42,6 @@ def compare_predictions(
     """
     if not text_tasks(tasks):
         return {}
-    first, second = (LanguageModel.from_directory(load(directory), directory) for directory in (baseline, model))
+    first, second = (load_language_model(directory) for directory in (baseline, model))
     with multiplying_in_float32(first.model, second.model):
         return divergence(first, second, tasks, DataSource(data_dir), limit, progress)

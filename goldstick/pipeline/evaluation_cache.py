@@ -21,7 +21,7 @@ from goldstick.report.storage import dump_json, parse_json, write_atomically
 #: Names a directory for the cache; without it, it lies where the user's programs keep such files.
 DIRECTORY_VARIABLE = "GOLDSTICK_CACHE"
 
-_OF_A_MODEL = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja")
+_OF_A_MODEL = ("*.json", "*.safetensors", "*.gguf", "*.model", "*.txt", "*.jinja")
 _ABOUT_A_MODEL = {"report.json", "goldstick.json"}
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from goldstick.errors import FormatError, UsageError
 from goldstick.formats import FLOAT16_SCALES, FORMATS, StorageFormat
 from goldstick.formats.base import StoredLayer
+from goldstick.formats.gguf_directory import missing_tokenizer
 from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
 from goldstick.formats.kv_cache import StoredKV, attention_modules, read_kv, stored_kv
 from goldstick.formats.source import read_json, sidecars_of
@@ -144,7 +145,8 @@ def export_checkpoint(
         progress("proving", 1, 1)
         report = _report(plan, made, found, content.base_model)
         timing = {"export_and_write": written - started, "prove": time.perf_counter() - written}
-        report = dataclasses.replace(report, timing=timing)
+        notes = tuple(note for note in (missing_tokenizer(directory),) if note)
+        report = dataclasses.replace(report, timing=timing, warnings=(*report.warnings, *notes))
         report.write(work)
     return Quantized(directory=output, report=report)
 

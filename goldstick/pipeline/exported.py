@@ -39,16 +39,22 @@ def change_of_values(
     if zero is not None and target.name == "gguf":
         lost = lost_minima(scale, zero)
         if lost:
+            holders = (
+                "compressed-tensors, awq and gptq-v2 hold" if _whole(zero, layer) else "only the native format holds"
+            )
             return (
                 f"GGUF's Q4_1 stores −zero · scale in float16, and {lost} of its {zero.numel()} zeros would be others "
-                "when read back. Only symmetric weights are sure to fit; compressed-tensors, awq and gptq-v2 hold "
-                "these."
+                f"when read back. Only symmetric weights are sure to fit; {holders} these."
             )
-    elif zero is not None and target.name != "native":
-        whole = (zero == zero.round()).logical_and(zero >= 0).logical_and(zero <= layer.scheme.weight.code_max)
-        if not bool(whole.all()):
-            return f"its zeros are fractions, and {target.name} holds whole ones. Only the native format holds it."
+    elif zero is not None and target.name != "native" and not _whole(zero, layer):
+        return f"its zeros are fractions, and {target.name} holds whole ones. Only the native format holds it."
     return None
+
+
+def _whole(zero: Tensor, layer: StoredLayer) -> bool:
+    """Whether every zero is a code, as all formats but the native one ask."""
+    within = (zero == zero.round()).logical_and(zero >= 0).logical_and(zero <= layer.scheme.weight.code_max)
+    return bool(within.all())
 
 
 def _scale_and_zero(stored: StoredLayers, layer: StoredLayer, target: StorageFormat) -> tuple[Tensor, Tensor | None]:

@@ -9,12 +9,13 @@ from goldstick.formats.gguf_directory import checkpoint_directory, made_by_anoth
 from goldstick.formats.source import open_tensors, read_json
 from goldstick.pipeline.staging import MANIFEST_NAME
 from goldstick.report import Report
+from goldstick.report.report import FILE_NAME
 
 
 def read_report(directory: Path) -> Report:
     """The report of a checkpoint, after a check that the files hold what it says.
 
-    A GPTQ, AWQ or GGUF checkpoint of another tool brings none; its report is what its config and headers say.
+    A checkpoint of another tool brings none; its report is what its config and headers say.
 
     Raises:
         CheckpointError: It is no checkpoint of goldstick, or the sizes of files and report differ.
@@ -44,11 +45,14 @@ def read_report(directory: Path) -> Report:
 
 
 def made_elsewhere(directory: Path) -> bool:
-    """Whether a directory is a GPTQ, AWQ or GGUF checkpoint without a manifest of goldstick."""
+    """Whether a directory is a checkpoint of a public format that goldstick did not make, or not finish."""
     if (directory / MANIFEST_NAME).is_file() or not (directory / "config.json").is_file():
         return False
     table = read_json(directory / "config.json", "no checkpoint").get("quantization_config")
-    return isinstance(table, dict) and table.get("quant_method") in ("gptq", "awq", "gguf")
+    method = table.get("quant_method") if isinstance(table, dict) else None
+    # goldstick's own checkpoint that has lost its manifest is known by the report.
+    own = method == "compressed-tensors" and (directory / FILE_NAME).is_file()
+    return method in ("compressed-tensors", "gptq", "awq", "gguf") and not own
 
 
 def read_manifest(directory: Path) -> dict[str, object]:

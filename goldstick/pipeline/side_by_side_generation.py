@@ -10,7 +10,7 @@ from goldstick.errors import UsageError
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.side_by_side_generation import PromptDivergence, generate_side_by_side
 from goldstick.pipeline.calibrate import calibration_data
-from goldstick.pipeline.load import load
+from goldstick.pipeline.runnable import load_language_model
 from goldstick.recipes.recipe import Calibration
 from goldstick.recipes.run import Progress, quiet
 from goldstick.report.generation import GeneratedText, Generation
@@ -39,7 +39,7 @@ def compare_generation(
         UsageError: The models have different tokenizers, or prompts and texts are longer than their context.
         DataError: The text is missing, malformed or too short.
     """
-    right, tried = (LanguageModel.from_directory(load(directory), directory) for directory in (first, second))
+    right, tried = (load_language_model(directory) for directory in (first, second))
     if right.tokenizer_hash != tried.tokenizer_hash:
         raise UsageError(f"{first} and {second} have different tokenizers, so they do not read the same prompts.")
     data = calibration_data(text, first, data_dir)(right.model)

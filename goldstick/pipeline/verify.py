@@ -21,7 +21,7 @@ _ATTENTIONS = (None, "eager", "sdpa", "flash_attention_2", "flex_attention")
 def verify_checkpoint(directory: Path) -> dict[str, Any]:
     """Hash every file of a checkpoint and run its proof again in a fresh process.
 
-    A GPTQ, AWQ or GGUF checkpoint of another tool records neither; every layer of it is read and must be what its
+    A checkpoint of another tool records neither; every layer of it is read and must be what its
     config declares.
 
     Returns:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models, normalizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import goldstick
@@ -41,6 +42,17 @@ def small_float(directory: Path) -> Path:
     return directory
 
 
+def small_tokenizer(directory: Path) -> None:
+    """A tokenizer with fewer tokens than the model has rows, in the way of sentencepiece."""
+    words = ["<unk>", "<s>", "</s>", *"▁abcdefghijklmnopqrstuvwxyz", "▁t", "he", "▁the"]
+    merges = [("▁", "t"), ("h", "e"), ("▁t", "he")]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
 def small_checkpoints(folder: Path) -> dict[str, Path]:
     """``float``, ``gguf`` and every storage format of :data:`SCHEMES` → its directory in ``folder``."""
     made = {"float": small_float(folder / "float")}
@@ -50,7 +62,8 @@ def small_checkpoints(folder: Path) -> dict[str, Path]:
             recipe = {"stages": [{"rtn": {"scheme": scheme}}], "export": {"format": form}}
             goldstick.quantize(made["float"], recipe, output=folder / form, proof="tensors")
             made[form] = folder / form
-        goldstick.export(folder / "compressed-tensors", "gguf", output=folder / "gguf", proof="tensors")
+        small_tokenizer(copy_of(folder / "compressed-tensors", folder / "with-tokenizer"))
+        goldstick.export(folder / "with-tokenizer", "gguf", output=folder / "gguf", proof="tensors")
         made["gguf"] = folder / "gguf"
     return made
 

@@ -265,6 +265,11 @@ def test_zeros_of_a_native_checkpoint_decide_whether_it_can_leave_the_format(
         save_file(tensors, folder / WEIGHTS)
         with pytest.raises(FormatError, match=rf"{Q}: its zeros are fractions.*Only the native"):
             api.export(folder, "awq", output=tmp_path / "out")
+        for name in tensors:
+            tensors[name] += 0.25 if name.endswith("zero_point") else 0
+        save_file(tensors, folder / WEIGHTS)
+        with pytest.raises(FormatError, match=r"Q4_1 stores.*only the native format holds these"):
+            api.export(folder, "gguf", output=tmp_path / "out")
         return
     api.export(folder, "awq", output=tmp_path / "out", proof="tensors")
     assert equal_files(tmp_path / "out", made("w4a16-g32-asym", "awq"))

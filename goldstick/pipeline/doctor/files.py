@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.errors import GoldstickError
-from goldstick.formats.source import INDEX_NAME, PICKLES, SINGLE_NAME, read_json
+from goldstick.formats.source import INDEX_NAME, PICKLES, SINGLE_NAME, named_by_autogptq, read_json
 from goldstick.pipeline.doctor.finding import Finding
 from goldstick.pipeline.finish import file_sha256
 
@@ -17,13 +17,22 @@ def file_findings(directory: Path) -> Iterator[Finding]:
     files = sorted(path for path in directory.iterdir() if path.suffix == ".safetensors" and path.is_file())
     yield from _equal(files)
     used = _used(directory)
+    index = (directory / INDEX_NAME).is_file()
     if used is not None and (left := [path.name for path in files if path.name not in used]):
         yield Finding(
             severity="remark",
             check="unused-files",
-            what=f"weight files that {INDEX_NAME if (directory / INDEX_NAME).is_file() else SINGLE_NAME} leaves out",
+            what=f"weight files that {INDEX_NAME if index else next(iter(used))} leaves out",
             where=tuple(left),
             remedy="remove them; some readers load every *.safetensors in a directory",
+        )
+    if used is not None and (odd := used - {SINGLE_NAME}) and not index:
+        yield Finding(
+            severity="remark",
+            check="file-name",
+            what="a weight file has the name that AutoGPTQ gave it, by which transformers does not find it",
+            where=tuple(odd),
+            remedy=f"rename it {SINGLE_NAME}",
         )
     pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
     if pickles and files:
@@ -58,9 +67,10 @@ def _equal(files: list[Path]) -> Iterator[Finding]:
 
 def _used(directory: Path) -> set[Any] | None:
     """The files that the weights are read from, or ``None`` where nothing sensible says so."""
-    if not (directory / INDEX_NAME).is_file():
-        return {SINGLE_NAME} if (directory / SINGLE_NAME).is_file() else None
     try:
+        if not (directory / INDEX_NAME).is_file():
+            name = SINGLE_NAME if (directory / SINGLE_NAME).is_file() else named_by_autogptq(directory)
+            return {name} if name is not None else None
         weight_map = read_json(directory / INDEX_NAME, "missing").get("weight_map")
     except GoldstickError:
         return None
