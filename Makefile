@@ -94,9 +94,18 @@ slb: $(STAMP) ## train ResNet-20 into 4, 2 and 1 bits on CIFAR-10, going on wher
 scop: $(STAMP) ## prune ResNet-20 by 45 % with SCOP, by |gamma| and at random, fine-tune each alike, on CIFAR-10
 	$(PYTHON) -m benchmarks.scop
 
-# lm_eval's own dependencies stay out of .venv: LM_EVAL_PYTHON names an interpreter that has it.
-lm-eval: $(STAMP) ## do boolq and wikitext2/lm-eval give what lm-evaluation-harness gives? (needs LM_EVAL_PYTHON)
-	$(PYTHON) -m benchmarks.lm_eval_equality
+# lm-evaluation-harness brings dozens of packages, so it has an environment of its own; or LM_EVAL_PYTHON names an
+# interpreter that has it.
+LM_EVAL := build/lm-eval
+
+$(LM_EVAL)/.installed: constraints.txt
+	$(PYTHON3) -m venv $(LM_EVAL)
+	$(LM_EVAL)/bin/python -m pip install --disable-pip-version-check --quiet -c constraints.txt \
+	    lm_eval==0.4.13 torch transformers accelerate datasets
+	@touch $@
+
+lm-eval: $(STAMP) $(if $(LM_EVAL_PYTHON),,$(LM_EVAL)/.installed) ## do boolq and wikitext2/lm-eval give what lm-evaluation-harness gives? (half an hour)
+	$(PYTHON) -m benchmarks.lm_eval_equality --python $(or $(LM_EVAL_PYTHON),$(CURDIR)/$(LM_EVAL)/bin/python)
 
 train-reference: $(STAMP) ## train the reference model again, going on where a stopped run left off (about two hours)
 	$(PYTHON) -m tools.reference_model.train --out build/reference-training --minutes 110 --resume

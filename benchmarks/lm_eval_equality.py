@@ -1,10 +1,11 @@
 """Whether boolq and wikitext2/lm-eval give what lm-evaluation-harness gives, example by example.
 
-    make lm-eval LM_EVAL_PYTHON=/path/to/python-with-lm_eval
+    make lm-eval
 
 Both run the same float32 models on the whole of the local data: the reference model and stories260K (found through
-GOLDSTICK_SHARED), BoolQ's validation set and WikiText-2's test set. lm_eval may live in an environment of its own.
-Results are written to benchmarks/results/lm_eval.json, model by model.
+GOLDSTICK_SHARED), BoolQ's validation set and WikiText-2's test set. lm_eval has an environment of its own, which make
+builds under build/lm-eval; LM_EVAL_PYTHON names another interpreter that has it. Results are written to
+benchmarks/results/lm_eval.json, model by model.
 """
 
 from __future__ import annotations

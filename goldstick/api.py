@@ -31,6 +31,7 @@ from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.quantize import Quantized, execute
 from goldstick.pipeline.result import Result, apply_recipe
 from goldstick.pipeline.runnable import load_with_inputs
+from goldstick.pipeline.speed import compare_speed
 from goldstick.pipeline.staging import check_output
 from goldstick.recipes.order import training_of
 from goldstick.recipes.recipe import Recipe
@@ -126,7 +127,7 @@ def quantize(
         output: The directory to make; it appears whole or not at all.
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
         evaluate: Tasks to run before and after; those of the recipe where ``None``. On tasks of running text, what both
-            models predict is compared token by token, with both in memory.
+            models predict is compared token by token, with both in memory. How fast both write is measured, too.
         data_dir: Where the tasks, and calibration data known by name, lie; ``reference`` for what comes with the
             reference model.
         limit: At most so many items of each task.
@@ -227,7 +228,9 @@ def _comparison(
         apart = compare_predictions(
             planned.source.directory, checkpoint, tasks, data_dir=directory, limit=limit, progress=progress
         )
-        return {"before": before.to_dict(), "after": after.to_dict(), "divergence": apart}
+        found = {"before": before.to_dict(), "after": after.to_dict(), "divergence": apart}
+        speed = compare_speed(planned.source.directory, checkpoint)
+        return found | ({"speed": speed} if speed else {})
 
     return measure
 

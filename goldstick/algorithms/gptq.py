@@ -16,7 +16,7 @@ from goldstick.algorithms.hessian_factor import Order, column_order, damping_lad
 from goldstick.algorithms.observers import Observers, observers_for
 from goldstick.algorithms.output_error import least_error, output_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
-from goldstick.algorithms.solution import Solution, finite_or_none, never_worse, solve_each
+from goldstick.algorithms.solution import Solution, effective_rank, finite_or_none, never_worse, solve_each
 from goldstick.core.drift import DriftObserver
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.freed_memory import make_room
@@ -121,7 +121,8 @@ def solve_gptq(
             loss = _undamped(weight, solved, squares, damping * mean, dead)
         else:
             loss = output_error(weight, solved, hessian, drifted)
-        return replace(never_worse(solved, loss, rival), damping=damping, dead=count)
+        rank = effective_rank(factor, damping * mean, dead[columns])
+        return replace(never_worse(solved, loss, rival), damping=damping, dead=count, rank=rank)
     reason = f"the Hessian is not positive definite, even damped by {ladder[-1]:g} of its mean diagonal"
     least = finite_or_none(rival[2])
     return Solution(tensor=rival[1], dead=count, fallback=reason, loss=least, rtn_loss=least)

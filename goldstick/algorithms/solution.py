@@ -13,6 +13,10 @@ from goldstick.algorithms.observers import Observers, observers_of
 from goldstick.algorithms.output_error import Rival
 from goldstick.core.inputs import InputObserver
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.rows import row_chunks
+
+TOKENS_FOR_A_RANK = 10
+"""Inputs for each direction they have, below which a calibrated layer may fit these inputs better than others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +31,7 @@ class Solution:
         dead: Inputs that were always zero.
         loss: The :func:`output_error` of these codes, or ``None`` where H does not allow it to be measured.
         rtn_loss: The least loss of rounding to nearest.
+        rank: The :func:`effective_rank` of the Hessian at that damping, or ``None`` where it was not factored.
     """
 
     tensor: QuantizedTensor
@@ -35,6 +40,24 @@ class Solution:
     dead: int = 0
     loss: float | None = None
     rtn_loss: float | None = None
+    rank: float | None = None
+
+
+def effective_rank(factor: Tensor, shift: float, dead: Tensor) -> float:
+    """tr(H (H + shift·I)⁻¹) = Σⱼ (1 − shift · (UᵀU)ⱼⱼ): how many directions of the inputs outweigh the damping.
+
+    The degrees of freedom of a ridge regression. GPTQ makes up for an error by one, so that on other inputs than the n
+    it was fitted to, the squared error is larger by about 2·rank/n: hence the ten tokens that are asked for each.
+
+    Args:
+        factor: U, upper, with (H + shift·I)⁻¹ = UᵀU, float64 [in, in].
+        shift: What was added to the diagonal of H.
+        dead: Which columns of U are those of inputs that were always zero and count for nothing, bool [in].
+    """
+    inverse = torch.zeros(len(factor), dtype=torch.float64, device=factor.device)
+    for part in row_chunks(factor):
+        inverse += factor[part].square().sum(0)
+    return max(0.0, float((1 - shift * inverse)[~dead].sum()))
 
 
 def never_worse(tensor: QuantizedTensor, loss: float, rival: Rival) -> Solution:
@@ -106,6 +129,13 @@ def _notes(solutions: Sequence[Solution], observers: Sequence[InputObserver]) ->
     dampings = [solution.damping for solution in solutions if solution.damping is not None]
     if dampings:
         notes["damping"] = max(dampings)
+    ranks = [solution.rank for solution in solutions if solution.rank is not None]
+    if ranks:
+        rank = round(max(ranks), 1)
+        notes |= {"effective_rank": rank, "tokens_needed": math.ceil(TOKENS_FOR_A_RANK * rank)}
+        pairs = zip(solutions, observers, strict=True)
+        short = sum(observer.tokens < TOKENS_FOR_A_RANK * (solution.rank or 0.0) for solution, observer in pairs)
+        notes |= {"short_of_tokens": short} if short else {}
     losses = [(solution.loss, solution.rtn_loss) for solution in solutions if solution.loss is not None]
     if losses:
         notes["output_error"] = sum(loss for loss, _ in losses)

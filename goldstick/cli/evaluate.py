@@ -49,6 +49,7 @@ def evaluate(
         torch.set_num_threads(threads)
     from goldstick import api
     from goldstick.evaluation.compare import compare
+    from goldstick.pipeline.about import about_model
     from goldstick.pipeline.divergence import compare_predictions
     from goldstick.pipeline.evaluation_cache import cache_directory
     from goldstick.pipeline.models import REFERENCE, data_directory, find_model
@@ -63,7 +64,8 @@ def evaluate(
     with progress_bar(not as_json) as progress:
 
         def measure(name: str) -> dict[str, Any]:
-            return api.evaluate(name, tasks, data_dir=data_dir, limit=limit, cache=kept, progress=progress).to_dict()
+            found = api.evaluate(name, tasks, data_dir=data_dir, limit=limit, cache=kept, progress=progress)
+            return {"model": about_model(name, find_model(name)), **found.to_dict()}
 
         found = measure(model)
         result = found

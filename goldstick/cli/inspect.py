@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -49,8 +50,20 @@ def verify(directory: Path, as_json: bool) -> None:
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path))
-def report(directory: Path) -> None:
+@click.option(
+    "--sensitivity",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take in what 'goldstick sensitivity -o FILE' found, as a heat map.",
+)
+def report(directory: Path, sensitivity: Path | None) -> None:
     """Render DIRECTORY's report.json anew as report.html, a page that opens from disk."""
     from goldstick.report.page import write_page
 
+    if sensitivity is not None:
+        from goldstick.report.report import Report
+        from goldstick.report.sensitivity import read_sensitivity
+
+        found = read_sensitivity(sensitivity)
+        dataclasses.replace(Report.read(directory), sensitivity=found.to_dict()).write(directory)
     click.echo(write_page(directory))

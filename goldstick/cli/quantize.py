@@ -126,7 +126,7 @@ def quantize(
     from goldstick.pipeline.evaluation_cache import cache_directory
     from goldstick.report.divergence_view import divergence_words
     from goldstick.report.terminal import print_report
-    from goldstick.report.words import proof_words
+    from goldstick.report.words import proof_words, speed_words
 
     give_large_blocks_back()
     with progress_bar(not as_json) as progress:
@@ -150,6 +150,8 @@ def quantize(
         if evaluation.get("divergence"):
             for line in divergence_words({**evaluation, "baseline": evaluation["before"]}):
                 click.echo(line)
+        if evaluation.get("speed"):
+            click.echo(f"speed: {speed_words(evaluation['speed'])}")
         click.echo(f"proof: {proof_words(result.report.proof)}")
         click.echo(f"checkpoint: {output}\nreport: {output / 'report.html'} (and report.json)")
         for name, directory in further.items():

@@ -18,7 +18,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import UsageError
 from goldstick.kernels import ops, select
 from goldstick.nn import QuantizedLinear
-from goldstick.pipeline.bench_decode import DecodeTime, decode_time
+from goldstick.pipeline.bench_decode import DecodeTime, can_write, decode_time
 from goldstick.pipeline.load import load
 from goldstick.pipeline.stopwatch import PlainRead, seconds_of, verdict
 
@@ -98,9 +98,7 @@ def bench_checkpoint(
     if not kinds:
         raise UsageError(f"{directory} holds no quantized linear layer, so there is nothing to compare with float.")
     times = [time_layer(layers, count, seconds) for layers in kinds.values() for count in tokens]
-    if not getattr(model, "can_generate", bool)() or getattr(model.config, "is_encoder_decoder", False):
-        return times, None
-    return times, decode_time(model, seconds)
+    return times, decode_time(model, seconds) if can_write(model) else None
 
 
 @torch.no_grad()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -99,16 +99,11 @@ def bench_decode(hidden: int, inner: int, blocks: int, seconds: float) -> list[N
     for scheme in SCHEMES:
         networks[scheme] = quantized_llama(config, scheme)
         optimize(networks[scheme])
-    turns, read = _Turns(networks), PlainRead(_READ)
-    taken: list[dict[str, float]] = []
-    rates: list[float] = []
-    started = time.perf_counter()
-    while len(taken) < 4 or time.perf_counter() - started < seconds * len(networks):
-        taken.append(turns.round())
-        rates.append(read.bytes_per_second())
+    read, rates = PlainRead(_READ), list[float]()
+    kept = _Turns(networks).rounds(seconds * len(networks), lambda: rates.append(read.bytes_per_second()))
     found = []
     for name, network in networks.items():
-        middle = statistics.median(own[name] for own in taken[1:])  # the first round warms up
+        middle = statistics.median(own[name] for own in kept)
         rate = _weight_bytes(network) / middle
         found.append(
             NetworkTime(
@@ -116,7 +111,7 @@ def bench_decode(hidden: int, inner: int, blocks: int, seconds: float) -> list[N
                 tokens_s=1 / middle,
                 weight_gb_s=rate / 1e9,
                 of_read=rate / statistics.median(rates),
-                times_float=statistics.median(own[FLOAT] / own[name] for own in taken[1:]),
+                times_float=statistics.median(own[FLOAT] / own[name] for own in kept),
             )
         )
     return found
@@ -127,17 +122,23 @@ def decode_time(model: Any, seconds: float) -> DecodeTime:
     """Time a loaded causal language model, and what :func:`goldstick.optimize` makes of a copy."""
     faster = copy.deepcopy(model)
     optimize(faster)
-    turns = _Turns({"plain": model, "optimized": faster})
-    taken: list[dict[str, float]] = []
-    started = time.perf_counter()
-    while len(taken) < 4 or time.perf_counter() - started < seconds:
-        taken.append(turns.round())
-    kept = taken[1:]  # the first round warms up
+    kept = _Turns({"plain": model, "optimized": faster}).rounds(seconds)
     return DecodeTime(
         plain=1 / statistics.median(own["plain"] for own in kept),
         optimized=1 / statistics.median(own["optimized"] for own in kept),
         times_plain=statistics.median(own["plain"] / own["optimized"] for own in kept),
     )
+
+
+@torch.no_grad()
+def tokens_a_second(model: Any, seconds: float) -> float:
+    """How fast a causal language model writes one text."""
+    return 1 / statistics.median(own["model"] for own in _Turns({"model": model}).rounds(seconds))
+
+
+def can_write(model: Any) -> bool:
+    """Whether this is a causal language model of transformers."""
+    return getattr(model, "can_generate", bool)() and not getattr(model.config, "is_encoder_decoder", False)
 
 
 class _Turns:
@@ -150,12 +151,18 @@ class _Turns:
             for name, network in networks.items()
         }
 
-    def round(self) -> dict[str, float]:
-        """Seconds a token of each."""
-        taken = {}
-        for name, (network, cache) in self._turns.items():
-            taken[name] = seconds_of(partial(_steps, network, cache)) / _TOKENS
-            cache.crop(-_TOKENS)  # the same context in every round
+    def rounds(self, seconds: float, between: Callable[[], object] = bool) -> list[dict[str, float]]:
+        """Seconds a token of each, a round at a time for so many seconds, but for the first, which warms up."""
+        taken: list[dict[str, float]] = []
+        started = time.perf_counter()
+        while len(taken) < 4 or time.perf_counter() - started < seconds:
+            taken.append({name: self._one(*turn) for name, turn in self._turns.items()})
+            between()
+        return taken[1:]
+
+    def _one(self, network: Any, cache: Any) -> float:
+        taken = seconds_of(partial(_steps, network, cache)) / _TOKENS
+        cache.crop(-_TOKENS)  # the same context in every round
         return taken
 
 

@@ -27,6 +27,7 @@ from goldstick.pipeline.structure import structure_of_source
 from goldstick.pipeline.write import Calibrate, Outcome, write_streamed, write_whole
 from goldstick.recipes.run import Progress, quiet
 from goldstick.report import Report, SizeSummary
+from goldstick.report.heat_map import drawable
 from goldstick.report.page import write_page
 
 
@@ -123,6 +124,7 @@ def execute(
             **_account(plan, outcome.errors, outcome.notes),
             calibration=outcome.audit,
             structure=structure_of_source(plan),
+            sensitivity=drawable(plan.recipe.sensitivity),
             **outcome.account,
             evaluation=evaluation,
             proof={key: value for key, value in found.items() if key != "observed"},

@@ -71,6 +71,7 @@ def layer_records(
                 else (f"runs on the quantized {tie}" if tie else resolution.left_alone.get(name, "buffer")),
                 weight_sqnr_db=error.sqnr_db if error else None,
                 max_abs_error=error.max_abs if error else None,
+                worst_channels=tuple((channel, decibels) for channel, decibels in error.worst) if error else (),
                 notes=(dict(notes.get(site.name, {})) if site else {})
                 | ({"shape_before": "×".join(map(str, old))} if shape != old else {}),
             )

@@ -43,6 +43,7 @@ from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.recipes.rotate import find_rotation
 from goldstick.recipes.run import Progress, quiet
 from goldstick.report import Report, SizeSummary
+from goldstick.report.heat_map import drawable
 from goldstick.report.page import write_page
 from goldstick.structure.network import Network
 from goldstick.training import TrainingTask
@@ -156,6 +157,7 @@ def apply_recipe(
         layers=layers,
         size=SizeSummary.of(layers),
         structure=structure,
+        sensitivity=drawable(recipe.sensitivity),
         calibration=count_batches(batches),
         **account,
         warnings=tuple(warnings),

@@ -83,6 +83,8 @@ def _producer(
         if matrix.dtype is torch.float64:
             matrix = matrix.float()
         edit, error = decide(tensor.assignment.stage, site, matrix, tensor.assignment.scheme)
+        if tensor.source.name != site.parameter_name:
+            error = error.of_part(tensor.source.name)
         errors[site.name] = errors[site.name] + error if site.name in errors else error
         parts = plan.format.pack(edit.tensor, edit.scheme, edit.input_scale, edit.input_zero)
         return {part_name(tensor.name, suffix): part.cpu() for suffix, part in parts.items()}

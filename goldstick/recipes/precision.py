@@ -93,8 +93,10 @@ def _uniform_if_better(layers: Sequence[Measured], bits: float, chosen: dict[str
     return found
 
 
-def with_precision(stages: Sequence[Stage], precision: Precision, folder: Path | None) -> list[Stage]:
-    """The stages with an override for every layer that gets another number of bits than its stage says.
+def with_precision(
+    stages: Sequence[Stage], precision: Precision, folder: Path | None
+) -> tuple[list[Stage], Mapping[str, Any]]:
+    """The stages with an override for every layer that gets another number of bits than its stage says; and the file.
 
     Args:
         stages: The recipe's; exactly one of them rounds.
@@ -105,7 +107,8 @@ def with_precision(stages: Sequence[Stage], precision: Precision, folder: Path |
         RecipeError: The file cannot be read or was measured on another grid, or the stages leave open what is meant.
     """
     path = (folder or Path()) / precision.sensitivity
-    grid, layers = _read(path)
+    data, layers = _read(path)
+    grid = data["grid"]
     rounding = [index for index, stage in enumerate(stages) if isinstance(stage, Quantizer) and stage.quantizes]
     if len(rounding) != 1:
         raise RecipeError(f"precision: a recipe with it has exactly one stage that rounds, not {len(rounding)}.")
@@ -128,7 +131,7 @@ def with_precision(stages: Sequence[Stage], precision: Precision, folder: Path |
         if bits != scheme.weight.bits
     }
     changed = dataclasses.replace(stage, overrides=overrides)
-    return [changed if index == rounding[0] else stage for index, stage in enumerate(stages)]
+    return [changed if index == rounding[0] else stage for index, stage in enumerate(stages)], data
 
 
 def _read(path: Path) -> tuple[Mapping[str, Any], list[Measured]]:
@@ -148,6 +151,8 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Measured]]:
         ]
         if not layers or any({*layer.kl} != {*layers[0].kl} or {*layer.kl} != {*layer.stored} for layer in layers):
             raise ValueError("its layers were not measured at the same widths")
-        return data["grid"], layers
+        if not isinstance(data["grid"], Mapping):
+            raise TypeError("its grid is no mapping")
+        return data, layers
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecipeError(f"precision.sensitivity: {path} is no sensitivity file ({error}); {_MEASURE}.") from error

@@ -15,6 +15,7 @@ from pydantic import (
     ConfigDict,
     Field,
     InstanceOf,
+    PrivateAttr,
     TypeAdapter,
     ValidationError,
     WithJsonSchema,
@@ -85,6 +86,13 @@ class Recipe(BaseModel):
     export: Export = Export()
     precision: Precision | None = Field(default=None, exclude=True, description="bits for each layer, within a budget")
 
+    _sensitivity: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+
+    @property
+    def sensitivity(self) -> Mapping[str, Any]:
+        """What the bits were chosen by, as in its file; empty where nothing was. No part of the recipe's dump."""
+        return self._sensitivity
+
     @model_validator(mode="before")
     @classmethod
     def _read_stages(cls, value: Any) -> Any:
@@ -141,8 +149,10 @@ class Recipe(BaseModel):
         if recipe.precision is None:
             return recipe
         # What was chosen takes the key's place, so that a recipe in a report says all without the file.
-        stages = with_precision(recipe.stages, recipe.precision, folder)
-        return recipe.model_copy(update={"stages": tuple(stages), "precision": None})
+        stages, measured = with_precision(recipe.stages, recipe.precision, folder)
+        chosen = recipe.model_copy(update={"stages": tuple(stages), "precision": None})
+        chosen._sensitivity = measured
+        return chosen
 
 
 def _stage(index: int, entry: Any) -> Stage:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from goldstick.errors import DataError
 from goldstick.evaluation.compare import ComparisonRow, compare
-from goldstick.report.words import verdict
+from goldstick.report.words import format_bytes, verdict
 
 
 def accuracy_view(
@@ -39,9 +40,56 @@ def accuracy_view(
         "rows": lines,
         "compared": before is not None,
         "summary": _summary([*changes.values()]),
+        "figures": _figures([*changes.values()]),
         "only_before": [f"{row.task}, {row.metric}: {_number(row.before)} before" for row in lost],
         "tokenizers": sorted({str(result["tokenizer"]) for result in after["tasks"].values() if "tokenizer" in result}),
     }
+
+
+def evaluation_view(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What the template of an evaluation's page is given: title, headline and table; DataError without a task.
+
+    Args:
+        data: What ``Evaluation.to_dict`` returns, with ``model`` (what `goldstick.pipeline.about` says of it) and the
+            ``baseline``, an evaluation like it, where there are such.
+    """
+    accuracy = accuracy_view(data, data.get("baseline"), data.get("divergence"))
+    if accuracy is None:
+        raise DataError("the evaluation holds no task")
+    model, baseline = data.get("model") or {}, (data.get("baseline") or {}).get("model") or {}
+    lines = [("Model", model.get("name")), ("Compared with", baseline.get("name")), ("Recipe", model.get("recipe"))]
+    if model.get("bytes"):
+        before = f"{format_bytes(baseline['bytes'])} → " if baseline.get("bytes") else ""
+        lines.append(("Size of its files", f"{before}{format_bytes(model['bytes'])}"))
+    if model.get("bits_per_weight"):
+        lines.append(("Bits per quantized weight", f"{model['bits_per_weight']:.2f}, scales and zeros counted"))
+    return {
+        "title": f"{model['name']}: evaluated" if model else "Evaluation",
+        "headline": [(name, value) for name, value in lines if value] + headline_of(accuracy),
+        "figures": accuracy["figures"],
+        "accuracy": accuracy,
+        "categories": categories_of(data, data.get("baseline") or {}),
+    }
+
+
+def categories_of(after: Mapping[str, Any], before: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """For each task that has categories, a row for each: name, items, figure before (or nothing) and now, interval."""
+    found = []
+    for task, result in after["tasks"].items():
+        own = result.get("details", {}).get("categories") or {}
+        old = before.get("tasks", {}).get(task, {}).get("details", {}).get("categories") or {}
+        rows = [
+            (
+                name,
+                f"{category['n']:,}",
+                _number(old[name]["accuracy"]) if name in old else "",
+                _number(category["accuracy"]),
+                _interval(category["interval_95"], ".4g"),
+            )
+            for name, category in own.items()
+        ]
+        found += [{"task": task, "rows": rows, "compared": bool(old)}] if rows else []
+    return found
 
 
 def headline_of(accuracy: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -127,6 +175,16 @@ def _summary(changes: Sequence[ComparisonRow]) -> str:
     unjudged = f", {alone} without an interval to judge by" if alone else ""
     shown = f"{worse} worse, {better} better, {same} without a difference shown{unjudged}"
     return f"Of {len(compared)} {metrics} compared, {shown}."
+
+
+def _figures(changes: Sequence[ComparisonRow]) -> list[tuple[str, str, str]]:
+    """The summary as a figure: how many metrics got worse, of those compared."""
+    compared = [change for change in changes if change.difference is not None]
+    if not compared:
+        return []
+    worse = sum(_severity(change) == "bad" for change in compared)
+    words = "metric got worse" if len(compared) == 1 else "metrics got worse"
+    return [(f"{worse} of {len(compared)}", f"{words}, as far as the items show", "bad" if worse else "good")]
 
 
 def _number(value: float | None) -> str:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from markupsafe import Markup
+
 from goldstick.report.attribution import Attribution
 from goldstick.report.comparison_tree import Node, comparison_tree, kinds
 from goldstick.report.generation import Generation
 from goldstick.report.model_comparison import SEVERITIES, ModelComparison, ModuleDifference, Severity
 from goldstick.report.page import render
+from goldstick.report.svg import bars
 from goldstick.report.words import format_shape
 
 _WORST = 10
@@ -40,10 +43,21 @@ def _attribution(found: Attribution) -> dict[str, Any]:
     return {
         "words": (found.words(), *found.notes),
         "tables": [
-            (title, [(part.name, f"{part.left:.2e}", f"{found.share(part):.1f} %") for part in parts])
+            (
+                title,
+                [
+                    (part.name, f"{part.left:.2e}", f"{found.share(part):.1f} %", _bar(found.share(part)))
+                    for part in parts
+                ],
+            )
             for title, parts in tables
         ],
     }
+
+
+def _bar(share: float) -> Markup:
+    """A share of the loss in percent; what makes the loss larger by itself has no bar."""
+    return bars(0.0, min(100.0, max(0.0, share)), 100.0, f"{share:.1f} %")
 
 
 def _band(name: Severity) -> str:

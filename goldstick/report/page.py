@@ -9,14 +9,13 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from goldstick.errors import DataError
-from goldstick.report.accuracy_view import accuracy_view
+from goldstick.report.accuracy_view import evaluation_view
 from goldstick.report.divergence_view import divergence_words
 from goldstick.report.report import FILE_NAME, Report
 from goldstick.report.storage import parse_json, write_atomically
@@ -39,8 +38,7 @@ def render_report(text: str) -> str:
         if isinstance(data, dict) and isinstance(data.get("tasks"), dict) and "report_version" not in data:
             return render(
                 "evaluation.html",
-                title="Evaluation",
-                accuracy=_evaluation(data),
+                **evaluation_view(data),
                 divergence=list(divergence_words(data)),
                 digest=digest,
             )
@@ -73,13 +71,6 @@ def render(template: str, **content: Any) -> str:
     script, _, _ = environment.loader.get_source(environment, "tree.js")  # type: ignore[union-attr]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     return environment.get_template(template).render(script_hash=f"sha256-{digest}", **content)
-
-
-def _evaluation(data: Mapping[str, Any]) -> dict[str, Any]:
-    found = accuracy_view(data, data.get("baseline"), data.get("divergence"))
-    if found is None:
-        raise DataError("the evaluation holds no task")
-    return found
 
 
 @functools.cache

@@ -39,6 +39,7 @@ class LayerRecord:
         reason: why it was left alone, or None where it was not.
         weight_sqnr_db: 10·log10(Σw² / Σ(w − ŵ)²) in decibels; infinite where nothing was lost.
         max_abs_error: the largest |w − ŵ|.
+        worst_channels: the output channels of the least such ratio, the worst first: (which one, in decibels).
         notes: what the algorithm found out on the way: tokens seen, damping, why it fell back.
 
     Raises UsageError for a record that says neither what was done nor why nothing was.
@@ -56,6 +57,7 @@ class LayerRecord:
     reason: str | None = None
     weight_sqnr_db: float | None = None
     max_abs_error: float | None = None
+    worst_channels: tuple[tuple[str, float], ...] = ()
     notes: Mapping[str, float | str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -120,8 +122,12 @@ class Report:
             after; the scores of every layer's channels, and which went; ``refused`` layers with the reason. The seconds
             are measured, so equal runs differ in them.
         calibration: what data the algorithms looked at.
-        evaluation: ``{"before": …, "after": …, "divergence": …}``, the first two each what
-            `goldstick.evaluation.Evaluation.to_dict` returns, the third what `goldstick.evaluation.divergence` finds.
+        sensitivity: what rounding each layer alone did to the output, as in the file that ``goldstick sensitivity``
+            writes, where the recipe chose its bits by it, or it was put here later; empty where nobody measured it.
+        evaluation: ``{"before": …, "after": …, "divergence": …, "speed": …}``, the first two each what
+            `goldstick.evaluation.Evaluation.to_dict` returns, the third what `goldstick.evaluation.divergence` finds,
+            the last, of models that write, their tokens a second: ``before``, ``after``, and the ``threads``. These are
+            measured, so equal runs differ in them.
         proof: what was done to show that the checkpoint holds what was decided.
         warnings: sentences for the user.
         timing: seconds by stage; durations, never a time of day.
@@ -148,6 +154,7 @@ class Report:
     training: tuple[Mapping[str, Any], ...] = ()
     pruning: tuple[Mapping[str, Any], ...] = ()
     calibration: Mapping[str, Any] = field(default_factory=dict)
+    sensitivity: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     proof: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

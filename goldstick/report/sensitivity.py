@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from goldstick.errors import DataError
+from goldstick.report.storage import parse_json
 from goldstick.report.terminal import print_table
 
 if TYPE_CHECKING:
@@ -88,6 +90,16 @@ class Sensitivity:
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"no sensitivity file of goldstick ({type(error).__name__}: {error})") from error
+
+
+def read_sensitivity(path: Path) -> Sensitivity:
+    """Read a sensitivity file; DataError, naming it, where it is none."""
+    try:
+        return Sensitivity.from_dict(parse_json(path.read_text(encoding="utf-8"), "the sensitivity file"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read ({error})") from error
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
 
 
 def print_sensitivity(console: Console, found: Sensitivity) -> None:

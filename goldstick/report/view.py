@@ -8,10 +8,12 @@ from typing import Any
 
 import yaml
 
-from goldstick.report.accuracy_view import accuracy_view, headline_of
+from goldstick.report.accuracy_view import accuracy_view, categories_of, headline_of
 from goldstick.report.grouping import LayerGroup, group_layers
+from goldstick.report.heat_map import heat_map
 from goldstick.report.pruning_view import pruning_view
 from goldstick.report.report import LayerRecord, Report
+from goldstick.report.sensitivity import Sensitivity
 from goldstick.report.svg import Mark, bars, marks
 from goldstick.report.words import (
     format_bytes,
@@ -20,6 +22,7 @@ from goldstick.report.words import (
     proof_words,
     pruning_words,
     rotation_words,
+    speed_words,
     training_words,
 )
 
@@ -37,8 +40,12 @@ _CALIBRATION_WORDS = {
     "batches": "batches",
     "fingerprint": "SHA-256 of the token ids",
 }
+#: Rows of the table of channels.
+_WORST_CHANNELS = 10
 _LAYER_NOTES = {
     "tokens": "tokens (fewest)",
+    "effective_rank": "effective rank (largest)",
+    "tokens_needed": "tokens needed (most)",
     "dropped_tokens": "not finite",
     "dead_inputs": "inputs always 0",
     "damping": "damping (largest)",
@@ -51,10 +58,14 @@ def report_view(report: Report) -> dict[str, Any]:
     accuracy = accuracy_view(found.get("after", {}), found.get("before"), found.get("divergence"))
     return {
         "title": f"{report.model}: compressed with goldstick",
-        "headline": _headline(report) + (headline_of(accuracy) if accuracy else []) + _costs(report),
+        "figures": _figures(report, accuracy),
+        "headline": _headline(report) + (headline_of(accuracy) if accuracy else []) + _speed(found) + _costs(report),
         "warnings": report.warnings,
         "accuracy": accuracy,
+        "categories": categories_of(found.get("after", {}), found.get("before", {})) if accuracy else [],
         "weight_errors": _weight_errors(report.layers),
+        "worst_channels": _worst_channels(report.layers),
+        "sensitivity": heat_map(Sensitivity.from_dict(report.sensitivity)) if report.sensitivity else None,
         "output_errors": _output_errors(report.layers),
         "pruning": [pruning_view(pruning) for pruning in report.pruning],
         "sizes": _sizes(report.layers),
@@ -90,6 +101,26 @@ def _headline(report: Report) -> list[tuple[str, str]]:
     if report.proof:
         lines.append(("Proof", _proof(report.proof)))
     return lines
+
+
+def _figures(report: Report, accuracy: Mapping[str, Any] | None) -> list[tuple[str, str, str]]:
+    """What the page says first: a figure, words for it, and whether it is good or bad."""
+    size, speed = report.size, report.evaluation.get("speed")
+    figures = [(format_bytes(size.bytes_after), f"of {format_bytes(size.bytes_before)}", "")]
+    if size.bits_per_weight is not None:
+        figures.append((f"{size.bits_per_weight:.2f}", "bits per quantized weight", ""))
+    if accuracy:
+        figures += accuracy["figures"]
+    if speed:
+        figures.append((f"{speed['after'] / speed['before']:.2f} ×", "the speed of writing", ""))
+    if report.peak_memory is not None:
+        figures.append((format_bytes(report.peak_memory), "of memory at most, to make it", ""))
+    return figures
+
+
+def _speed(evaluation: Mapping[str, Any]) -> list[tuple[str, str]]:
+    speed = evaluation.get("speed")
+    return [("Speed", speed_words(speed))] if speed else []
 
 
 def _costs(report: Report) -> list[tuple[str, str]]:
@@ -133,6 +164,20 @@ def _weight_errors(layers: Sequence[LayerRecord]) -> dict[str, Any] | None:
             }
         )
     return {"low": low, "high": high, "rows": rows}
+
+
+def _worst_channels(layers: Sequence[LayerRecord]) -> list[dict[str, str]]:
+    """The output channels of the largest relative error, of all layers."""
+    found = [(decibels, channel, record) for record in layers for channel, decibels in record.worst_channels]
+    return [
+        {
+            "name": record.name,
+            "channel": channel,
+            "sqnr": f"{decibels:.1f}",
+            "layer": "" if record.weight_sqnr_db is None else f"{record.weight_sqnr_db:.1f}",
+        }
+        for decibels, channel, record in sorted(found, key=lambda one: one[0])[:_WORST_CHANNELS]
+    ]
 
 
 def _output_errors(layers: Sequence[LayerRecord]) -> dict[str, Any] | None:
@@ -222,8 +267,10 @@ def _layer_notes(layers: Sequence[LayerRecord]) -> dict[str, Any] | None:
             values = list(_numbers(group, note))
             pick = min if note == "tokens" else max
             cells.append(f"{pick(values):,.6g}" if values else "")
-        rows.append({"name": group.name, "count": len(group.records), "cells": cells})
-    return {"columns": list(_LAYER_NOTES.values()), "rows": rows}
+        short = any(_numbers(group, "short_of_tokens"))
+        rows.append({"name": group.name, "count": len(group.records), "cells": cells, "short": short})
+    ranked = any("effective_rank" in record.notes for record in layers)
+    return {"columns": list(_LAYER_NOTES.values()), "rows": rows, "ranked": ranked}
 
 
 def _numbers(group: LayerGroup, note: str) -> Iterator[float]:

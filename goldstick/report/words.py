@@ -60,6 +60,15 @@ def training_words(training: Mapping[str, Any]) -> str:
     return text
 
 
+def speed_words(speed: Mapping[str, Any]) -> str:
+    """How fast both models write, in a sentence."""
+    before, after, threads = speed["before"], speed["after"], speed["threads"]
+    return (
+        f"{before:.3g} → {after:.3g} tokens a second ({after / before:.2f} ×), one text, {threads} "
+        f"thread{'' if threads == 1 else 's'}, measured here once"
+    )
+
+
 def pruning_words(pruning: Mapping[str, Any]) -> str:
     """What a stage cut out of the network, in a sentence."""
     pairs = (pruning["parameters"], pruning["macs"])

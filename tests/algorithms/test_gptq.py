@@ -423,7 +423,30 @@ def test_the_algorithm_decides_one_edit_with_notes() -> None:
         "dead_inputs": 0,
         "output_error": expected.loss,
         "rtn_output_error": expected.rtn_loss,
+        "effective_rank": round(expected.rank or 0.0, 1),
+        "tokens_needed": math.ceil(10 * round(expected.rank or 0.0, 1)),
+        **({"short_of_tokens": 1} if 10 * (expected.rank or 0.0) > 512 else {}),
     }
+
+
+def test_the_effective_rank_counts_the_directions_that_outweigh_the_damping() -> None:
+    torch.manual_seed(5)
+    directions = torch.linalg.qr(torch.randn(64, 64, dtype=torch.float64))[0][:, :7]
+    x = torch.randn(512, 7, dtype=torch.float64) @ directions.T
+    hessian = 2 / 512 * x.T @ x
+    weight = torch.randn(8, 64)
+    for order in ("gar", "natural"):
+        found = solve_gptq(
+            weight, hessian, Grid(bits=4, granularity="group", group_size=16), order=order, ladder=(1e-6,)
+        ).rank
+        assert found == pytest.approx(7, abs=1e-3)
+    hessian[3], hessian[:, 3] = 0.0, 0.0  # an input that is always zero counts for nothing
+    shift = 0.01 * float(hessian.diagonal()[hessian.diagonal() > 0].mean())
+    eigenvalues = torch.linalg.eigvalsh(hessian)
+    expected = float((eigenvalues / (eigenvalues + shift)).sum())
+    assert solve_gptq(weight, hessian, Grid(bits=4, granularity="group", group_size=16)).rank == pytest.approx(
+        expected, rel=1e-9
+    )
 
 
 def test_too_few_inputs_are_not_trusted() -> None:

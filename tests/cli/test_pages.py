@@ -19,6 +19,7 @@ from goldstick.report.page import render_report
 from tests.cli.conftest import run
 from tests.pipeline.conftest import prove_here
 from tests.report.pages import check_alone
+from tests.report.test_page import SENSITIVITY
 from tests.tiny_models import FAMILIES
 from tests.tiny_tokenizer import write_tokenizer
 
@@ -82,6 +83,7 @@ def test_evaluate_writes_a_report_and_its_page(tmp_path: Path) -> None:
     page = check_alone((tmp_path / "found" / "report.html").read_text())
     assert "Of 2 metrics compared, 0 worse, 0 better, 2 without a difference shown." in page.text
     assert "text perplexity (lower is better)" in page.text
+    assert f"Model {model} Compared with {model} Size of its files" in page.text
 
 
 def test_quantize_evaluates_before_and_after_and_compares_predictions(
@@ -103,7 +105,24 @@ def test_quantize_evaluates_before_and_after_and_compares_predictions(
     assert found["divergence"]["text"]["metrics"]["token_kl"] > 0
     page = check_alone((output / "report.html").read_text())
     assert "text mean KL from before, nats a token (lower is better)" in page.text
+    assert found["speed"]["before"] > 0 and found["speed"]["after"] > 0
+    assert "speed: " in shown.stdout and "tokens a second" in page.text
+    assert "Worst channels" in page.text
     assert "| text | likeliest token the same as before, %" in (output / "README.md").read_text()
+
+
+def test_report_takes_in_what_sensitivity_found(made: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(made, tmp_path / "copy"))
+    (tmp_path / "found.json").write_text(json.dumps(SENSITIVITY.to_dict()))
+    shown = run("report", str(copy), "--sensitivity", str(tmp_path / "found.json"))
+    assert shown.exit_code == 0, shown.output
+    assert (copy / "report.html").read_text().count('class="cell"') == 6
+    assert json.loads((copy / "report.json").read_text())["sensitivity"] == json.loads(
+        json.dumps(SENSITIVITY.to_dict())
+    )
+    refused = run("report", str(copy), "--sensitivity", str(copy / "config.json"))
+    assert refused.exit_code == 1
+    assert "config.json: no sensitivity file of goldstick" in refused.stderr
 
 
 def test_a_directory_without_a_report_is_one_paragraph(source: Path) -> None:

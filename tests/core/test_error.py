@@ -52,6 +52,41 @@ def test_errors_of_parts_add_up_to_the_error_of_the_whole() -> None:
     assert total.max_abs == whole.max_abs == max(part.max_abs for part in parts)
 
 
+def test_the_worst_channels_are_those_of_the_lowest_ratio_one_by_one() -> None:
+    weight = torch.randn(9, 64)
+    weight[4] = 0.0  # has no signal
+    tensor = quantized(weight)
+    difference = weight.double() - tensor.dequantize().double()
+    ratios = {}
+    for row in range(9):
+        if row != 4:
+            ratio = weight[row].double().square().sum() / difference[row].square().sum()
+            ratios[str(row)] = 10 * math.log10(ratio)
+    expected = sorted(ratios.items(), key=lambda pair: pair[1])[:3]
+    found = weight_error(weight, tensor).worst
+    assert [channel for channel, _ in found] == [channel for channel, _ in expected]
+    assert [decibels for _, decibels in found] == pytest.approx([decibels for _, decibels in expected], abs=1e-4)
+
+
+def test_channels_of_experts_and_of_parts_say_where_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = torch.randn(3, 5, 32)
+    tensor = quantized(weight)
+    for elements in (10**6, 100):  # at once, and a row at a time
+        monkeypatch.setattr(rows, "CHUNK_ELEMENTS", elements)
+        stacked = weight_error(weight, tensor)
+        parts = [
+            weight_error(
+                weight[number],
+                QuantizedTensor(
+                    codes=tensor.codes[number], scale=tensor.scale[number], zero=tensor.zero[number], grid=GRID
+                ),
+            ).of_part(f"matrix {number}")
+            for number in range(3)
+        ]
+        assert (parts[2] + parts[0] + parts[1]).worst == stacked.worst
+        assert len(stacked.worst) == 3
+
+
 def test_working_in_smaller_chunks_changes_nothing_but_the_last_digits(monkeypatch: pytest.MonkeyPatch) -> None:
     weight = torch.randn(9, 64)
     tensor = quantized(weight)
@@ -66,7 +101,7 @@ def test_a_weight_that_lies_on_its_grid_has_no_noise_and_no_ratio() -> None:
     weight = torch.randint(0, 16, (2, 32)).float()
     tensor = quantize_on_grid(weight, torch.ones(2, 2), torch.zeros(2, 2), GRID)
     error = weight_error(weight, tensor)
-    assert (error.noise, error.max_abs, error.sqnr_db) == (0.0, 0.0, None)
+    assert (error.noise, error.max_abs, error.sqnr_db, error.worst) == (0.0, 0.0, None, ())
     assert error.signal > 0
 
 

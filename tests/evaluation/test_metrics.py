@@ -18,6 +18,7 @@ from goldstick.evaluation.metrics import (
     squad_exact_match,
     squad_f1,
 )
+from goldstick.evaluation.mindformers_scores import mindformers_exact_match, mindformers_f1
 
 
 def test_squad_normalisation_drops_case_punctuation_articles_and_spaces() -> None:
@@ -41,6 +42,24 @@ def test_squad_normalisation_drops_case_punctuation_articles_and_spaces() -> Non
 def test_squad_metrics_equal_hand_worked_examples(prediction: str, answers: list[str], exact: float, f1: float) -> None:
     assert squad_exact_match(prediction, answers) == exact
     assert squad_f1(prediction, answers) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answer", "exact", "f1"),
+    [
+        ("I love Beijing, because it's beautiful", "I love Beijing.", 0.0, 0.5),  # MindFormers' own example
+        ("Hello world。", "Hello world", 1.0, 1.0),  # and its other
+        ("郑州", "郑州市", 0.0, 0.8),  # every Chinese sign is a word
+        ("Nile", "the Nile", 0.0, 0.5),  # articles stay, and the space is a word: 1 of 1 and of 3
+        ("3.5%", "3.5 %", 0.0, 0.0),  # a number with its sign is one word
+        ("well-known", "Wellknown", 1.0, 1.0),
+        ("a b c", "a x c", 0.0, 0.4),  # the longest run has no gap: "a " and " c", 2 words of 5 and of 5
+        ("", "a", 0.0, 0.0),
+    ],
+)
+def test_mindformers_scores_equal_hand_worked_examples(prediction: str, answer: str, exact: float, f1: float) -> None:
+    assert mindformers_exact_match(prediction, answer) == exact
+    assert mindformers_f1(prediction, answer) == pytest.approx(f1)
 
 
 def test_perplexity_of_a_uniform_guess_is_the_number_of_choices() -> None:

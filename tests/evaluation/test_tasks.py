@@ -42,7 +42,7 @@ class Parrot(LanguageModel):
 
     def generate_greedy(self, prompts: Any, max_new_tokens: int, stop: Any = (), advance: Any = None) -> list[str]:
         self.prompts = list(prompts)
-        assert list(stop) == ["\n"]
+        self.stop = list(stop)
         return self.texts
 
 
@@ -158,6 +158,7 @@ def test_squad_prompts_and_scores_the_first_line(tmp_path: Path) -> None:
     put(tmp_path, "squad/dev_small-v1.1.json", document)
     parrot = Parrot(texts=[" Nile. "])
     result = Squad().run(parrot, DataSource(tmp_path), None, None)
+    assert parrot.stop == ["\n"]
     assert parrot.prompts == ["Title: Egypt\n\nBackground: Rivers.\n\nQuestion: Which?\n\nAnswer:"]
     assert result.metrics == {"exact_match": 100.0, "f1": 100.0}
     wrong = Squad().run(Parrot(texts=["the river Nile"]), DataSource(tmp_path), None, None)
@@ -165,6 +166,44 @@ def test_squad_prompts_and_scores_the_first_line(tmp_path: Path) -> None:
     put(tmp_path, "squad/dev_small-v1.1.json", {"data": [{"title": "Egypt"}]})
     with pytest.raises(DataError, match=r"not the official SQuAD 1\.1 layout"):
         Squad().load(DataSource(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("text", "accuracy"), [("Yes, it is", 100.0), (" I know", 0.0), (" no; yes", 100.0), ("", 0.0)]
+)
+def test_goldenstick_s_boolq_looks_for_the_word_in_what_is_generated(
+    tmp_path: Path, text: str, accuracy: float
+) -> None:
+    put(tmp_path, "boolq/val.jsonl", {"passage": "It burns.", "question": "is fire hot", "label": 1, "title": "Fire"})
+    parrot = Parrot(texts=[text])
+    result = TASKS["boolq/goldenstick"].run(parrot, DataSource(tmp_path), None, None)
+    assert result.metrics == {"accuracy": accuracy}
+    assert result.details["answered"] == (100.0 if text else 0.0)
+    asked = "Please read the following passage and answer the question directly with either 'yes' or 'no' without "
+    asked += "analysis process.\n\n ### Passage:\nFire -- It burns.\n### Question:\nis fire hot\n### Answer:"
+    assert parrot.prompts == [asked]
+    put(tmp_path, "boolq/val.jsonl", {"passage": "Fire -- It burns.", "question": "is fire hot", "label": 1})
+    TASKS["boolq/goldenstick"].run(parrot, DataSource(tmp_path), None, None)
+    assert parrot.prompts == [asked]  # where the title stands in the passage already
+
+
+def test_goldenstick_s_squad_asks_the_first_question_and_knows_the_first_answer(tmp_path: Path) -> None:
+    def asked(question: str, *answers: str) -> dict[str, Any]:
+        return {"question": question, "answers": [{"text": answer, "answer_start": 0} for answer in answers]}
+
+    paragraphs = [
+        {"context": "Rivers.", "qas": [asked("Which?", "the Nile", "Nile"), asked("Where?", "Egypt")]},
+        {"context": "Hills.", "qas": [asked("Which?", "Sinai")]},
+    ]
+    put(tmp_path, "squad/dev-v1.1.json", {"data": [{"title": "Egypt", "paragraphs": paragraphs}]})
+    parrot = Parrot(texts=["\n Nile \nQuestion", "Sinai"])
+    result = TASKS["squad/goldenstick"].run(parrot, DataSource(tmp_path), None, None)
+    head = "Read the passage and answer the question below.\n\n### Instruction:\n"
+    assert parrot.prompts == [
+        f"{head}Rivers.\n\n### Input:\nWhich?\n\n### Response:",
+        f"{head}Hills.\n\n### Input:\nWhich?\n\n### Response:",
+    ]
+    assert result.metrics == {"exact_match": 50.0, "f1": 75.0}  # "the Nile" has three words: the space is one
 
 
 def test_ceval_asks_as_the_harness_does_and_counts_by_category(tmp_path: Path) -> None:

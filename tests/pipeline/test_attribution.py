@@ -151,9 +151,11 @@ def test_compare_shows_both_in_the_terminal_the_page_and_the_json(
         assert words in shown.stdout
     page = check_alone((tmp_path / "page.html").read_text(), scripts=1)
     assert "Where the loss comes from" in page.text
-    assert [svg["class"] for svg in page.all("svg")] == ["lines"]
+    drawings = [svg["class"] for svg in page.all("svg")]
     data = json.loads(run(main, [*arguments, "--json"]).stdout)
     assert len(data["attribution"]["places"]) == 14
+    parts = len(data["attribution"]["sources"]) + 14
+    assert drawings == ["bars"] * parts + ["lines"]  # a share for each source and place, and the divergence
     assert len(data["generation"]["texts"]) == 2
     refused = run(main, ["compare", str(source_with_text), str(made), "--attribute"])
     assert refused.exit_code == 2

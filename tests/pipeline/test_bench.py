@@ -116,3 +116,20 @@ def test_the_command_prints_lines_or_json(run: Any, checkpoint: Path) -> None:
     found = run.invoke(main, ["bench", "decode", "--shape", "128x128", "--blocks", "1", "--seconds", "0"])
     assert found.exit_code == 0, found.output
     assert found.output.count("tokens/s") == 3
+
+
+def test_the_speed_of_writing_is_tokens_over_the_median_time_and_the_text_grows_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model: Any = FAMILIES["llama_gqa"]().eval()
+    lengths, times = [], iter([9.0, 0.5, 0.25, 2.0])
+
+    def timed(call: Any) -> float:
+        call()
+        lengths.append(call.args[1].get_seq_length())
+        return next(times)
+
+    monkeypatch.setattr(bench_decode, "seconds_of", timed)
+    assert bench_decode.tokens_a_second(model, 0.0) == 8.0  # four in half a second; the first round warms up
+    assert lengths == [20] * 4
+    assert bench_decode.can_write(model) and not bench_decode.can_write(torch.nn.Linear(2, 2))

@@ -128,6 +128,7 @@ def test_the_file_can_be_read_and_a_recipe_takes_it_in(
     result = goldstick.apply(goldstick.load(source_with_text), mixed)
     assert result.report.size.bits_per_weight is not None
     assert 4.5 < result.report.size.bits_per_weight <= 6.0
+    assert Sensitivity.from_dict(result.report.sensitivity) == found  # for the report's heat map
 
 
 def test_the_page_has_a_cell_for_each_layer_and_width(found: Sensitivity) -> None:

@@ -16,7 +16,9 @@ from goldstick.evaluation.compare import ComparisonRow
 from goldstick.evaluation.metrics import Items, uncertainty
 from goldstick.evaluation.paired import Paired
 from goldstick.report import LayerRecord, Report, SizeSummary
+from goldstick.report.heat_map import drawable
 from goldstick.report.page import render_report, write_page
+from goldstick.report.sensitivity import LayerSensitivity, Sensitivity
 from goldstick.report.words import format_seconds, verdict
 from tests.report.pages import Page, check_alone
 from tests.report.records import record
@@ -105,6 +107,94 @@ def test_errors_of_outputs_are_percentages_of_roundings() -> None:
     assert "model.layers.[0-1].q_proj.weight: 25 % of rounding's error" in labels
     none = report(layer("a", notes={"output_error": 0.0, "rtn_output_error": 0.0}))
     assert "of rounding" not in render_report(none)
+
+
+def test_the_worst_channels_of_all_layers_come_in_order() -> None:
+    layers = [
+        layer(
+            f"layers.{number}.up.weight", worst_channels=((str(number), 10.0 + number), ("matrix 1, 7", 5.5 + number))
+        )
+        for number in range(8)
+    ]
+    text = check_alone(render_report(report(*layers))).text
+    table = text[text.index("The output channels of the lowest SQNR") : text.index("Size by layer")]
+    shown = [5.5, 6.5, 7.5, 8.5, 9.5, 10.0, 10.5, 11.0, 11.5, 12.0]
+    places = [table.index(f" {value:.1f} 21.5") for value in shown]
+    assert places == sorted(places)
+    assert "layers.0.up.weight matrix 1, 7 5.5 21.5" in table
+    assert "13.0 21.5" not in table
+    assert "Worst channels" not in render_report(report(layer("a")))
+
+
+SENSITIVITY = Sensitivity(
+    model="tiny",
+    inputs="2 samples of 8 tokens from text",
+    tokens=16,
+    grid={"granularity": "group", "group_size": 32, "symmetric": True, "range_search": "mse"},
+    widths=(2, 4),
+    layers=tuple(
+        LayerSensitivity(
+            name=f"layers.{number}.up", shape=(8, 32), elements=256, kl={2: 0.5, 4: 0.01}, bits_per_weight={2: 3, 4: 5}
+        )
+        for number in range(3)
+    ),
+)
+
+
+def test_a_sensitivity_is_a_heat_map_of_its_layers_and_widths() -> None:
+    found = SENSITIVITY.to_dict()
+    html = render_report(report(*LAYERS, sensitivity=drawable(found)))
+    text = check_alone(html).text
+    assert html.count('class="cell"') == 6
+    assert "layers.*.up 3 layers layers.0.up, 2 bits: 5.00e-01 nats" in text
+    assert "over 16 tokens (2 samples of 8 tokens from text). Grid: groups of 32, symmetric, ranges by mse" in text
+    assert "Sensitivity" not in render_report(report(*LAYERS))
+    assert drawable({key: value for key, value in found.items() if key != "tokens"}) == {}
+    assert drawable(found | {"grid": {}}) == {}
+    with pytest.raises(DataError):
+        render_report(report(*LAYERS, sensitivity={"layers": []}))
+
+
+def test_the_page_begins_with_a_few_figures() -> None:
+    sides = {"before": evaluation([1.0] * 90 + [0.0] * 10), "after": evaluation([1.0] * 60 + [0.0] * 40)}
+    speed = {"speed": {"before": 40.0, "after": 50.0, "threads": 2}}
+    page = check_alone(render_report(report(*LAYERS, evaluation=sides | speed)))
+    figures = "6.25 KiB of 12.00 KiB 4.50 bits per quantized weight 1 of 1 metric got worse, as far as the items show "
+    assert figures + "1.25 × the speed of writing 3.00 MiB of memory at most, to make it In short" in page.text
+    assert "Speed 40 → 50 tokens a second (1.25 ×), one text, 2 threads, measured here once" in page.text
+    assert [item["class"] for item in page.all("li")] == ["", "", "bad", "", ""]
+    page = check_alone(render_report(report(*LAYERS)))
+    assert "6.25 KiB of 12.00 KiB 4.50 bits per quantized weight 3.00 MiB of memory" in page.text
+
+
+def test_layers_that_saw_fewer_inputs_than_they_have_directions_for_are_marked() -> None:
+    enough = {"tokens": 512, "effective_rank": 20.5, "tokens_needed": 205}
+    few = {"tokens": 100, "effective_rank": 20.5, "tokens_needed": 205, "short_of_tokens": 1}
+    page = check_alone(render_report(report(layer("a.weight", notes=enough), layer("b.weight", notes=few))))
+    assert "a.weight 512 20.5 205" in page.text and "b.weight 100 20.5 205" in page.text
+    assert "ten tokens for each are needed" in page.text
+    assert [cell["class"] for cell in page.all("td") if cell.get("class") == "n bad"] == ["n bad"]
+    assert "ten tokens" not in Page(render_report(report(*LAYERS))).text
+
+
+def test_an_evaluation_names_its_models_and_shows_categories() -> None:
+    before, after = evaluation([1.0] * 4), evaluation([1.0, 1.0, 1.0, 0.0])
+    for side, share in ((before, 100.0), (after, 50.0)):
+        found = {"STEM": {"accuracy": share, "interval_95": (0.0, 100.0), "n": 2}}
+        side["tasks"]["boolq"]["details"]["categories"] = found
+    before["model"] = {"name": "tiny", "bytes": 4096}
+    after |= {"model": {"name": "smaller", "bytes": 2048, "recipe": "gptq", "bits_per_weight": 4.125}}
+    page = check_alone(render_report(json.dumps(after | {"baseline": before})))
+    for words in (
+        "smaller: evaluated",
+        "Model smaller Compared with tiny Recipe gptq Size of its files 4.00 KiB → 2.00 KiB",
+        "Bits per quantized weight 4.12, scales and zeros counted",
+        "boolq, accuracy 100 → 75",
+        "boolq by category",
+        "STEM 2 100 50 0 … 100",
+    ):
+        assert words in page.text, words
+    assert "Model" not in check_alone(render_report(json.dumps(evaluation([1.0, 0.0])))).text
 
 
 def test_accuracy_comes_with_intervals_and_a_verdict_in_words() -> None:

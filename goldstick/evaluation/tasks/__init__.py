@@ -5,6 +5,7 @@ from __future__ import annotations
 from goldstick.evaluation.protocol import Task
 from goldstick.evaluation.tasks.boolq import BoolQ
 from goldstick.evaluation.tasks.ceval import CEval
+from goldstick.evaluation.tasks.goldenstick import FirstQuestions, GeneratedBoolQ
 from goldstick.evaluation.tasks.images import Cifar10, ImageFolder
 from goldstick.evaluation.tasks.pages import PagePerplexity
 from goldstick.evaluation.tasks.squad import Squad
@@ -16,7 +17,9 @@ TASKS: dict[str, Task] = {
     "tinystories": TINYSTORIES,
     "text": TEXT,
     "boolq": BoolQ(),
+    "boolq/goldenstick": GeneratedBoolQ(),
     "squad": Squad(),
+    "squad/goldenstick": FirstQuestions(),
     "ceval": CEval(),
     "ceval/5-shot": CEval(name="ceval/5-shot", protocol="loglik@1, 5 examples", shots=5),
     "cifar10": Cifar10(),

@@ -39,7 +39,7 @@ class BoolQ:
             Question(
                 context=f"{row['passage']}\nQuestion: {row['question']}?\nAnswer:",
                 choices=CHOICES,
-                answer=_answer(row, number),
+                answer=read_answer(row, number),
             )
             for number, row in enumerate(rows, start=1)
         ]
@@ -64,7 +64,8 @@ class BoolQ:
         )
 
 
-def _answer(row: Mapping[str, Any], number: int) -> int:
+def read_answer(row: Mapping[str, Any], number: int) -> int:
+    """Return 1 for yes and 0 for no, of ``label`` or ``answer``; DataError, naming the row, for anything else."""
     value = row.get("label", row.get("answer"))
     if value not in (0, 1):  # booleans are equal to 0 and 1
         raise DataError(f"boolq, row {number}: label (or answer) must be true, false, 0 or 1, not {value!r}")
