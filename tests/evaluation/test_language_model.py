@@ -115,6 +115,63 @@ def test_continuations_of_one_token_share_their_context(language_model: Language
     assert len(set(scores)) == 4
 
 
+SHARING = [
+    *(
+        ("A passage that two answers of several tokens share. Is it so?", answer)
+        for answer in (" yes", " no", " maybe")
+    ),
+    *(("A passage that two answers of several tokens share. Was it?", answer) for answer in (" yes", " no")),
+    *((f"Some examples that come before every question, alike. Question {n}:", " A") for n in range(5)),
+    ("Nothing like the others, and as long as they are, or longer", " end"),
+    ("short", " x"),
+    ("", "nothing"),
+]
+
+
+def shapes_seen(language_model: LanguageModel) -> list[tuple[int, ...]]:
+    """The shapes of the ids of all forward passes from now on."""
+    seen: list[tuple[int, ...]] = []
+    language_model.model.register_forward_pre_hook(
+        lambda module, args, kwargs: seen.append(tuple(kwargs["input_ids"].shape)), with_kwargs=True
+    )
+    return seen
+
+
+@pytest.mark.parametrize("tokens_per_batch", [1, 150, 300, 4096])
+def test_what_prompts_share_is_run_once_and_changes_no_likelihood(
+    make_language_model: Callable[..., LanguageModel], tokens_per_batch: int
+) -> None:
+    model = make_language_model(tokens_per_batch=tokens_per_batch)
+    expected = [slow_likelihood(model, *pair) for pair in SHARING]
+    seen = shapes_seen(model)
+    assert model.continuation_log_likelihood(SHARING) == pytest.approx(expected, rel=1e-4)
+    run, whole = sum(rows * tokens for rows, tokens in seen), sum(len("".join(pair)) for pair in SHARING)
+    if tokens_per_batch == 4096:
+        assert run < 0.7 * whole
+    assert all(rows * tokens <= max(tokens_per_batch, 75) for rows, tokens in seen)
+
+
+@pytest.mark.parametrize("family", [GPT2LMHeadModel, BloomForCausalLM])
+def test_prompts_share_their_beginning_in_models_with_other_positions(family: Any, byte_tokenizer: Any) -> None:
+    torch.manual_seed(1)
+    config = family.config_class(
+        vocab_size=300, n_layer=2, n_head=2, **({"n_embd": 32} if family is GPT2LMHeadModel else {"hidden_size": 32})
+    )
+    model = LanguageModel(family(config).eval(), byte_tokenizer)
+    expected = [slow_likelihood(model, *pair) for pair in SHARING]
+    seen = shapes_seen(model)
+    assert model.continuation_log_likelihood(SHARING) == pytest.approx(expected, rel=1e-4)
+    assert sum(rows * tokens for rows, tokens in seen) < 500
+
+
+def test_a_cache_that_is_not_plain_is_not_shared(language_model: LanguageModel) -> None:
+    expected = language_model.continuation_log_likelihood(SHARING)
+    language_model.model.config.sliding_window, language_model.model.config.layer_types = 24, ["sliding_attention"] * 2
+    windowed = language_model.continuation_log_likelihood(SHARING)
+    assert windowed == pytest.approx([slow_likelihood(language_model, *pair) for pair in SHARING], rel=1e-4)
+    assert len(expected) == len(windowed)
+
+
 def test_spaces_at_the_end_of_the_context_belong_to_the_continuation(language_model: LanguageModel) -> None:
     one, other = language_model.continuation_log_likelihood([("Answer: ", "yes"), ("Answer:", " yes")])
     assert one == other
