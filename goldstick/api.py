@@ -28,7 +28,7 @@ from goldstick.pipeline.models import data_directory, find_model
 from goldstick.pipeline.optimize import optimize
 from goldstick.pipeline.plan import Plan, make_plan
 from goldstick.pipeline.proof import ProofMethod
-from goldstick.pipeline.quantize import Quantized, execute
+from goldstick.pipeline.quantize import Quantized, execute, help_the_first
 from goldstick.pipeline.result import Result, apply_recipe
 from goldstick.pipeline.runnable import load_with_inputs
 from goldstick.pipeline.speed import compare_speed
@@ -37,6 +37,7 @@ from goldstick.recipes.order import training_of
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import Progress, needs_data, quiet
 from goldstick.training import TrainingTask
+from goldstick.training.parallel import rank, wait_for_all
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
@@ -121,6 +122,8 @@ def quantize(
 ) -> Quantized:
     """Compress a checkpoint directory into another, tensor by tensor.
 
+    Of several processes that torchrun started the first does it; the others take part in what trains, and wait.
+
     Args:
         model: A local directory in the hub's layout, a hub id, or ``reference``.
         recipe: A preset's name, a YAML file, a mapping, or a :class:`Recipe`.
@@ -146,11 +149,15 @@ def quantize(
         CheckpointError: What was written and read back is not what it should be.
     """
     planned = plan(model, recipe)
+    if rank() > 0:
+        local = data_directory(data_dir, model)
+        calibrate = calibration_data(planned.recipe.calibration, planned.source.directory, local)
+        return help_the_first(planned, Path(output), device, calibrate)
     tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
     check_output(Path(output), overwrite, resume)
     local = data_directory(data_dir, model)
     measure = _comparison(planned, tasks, local, limit, progress, cache) if tasks else None
-    return execute(
+    made = execute(
         planned,
         Path(output),
         base_model=str(model),
@@ -163,6 +170,8 @@ def quantize(
         calibrate=calibration_data(planned.recipe.calibration, planned.source.directory, local),
         evaluate=measure,
     )
+    wait_for_all()
+    return made
 
 
 def export(

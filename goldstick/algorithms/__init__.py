@@ -5,6 +5,7 @@ from goldstick.algorithms.base import (
     Algorithm,
     Balance,
     Balancer,
+    BlockFinisher,
     Exposure,
     Member,
     Quantizer,
@@ -18,6 +19,7 @@ from goldstick.algorithms.rotation import RandomRotation
 from goldstick.algorithms.rtn import RTN
 from goldstick.algorithms.scop import SCOP
 from goldstick.algorithms.slb import SLB
+from goldstick.algorithms.slb_finish import SLBFinish
 from goldstick.algorithms.smoothquant import SmoothQuant
 
 #: Every stage a recipe can name.
@@ -29,6 +31,7 @@ ALGORITHMS: dict[str, type[Stage]] = {
     "rotate": RandomRotation,
     "kv_cache": KVCache,
     "slb": SLB,
+    "slb_finish": SLBFinish,
     "scop": SCOP,
     "finetune": Finetune,
 }
@@ -43,12 +46,14 @@ __all__ = [
     "Algorithm",
     "Balance",
     "Balancer",
+    "BlockFinisher",
     "Exposure",
     "Finetune",
     "KVCache",
     "Member",
     "Quantizer",
     "RandomRotation",
+    "SLBFinish",
     "SmoothQuant",
     "Stage",
     "TrainedQuantizer",

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from goldstick.algorithms.base import TrainedQuantizer
-from goldstick.algorithms.soft_assignment import MeanCode, fit_scale, warm_logits, zero_of
+from goldstick.algorithms.soft_assignment import MeanCode, fit_scale, warm_logits, with_int8_inputs, zero_of
 from goldstick.core.edits import Edit, Quantize
-from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.relaxation import ParameterGroup, Relaxation
 from goldstick.core.scheme import Scheme
@@ -35,7 +34,7 @@ class SoftLayer(Relaxation):
     Args:
         layer: The layer. Its weight no longer learns; its bias does.
         site: Where it lies.
-        grid: The levels.
+        scheme: The levels, and whether inputs are rounded to 8 bits.
         options: The stage.
     """
 
@@ -43,9 +42,11 @@ class SoftLayer(Relaxation):
     first_scale: Tensor
     first_codes: Tensor
 
-    def __init__(self, layer: nn.Module, site: Site, grid: Grid, options: SLB) -> None:
+    def __init__(self, layer: nn.Module, site: Site, scheme: Scheme, options: SLB) -> None:
         super().__init__(layer)
+        grid = scheme.weight
         self.site, self.grid, self.options = site, grid, options
+        self.rounds_inputs = scheme.activation is not None
         parameter = getattr(layer, site.parameter)
         parameter.requires_grad_(False)
         weight = site.layout.to_matrix(parameter.detach())
@@ -78,6 +79,8 @@ class SoftLayer(Relaxation):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """What the layer gives with this weight."""
+        if self.rounds_inputs:
+            inputs = with_int8_inputs(inputs[0]), *inputs[1:]
         return functional_call(self.layer, {self.site.parameter: self.weight}, inputs, named)
 
     def anneal(self, progress: float) -> None:
@@ -140,10 +143,10 @@ class SLB(TrainedQuantizer):
                 f"temperature is at least 1 and logits_rate positive, not {self.temperature} and {self.logits_rate}."
             )
         for scheme in self.schemes():
-            if scheme.activation is not None:
+            if scheme.static_input:
                 raise RecipeError(
-                    f"slb trains weights for float activations, and {scheme.label} quantizes them; use "
-                    f"w{scheme.weight.bits}a16-channel-asym."
+                    f"slb trains with activations in float or rounded for each token, and {scheme.label} gives them "
+                    "one scale; use a scheme such as w4a8-dynamic-g128."
                 )
             if scheme.weight.symmetric and scheme.weight.bits == 1:
                 raise RecipeError(
@@ -195,7 +198,7 @@ class SLB(TrainedQuantizer):
         Raises:
             QuantizationError: Its weight holds NaN or infinity.
         """
-        return SoftLayer(layer, site, scheme.weight, self)
+        return SoftLayer(layer, site, scheme, self)
 
     def solve(self, site: Site, weight: Tensor, state: Relaxation | None, scheme: Scheme) -> Sequence[Edit]:
         """One ``Quantize`` edit: the likeliest levels of a trained stand-in.

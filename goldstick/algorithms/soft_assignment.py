@@ -125,3 +125,16 @@ def _codes(logits: Tensor) -> Tensor:
 def _rows(logits: Tensor) -> tuple[Tensor, ...]:
     levels, _, in_features = logits.shape
     return torch.split(logits, max(1, LOGITS_AT_ONCE // (levels * in_features)), dim=1)
+
+
+def with_int8_inputs(x: Tensor) -> Tensor:
+    """Inputs rounded to 8 bits with a scale for each token, as layers with dynamic activations do it; gradients pass.
+
+    s = max|x| / 127.5 over the last axis, where that is 0 the dtype's epsilon; s·round(clamp(x / s, −128, 127)).
+    """
+    with torch.no_grad():
+        steps = torch.tensor(127.5, dtype=x.dtype, device=x.device)
+        scale = x.abs().amax(-1, keepdim=True) / steps
+        scale = torch.where(scale == 0, torch.finfo(x.dtype).eps, scale)
+        rounded = (x / scale).clamp(-128, 127).round() * scale
+    return x + (rounded - x).detach()

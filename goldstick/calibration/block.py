@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from goldstick import surgery
+from goldstick.algorithms.base import BlockFinisher
 from goldstick.calibration.balancing import balance_group
 from goldstick.calibration.experts import listen_to_experts
+from goldstick.calibration.finishing import finish_block
 from goldstick.calibration.groups import input_groups, is_fused
 from goldstick.calibration.held_edits import HeldEdits
 from goldstick.calibration.input_range import with_input_range
@@ -69,6 +71,9 @@ class BlockCalibration:
             copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
             self._beside = OriginalPasses(original, copies, together=together)
         self._edits = HeldEdits()
+        self._runs = runs
+        self._weights: dict[str, Tensor] = {}  # in float, for a finisher
+        self._targets: list[Tensor] = []
         self._multipliers = InputMultipliers(network)
 
     def solve(self) -> None:
@@ -96,16 +101,34 @@ class BlockCalibration:
 
     def outputs(self) -> Iterator[Tensor]:
         """What the solved block gives, batch by batch."""
-        return self._passes.outputs()
+        if self._work.finisher is None:
+            return self._passes.outputs()
+        for _ in self._passes.outputs():  # passes that wait come to their end
+            pass
+        self._finish_codes(self._work.finisher)
+        return (run() for run in self._runs)
 
     def original_outputs(self) -> Iterator[Tensor]:
         """What the float block gives, batch by batch; nothing where there is none."""
+        if self._targets:
+            return iter(self._targets)
         return iter(()) if self._beside is None else self._beside.outputs()
 
     def finish(self) -> None:
         """Replace the layers by packed ones."""
         self._multipliers.remove()
         surgery.apply(self._network, self._edits.values())
+
+    def _finish_codes(self, finisher: BlockFinisher) -> None:
+        assert self._beside is not None  # the float model runs beside a finisher
+        self._targets = list(self._beside.outputs())
+        found = finish_block(
+            self._network, dict(self._edits), self._weights, finisher, self._runs, self._targets, self._masks
+        )
+        for name, edit in found.items():
+            surgery.apply(self._network, [SetWeight(site=name, weight=edit.tensor.dequantize())])
+            self._edits[name] = edit
+            self._work.revise(self._work.tasks[name], self._weights[name], edit)
 
     def _solve_group(self, group: Sequence[Task]) -> None:
         notes, scale = balance_group(
@@ -152,7 +175,10 @@ class BlockCalibration:
         self._decide(task, state, {})
 
     def _decide(self, task: Task, state: Any, notes: Mapping[str, float | str]) -> None:
-        edit = with_input_range(self._work.decide(task, self._network.weight(task.site), state, notes), state)
+        weight = self._network.weight(task.site)
+        if self._work.finisher is not None:
+            self._weights[task.site.name] = weight.clone()
+        edit = with_input_range(self._work.decide(task, weight, state, notes), state)
         if task.multiplied:
             edit = dataclasses.replace(edit, input_multiplier=self._multipliers.of(task.site))
         # The batches are inside the old modules: these go on with the new weights until all have passed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,6 +72,29 @@ class CalibrationData:
             }
             for rows in batches_by_length(lengths, TOKENS_PER_BATCH)
         ]
+
+    def training_batches(self, samples: int) -> Callable[[int], list[dict[str, Tensor]]]:
+        """A function from the number of an epoch to its batches, of ``samples`` samples each, for stages that train.
+
+        The order is drawn anew for each epoch from torch's generator. What is left over at the end makes a smaller
+        batch, but for a single sample, which has no other beside it and joins the batch before.
+        """
+
+        def epoch(number: int) -> list[dict[str, Tensor]]:
+            parts = list(torch.split(torch.randperm(len(self.ids)), samples))
+            if len(parts) > 1 and len(parts[-1]) == 1:
+                parts[-2:] = [torch.cat(parts[-2:])]
+            return [self._padded(part) for part in parts]
+
+        return epoch
+
+    def _padded(self, rows: Tensor) -> dict[str, Tensor]:
+        """The keyword arguments of some samples, no wider than the longest of them."""
+        if self.mask is None:
+            return {"input_ids": self.ids[rows]}
+        width = int(self.mask[rows].sum(1).max())
+        mask = self.mask[rows, :width].to(torch.int64)
+        return {"input_ids": self.ids[rows, :width], "attention_mask": mask}
 
     def audit(self) -> dict[str, int | float | str]:
         """What the report says of the data."""

@@ -92,10 +92,14 @@ def sweep(
                 done += 1
         done_blocks = {block for chain in chains for block in chain}
         rest = {name: task for name, task in work.tasks.items() if task.site.block not in done_blocks}
+        if rest and work.finisher is not None and any(task.site.block is not None for task in rest.values()):
+            raise StructureError(
+                f"{work.finisher.name} goes from block to block, and the blocks of this model do not feed one another."
+            )
         if rest:
             runs = _whole_runs(model, batches)
             beside = Original(module=floats, path="", runs=_whole_runs(floats, batches)) if floats is not None else None
-            left = dataclasses.replace(work, tasks=rest)
+            left = dataclasses.replace(work, tasks=rest, finisher=None)
             calibrate(BlockCalibration(network, left, runs, masks_of(batches), original=beside))
     progress("calibrating", total, total)
 

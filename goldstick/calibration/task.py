@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
 
-from goldstick.algorithms.base import Algorithm, Quantizer
+from goldstick.algorithms.base import Algorithm, BlockFinisher, Quantizer
 from goldstick.core.edits import Quantize
 from goldstick.core.scheme import Scheme
 from goldstick.structure.network import Site
@@ -56,18 +56,23 @@ class Work:
         tasks: Site name → what to do there.
         balancing: The stages that balance, in their order.
         decide: Solves one task.
+        finisher: The stage that improves the codes of each block, when all its tasks are solved.
+        revise: Told of a task that the finisher solved anew, the weight [..., out, in] and the edit.
     """
 
     tasks: Mapping[str, Task]
     decide: Decide
     balancing: tuple[Balancing, ...] = field(default=())
+    finisher: BlockFinisher | None = None
+    revise: Callable[[Task, Tensor, Quantize], None] = lambda task, weight, edit: None
 
     @property
     def asymmetric(self) -> bool:
         """Whether the float model must run beside."""
-        return any(task.stage.asymmetric for task in self.tasks.values())
+        return self.finisher is not None or any(task.stage.asymmetric for task in self.tasks.values())
 
     def within(self, block: str | None) -> Work:
         """The part of it that lies in one block; ``None`` for what lies outside all blocks."""
         tasks = {name: task for name, task in self.tasks.items() if task.site.block == block}
-        return Work(tasks=tasks, decide=self.decide, balancing=self.balancing)
+        finisher = self.finisher if block is not None and tasks else None
+        return replace(self, tasks=tasks, finisher=finisher)

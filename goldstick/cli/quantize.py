@@ -127,14 +127,17 @@ def quantize(
     from goldstick.report.divergence_view import divergence_words
     from goldstick.report.terminal import print_report
     from goldstick.report.words import proof_words, speed_words
+    from goldstick.training.parallel import rank
 
     give_large_blocks_back()
-    with progress_bar(not as_json) as progress:
+    with progress_bar(not as_json and rank() == 0) as progress:
         result = api.quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
             device=device, proof=proof, resume=resume, max_memory=max_memory,
             cache=cache_directory(), progress=progress,
         )  # fmt: skip
+        if rank() > 0:
+            return
         export_further(output, further, overwrite=overwrite or resume, proof=proof, progress=progress)
     if result.finished_before:
         click.echo(f"This run is finished already: {output} is what it gave. Nothing was done.", err=True)

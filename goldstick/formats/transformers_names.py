@@ -16,6 +16,7 @@ from torch import Tensor
 from goldstick.errors import GoldstickError, SourceError
 from goldstick.formats.counted_modules import most_modules
 from goldstick.formats.source import read_json
+from goldstick.formats.transformers_pruned import cut_as_told, unmarked
 
 #: Keys of a config by which it can have code fetched from the hub: implementations may be named like repositories.
 _NAMES_OF_CODE = frozenset({"attn_implementation", "experts_implementation", "trust_remote_code"})
@@ -64,7 +65,7 @@ def load_config(directory: Path) -> Any:
     """
     from transformers import CONFIG_MAPPING, AutoConfig, PretrainedConfig, __version__
 
-    raw = read_json(directory / "config.json", "no checkpoint: it has no config.json")
+    raw = unmarked(read_json(directory / "config.json", "no checkpoint: it has no config.json"), directory)
     for key, number in _integers(raw):
         for pattern, most in _MOST:
             if pattern.fullmatch(key) and number > most:
@@ -116,7 +117,7 @@ def _first_line(error: Exception) -> str:
 
 
 def empty_model(config: Any, cls: Any, tensors: int | None = None) -> Any:
-    """The model of a config on the meta device: every module and shape, no weights.
+    """The model of a config on the meta device: every module and shape, less what was cut, no weights.
 
     Args:
         config: The config.
@@ -125,6 +126,7 @@ def empty_model(config: Any, cls: Any, tensors: int | None = None) -> Any:
 
     Raises:
         SourceError: The config makes no model, or one of many times more modules than there are tensors.
+        StructureError: It tells of cuts that the model does not allow.
     """
     try:
         with torch.device("meta"), most_modules(tensors):
@@ -134,6 +136,7 @@ def empty_model(config: Any, cls: Any, tensors: int | None = None) -> Any:
     except Exception as error:  # a stranger's sizes meet code that expects none of them
         where = getattr(config, "_name_or_path", "") or "the model"
         raise SourceError(f"{where}: config.json describes no {cls.__name__}: {_first_line(error)}") from error
+    cut_as_told(model)
     return model.eval()
 
 

@@ -44,6 +44,7 @@ from goldstick.formats.input_scale import (
 from goldstick.formats.kv_cache import read_kv
 from goldstick.formats.native import Native, multiplied_in, reordered_in, schemes_of
 from goldstick.formats.transformers_cache import use_quantized_cache
+from goldstick.formats.transformers_pruned import cut_as_told, restore_as_told
 from goldstick.structure.network import Layout, Network, Site
 
 METHOD = "goldstick"
@@ -105,6 +106,7 @@ class GoldstickQuantizer(HfQuantizer):
     postponed: tuple[str, ...] = ()
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+        cut_as_told(model)
         self.network = Network(model)
         self.format: StorageFormat = FORMATS[self._storage]
         table = self.quantization_config.to_dict()
@@ -175,6 +177,7 @@ class GoldstickQuantizer(HfQuantizer):
         return extended
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        restore_as_told(model)
         for name, scheme in self.schemes.items():
             if self.network.by_name[name].block not in self.postponed:
                 self._finish(self.network.by_name[name], scheme)

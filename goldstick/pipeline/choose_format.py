@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from torch import nn
+
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS, ORDERED_COLUMNS, StorageFormat
 from goldstick.formats.base import StoredLayer
+from goldstick.formats.transformers_pruned import cuts_something
+from goldstick.pipeline.model_in_memory import is_transformers
+from goldstick.pipeline.save import StoredPiece
 
 
 def choose_format(wanted: str, layers: Sequence[StoredLayer], ties: dict[str, str]) -> tuple[StorageFormat, list[str]]:
@@ -30,6 +35,33 @@ def choose_format(wanted: str, layers: Sequence[StoredLayer], ties: dict[str, st
         "Stored in the native format, which only goldstick reads, because compressed-tensors cannot hold it: "
         f"{reasons[0]}."
     ]
+
+
+def format_in_memory(
+    model: nn.Module, wanted: str, pieces: Sequence[StoredPiece], ties: dict[str, str]
+) -> tuple[StorageFormat, list[str]]:
+    """The storage format for a model in memory, with what the user should know of it.
+
+    Any module but a transformers model is stored natively, and so is one whose config cannot say what was cut.
+
+    Raises:
+        FormatError: The format that was asked for cannot hold it.
+    """
+    layers = [piece.layer for piece in pieces]
+    if not is_transformers(model):
+        return choose_format("native", layers, ties)
+    if not cuts_something(model):
+        return choose_format(wanted, layers, ties)
+    reason = (
+        "no config of this transformers model can say what was pruned: its blocks have lost different numbers of "
+        "channels, or so many heads are left that the config refuses them"
+    )
+    if wanted not in ("auto", "native"):
+        raise FormatError(
+            f"{wanted} cannot hold this: {reason}. Use --format native; or prune with 'scope: layer', the same layers "
+            "in every block, and another share of the heads."
+        )
+    return FORMATS["native"], [f"Only goldstick.load reads the result, since {reason}."]
 
 
 def refusals(storage: StorageFormat, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> list[str]:

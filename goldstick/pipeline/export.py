@@ -21,6 +21,7 @@ from goldstick.formats.input_scale import part_name, unpack_input, unpack_multip
 from goldstick.formats.kv_cache import StoredKV, attention_modules, read_kv, stored_kv
 from goldstick.formats.source import read_json, sidecars_of
 from goldstick.formats.transformers_checkpoint import QuantizedCheckpoint, open_quantized, tied_to_codes
+from goldstick.formats.transformers_pruned import is_marked
 from goldstick.pipeline.choose_format import refusal_words, refusals
 from goldstick.pipeline.entries import Entry, write_entries
 from goldstick.pipeline.exported import change_of_values, compare_layers, same_copies
@@ -76,6 +77,10 @@ def plan_export(directory: Path, format_name: str) -> ExportPlan:
     stored, target = checkpoint.stored, FORMATS[format_name]
     if stored.format.name == target.name:
         raise UsageError(f"{directory} is stored as {target.name} already; copy it.")
+    if is_marked(checkpoint.config):
+        raise FormatError(
+            f"{directory} is of a pruned model of which no config says how wide it is; only the native format holds it."
+        )
     table = checkpoint.config["quantization_config"]
     ties = table.get("ties", {}) if stored.format.name == "native" else {}
     if stored.format.name == "gguf":

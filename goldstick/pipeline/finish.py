@@ -12,6 +12,7 @@ from typing import Any
 import goldstick
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.kv_cache import KV_SIDECAR, StoredKV
+from goldstick.formats.transformers_pruned import is_marked
 from goldstick.pipeline.card import accuracy_section, model_card
 from goldstick.pipeline.entries import write_small
 from goldstick.pipeline.observation import Observation
@@ -70,8 +71,9 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         table |= content.kv.config
         hashes[KV_SIDECAR] = write_small(work / KV_SIDECAR, content.kv.sidecar)
     if content.config is not None:
-        # What is only rotated is a float checkpoint, to be read as one.
-        config = dict(content.config) | ({"quantization_config": table} if content.layers or content.kv else {})
+        # What is only rotated is a float checkpoint, to be read as one; cuts are done again by goldstick's quantizer.
+        quantized = bool(content.layers) or content.kv is not None or is_marked(content.config)
+        config = dict(content.config) | ({"quantization_config": table} if quantized else {})
         if (content.ties or content.untied) and "tie_word_embeddings" in config:
             config["tie_word_embeddings"] = False
         elif content.ties or content.untied:

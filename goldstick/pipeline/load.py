@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,8 @@ def find_device(name: str) -> torch.device:
     """
     try:
         device = torch.device(name)
+        if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun gives each process a device of its own
+            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"There is no device {name!r} here: {str(error).splitlines()[0]} Use --device cpu.") from error

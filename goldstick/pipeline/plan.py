@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.algorithms import SCOP
-from goldstick.errors import FormatError, UsageError
+from goldstick.errors import FormatError
 from goldstick.formats import StorageFormat
 from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
@@ -142,15 +142,9 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
 
     Raises:
         SourceError: The directory is no readable float model.
-        UsageError: The recipe prunes.
         RecipeError: The recipe is illegal for the model.
         FormatError: The storage format the recipe asks for cannot hold the result.
     """
-    if any(isinstance(stage, SCOP) for stage in recipe.stages):
-        raise UsageError(
-            "scop gives tensors other shapes, which a checkpoint's plan does not foresee: load the model, give it to "
-            "goldstick.apply with this recipe, and save the result."
-        )
     source = open_source(directory)
     model = empty_model(load_config(directory), model_class(source.config, str(directory)), len(source.tensors))
     network = Network(model)
@@ -187,6 +181,9 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         reason = "while it is calibrated" if made.calibrated else "since its recipe acts on it as a whole"
         whole = f"The whole model is held in memory {reason}, and a run that is stopped starts anew."
         made = dataclasses.replace(made, warnings=(*made.warnings, whole))
+    if any(isinstance(stage, SCOP) for stage in recipe.stages):
+        cut = "Shapes and sizes are those before scop cuts channels; how many go is known only when it has scored them."
+        made = dataclasses.replace(made, warnings=(cut, *made.warnings))
     if chosen.name == "gguf":
         if not made.streams:
             raise FormatError(

@@ -8,9 +8,22 @@ from typing import Any
 
 from torch import nn
 
-from goldstick.errors import FormatError
+from goldstick.core.edits import Prune
 from goldstick.formats.transformers_names import empty_model
+from goldstick.formats.transformers_pruned import tell_cuts
 from goldstick.structure.network import Network
+
+
+def describe_cuts(network: Network, accounts: Sequence[Mapping[str, Any]], cuts: Sequence[Prune]) -> None:
+    """Let a pruned transformers model's config say its widths, or, where it cannot, what was cut; in place.
+
+    Args:
+        network: The pruned model, with the sites it had before anything was rounded.
+        accounts: What was pruned, for the report.
+        cuts: What was cut.
+    """
+    if not refit_config(network, accounts):
+        tell_cuts(network.model.config, cuts)
 
 
 def refit_config(network: Network, accounts: Sequence[Mapping[str, Any]]) -> bool:
@@ -37,20 +50,6 @@ def refit_config(network: Network, accounts: Sequence[Mapping[str, Any]]) -> boo
                     setattr(settings, key, value)
             return True
     return False
-
-
-def require_config(described: bool) -> None:
-    """Refuse to store a transformers model of which no config says how wide it is.
-
-    Raises:
-        FormatError: It is one.
-    """
-    if not described:
-        raise FormatError(
-            "No config of this transformers model can say what was pruned, so it cannot be stored: its blocks have "
-            "lost different numbers of channels, or so many heads are left that the config refuses them. Prune with "
-            "'scope: layer', the same layers in every block, and another share of the heads."
-        )
 
 
 def _candidates(model: nn.Module, accounts: Sequence[Mapping[str, Any]]) -> Iterator[Any]:

@@ -24,11 +24,12 @@ from goldstick.pipeline.run_identity import finished_report, run_identity
 from goldstick.pipeline.save import error_sums
 from goldstick.pipeline.staging import check_output, check_space, staged
 from goldstick.pipeline.structure import structure_of_source
-from goldstick.pipeline.write import Calibrate, Outcome, write_streamed, write_whole
+from goldstick.pipeline.write import Calibrate, Outcome, train_alongside, write_streamed, write_whole
 from goldstick.recipes.run import Progress, quiet
 from goldstick.report import Report, SizeSummary
 from goldstick.report.heat_map import drawable
 from goldstick.report.page import write_page
+from goldstick.training.parallel import wait_for_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,8 +121,8 @@ def execute(
             goldstick_version=environment()["goldstick"],
             model=base_model,
             recipe=plan.recipe.model_dump(mode="json"),
-            format=plan.format.name,
-            **_account(plan, outcome.errors, outcome.notes),
+            format=(outcome.recut or plan).format.name,
+            **_account(plan, outcome),
             calibration=outcome.audit,
             structure=structure_of_source(plan),
             sensitivity=drawable(plan.recipe.sensitivity),
@@ -137,6 +138,14 @@ def execute(
         report.write(folder)
         write_page(folder)
     return Quantized(directory=output, report=report)
+
+
+def help_the_first(plan: Plan, output: Path, device: str, calibrate: Calibrate) -> Quantized:
+    """What further processes that torchrun started do, while the first carries out a plan: train with it, and wait."""
+    if plan.resolution.training:
+        train_alongside(plan, find_device(device), calibrate, quiet)
+    wait_for_all()
+    return Quantized(directory=output, report=Report.read(output))
 
 
 def _place(
@@ -158,14 +167,16 @@ def _proof_request(plan: Plan, errors: Mapping[str, WeightError], proof: ProofMe
 
 
 def _content(plan: Plan, base_model: str, outcome: Outcome) -> Content:
+    recut = outcome.recut
+    resolution = (recut or plan).resolution
     return Content(
-        config=plan.source.config,
+        config=recut.config if recut else plan.source.config,
         sidecars=plan.source.sidecars,
-        format=plan.format,
+        format=(recut or plan).format,
         layers=outcome.layers,
-        left_alone=float_matrices(plan),
-        ties=plan.resolution.ties,
-        untied=plan.resolution.untied,
+        left_alone=recut.left_alone if recut else float_matrices(plan),
+        ties=resolution.ties,
+        untied=resolution.untied,
         recipe=plan.recipe,
         source=source_record(plan.source, outcome.source_hashes),
         base_model=base_model,
@@ -198,9 +209,7 @@ def source_record(source: SourceCheckpoint, hashes: Mapping[str, str]) -> dict[s
     return {"name": source.directory.name, "files": dict(hashes)}
 
 
-def _account(
-    plan: Plan, errors: Mapping[str, WeightError], notes: Mapping[str, Mapping[str, float | str]]
-) -> dict[str, Any]:
+def _account(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     before: dict[str, int] = {}
     after: dict[str, int] = {}
     for tensor in plan.tensors:
@@ -212,5 +221,15 @@ def _account(
     for tensor in plan.tensors:  # the model on the meta device does not know the dtypes of the files
         if tensor.parameter in shapes:
             shapes[tensor.parameter] = shapes[tensor.parameter][0], tensor.source.dtype
-    layers = layer_records(plan.network, shapes, plan.resolution, errors, before, after, notes)
+    recut = outcome.recut
+    layers = layer_records(
+        (recut or plan).network,
+        shapes,
+        (recut or plan).resolution,
+        outcome.errors,
+        before,
+        recut.bytes_after if recut else after,
+        outcome.notes,
+        cut=recut is not None,
+    )
     return {"layers": layers, "size": SizeSummary.of(layers)}

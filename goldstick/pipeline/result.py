@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from goldstick.calibration.data import count_batches
@@ -18,16 +16,15 @@ from goldstick.core.edits import Prune
 from goldstick.core.error import WeightError
 from goldstick.formats.source import sidecars_of
 from goldstick.formats.transformers_cache import quantized_cache_of
-from goldstick.formats.transformers_names import CheckpointNames, empty_model
-from goldstick.pipeline.choose_format import choose_format
+from goldstick.pipeline.choose_format import format_in_memory
 from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
+from goldstick.pipeline.model_in_memory import config_of, float_matrices, is_transformers, names_of
 from goldstick.pipeline.observation import Observation, buffer_dtypes, observe
 from goldstick.pipeline.plain_module import tensor_hashes
-from goldstick.pipeline.pruned_config import refit_config, require_config
+from goldstick.pipeline.pruned_config import describe_cuts
 from goldstick.pipeline.records import environment, layer_records, shapes_of
 from goldstick.pipeline.save import (
-    StoredPiece,
     error_sums,
     float_tensors,
     kv_to_store,
@@ -47,8 +44,7 @@ from goldstick.report.heat_map import drawable
 from goldstick.report.page import write_page
 from goldstick.structure.network import Network
 from goldstick.training import TrainingTask
-
-_NOTHING = torch.empty(0)
+from goldstick.training.parallel import rank
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,28 +63,31 @@ class Result:
     _recipe: Recipe
     _errors: Mapping[str, WeightError]
     _cuts: Sequence[Prune] = ()
-    _described: bool = True
 
     def save(self, directory: str | Path, *, overwrite: bool = False, progress: Progress = quiet) -> Path:
         """Write the model as a checkpoint, read it back in a fresh process, and compare.
 
         A transformers model is stored as its recipe says; its tokenizer files are carried on from the directory it was
-        loaded from. Any other module is stored in the native format.
+        loaded from. Any other module is stored in the native format. Of several processes that torchrun started the
+        first writes; the others go on at once.
 
         Raises:
             OutputError: The directory exists or cannot be written.
             FormatError: The recipe's format cannot hold the result.
             CheckpointError: What was read back is not what was written.
         """
-        require_config(self._described)
-        names = _names(self.model)
+        if rank() == 0:
+            self._write(Path(directory), overwrite, progress)
+        return Path(directory)
+
+    def _write(self, directory: Path, overwrite: bool, progress: Progress) -> None:
+        names = names_of(self.model)
         pieces = quantized_pieces(self._network, self._resolution, names)
-        wanted = self._recipe.export.format if names else "native"
-        storage, _ = choose_format(wanted, [piece.layer for piece in pieces], self._resolution.ties)
+        storage, _ = format_in_memory(self.model, self._recipe.export.format, pieces, self._resolution.ties)
         floats = float_tensors(self._network, names)
         kv = kv_to_store(self._network, quantized_cache_of(self.model), storage, names)
-        config, origin = _config(self.model), _origin(self.model)
-        with staged(Path(directory), overwrite) as work:
+        config, origin = config_of(self.model), _origin(self.model)
+        with staged(directory, overwrite) as work:
             entries = save_entries(pieces, {**floats, **(kv.tensors if kv else {})}, storage)
             hashes = write_entries(work, entries, self._recipe.export.max_shard_size, progress)
             content = Content(
@@ -96,7 +95,7 @@ class Result:
                 sidecars=_sidecars(origin),
                 format=storage,
                 layers=[piece.layer for piece in pieces],
-                left_alone=_float_matrices(self._network, pieces, floats, names),
+                left_alone=float_matrices(self._network, pieces, floats, names),
                 ties=self._resolution.ties,
                 untied=self._resolution.untied,
                 recipe=self._recipe,
@@ -110,7 +109,6 @@ class Result:
             proof = prove_and_record(work, *_proof_request(self.model, config is not None, origin))
             self._final_report(storage.name, proof).write(work)
             write_page(work)
-        return Path(directory)
 
     def _final_report(self, format_name: str, proof: Mapping[str, Any]) -> Report:
         found = {key: value for key, value in proof.items() if key != "observed"}
@@ -139,14 +137,12 @@ def apply_recipe(
     network = Network(target, cut=original.cut)
     whole = run_on_whole(network, resolution, rotation, batches, progress, training)
     network, resolution, results, account = whole.network, whole.resolution, whole.results, whole.account
-    described = not whole.cuts or not _is_transformers(target) or refit_config(network, account["pruning"])
+    if whole.cuts and is_transformers(target):
+        describe_cuts(network, account["pruning"], whole.cuts)
     errors = {name: result.error for name, result in results.items()}
     notes = {name: result.notes for name, result in results.items()}
-    names = _names(target) if described else None
-    pieces = quantized_pieces(network, resolution, names)
-    storage, warnings = choose_format(
-        recipe.export.format if names else "native", [piece.layer for piece in pieces], resolution.ties
-    )
+    pieces = quantized_pieces(network, resolution, names_of(target))
+    storage, warnings = format_in_memory(target, recipe.export.format, pieces, resolution.ties)
     floats, quantized = stored_bytes(network, pieces, storage)
     layers = layer_records(network, shapes, resolution, errors, before, floats | quantized, notes, cut=bool(whole.cuts))
     report = Report(
@@ -171,30 +167,7 @@ def apply_recipe(
         _recipe=recipe,
         _errors=errors,
         _cuts=whole.cuts,
-        _described=described,
     )
-
-
-def _is_transformers(model: nn.Module) -> bool:
-    return hasattr(model, "config") and hasattr(model, "base_model_prefix")
-
-
-def _names(model: nn.Module) -> CheckpointNames | None:
-    if not _is_transformers(model):
-        return None
-    return CheckpointNames(empty_model(copy.deepcopy(model.config), type(model)))
-
-
-def _config(model: nn.Module) -> dict[str, Any] | None:
-    if not _is_transformers(model):
-        return None
-    settings: Any = model.config
-    config: dict[str, Any] = json.loads(settings.to_json_string(use_diff=True))
-    config["architectures"] = [type(model).__name__]
-    first = next((p for p in model.parameters() if p.is_floating_point()), None)
-    if first is not None:
-        config["dtype"] = str(first.dtype).removeprefix("torch.")
-    return config
 
 
 def _origin(model: nn.Module) -> Path | None:
@@ -206,21 +179,6 @@ def _sidecars(origin: Path | None) -> list[Path]:
     if origin is None:
         return []
     return list(sidecars_of(origin))
-
-
-def _float_matrices(
-    network: Network, pieces: list[StoredPiece], floats: Mapping[str, Any], names: CheckpointNames | None
-) -> list[str]:
-    embeddings = {site.parameter_name for site in network.sites if site.role == "embedding"}
-    skip = set(names.to_checkpoint(dict.fromkeys(embeddings, _NOTHING))) if names else embeddings
-    stored = [
-        name.removesuffix(".weight")
-        for name, value in floats.items()
-        if value.ndim == 2 and name.endswith(".weight") and name not in skip
-    ]
-    quantized = {piece.layer.site for piece in pieces}
-    tied_heads = [site.module for site in network.sites if site.role == "head" and site.name not in quantized]
-    return list(dict.fromkeys(stored + tied_heads))
 
 
 def _proof_request(

@@ -12,23 +12,59 @@ from torch import Tensor, nn
 
 from goldstick.calibration.data import CalibrationData
 from goldstick.core.error import WeightError
+from goldstick.formats import StorageFormat
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.kv_cache import StoredKV
 from goldstick.formats.transformers_cache import quantized_cache_of
 from goldstick.formats.transformers_names import CheckpointNames
+from goldstick.pipeline.choose_format import format_in_memory
 from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.gguf_entries import write_gguf
 from goldstick.pipeline.load import load_float
+from goldstick.pipeline.model_in_memory import config_of, float_matrices, names_of
 from goldstick.pipeline.observation import Observation, observe
 from goldstick.pipeline.plan import Plan, planned_gguf
-from goldstick.pipeline.save import float_tensors, kv_to_store, quantized_pieces, save_entries
+from goldstick.pipeline.pruned_config import describe_cuts
+from goldstick.pipeline.save import (
+    StoredPiece,
+    float_tensors,
+    kv_to_store,
+    quantized_pieces,
+    save_entries,
+    stored_bytes,
+)
 from goldstick.pipeline.stream import SourceReader, stream_entries
-from goldstick.pipeline.whole_network import run_on_whole
+from goldstick.pipeline.whole_network import Whole, inputs_for, run_on_whole
+from goldstick.recipes.resolve import Resolution
+from goldstick.recipes.rotate import rotate
 from goldstick.recipes.run import Progress
+from goldstick.recipes.train import train_stages
 from goldstick.structure.network import Network
+from goldstick.training import TrainingTask
 
 #: Gives the calibration data for a model in memory.
 Calibrate = Callable[[nn.Module], CalibrationData]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recut:
+    """What a checkpoint is of, where channels were cut and it is not what the plan foresaw.
+
+    Attributes:
+        network: The network, with the sites it had before anything was rounded.
+        resolution: What the recipe means for it.
+        format: The storage format.
+        config: Its config.json.
+        left_alone: Modules whose matrices stay float.
+        bytes_after: Parameter or buffer → bytes stored for it.
+    """
+
+    network: Network
+    resolution: Resolution
+    format: StorageFormat
+    config: Mapping[str, Any] | None
+    left_alone: Sequence[str]
+    bytes_after: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +81,8 @@ class Outcome:
         audit: What the report says of the data.
         warnings: What the user should know.
         kv: What is stored of a quantized KV cache, beside its tensors, which are written.
-        account: The report's account of the rotation and the KV cache.
+        account: The report's account of the rotation, the training, the pruning and the KV cache.
+        recut: What the network has become, where channels were cut.
     """
 
     hashes: dict[str, str]
@@ -58,6 +95,7 @@ class Outcome:
     warnings: Sequence[str] = ()
     kv: StoredKV | None = None
     account: Mapping[str, Any] = field(default_factory=dict)
+    recut: Recut | None = None
 
 
 def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Progress) -> Outcome:
@@ -86,24 +124,64 @@ def write_whole(
     plan: Plan, folder: Path, device: torch.device, calibrate: Calibrate | None, progress: Progress
 ) -> Outcome:
     """Carry out a plan on the whole model in memory."""
-    network = Network(load_float(plan.source.directory).to(device))
-    data = calibrate(network.model) if calibrate is not None and plan.calibrated else None
+    network, data, training = _prepared(plan, device, calibrate)
     batches: Sequence[Mapping[str, Tensor]] = data.batches() if data else ()
-    whole = run_on_whole(network, plan.resolution, plan.rotation, batches, progress)
-    network, results, account = whole.network, whole.results, whole.account
+    whole = run_on_whole(network, plan.resolution, plan.rotation, batches, progress, training)
+    network = whole.network
+    if whole.cuts:
+        describe_cuts(network, whole.account["pruning"], whole.cuts)
     expected = observe(network.model, plan.source.directory)
     names = CheckpointNames(plan.network.model)
-    pieces = quantized_pieces(network, plan.resolution, names)
-    kv = kv_to_store(network, quantized_cache_of(network.model), plan.format, names)
-    entries = save_entries(pieces, {**float_tensors(network, names), **(kv.tensors if kv else {})}, plan.format)
+    if whole.cuts:
+        names = names_of(network.model) or names
+    pieces = quantized_pieces(network, whole.resolution, names)
+    floats = float_tensors(network, names)
+    storage, told = plan.format, list[str]()
+    if whole.cuts:
+        storage, told = format_in_memory(network.model, plan.recipe.export.format, pieces, whole.resolution.ties)
+    kv = kv_to_store(network, quantized_cache_of(network.model), storage, names)
+    entries = save_entries(pieces, {**floats, **(kv.tensors if kv else {})}, storage)
     return Outcome(
         hashes=write_entries(folder, entries, plan.recipe.export.max_shard_size, progress),
         layers=[piece.layer for piece in pieces],
-        errors={name: result.error for name, result in results.items()},
-        notes={name: result.notes for name, result in results.items()},
+        errors={name: result.error for name, result in whole.results.items()},
+        notes={name: result.notes for name, result in whole.results.items()},
         expected=expected,
         audit=data.audit() if data else {},
-        warnings=data.warnings() if data else (),
+        warnings=[*(data.warnings() if data else ()), *told],
         kv=kv,
-        account=account,
+        account=whole.account,
+        recut=_recut(whole, pieces, storage, float_matrices(network, pieces, floats, names)) if whole.cuts else None,
+    )
+
+
+def train_alongside(plan: Plan, device: torch.device, calibrate: Calibrate | None, progress: Progress) -> None:
+    """The part of a further process that torchrun started in a plan that the first carries out: to train with it."""
+    network, _, training = _prepared(plan, device, calibrate)
+    if plan.rotation is not None:
+        inputs = inputs_for(network.model)
+        assert inputs is not None  # the rotation was found with them
+        network, _ = rotate(network, plan.rotation, inputs)
+    train_stages(network, plan.resolution, training, progress)
+
+
+def _prepared(
+    plan: Plan, device: torch.device, calibrate: Calibrate | None
+) -> tuple[Network, CalibrationData | None, TrainingTask | None]:
+    network = Network(load_float(plan.source.directory).to(device))
+    data = calibrate(network.model) if calibrate is not None and plan.calibrated else None
+    samples = plan.recipe.calibration.training_batch
+    training = TrainingTask(batches=data.training_batches(samples)) if data and plan.resolution.training else None
+    return network, data, training
+
+
+def _recut(whole: Whole, pieces: list[StoredPiece], storage: StorageFormat, left_alone: Sequence[str]) -> Recut:
+    floats, quantized = stored_bytes(whole.network, pieces, storage)
+    return Recut(
+        network=whole.network,
+        resolution=whole.resolution,
+        format=storage,
+        config=config_of(whole.network.model),
+        left_alone=left_alone,
+        bytes_after=floats | quantized,
     )

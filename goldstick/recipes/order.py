@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from goldstick.algorithms import SCOP, Exposure, Finetune, KVCache, RandomRotation, Stage, TrainedQuantizer
+from goldstick.algorithms import (
+    SCOP,
+    BlockFinisher,
+    Exposure,
+    Finetune,
+    KVCache,
+    RandomRotation,
+    Stage,
+    TrainedQuantizer,
+)
+from goldstick.core.scheme import Scheme
 
 
 def rotation_of(stages: Sequence[Stage]) -> RandomRotation | None:
@@ -55,5 +65,30 @@ def _after_others(stages: Sequence[Stage]) -> list[str]:
         remedy = "prune before it" if late == SCOP.name else "fine-tune before it, or give it more epochs"
         problems.append(
             f"stages[{in_float[-1]}].{late}: {first} comes before it and trains all that stays float itself; {remedy}."
+        )
+    return problems
+
+
+def unfinishable(stages: Sequence[Stage], schemes: Sequence[Scheme]) -> list[str]:
+    """What is wrong with a stage that improves the codes of blocks.
+
+    Args:
+        stages: All stages.
+        schemes: What the layers of the blocks become.
+    """
+    found = [index for index, stage in enumerate(stages) if isinstance(stage, BlockFinisher)]
+    if not found:
+        return []
+    place = f"stages[{found[0]}].{stages[found[0]].name}"
+    later = [stage.name for stage in stages[found[0] + 1 :] if not isinstance(stage, KVCache)]
+    problems = []
+    if later:
+        problems.append(f"{place}: {later[0]} comes after it; it improves what all others have decided, and is last.")
+    if not schemes:
+        problems.append(f"{place}: no stage before it quantizes a layer of a block; put rtn or gptq before it.")
+    rounded = [scheme.label for scheme in schemes if scheme.activation is not None]
+    if rounded:
+        problems.append(
+            f"{place}: it searches weights for float activations, and {rounded[0]} quantizes them; leave it out."
         )
     return problems

@@ -48,6 +48,7 @@ class Calibration(BaseModel):
     seed: int = 0
     text_field: str | None = Field(default=None, min_length=1, description="the field of a row that counts")
     packing: bool = Field(default=True, description="one stream cut into windows; else a padded sample for each row")
+    training_batch: int = Field(default=8, ge=2, description="samples of a step, for stages that train")
     allow_short: bool = Field(default=False, description="take what there is where the data give fewer samples")
 
 

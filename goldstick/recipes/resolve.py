@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from goldstick.algorithms import (
     SCOP,
     Algorithm,
+    BlockFinisher,
     Finetune,
     KVCache,
     Quantizer,
@@ -20,7 +21,7 @@ from goldstick.calibration.task import Balancing
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.left_alone import left_alone
-from goldstick.recipes.order import misplaced, rotation_of, training_of
+from goldstick.recipes.order import misplaced, rotation_of, training_of, unfinishable
 from goldstick.structure.network import Layout, Network, Site
 
 
@@ -56,6 +57,7 @@ class Resolution:
         rotation: The stage that rotates the network before anything else, if any.
         kv: The stage that quantizes the KV cache, if any.
         training: The stages that train, in their order, before all others but a rotation.
+        finisher: The stage that improves the codes of each block, if any.
         stages: All stages: where one of them prunes, what they mean is resolved again for what is left.
     """
 
@@ -67,6 +69,7 @@ class Resolution:
     rotation: RandomRotation | None = None
     kv: KVCache | None = None
     training: tuple[Finetune | SCOP | TrainedQuantizer, ...] = ()
+    finisher: BlockFinisher | None = None
     stages: tuple[Stage, ...] = ()
 
 
@@ -101,6 +104,7 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
             _assign(place, stage, sites, assignments, skipped, problems)
     problems += [problem for assignment in assignments.values() if (problem := _impossible(assignment))]
     problems += _balanced_though_trained(assignments, balancing)
+    problems += unfinishable(stages, [found.scheme for found in assignments.values() if found.site.block])
     ties, untied = _resolve_ties(network, assignments, problems)
     if problems:
         numbered = " ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
@@ -116,6 +120,7 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
         rotation=rotation_of(stages),
         kv=next((stage for stage in stages if isinstance(stage, KVCache)), None),
         training=training_of(stages),
+        finisher=next((stage for stage in stages if isinstance(stage, BlockFinisher)), None),
         stages=tuple(stages),
     )
 

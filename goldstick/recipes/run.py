@@ -176,7 +176,7 @@ def calibrated_work(resolution: Resolution, note: Callable[[Task, Quantize, Weig
         and (
             assignment.stage.needs_inputs(assignment.scheme)
             or assignment.multiplied
-            or (resolution.balancing and assignment.site.block is not None)
+            or ((resolution.balancing or resolution.finisher) and assignment.site.block is not None)
         )
     ]
 
@@ -190,4 +190,8 @@ def calibrated_work(resolution: Resolution, note: Callable[[Task, Quantize, Weig
         one.site.name: Task(site=one.site, stage=one.stage, scheme=one.scheme, multiplied=one.multiplied)
         for one in chosen
     }
-    return Work(tasks=tasks, decide=solve, balancing=resolution.balancing)
+
+    def revise(task: Task, weight: Tensor, edit: Quantize) -> None:
+        note(task, edit, weight_error(weight, edit.tensor))
+
+    return Work(tasks=tasks, decide=solve, balancing=resolution.balancing, finisher=resolution.finisher, revise=revise)

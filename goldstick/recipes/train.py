@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.recipes.run import Progress, SiteResult, decide
 from goldstick.structure.network import Network, Site
 from goldstick.training import TrainingRecord, TrainingTask, train
+from goldstick.training.float_weights import in_float32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +64,12 @@ def train_stages(network: Network, resolution: Resolution, task: TrainingTask | 
         if task is None:
             raise RecipeError(
                 f"{stage.name} trains the network, and there is nothing to train on: give training=TrainingTask(...) "
-                "to goldstick.apply."
+                "to goldstick.apply, or data (--dataset)."
             )
         description = f"{index + 1}-{stage.name}"
         if isinstance(stage, SCOP):
-            pruned = prune(network, stage, task, description, progress)
+            with in_float32(network.model):
+                pruned = prune(network, stage, task, description, progress)
             network, resolution = pruned.network, resolve(resolution.stages, pruned.network)
             pruning.append(pruned.account)
             edits.append(pruned.edit)
@@ -74,7 +77,9 @@ def train_stages(network: Network, resolution: Resolution, task: TrainingTask | 
                 accounts.append({"stage": stage.name, **_words(pruned.record)})
             continue
         stand_ins = _put_in(network, resolution, stage) if isinstance(stage, TrainedQuantizer) else {}
-        record = train(network.model, task, stage.training, description=description, progress=progress)
+        # What is searched is rounded to the dtype it is stored in at every step.
+        with nullcontext() if stand_ins else in_float32(network.model):
+            record = train(network.model, task, stage.training, description=description, progress=progress)
         for name, (relaxation, weight) in stand_ins.items():
             assignment = resolution.assignments[name]
             surgery.stand_in(network, assignment.site, relaxation.layer)

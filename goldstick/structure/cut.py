@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,6 +44,18 @@ def apply_cut(model: nn.Module, prune: Prune) -> None:
         parent, _, name = path.rpartition(".")
         new = ScatteredBatchNorm(norm, kept[path].kept, kept[path].width)
         setattr(model.get_submodule(parent), name, new)
+
+
+def restore_scattered(model: nn.Module, prunes: Sequence[Prune]) -> None:
+    """Tell the batch norms that give zeros in the place of what was cut anew where their channels belong.
+
+    A model that is cut on the meta device and filled from a checkpoint has lost these numbers, which no file holds.
+    """
+    for prune in prunes:
+        kept = {part.module: part.kept for part in prune.slices if part.side == "output"}
+        for path in prune.scattered:
+            norm = model.get_submodule(path)
+            norm.kept = torch.tensor(kept[path], device=norm.get_buffer("kept").device)
 
 
 def prune_from_dict(value: object) -> Prune:

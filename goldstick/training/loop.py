@@ -18,6 +18,7 @@ from goldstick.core.training import TrainingOptions
 from goldstick.errors import TrainingError, UsageError
 from goldstick.training.checkpoint import TrainingState, load_state, save_state
 from goldstick.training.norms import measure_norms
+from goldstick.training.parallel import Workers
 from goldstick.training.task import TrainingTask, on_device
 
 #: Told (description, done, total).
@@ -53,7 +54,8 @@ def train(
 
     Every parameter that requires a gradient learns. With equal arguments the result is the same, bit for bit, whether
     the training was stopped and went on or not (on a processor, with one number of threads). Torch's generator is
-    left as it was, and so is the network's mode.
+    left as it was, and so is the network's mode. Where torchrun started several processes, each takes its rows of every
+    batch, and the loss is meant to be a mean over rows; all end with the same network.
 
     Args:
         model: The network.
@@ -115,12 +117,13 @@ class _Run:
     ) -> None:
         self.model, self.task, self.options = model, task, options
         self.device = next(model.parameters()).device
+        self.workers = Workers.of(model)
         self.optimizer = make_optimizer(model, options, relaxations)
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.description = description
         self.path = None if task.directory is None else Path(task.directory) / f"{description}.pt"
         self.state = TrainingState()
-        if self.path is not None and self.path.exists():
+        if self.path is not None and self.workers.of_the_first(self.path.exists()):
             self.state = load_state(self.path, self.identity(), model, self.optimizer)
 
     def identity(self) -> str:
@@ -138,9 +141,10 @@ class _Run:
             state.losses.append(mean)
             state.epoch += 1
             state.stopped = state.step >= total
+            self.workers.average_buffers(self.model)
             if self.task.validate is not None:
                 self._validate(state)
-            if self.path is not None:
+            if self.path is not None and self.workers.writes:
                 save_state(self.path, self.identity(), state, self.model, self.optimizer)
         kept = state.epoch
         if state.best is not None:
@@ -164,6 +168,7 @@ class _Run:
         """One pass over the data, or what is left of the steps; the mean of its losses."""
         state, model = self.state, self.model
         losses: list[float] = []
+        learning = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         model.train()
         for batch in batches:
             if state.step >= total:
@@ -173,15 +178,18 @@ class _Run:
             for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
                 group["lr"] = peak * self.options.factor(share)
             self.optimizer.zero_grad()
-            loss = self.task.loss(model, on_device(batch, self.device))
-            value = loss.item()
+            rows, part = self.workers.rows_of(batch)
+            loss = self.task.loss(model, on_device(rows, self.device))
+            value = self.workers.total(loss.item() * part)
             if not math.isfinite(value):
                 raise TrainingError(
                     f"The loss is {value} in step {state.step + 1} of {self.description}: the training diverged. Lower "
                     "training.rate, or look for NaN in the data."
                 )
             loss.backward()  # type: ignore[no-untyped-call]
+            self.workers.add_gradients(learning, part)
             self.optimizer.step()
+            self.workers.draw_alike()
             losses.append(value)
             state.step += 1
             progress(self.description, state.step, total)
@@ -194,7 +202,7 @@ class _Run:
         with seeded(self.options.seed, self.model):  # so that what it draws changes nothing of what follows
             _measure(self.model, self.task, self.options)
             with torch.no_grad():
-                score = float(self.task.validate(self.model))
+                score = self.workers.of_the_first(float(self.task.validate(self.model)))
         if math.isnan(score):
             raise TrainingError(f"The validation after epoch {state.epoch} gave NaN.")
         if not state.scores or score > max(state.scores):

@@ -191,6 +191,23 @@ def test_the_result_is_the_trained_network(name: str, learned: TinyResidual, tmp
         assert torch.equal(loaded(inputs), found)
 
 
+@pytest.mark.parametrize("name", ["w8a8-dynamic", "w2a8-dynamic-channel-asym"])
+def test_with_8_bit_activations_the_result_is_the_trained_network(name: str, learned: TinyResidual) -> None:
+    seen: list[nn.Module] = []
+    task = TrainingTask(batches=batches(), validate=lambda model: seen.append(copy.deepcopy(model)) or len(seen))
+    training = {"epochs": 2, "rate": 3e-3, "norm_batches": 8}
+    stage = {"scheme": name, "ends": True, "targets": {"include": ["hidden", "classifier"]}, "training": training}
+    result = goldstick.apply(learned, {"stages": [{"slb": stage}]}, training=task)
+    inputs, _ = batches(1, seed=5)[0]
+    soft = seen[-1].eval().get_submodule("hidden")
+    assert isinstance(soft, SoftLayer)
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        torch.testing.assert_close(result.model(inputs), seen[-1](inputs), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(result.model.get_submodule("hidden")(x), soft(x))
+        assert (soft(x) - nn.functional.linear(x, soft.weight, soft.layer.bias)).abs().max() > 1e-4
+
+
 def test_it_beats_rounding_to_the_same_bits(learned: TinyResidual) -> None:
     rounding = {"scheme": "w1a16-channel-asym", "targets": {"exclude": ["stem", "classifier"]}}
     rounded = accuracy(goldstick.apply(learned, {"stages": [{"rtn": rounding}]}).model)
@@ -250,7 +267,7 @@ def test_a_finetuned_network_can_be_rounded_in_the_same_recipe(learned: TinyResi
     ("options", "words"),
     [
         ({"scheme": "w1a16-channel"}, "−1 and 0"),
-        ({"scheme": "w8a8-dynamic"}, "float activations"),
+        ({"scheme": "w8a8-static"}, "rounded for each token"),
         ({"anneal_from": 0.6}, "the first below the second"),
         ({"temperature": 0.5}, "at least 1"),
         ({"training": {"epoch": 3}}, "did you mean 'epochs'"),

@@ -1,0 +1,51 @@
+"""The reference model pruned, fine-tuned and rounded, against rounded alone: `python -m benchmarks.pruned_language`.
+
+A quarter of the MLP channels and heads goes by SCOP, the rest is fine-tuned and rounded to 4 bits, all by one recipe.
+Beside it stand 4 bits alone, and 3 bits alone, which are about as many bytes as the pruned network at 4.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+
+from benchmarks.finisher import ROOT, measured, write_table
+
+
+def main() -> None:
+    """Measure and write the table."""
+    arguments = _arguments()
+    torch.set_num_threads(arguments.threads)
+    gates = {
+        "steps": arguments.gate_steps, "rate": 0.02, "betas": [0.5, 0.9], "schedule": "constant", "norm_batches": 0,
+        "seed": arguments.seed,
+    }  # fmt: skip
+    tuning = {"steps": arguments.steps, "rate": arguments.rate, "warmup": 0.05, "seed": arguments.seed}
+    stages = [{"scop": {"rate": arguments.share, "training": gates}}, {"finetune": {"training": tuning}}]
+    rows = [
+        measured("w4", arguments, {"gptq": {"scheme": "w4a16-g64"}}),
+        measured("w3", arguments, {"gptq": {"scheme": "w3a16-g64"}}),
+        measured("scop, finetune, w4", arguments, *stages, {"gptq": {"scheme": "w4a16-g64"}}),
+    ]
+    write_table(rows, arguments)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--share", type=float, default=0.25, help="of the channels and heads that go")
+    parser.add_argument("--gate-steps", type=int, default=100)
+    parser.add_argument("--steps", type=int, default=500, help="of the fine-tuning")
+    parser.add_argument("--rate", type=float, default=3e-4, help="of the fine-tuning")
+    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--seq-len", type=int, default=256)
+    parser.add_argument("--limit", type=int, help="measure on the first so many windows of the text")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "pruned-language.json")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
