@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from goldstick.calibration.float32_products import multiplying_in_float32
 from goldstick.errors import UsageError
-from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.evaluate import Evaluation, find_tasks
 from goldstick.evaluation.evaluate import evaluate as run_tasks
 from goldstick.evaluation.measurable import measurable
@@ -19,9 +16,8 @@ from goldstick.formats import FORMATS
 from goldstick.formats.gguf_directory import checkpoint_directory
 from goldstick.pipeline.accelerate import accelerate
 from goldstick.pipeline.calibrate import calibration_data
-from goldstick.pipeline.divergence import compare_predictions
 from goldstick.pipeline.doctor import Diagnosis, examine
-from goldstick.pipeline.evaluation_cache import evaluate_with_cache
+from goldstick.pipeline.evaluate_directory import before_and_after, evaluate_directory
 from goldstick.pipeline.export import export_checkpoint
 from goldstick.pipeline.load import load
 from goldstick.pipeline.models import data_directory, find_model
@@ -30,8 +26,6 @@ from goldstick.pipeline.plan import Plan, make_plan
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.quantize import Quantized, execute, help_the_first
 from goldstick.pipeline.result import Result, apply_recipe
-from goldstick.pipeline.runnable import load_with_inputs
-from goldstick.pipeline.speed import compare_speed
 from goldstick.pipeline.staging import check_output
 from goldstick.recipes.order import training_of
 from goldstick.recipes.recipe import Recipe
@@ -156,7 +150,7 @@ def quantize(
     tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
     check_output(Path(output), overwrite, resume)
     local = data_directory(data_dir, model)
-    measure = _comparison(planned, tasks, local, limit, progress, cache) if tasks else None
+    measure = before_and_after(planned.source.directory, tasks, local, limit, progress, cache) if tasks else None
     made = execute(
         planned,
         Path(output),
@@ -221,29 +215,6 @@ def doctor(directory: str | Path, *, progress: Progress = quiet) -> Diagnosis:
     return examine(find_model(directory), progress)
 
 
-def _comparison(
-    planned: Plan,
-    tasks: Sequence[str],
-    directory: Path | None,
-    limit: int | None,
-    progress: Progress,
-    cache: Path | None,
-) -> Callable[[Path], Mapping[str, Any]]:
-    find_tasks(tasks)
-    before = _run(planned.source.directory, tasks, directory, limit, progress, cache)
-
-    def measure(checkpoint: Path) -> Mapping[str, Any]:
-        after = _run(checkpoint, tasks, directory, limit, progress, cache)
-        apart = compare_predictions(
-            planned.source.directory, checkpoint, tasks, data_dir=directory, limit=limit, progress=progress
-        )
-        found = {"before": before.to_dict(), "after": after.to_dict(), "divergence": apart}
-        speed = compare_speed(planned.source.directory, checkpoint)
-        return found | ({"speed": speed} if speed else {})
-
-    return measure
-
-
 def evaluate(
     model: str | Path | nn.Module,
     tasks: Sequence[str],
@@ -276,26 +247,4 @@ def evaluate(
             raise UsageError("A loaded model needs its tokenizer: evaluate(model, tasks, tokenizer=DIRECTORY).")
         return run_tasks(measurable(model, Path(origin)), tasks, data_directory(data_dir, None), limit, progress)
     find_tasks(tasks)  # before a model is loaded
-    return _run(find_model(model), tasks, data_directory(data_dir, model), limit, progress, cache)
-
-
-def _run(
-    directory: Path,
-    tasks: Sequence[str],
-    data_dir: Path | None,
-    limit: int | None,
-    progress: Progress,
-    cache: Path | None = None,
-) -> Evaluation:
-    data = DataSource(data_dir)
-
-    with checkpoint_directory(directory) as found:
-
-        def measure(names: Sequence[str]) -> Evaluation:
-            model = load_with_inputs(found)
-            with torch.no_grad(), multiplying_in_float32(model.model):
-                return run_tasks(model, names, data, limit, progress)
-
-        if cache is None:
-            return measure(tasks)
-        return evaluate_with_cache(found, tasks, data, limit, cache, measure, progress)
+    return evaluate_directory(find_model(model), tasks, data_directory(data_dir, model), limit, progress, cache)

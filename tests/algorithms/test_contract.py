@@ -52,7 +52,12 @@ def test_its_options_survive_json(stage: type[Stage]) -> None:
         options |= {"unfoldable": "multiply"}
     if "training" in stage.__dataclass_fields__:
         options |= {"training": TrainingOptions(steps=7, rate=0.1)}
-    options |= {"rotate": {"seed": 3, "heads": False}, "kv_cache": {"keys": "tensor", "window": 4}}.get(stage.name, {})
+    own: dict[str, dict[str, Any]] = {
+        "rotate": {"seed": 3, "heads": False},
+        "kv_cache": {"keys": "tensor", "window": 4},
+        "slb_finish": {"steps": 7},
+    }
+    options |= own.get(stage.name, {})
     made = stage(**options)
     assert made != stage()
     assert adapter.validate_json(adapter.dump_json(made)) == made

@@ -18,6 +18,7 @@ from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import resolve
 from goldstick.recipes.run import calibrated_work, quiet
 from goldstick.structure.network import Network
+from tests.calibration.test_multipliers import uneven
 from tests.calibration.test_sweep import batches_for
 from tests.tiny_models import FAMILIES, output_tensor
 
@@ -269,6 +270,10 @@ def test_the_pairs_fit_where_scales_are_folded_and_where_they_are_multiplied_sta
         {"gptq": {"scheme": "w8a16", "asymmetric": True}},
     ]
     model = FAMILIES["llama_gqa"]().to(dtype)
+    uneven(model)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.post_attention_layernorm.weight[:4] *= 16
     network, edits = Network(model), dict[str, Any]()
     resolution = resolve(Recipe.load({"stages": stages}).stages, network)
     work = calibrated_work(resolution, lambda task, edit, error: edits.__setitem__(task.site.name, edit))

@@ -102,8 +102,9 @@ def test_a_multiplier_that_16_bits_cannot_hold_is_refused_and_changes_nothing(si
     ("family", "name"), [*(("llama_gqa", name) for name in MULTIPLY), ("gpt2", "smoothquant"), ("gemma2", "awq")]
 )
 def test_batches_one_by_one_give_the_same_multipliers_as_all_together(family: str, name: str) -> None:
-    together, outputs = first_block(family, MULTIPLY[name], together=True)
-    alone, others = first_block(family, MULTIPLY[name], together=False)
+    change = uneven if family == "llama_gqa" else None
+    together, outputs = first_block(family, MULTIPLY[name], together=True, change=change)
+    alone, others = first_block(family, MULTIPLY[name], together=False, change=change)
     assert together.keys() == alone.keys()
     multiplied = 0
     for site, edit in together.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -34,10 +34,12 @@ STAGES: dict[str, list[dict[str, Any]]] = {
 
 
 def first_block(
-    family: str, stages: list[dict[str, Any]], *, together: bool
+    family: str, stages: list[dict[str, Any]], *, together: bool, change: Callable[[Any], None] | None = None
 ) -> tuple[dict[str, Quantize], list[Tensor]]:
     """The first block of a model calibrated: what was decided, and what it then gives."""
     model = FAMILIES[family]()
+    if change is not None:
+        change(model)
     network, batches = Network(model), batches_for(model)
     edits: dict[str, Quantize] = {}
 
