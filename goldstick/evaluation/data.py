@@ -58,14 +58,6 @@ class DataSource:
                     return found[0]
         return None
 
-    def require(self, dataset: Dataset) -> Path:
-        """Return the local file that holds ``dataset``, which is not on the hub. Raises DataError without one."""
-        path = self.find(dataset)
-        if path is None:
-            where = "give --data-dir DIR" if self.data_dir is None else f"--data-dir {self.data_dir} has no such file"
-            raise DataError(f"{dataset.name}: read from a local file {' or '.join(dataset.files)} only; {where}")
-        return path
-
     def rows(self, dataset: Dataset, required: Sequence[str] = ()) -> list[Mapping[str, Any]]:
         """Return the rows of a JSON-lines file or of the hub; each must have the ``required`` fields."""
         rows = self.numbered_rows(dataset)

@@ -36,9 +36,9 @@ class HubDataset:
 def load_from_hub(dataset: HubDataset, timeout: float = HUB_TIMEOUT) -> list[Mapping[str, Any]]:
     """Return the rows of one split from the hub or from the local cache of `datasets`.
 
-    The hub has ``timeout`` seconds to answer which files make up the data set; downloading them is not
-    bounded. Where the environment says offline only the cache is asked, at once. Raises DataError with the
-    cause and the state of the offline switch.
+    Images are mappings with the ``bytes`` of their files. The hub has ``timeout`` seconds to answer which files make
+    up the data set; downloading them is not bounded. Where the environment says offline only the cache is asked, at
+    once. Raises DataError with the cause and the state of the offline switch.
     """
     offline = _offline_variable()
     try:
@@ -50,7 +50,11 @@ def load_from_hub(dataset: HubDataset, timeout: float = HUB_TIMEOUT) -> list[Map
     try:
         builder = _bounded(dataset, timeout)
         builder.download_and_prepare()
-        rows: list[Mapping[str, Any]] = [dict(row) for row in builder.as_dataset(split=dataset.split)]
+        found = builder.as_dataset(split=dataset.split)
+        for name, feature in (getattr(found, "features", None) or {}).items():
+            if isinstance(feature, datasets.Image):
+                found = found.cast_column(name, datasets.Image(decode=False))
+        rows: list[Mapping[str, Any]] = [dict(row) for row in found]
     except Exception as error:  # the library raises OSError, ValueError and its own classes for one cause
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         state = f"{offline} is set" if offline else "HF_HUB_OFFLINE is not set"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import lzma
 import zipfile
 from collections.abc import Sequence
@@ -17,12 +18,17 @@ from torch import Tensor
 
 from goldstick.errors import DataError
 from goldstick.evaluation.data import Dataset, DataSource, evenly_spaced
+from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.image_classifier import ImageClassifier
 from goldstick.evaluation.metrics import Items, uncertainty
 from goldstick.evaluation.protocol import Measurable, Progress, TaskResult
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR10 = Dataset(name="cifar10", files=("cifar10/test.npz", "cifar10/test.npz.xz"))
+CIFAR10 = Dataset(
+    name="cifar10",
+    files=("cifar10/test.npz", "cifar10/test.npz.xz"),
+    hub=(HubDataset(path="uoft-cs/cifar10", split="test"),),
+)
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp", ".bmp"})
 TOP = 5
 
@@ -106,7 +112,9 @@ def classify(
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10:
-    """CIFAR-10's test images: arrays ``jpeg``, ``offsets`` and ``labels`` of an ``npz`` file, plain or ``.xz``."""
+    """CIFAR-10's test images: arrays ``jpeg``, ``offsets`` and ``labels`` of an ``npz`` file, plain or ``.xz``; or the
+    files ``img`` and their ``label`` of the hub.
+    """
 
     models: ClassVar[tuple[type[Measurable], ...]] = (ImageClassifier,)
     name: str = "cifar10"
@@ -115,28 +123,43 @@ class Cifar10:
 
     def load(self, data: DataSource) -> list[LabelledImage]:
         """Return the images as they are encoded."""
-        path = data.require(self.dataset)
-        try:
-            raw = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
-            with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
-                jpeg, offsets, labels = (arrays[key] for key in ("jpeg", "offsets", "labels"))
-        except (OSError, lzma.LZMAError, zipfile.BadZipFile, ValueError, KeyError, EOFError) as error:
-            raise DataError(f"{path}: not an npz file with jpeg, offsets and labels ({error})") from error
-        if len(offsets) != len(labels) + 1 or not len(labels) or int(offsets.max()) > len(jpeg):
-            raise DataError(f"{path}: {len(offsets)} offsets do not cut {len(jpeg)} bytes into {len(labels)} images")
-        if not 0 <= int(labels.min()) <= int(labels.max()) < len(CIFAR10_CLASSES):
-            raise DataError(f"{path}: labels must be from 0 to 9, not up to {int(labels.max())}")
-        found = []
-        for index, label in enumerate(labels.tolist()):
-            encoded = jpeg[int(offsets[index]) : int(offsets[index + 1])].tobytes()
-            digest = hashlib.sha256(encoded).hexdigest()
-            found.append(LabelledImage(where=f"{path}, image {index}", label=label, digest=digest, encoded=encoded))
-        return found
+        path = data.find(self.dataset)
+        files, labels = self._from_hub(data) if path is None else _read_arrays(path)
+        origin = path or self.dataset.name
+        if not 0 <= min(labels) <= max(labels) < len(CIFAR10_CLASSES):
+            raise DataError(f"{origin}: labels must be from 0 to 9, not up to {max(labels)}")
+        return [
+            LabelledImage(
+                where=f"{origin}, image {index}",
+                label=label,
+                digest=hashlib.sha256(encoded).hexdigest(),
+                encoded=encoded,
+            )
+            for index, (encoded, label) in enumerate(zip(files, labels, strict=True))
+        ]
+
+    def _from_hub(self, data: DataSource) -> tuple[list[bytes], list[int]]:
+        rows = data.rows(self.dataset, ["img", "label"])
+        return [row["img"]["bytes"] for row in rows], [int(row["label"]) for row in rows]
 
     def run(self, model: ImageClassifier, data: DataSource, limit: int | None, progress: Progress | None) -> TaskResult:
         """Score ``limit`` images, evenly spaced."""
         images = evenly_spaced(self.load(data), limit)
         return classify(self.name, self.protocol, model, images, CIFAR10_CLASSES, progress)
+
+
+def _read_arrays(path: Path) -> tuple[list[bytes], list[int]]:
+    """The files and labels that an ``npz`` file holds."""
+    try:
+        raw = lzma.decompress(path.read_bytes()) if path.suffix == ".xz" else path.read_bytes()
+        with np.load(io.BytesIO(raw), allow_pickle=False) as arrays:
+            jpeg, offsets, labels = (arrays[key] for key in ("jpeg", "offsets", "labels"))
+    except (OSError, lzma.LZMAError, zipfile.BadZipFile, ValueError, KeyError, EOFError) as error:
+        raise DataError(f"{path}: not an npz file with jpeg, offsets and labels ({error})") from error
+    if len(offsets) != len(labels) + 1 or not len(labels) or int(offsets.max()) > len(jpeg):
+        raise DataError(f"{path}: {len(offsets)} offsets do not cut {len(jpeg)} bytes into {len(labels)} images")
+    ends = offsets.tolist()
+    return [jpeg[start:stop].tobytes() for start, stop in itertools.pairwise(ends)], labels.tolist()
 
 
 @dataclass(frozen=True, kw_only=True)
