@@ -12,7 +12,7 @@ class Case:
 
     Attributes:
         name: What the table calls it.
-        recipe: goldstick's preset; where it is one for groups of 128, its scheme is replaced by that of the case.
+        recipe: goldstick's preset; the weights' scheme in it is replaced by that of the case, unless it is one of 8 bits.
         bits: Of a weight.
         activation_bits: Of an activation, or ``None`` for float ones.
         peer: The other tool.
@@ -43,6 +43,8 @@ CASES = [
     Case(
         name="smoothquant-w8a8", recipe="smoothquant-gptq-w8a8", bits=8, activation_bits=8, method="smoothquant-gptq"
     ),
+    Case(name="finish-w2-auto-round", recipe="gptq-slb_finish-w2a16-g32", bits=2, peer="auto-round",
+         method="auto-round", options=UNCOMPILED),
     *(
         Case(name=f"{ours}-w{bits}-{theirs}", recipe=f"{ours}-w4a16-g128", bits=bits, peer="auto-round",
              method="auto-round", options=options)

@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import shlex
 import statistics
 import subprocess
@@ -160,7 +161,7 @@ class Bench:
                 raise SystemExit(f"goldstick recipes show {case.recipe} failed:\n{shown.stderr}")
             return None
         path = self.folder / f"{case.name}.yaml"
-        path.write_text(shown.stdout.replace("w4a16-g128", f"w{case.bits}a16-g{self.arguments.group_size}"))
+        path.write_text(re.sub(r"w\da16-g\d+", f"w{case.bits}a16-g{self.arguments.group_size}", shown.stdout))
         return path
 
     def goldstick(self, recipe: Path, output: Path) -> dict[str, Any]:
