@@ -12,7 +12,7 @@ class Case:
 
     Attributes:
         name: What the table calls it.
-        recipe: goldstick's preset; the weights' scheme in it is replaced by that of the case, unless it is one of 8 bits.
+        recipe: goldstick's preset; a grouped scheme of weights in it is replaced by that of the case.
         bits: Of a weight.
         activation_bits: Of an activation, or ``None`` for float ones.
         peer: The other tool.
