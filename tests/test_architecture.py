@@ -95,7 +95,8 @@ def imported_parts(path: Path) -> set[str]:
             continue
         if not any((PACKAGE / names[1]).with_suffix(suffix).exists() for suffix in ("", ".py")):
             continue  # a name that goldstick/__init__.py defines
-        parts.add("algorithms.base" if names[1:3] == ["algorithms", "base"] else names[1])
+        base = len(names) > 2 and names[1] == "algorithms" and names[2] in ("base", "base_finisher")
+        parts.add("algorithms.base" if base else names[1])
     return parts
 
 

@@ -5,13 +5,13 @@ from goldstick.algorithms.base import (
     Algorithm,
     Balance,
     Balancer,
-    BlockFinisher,
     Exposure,
     Member,
     Quantizer,
     Stage,
     TrainedQuantizer,
 )
+from goldstick.algorithms.base_finisher import BlockFinisher
 from goldstick.algorithms.finetune import Finetune
 from goldstick.algorithms.gptq import GPTQ
 from goldstick.algorithms.kv_cache import KVCache

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from goldstick.core.edits import Edit
 from goldstick.core.inputs import InputObserver
-from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.relaxation import Relaxation
 from goldstick.core.scheme import Scheme
 from goldstick.core.training import TrainingOptions
-from goldstick.errors import QuantizationError, RecipeError
+from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network, Site
 from goldstick.structure.targets import Targets, matches, unmatched
 
@@ -241,54 +240,6 @@ class TrainedQuantizer(Quantizer):
     @abstractmethod
     def relax(self, site: Site, layer: nn.Module, scheme: Scheme) -> Relaxation:
         """What takes the place of the layer that holds a site's weight; the state that ``solve`` gets, when trained."""
-
-
-class CodeSearch(ABC):
-    """A search around the codes of one weight, while the block it lies in learns."""
-
-    @abstractmethod
-    def anneal(self, progress: float) -> None:
-        """Take note of how much of the search is done, from 0 to 1."""
-
-    @abstractmethod
-    def weight(self) -> Tensor:
-        """The weight as it stands, [out, in], through which gradients flow."""
-
-    @abstractmethod
-    def groups(self) -> list[tuple[nn.Parameter, float]]:
-        """Its parameters with their learning rates at their highest."""
-
-    @abstractmethod
-    def decision(self) -> QuantizedTensor:
-        """What was found."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockFinisher(Stage):
-    """A stage that improves the codes of a block's layers together, when the stages before it have chosen them.
-
-    Attributes:
-        steps: Optimizer steps for each block, of one calibration batch each.
-        seed: Seed of the order of the batches.
-    """
-
-    exposure: ClassVar[Exposure] = Exposure.BLOCKWISE
-
-    steps: int = 200
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise RecipeError(f"steps is at least 1, not {self.steps}.")
-
-    @abstractmethod
-    def search(self, tensor: QuantizedTensor, weight: Tensor) -> CodeSearch:
-        """The search around the codes of a weight.
-
-        Args:
-            tensor: The codes.
-            weight: The float weight they stand for, [out, in].
-        """
 
 
 def _parse(scheme: Scheme | str) -> Scheme:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from goldstick.algorithms.base import BlockFinisher, CodeSearch
+from goldstick.algorithms.base_finisher import BlockFinisher, CodeSearch
 from goldstick.algorithms.soft_assignment import MeanCode
 from goldstick.core.qtensor import QuantizedTensor, in_groups
 from goldstick.errors import RecipeError

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick import surgery
-from goldstick.algorithms.base import BlockFinisher
+from goldstick.algorithms.base_finisher import BlockFinisher
 from goldstick.calibration.balancing import balance_group
 from goldstick.calibration.experts import listen_to_experts
 from goldstick.calibration.finishing import finish_block

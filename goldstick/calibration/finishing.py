@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.base import BlockFinisher, CodeSearch
+from goldstick.algorithms.base_finisher import BlockFinisher, CodeSearch
 from goldstick.core.edits import Quantize
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Layout, Network, Site

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from goldstick.algorithms.base import Algorithm, BlockFinisher, Quantizer
+from goldstick.algorithms.base import Algorithm, Quantizer
+from goldstick.algorithms.base_finisher import BlockFinisher
 from goldstick.core.edits import Quantize
 from goldstick.core.scheme import Scheme
 from goldstick.structure.network import Site
