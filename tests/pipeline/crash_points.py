@@ -150,6 +150,7 @@ STAGES: dict[str, list[Any]] = {
     "rotate-gptq": ["rotate", {"gptq": {"scheme": "w4a16-g32"}}],
     "rotate": ["rotate", {"rtn": {"scheme": "w4a16-g32"}}],
     "gptq-kv8": [{"gptq": {"scheme": "w4a16-g32"}}, "kv_cache"],
+    "gptq-slb_finish": [{"gptq": {"scheme": "w2a16-g32"}}, {"slb_finish": {"steps": 2}}],
     "rtn": [{"rtn": {"scheme": "w4a16-g32"}}],
 }
 
