@@ -70,6 +70,7 @@ def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="a directory, or 'random' for 160 million random weights")
+    parser.add_argument("--random-dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--name", help="what the results call the model; its directory's name by default")
     parser.add_argument("--dataset", default="reference", choices=["reference", "tinystories", "wikitext2"])
     parser.add_argument("--data-dir", type=Path, required=True, help="where the data set lies")
@@ -106,7 +107,8 @@ class Bench:
         held_out = arguments.held_out
         if arguments.model == "random":
             self.model, held_out = folder / "random", 0  # there is nothing to be accurate about
-            self.call([sys.executable, str(SCRIPTS / "random_model.py"), str(self.model)], environment)
+            made = [sys.executable, str(SCRIPTS / "random_model.py"), str(self.model), arguments.random_dtype]
+            self.call(made, environment)
         self.windows = folder / "windows.safetensors"
         self.calibration = {
             "dataset": arguments.dataset,

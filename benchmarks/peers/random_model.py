@@ -1,6 +1,6 @@
-"""Make a Llama of random weights for timing: ``python random_model.py DIRECTORY``.
+"""Make a Llama of random weights for timing: ``python random_model.py DIRECTORY DTYPE``.
 
-160 million parameters in float32 (12 blocks, hidden size 768, vocabulary 32,000) with the tokenizer of goldstick's
+160 million parameters (12 blocks, hidden size 768, vocabulary 32,000) with the tokenizer of goldstick's
 reference model, whose token ids are below 3,072. Accuracy means nothing on it; time and memory do.
 """
 
@@ -32,7 +32,7 @@ def main() -> None:
     """Write the checkpoint."""
     directory = Path(sys.argv[1])
     torch.manual_seed(0)
-    LlamaForCausalLM(LlamaConfig(**CONFIG)).save_pretrained(directory)
+    LlamaForCausalLM(LlamaConfig(**CONFIG)).to(getattr(torch, sys.argv[2])).save_pretrained(directory)
     reference = Path(goldstick.__file__).parent / "reference"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(reference / name, directory / name)
