@@ -28,11 +28,6 @@ pytestmark = pytest.mark.usefixtures("proof_here", "reference_backend")
 FEW: dict[str, Any] = {"steps": 2, "norm_batches": 0}
 
 
-@pytest.fixture
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
-
-
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a tiny model of four heads with a tokenizer, and a text beside it."""

@@ -29,11 +29,6 @@ DYNAMIC_CACHE: dict[str, Any] = {"kv_cache": {"mode": "dynamic"}}
 pytestmark = pytest.mark.usefixtures("proof_here", "reference_backend")
 
 
-@pytest.fixture
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
-
-
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints of tiny models with tokenizers, each under the name of its family, and a text."""
