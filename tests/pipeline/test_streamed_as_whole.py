@@ -22,7 +22,6 @@ from goldstick.pipeline.write import write_whole
 from goldstick.recipes import Recipe
 from tests.pipeline.test_gptq_checkpoint import goldstick_ids
 from tests.pipeline.test_whole_network import DYNAMIC_CACHE, INT4, recipe
-from tests.pipeline.test_whole_network import reference_backend as reference_backend
 from tests.pipeline.test_whole_network import sources as sources
 from tests.tiny_models import FAMILIES
 
