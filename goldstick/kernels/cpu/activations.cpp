@@ -60,21 +60,29 @@ GOLDSTICK_INLINE void round_by_quotient(const T* x, std::int64_t count, float sc
 }
 
 // Lay the codes of a chunk in the order of its blocks, `Code` wide, `apart` steps between one and the next.
-template <typename Code>
-GOLDSTICK_INLINE void arrange(const Columns& columns, const std::int16_t* q, std::int64_t padded, std::int64_t apart,
-                              std::int32_t* out) {
-    constexpr std::int64_t slots = sizeof(std::int32_t) / sizeof(Code);
-    const std::int64_t lanes = columns.lanes(), lane_codes = columns.lane_codes(), shifts = columns.shifts();
-    for (std::int64_t start = 0; start < padded; start += lanes * lane_codes) {
-        for (std::int64_t j = 0; j < shifts; ++j) {
-            for (std::int64_t d = 0; d < lanes; ++d, out += apart) {
+template <typename Code, int lanes, int lane_codes>
+GOLDSTICK_INLINE void arrange_as(const std::int16_t* q, std::int64_t padded, std::int64_t apart, std::int32_t* out) {
+    constexpr int slots = sizeof(std::int32_t) / sizeof(Code), shifts = lane_codes / slots;
+    for (const std::int16_t* const end = q + padded; q < end; q += lanes * lane_codes) {
+        for (int j = 0; j < shifts; ++j) {
+            for (int d = 0; d < lanes; ++d, out += apart) {
                 Code step[slots];
-                for (std::int64_t slot = 0; slot < slots; ++slot) {
-                    step[slot] = static_cast<Code>(q[start + d * lane_codes + j + slot * shifts]);
+                for (int slot = 0; slot < slots; ++slot) {
+                    step[slot] = static_cast<Code>(q[d * lane_codes + j + slot * shifts]);
                 }
                 std::memcpy(out, step, sizeof step);
             }
         }
+    }
+}
+
+template <typename Code>
+GOLDSTICK_INLINE void arrange(const Columns& columns, const std::int16_t* q, std::int64_t padded, std::int64_t apart,
+                              std::int32_t* out) {
+    switch (columns.shape) {
+        case Shape::kNibbles: return arrange_as<Code, 8, 8>(q, padded, apart, out);
+        case Shape::kHalfNibbles: return arrange_as<Code, 4, 8>(q, padded, apart, out);
+        case Shape::kBytes: return arrange_as<Code, 8, 4>(q, padded, apart, out);
     }
 }
 

@@ -1,5 +1,5 @@
-// One or two tokens: most of the time is that of reading the weight, so codes are used as they are unpacked. Four rows go
-// side by side, and while they are read, the memory after them is called for.
+// One or two tokens: most of the time is that of reading the weight, so codes are used as they are unpacked. Four or
+// eight rows go side by side, and while they are read, the memory after them is called for.
 #include "inline.hpp"
 #include "linear.hpp"
 
@@ -11,24 +11,25 @@
 namespace goldstick {
 namespace {
 
-constexpr int kStreams = 4;
 constexpr std::int64_t kAhead = 8192;  // bytes between what is read and what is called for, at least
 
-// Four rows' products with `tokens` tokens in `sums` vectors for each token.
+// What goes side by side: one token or two with as many rows as leave their sums in registers.
 //
 // A block of 32 bytes fills a vector. Two rows' blocks of 16 bytes share one, and so do their sums.
-template <Shape shape>
-struct Codes {
+template <Shape shape, int tokens>
+struct Tile {
     static constexpr bool halves = shape == Shape::kHalfNibbles;
-    static constexpr int sums = halves ? 2 : 4, shifts = shape == Shape::kBytes ? 2 : 4;
-    static constexpr int width = shape == Shape::kBytes ? 8 : 4;
+    static constexpr int rows = halves ? 8 : 8 / tokens;
+    static constexpr int vectors = halves ? rows / 2 : rows;  // of codes, and of sums for each token
+    static constexpr int results = tokens * rows / 8;         // vectors of eight sums: each of one token, or of all
+    static constexpr int shifts = shape == Shape::kBytes ? 2 : 4, width = shape == Shape::kBytes ? 8 : 4;
     static constexpr std::int64_t bytes = halves ? 16 : 32, step = bytes * 8 / width;
 
-    // Block `i` of four that begin `stride` bytes apart, or blocks 2i and 2i + 1.
+    // Block `i` of those that begin `stride` bytes apart, or block `i` and the one half of all rows further on.
     GOLDSTICK_AVX2 static __m256i load(const std::uint8_t* from, std::int64_t stride, int i) {
         if constexpr (halves) {
-            const auto* low = reinterpret_cast<const __m128i*>(from + 2 * i * stride);
-            const auto* high = reinterpret_cast<const __m128i*>(from + (2 * i + 1) * stride);
+            const auto* low = reinterpret_cast<const __m128i*>(from + i * stride);
+            const auto* high = reinterpret_cast<const __m128i*>(from + (i + vectors) * stride);
             return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(low)), _mm_loadu_si128(high), 1);
         } else {
             return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from + i * stride));
@@ -44,118 +45,159 @@ struct Codes {
         }
     }
 
-    // The four rows' sums.
-    GOLDSTICK_AVX2 static __m128i total(const __m256i v[sums]) {
-        if constexpr (halves) {  // rows 0 and 2 in the lower half, 1 and 3 in the upper
-            const __m256i pairs = _mm256_hadd_epi32(v[0], v[1]);
-            const __m256i rows = _mm256_hadd_epi32(pairs, pairs);
-            return _mm_unpacklo_epi32(_mm256_castsi256_si128(rows), _mm256_extracti128_si256(rows, 1));
+    // A value of each row, for the lanes of a result.
+    GOLDSTICK_AVX2 static __m256 by_row(const float* from) {
+        return rows == 8 ? _mm256_loadu_ps(from) : _mm256_broadcast_ps(reinterpret_cast<const __m128*>(from));
+    }
+
+    // A value of each token, for the lanes of result `i`.
+    GOLDSTICK_AVX2 static __m256 by_token(const float* from, int i) {
+        return results == tokens ? _mm256_set1_ps(from[i]) : _mm256_set_m128(_mm_set1_ps(from[1]), _mm_set1_ps(from[0]));
+    }
+    GOLDSTICK_AVX2 static __m256i by_token(const std::int32_t* from, int i) {
+        return results == tokens ? _mm256_set1_epi32(from[i])
+                                 : _mm256_set_m128i(_mm_set1_epi32(from[1]), _mm_set1_epi32(from[0]));
+    }
+
+    // Write result `i` to the sums, [tokens][kRows].
+    GOLDSTICK_AVX2 static void store(__m256 total, int i, float* sums) {
+        if constexpr (results == tokens) {
+            _mm256_storeu_ps(sums + i * kRows, total);
         } else {
-            const __m256i pairs = _mm256_hadd_epi32(_mm256_hadd_epi32(v[0], v[1]), _mm256_hadd_epi32(v[2], v[3]));
-            return _mm_add_epi32(_mm256_castsi256_si128(pairs), _mm256_extracti128_si256(pairs, 1));
+            _mm_storeu_ps(sums, _mm256_castps256_ps128(total));
+            _mm_storeu_ps(sums + kRows, _mm256_extractf128_ps(total, 1));
         }
     }
 };
 
+// The sums of both halves of four vectors: of the lower ones, then of the upper.
+GOLDSTICK_AVX2 inline __m256i add_lanes(__m256i a, __m256i b, __m256i c, __m256i d) {
+    const __m256i ab = _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    const __m256i cd = _mm256_add_epi32(_mm256_unpacklo_epi32(c, d), _mm256_unpackhi_epi32(c, d));
+    return _mm256_add_epi32(_mm256_unpacklo_epi64(ab, cd), _mm256_unpackhi_epi64(ab, cd));
+}
+
+// The lower half of a result: both halves of `a`; its upper half: both of `b`.
+GOLDSTICK_AVX2 inline __m256i add_halves(__m256i a, __m256i b) {
+    return _mm256_add_epi32(_mm256_blend_epi32(a, b, 0xf0), _mm256_permute2x128_si256(a, b, 0x21));
+}
+
+// Eight sums in the order of their lanes. Two, or one, lie in each of `v`.
+template <bool halves>
+GOLDSTICK_AVX2 inline __m256i eight_sums(const __m256i* v) {
+    if constexpr (halves) {
+        return add_lanes(v[0], v[1], v[2], v[3]);
+    } else {
+        return add_lanes(add_halves(v[0], v[4]), add_halves(v[1], v[5]), add_halves(v[2], v[6]), add_halves(v[3], v[7]));
+    }
+}
+
 // Add the products of a block of each row, which begin at `bytes` and `stride` bytes apart.
 template <Shape shape, int tokens>
 GOLDSTICK_AVX2 inline void multiply_block(const std::uint8_t* bytes, std::int64_t stride, const std::int16_t* q,
-                                          std::int64_t q_stride, __m256i (&product)[tokens][Codes<shape>::sums]) {
-    using C = Codes<shape>;
-    const __m256i mask = _mm256_set1_epi16((1 << C::width) - 1);
+                                          std::int64_t q_stride, __m256i* product) {
+    using T = Tile<shape, tokens>;
+    const __m256i mask = _mm256_set1_epi16((1 << T::width) - 1);
     GOLDSTICK_UNROLL
-    for (int i = 0; i < C::sums; ++i) {
-        const __m256i packed = C::load(bytes, stride, i);
+    for (int i = 0; i < T::vectors; ++i) {
+        const __m256i packed = T::load(bytes, stride, i);
         GOLDSTICK_UNROLL
-        for (int j = 0; j < C::shifts; ++j) {
-            const __m256i shifted = _mm256_srli_epi16(packed, j * C::width);
-            const __m256i codes = j == C::shifts - 1 ? shifted : _mm256_and_si256(shifted, mask);
+        for (int j = 0; j < T::shifts; ++j) {
+            const __m256i shifted = _mm256_srli_epi16(packed, j * T::width);
+            const __m256i codes = j == T::shifts - 1 ? shifted : _mm256_and_si256(shifted, mask);
             GOLDSTICK_UNROLL
             for (int t = 0; t < tokens; ++t) {
-                const __m256i values = C::activations(q + t * q_stride, j);
-                product[t][i] = _mm256_add_epi32(product[t][i], _mm256_madd_epi16(codes, values));
+                const __m256i values = T::activations(q + t * q_stride, j);
+                __m256i& sum = product[t * T::vectors + i];
+                sum = _mm256_add_epi32(sum, _mm256_madd_epi16(codes, values));
             }
         }
     }
 }
 
-// What the products of a span come to, for four rows.
-GOLDSTICK_AVX2 inline __m128 close(__m128i dot, const float* weight_scale, const float* zero,
-                                   std::int32_t middle, std::int32_t sum, float scale) {
-    __m128 centred;
-    if (zero) {
-        const __m128 shift = _mm_mul_ps(_mm_loadu_ps(zero), _mm_set1_ps(static_cast<float>(sum)));
-        centred = _mm_sub_ps(_mm_cvtepi32_ps(dot), shift);
-    } else {
-        centred = _mm_cvtepi32_ps(_mm_sub_epi32(dot, _mm_set1_epi32(middle * sum)));
-    }
-    return _mm_mul_ps(centred, _mm_mul_ps(_mm_loadu_ps(weight_scale), _mm_set1_ps(scale)));
-}
-
-// Sums of four rows, for `tokens` tokens from `begin` on.
+// Sums of a tile, of the tokens from `begin` and the rows from `first` on.
 template <Shape shape, int tokens>
-GOLDSTICK_AVX2 void multiply_rows(const Columns& columns, const RowBlock& block, const Activations& activations,
+GOLDSTICK_AVX2 void multiply_tile(const Columns& columns, const RowBlock& block, const Activations& activations,
                                   std::int64_t begin, std::int64_t first, float* sums) {
-    using C = Codes<shape>;
+    using T = Tile<shape, tokens>;
+    constexpr int vectors = tokens * T::vectors;
     const std::uint8_t* const* rows = block.rows + first;
     const std::int64_t stride = columns.row_bytes, all = activations.tokens;
-    const bool apart = rows[kStreams - 1] == rows[0] + (kStreams - 1) * stride;
-    const std::uint8_t* ahead = rows[0] + std::max(kAhead, kStreams * stride);
-    __m256i product[tokens][C::sums]{};
-    __m128 total[tokens];
+    const bool apart = rows[T::rows - 1] == rows[0] + (T::rows - 1) * stride;
+    const std::uint8_t* ahead = rows[0] + std::max(kAhead, T::rows * stride);
+    const __m256i middle = _mm256_set1_epi32(columns.middle());
+    __m256i product[vectors]{};
+    __m256 total[T::results];
     GOLDSTICK_UNROLL
-    for (int t = 0; t < tokens; ++t) {
-        total[t] = _mm_setzero_ps();
+    for (int i = 0; i < T::results; ++i) {
+        total[i] = _mm256_setzero_ps();
     }
     const float* scale = activations.scale + begin;
     const std::int32_t* sum = activations.sum + begin;
-    for (const Chunk& chunk : columns.chunks) {
-        if (chunk.opens) {
+    const std::int32_t* const codes = activations.codes;
+    const Chunk* const end = columns.chunks.data() + columns.chunks.size();
+    for (const Chunk* chunk = columns.chunks.data(); chunk < end; ++chunk, scale += all, sum += all) {
+        if (chunk->opens) {
             GOLDSTICK_UNROLL
-            for (int i = 0; i < tokens * C::sums; ++i) {
-                product[i / C::sums][i % C::sums] = _mm256_setzero_si256();
+            for (int i = 0; i < vectors; ++i) {
+                product[i] = _mm256_setzero_si256();
             }
         }
-        const auto* q = reinterpret_cast<const std::int16_t*>(activations.of(chunk, begin));
-        const std::uint8_t* bytes = rows[0] + chunk.begin * columns.bits / 8;
-        const std::int64_t whole = apart ? chunk.whole : 0, padded = chunk.padded;
-        for (std::int64_t at = 0; at < whole; ++at, bytes += C::bytes, q += C::step, ahead += kStreams * C::bytes) {
-            _mm_prefetch(reinterpret_cast<const char*>(ahead), _MM_HINT_T0);
-            if (!C::halves) {
-                _mm_prefetch(reinterpret_cast<const char*>(ahead + 64), _MM_HINT_T0);
+        const auto* q = reinterpret_cast<const std::int16_t*>(codes + chunk->offset * all + begin * chunk->steps);
+        const std::uint8_t* bytes = rows[0] + chunk->begin * columns.bits / 8;
+        const std::int64_t whole = apart ? chunk->whole : 0, padded = chunk->padded;
+        for (std::int64_t at = 0; at < whole; ++at, bytes += T::bytes, q += T::step, ahead += T::rows * T::bytes) {
+            GOLDSTICK_UNROLL
+            for (int line = 0; line < T::rows * T::bytes; line += 64) {
+                _mm_prefetch(reinterpret_cast<const char*>(ahead + line), _MM_HINT_T0);
             }
             multiply_block<shape, tokens>(bytes, stride, q, padded, product);
         }
-        for (std::int64_t at = whole; at < padded / C::step; ++at, q += C::step) {
-            std::uint8_t copies[kStreams * kBlockBytes];
-            for (int r = 0; r < kStreams; ++r) {
-                copy_block(columns, chunk, rows[r], at, copies + r * kBlockBytes);
+        for (std::int64_t at = whole; at < padded / T::step; ++at, q += T::step) {
+            std::uint8_t copies[T::rows * kBlockBytes];
+            for (int r = 0; r < T::rows; ++r) {
+                copy_block(columns, *chunk, rows[r], at, copies + r * kBlockBytes);
             }
             multiply_block<shape, tokens>(copies, kBlockBytes, q, padded, product);
         }
-        if (chunk.closes) {
-            const std::int64_t group = chunk.group * kRows + first;
-            const float* zero = block.zero ? block.zero + group : nullptr;
+        if (chunk->closes) {
+            const std::int64_t group = chunk->group * kRows + first;
+            const __m256 weight_scale = T::by_row(block.scale + group);
             GOLDSTICK_UNROLL
-            for (int t = 0; t < tokens; ++t) {
-                total[t] = _mm_add_ps(
-                    total[t], close(C::total(product[t]), block.scale + group, zero, columns.middle(), sum[t], scale[t]));
+            for (int i = 0; i < T::results; ++i) {
+                const __m256i dot = eight_sums<T::halves>(product + i * vectors / T::results);
+                const __m256i token_sum = T::by_token(sum, i);
+                __m256 centred;
+                if (block.zero) {
+                    const __m256 shift = _mm256_mul_ps(T::by_row(block.zero + group), _mm256_cvtepi32_ps(token_sum));
+                    centred = _mm256_sub_ps(_mm256_cvtepi32_ps(dot), shift);
+                } else {
+                    centred = _mm256_cvtepi32_ps(_mm256_sub_epi32(dot, _mm256_mullo_epi32(middle, token_sum)));
+                }
+                const __m256 factor = _mm256_mul_ps(weight_scale, T::by_token(scale, i));
+                total[i] = _mm256_add_ps(total[i], _mm256_mul_ps(centred, factor));
             }
         }
-        scale += all;
-        sum += all;
     }
     GOLDSTICK_UNROLL
-    for (int t = 0; t < tokens; ++t) {
-        _mm_storeu_ps(sums + t * kRows + first, total[t]);
+    for (int i = 0; i < T::results; ++i) {
+        T::store(total[i], i, sums + first);
     }
 }
 
 template <Shape shape, int tokens>
-void multiply_all(const Columns& columns, const RowBlock& block, const Activations& activations, std::int64_t begin,
-                  float* sums) {
-    for (std::int64_t first = 0; first < kRows; first += kStreams) {
-        multiply_rows<shape, tokens>(columns, block, activations, begin, first, sums);
+void multiply_rows(const Columns& columns, const RowBlock& block, const Activations& activations, std::int64_t begin,
+                   float* sums) {
+    for (std::int64_t first = 0; first < kRows; first += Tile<shape, tokens>::rows) {
+        multiply_tile<shape, tokens>(columns, block, activations, begin, first, sums);
+    }
+}
+
+template <Shape shape>
+void multiply(const Columns& columns, const RowBlock& block, const Activations& activations, std::int64_t begin,
+              std::int64_t end, float* sums) {
+    for (; begin < end; begin += 2, sums += 2 * kRows) {
+        (end - begin > 1 ? multiply_rows<shape, 2> : multiply_rows<shape, 1>)(columns, block, activations, begin, sums);
     }
 }
 
@@ -163,16 +205,10 @@ void multiply_all(const Columns& columns, const RowBlock& block, const Activatio
 
 void block_dot_avx2(const Columns& columns, const RowBlock& block, const Activations& activations, std::int64_t begin,
                     std::int64_t end, float* sums) {
-    constexpr auto kNibbles = Shape::kNibbles, kHalfNibbles = Shape::kHalfNibbles, kBytes = Shape::kBytes;
-    const auto one = columns.shape == kNibbles       ? multiply_all<kNibbles, 1>
-                     : columns.shape == kHalfNibbles ? multiply_all<kHalfNibbles, 1>
-                                                     : multiply_all<kBytes, 1>;
-    const auto two = columns.shape == kNibbles       ? multiply_all<kNibbles, 2>
-                     : columns.shape == kHalfNibbles ? multiply_all<kHalfNibbles, 2>
-                                                     : multiply_all<kBytes, 2>;
-    for (; begin < end; begin += 2, sums += 2 * kRows) {
-        (end - begin > 1 ? two : one)(columns, block, activations, begin, sums);
-    }
+    const auto run = columns.shape == Shape::kNibbles       ? multiply<Shape::kNibbles>
+                     : columns.shape == Shape::kHalfNibbles ? multiply<Shape::kHalfNibbles>
+                                                            : multiply<Shape::kBytes>;
+    run(columns, block, activations, begin, end, sums);
 }
 
 }  // namespace goldstick

@@ -125,6 +125,7 @@ Columns::Columns(std::int64_t columns, std::int64_t group_size, int bits, std::i
     direct = in_nibbles || bits == 8;
     const std::int64_t longest = rounding == Rounding::kInt16 ? kSpan16 : kSpan8;
     const std::int64_t chunk_size = rounding == Rounding::kInt16 ? kSpan16 : kChunk;
+    chunks.reserve(static_cast<std::size_t>(columns / std::min(chunk_size, group_size) + 1));
     for (std::int64_t start = 0; start < columns; start += group_size) {
         const std::int64_t stop = std::min(start + group_size, columns);
         for (std::int64_t begin = start; begin < stop; begin += chunk_size) {
