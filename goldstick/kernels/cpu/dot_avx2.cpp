@@ -1,4 +1,4 @@
-// One or two tokens: most of the time is that of reading the weight, so codes are used as they are unpacked. Four or
+// A few tokens: most of the time is that of reading the weight, so codes are used as they are unpacked. Two to
 // eight rows go side by side, and while they are read, the memory after them is called for.
 #include "inline.hpp"
 #include "linear.hpp"
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kAhead = 8192;  // bytes between what is read and what is called for, at least
 
-// What goes side by side: one token or two with as many rows as leave their sums in registers.
+// What goes side by side: some tokens with as many rows as leave their sums in registers.
 //
 // A block of 32 bytes fills a vector. Two rows' blocks of 16 bytes share one, and so do their sums.
 template <Shape shape, int tokens>
@@ -21,7 +21,7 @@ struct Tile {
     static constexpr bool halves = shape == Shape::kHalfNibbles;
     static constexpr int rows = halves ? 8 : 8 / tokens;
     static constexpr int vectors = halves ? rows / 2 : rows;  // of codes, and of sums for each token
-    static constexpr int results = tokens * rows / 8;         // vectors of eight sums: each of one token, or of all
+    static constexpr int results = tokens * rows / 8;         // vectors of eight sums: each of one token, or one of all
     static constexpr int shifts = shape == Shape::kBytes ? 2 : 4, width = shape == Shape::kBytes ? 8 : 4;
     static constexpr std::int64_t bytes = halves ? 16 : 32, step = bytes * 8 / width;
 
@@ -47,25 +47,36 @@ struct Tile {
 
     // A value of each row, for the lanes of a result.
     GOLDSTICK_AVX2 static __m256 by_row(const float* from) {
-        return rows == 8 ? _mm256_loadu_ps(from) : _mm256_broadcast_ps(reinterpret_cast<const __m128*>(from));
+        if constexpr (rows == 8) {
+            return _mm256_loadu_ps(from);
+        } else if constexpr (rows == 4) {
+            return _mm256_broadcast_ps(reinterpret_cast<const __m128*>(from));
+        } else {
+            return _mm256_castpd_ps(_mm256_broadcast_sd(reinterpret_cast<const double*>(from)));
+        }
     }
 
     // A value of each token, for the lanes of result `i`.
     GOLDSTICK_AVX2 static __m256 by_token(const float* from, int i) {
-        return results == tokens ? _mm256_set1_ps(from[i]) : _mm256_set_m128(_mm_set1_ps(from[1]), _mm_set1_ps(from[0]));
+        if constexpr (results == tokens) {
+            return _mm256_set1_ps(from[i]);
+        } else if constexpr (tokens == 2) {
+            return _mm256_set_m128(_mm_set1_ps(from[1]), _mm_set1_ps(from[0]));
+        } else {
+            const __m128 four = _mm_loadu_ps(from);
+            return _mm256_set_m128(_mm_unpackhi_ps(four, four), _mm_unpacklo_ps(four, four));
+        }
     }
     GOLDSTICK_AVX2 static __m256i by_token(const std::int32_t* from, int i) {
-        return results == tokens ? _mm256_set1_epi32(from[i])
-                                 : _mm256_set_m128i(_mm_set1_epi32(from[1]), _mm_set1_epi32(from[0]));
+        return _mm256_castps_si256(by_token(reinterpret_cast<const float*>(from), i));
     }
 
     // Write result `i` to the sums, [tokens][kRows].
     GOLDSTICK_AVX2 static void store(__m256 total, int i, float* sums) {
-        if constexpr (results == tokens) {
-            _mm256_storeu_ps(sums + i * kRows, total);
-        } else {
-            _mm_storeu_ps(sums, _mm256_castps256_ps128(total));
-            _mm_storeu_ps(sums + kRows, _mm256_extractf128_ps(total, 1));
+        float lanes[8];
+        _mm256_storeu_ps(lanes, total);
+        for (int lane = 0; lane < 8; ++lane) {
+            sums[(i + lane / rows) * kRows + lane % rows] = lanes[lane];
         }
     }
 };
@@ -196,8 +207,13 @@ void multiply_rows(const Columns& columns, const RowBlock& block, const Activati
 template <Shape shape>
 void multiply(const Columns& columns, const RowBlock& block, const Activations& activations, std::int64_t begin,
               std::int64_t end, float* sums) {
-    for (; begin < end; begin += 2, sums += 2 * kRows) {
-        (end - begin > 1 ? multiply_rows<shape, 2> : multiply_rows<shape, 1>)(columns, block, activations, begin, sums);
+    constexpr int most = shape == Shape::kBytes ? 4 : 2;
+    for (std::int64_t tokens; begin < end; begin += tokens, sums += tokens * kRows) {
+        tokens = end - begin >= most ? most : end - begin >= 2 ? 2 : 1;
+        const auto run = tokens == most ? multiply_rows<shape, most>
+                         : tokens == 2  ? multiply_rows<shape, 2>
+                                        : multiply_rows<shape, 1>;
+        run(columns, block, activations, begin, sums);
     }
 }
 

@@ -15,7 +15,8 @@ namespace {
 
 constexpr std::int64_t kSpan16 = 128;    // 128 products of 8 and 16 bits, and half of what 32 bits hold
 constexpr std::int64_t kSpan8 = 32768;   // as many products of 8 and 9 bits
-constexpr std::int64_t kDotTokens = 2;   // up to so many, unpacking for one use costs less than unpacking for more
+// Up to so many tokens, unpacking for one use costs less than unpacking for more; of bytes, unpacking is cheaper.
+constexpr std::int64_t kDotTokens = 2, kDotTokensOfBytes = 4;
 
 constexpr std::int64_t kQuantizedAlone = 16, kNeighbours = 64;
 constexpr std::int64_t kTokens16 = 192;  // most tokens at once: their 16-bit activations fill twice as much
@@ -198,7 +199,7 @@ bool multiply(const LinearCall<T>& call, int threads, bool use_avx2, bool few, b
 
 template <typename T>
 void quantized_linear(const LinearCall<T>& call, int threads, bool use_avx2) {
-    const bool few = call.tokens <= kDotTokens;
+    const bool few = call.tokens <= (call.bits == 8 ? kDotTokensOfBytes : kDotTokens);
     const bool small = call.rounding != Rounding::kInt16 && call.input_zero == 0.0f;  // activations have 8 bits
     if (!multiply(call, threads, use_avx2, few, small && use_avx2 && !few)) {
         multiply(call, threads, use_avx2, few, false);

@@ -159,7 +159,7 @@ using BlockKernel = void(const Columns&, const RowBlock&, const Activations&, st
                          float* sums);
 BlockKernel block_scalar;
 BlockKernel block_panel_avx2;  // best for many tokens
-BlockKernel block_dot_avx2;    // best for one or two
+BlockKernel block_dot_avx2;    // best for a few
 
 // The whole call on `threads` threads.
 template <typename T>
