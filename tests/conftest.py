@@ -42,6 +42,12 @@ def fixed_seed() -> Iterator[None]:
     torch.set_default_dtype(dtype)
 
 
+@pytest.fixture
+def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels that compute as written; others promise closeness only, and have tests of their own."""
+    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep results of evaluations apart from the user's."""

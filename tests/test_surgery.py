@@ -19,11 +19,7 @@ from goldstick.nn import PackedWeight, QuantizedConv2d, QuantizedEmbedding, Quan
 from goldstick.structure.network import Network
 from tests.tiny_models import FAMILIES, output_tensor, sample_inputs
 
-
-@pytest.fixture(autouse=True)
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other backends promise closeness only."""
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
+pytestmark = pytest.mark.usefixtures("reference_backend")
 
 
 def quantization(network: Network, site: str, name: str = "w8a16") -> Quantize:

@@ -20,18 +20,14 @@ from goldstick.training import TrainingTask
 from tests.tiny_models import FAMILIES
 from tests.training.networks import TinyResidual, accuracy, batches, trained
 
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
 
 @pytest.fixture(scope="module")
 def learned() -> TinyResidual:
     """A network that has learned its data."""
     with torch.random.fork_rng():
         return trained()
-
-
-@pytest.fixture(autouse=True)
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other backends promise closeness only."""
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
 
 
 def pruned(model: nn.Module, *after: Any, task: TrainingTask | None = None, **options: Any) -> Result:

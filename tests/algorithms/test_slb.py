@@ -25,6 +25,8 @@ from goldstick.structure.network import Network
 from goldstick.training import TrainingTask
 from tests.training.networks import TinyResidual, accuracy, batches, trained
 
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
 NAMES = ["w1a16-channel-asym", "w2a16-channel-asym", "w4a16-channel-asym", "w3a16-g4-asym", "w2a16-channel"]
 
 
@@ -33,12 +35,6 @@ def learned() -> TinyResidual:
     """A network that has learned its data."""
     with torch.random.fork_rng():
         return trained()
-
-
-@pytest.fixture(autouse=True)
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other backends promise closeness only."""
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
 
 
 def slow_mean(logits: Tensor, temperature: float) -> Tensor:

@@ -22,13 +22,10 @@ from tests.calibration.test_multipliers import uneven
 from tests.calibration.test_sweep import batches_for
 from tests.tiny_models import FAMILIES, output_tensor
 
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
 PLAIN = {"gptq": {"scheme": "w2a16-g32"}}
 ASYMMETRIC = {"gptq": {"scheme": "w2a16-g32", "asymmetric": True}}
-
-
-@pytest.fixture(autouse=True)
-def on_the_reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
 
 
 def pair(tokens: int = 300, features: int = 24) -> tuple[Tensor, Tensor]:

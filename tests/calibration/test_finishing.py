@@ -18,12 +18,9 @@ from tests.pipeline.conftest import prove_here
 from tests.tiny_models import FAMILIES
 from tests.tiny_tokenizer import write_tokenizer
 
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
 W2 = "w2a16-g16"
-
-
-@pytest.fixture(autouse=True)
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
 
 
 def some_data(count: int = 4) -> list[dict[str, Tensor]]:

@@ -20,12 +20,9 @@ from goldstick.nn import QuantizedLinear
 from goldstick.recipes.run import needs_data
 from tests.tiny_models import FAMILIES, VOCABULARY
 
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
 Batches = list[dict[str, Tensor]]
-
-
-@pytest.fixture(autouse=True)
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
 
 
 def batches(count: int = 3) -> Batches:

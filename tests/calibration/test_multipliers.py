@@ -19,6 +19,8 @@ from tests.calibration.test_passes import first_block
 from tests.calibration.test_sweep import batches_for
 from tests.tiny_models import FAMILIES, output_tensor, sample_inputs
 
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
 MULTIPLY: dict[str, list[dict[str, Any]]] = {
     "awq": [{"awq": {"scheme": "w3a16-g32", "grid": 4, "unfoldable": "multiply"}}],
     "awq-gptq": [
@@ -27,11 +29,6 @@ MULTIPLY: dict[str, list[dict[str, Any]]] = {
     ],
     "smoothquant": [{"smoothquant": {"unfoldable": "multiply"}}, {"rtn": {"scheme": "w8a8-static"}}],
 }
-
-
-@pytest.fixture(autouse=True)
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
 
 
 def tasks_of(network: Network) -> list[Task]:

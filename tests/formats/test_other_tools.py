@@ -29,6 +29,8 @@ from goldstick.nn import QuantizedLinear
 from goldstick.pipeline.inspect import read_report
 from goldstick.pipeline.verify import verify_checkpoint
 
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
 FOLDER = Path(__file__).resolve().parent.parent / "data" / "other_tools"
 SCHEMES = {
     "gptqmodel-gptq": "w4a16-g32",
@@ -47,12 +49,6 @@ AUTOGPTQ = FOLDER / "autogptq-gptq"
 #: What the same weights may differ by in float32, and what weights rounded to float16 may beside unrounded ones.
 BOUND, HALF = 5e-4, 2e-3
 every_file = pytest.mark.parametrize("name", SCHEMES)
-
-
-@pytest.fixture(autouse=True)
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The backend that computes what the other tools compute."""
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
 
 
 def answer(directory: Path, ids: Tensor) -> Tensor:

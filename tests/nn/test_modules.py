@@ -26,14 +26,10 @@ from goldstick.nn import (
     TiedQuantizedLinear,
 )
 
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
 SCHEMES = ["w4a16-g16", "w3a16-g16-asym", "w8a16", "w2a16-channel-asym", "w5a16-g16"]
 every_scheme = pytest.mark.parametrize("name", SCHEMES)
-
-
-@pytest.fixture(autouse=True)
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other backends promise closeness only, and have tests of their own."""
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
 
 
 def quantized(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> tuple[QuantizedTensor, Scheme]:

@@ -29,12 +29,6 @@ RECIPE = {"stages": [{"rtn": {"scheme": "w4a16-g32", "indivisible": "channel"}}]
 FRESH = ("llama_gqa", "gpt2", "mixtral", "resnet")
 
 
-@pytest.fixture
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels that compute as written; a module may have its own of this name."""
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
-
-
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
     """Layers this small lose more to waking threads than they win."""

@@ -19,13 +19,9 @@ from goldstick.nn import QuantizedLinear
 from tests.formats.column_formats import grid_of, random_layer
 from tests.tiny_models import FAMILIES
 
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
 IDS = torch.arange(24).reshape(2, 12)
-
-
-@pytest.fixture(autouse=True)
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Computes what compressed-tensors computes, to the bit."""
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,8 @@ from goldstick.pipeline.load import load_float
 from goldstick.recipes import Recipe
 from tests.pipeline.conftest import Job, prove_here
 
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
 #: Runs in a process that never imports goldstick, once for all: pairs of a checkpoint and a folder with its inputs.
 PLAIN = """
 import sys, torch, transformers
@@ -41,11 +43,6 @@ FAMILIES_READ = ("mixtral", "qwen3_moe", "deepseek_v3", "llama_gqa", "gemma2", "
 SCHEMES_READ = ("w4a16-g32-asym", "w8a16", "w3a16-channel-asym", "w8a8-dynamic", "w4a8-dynamic-g32", "mixed")
 STATIC_READ = ("w8a8-static", "w8a8-static-shifted", "w4a8-static", "w4a8-static-g32", "mixed-static")
 PRESETS_READ = ("rtn-w4a16-g32", "rtn-w8a16", "rtn-w8a8")
-
-
-@pytest.fixture(autouse=True)
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
 
 
 @pytest.fixture(scope="module")

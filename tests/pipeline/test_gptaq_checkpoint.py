@@ -18,12 +18,7 @@ from tests.pipeline.test_gptq_checkpoint import text as text
 from tests.tiny_models import FAMILIES, sample_inputs
 from tests.tiny_tokenizer import write_tokenizer
 
-pytestmark = pytest.mark.usefixtures("proof_here")
-
-
-@pytest.fixture(autouse=True)
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
+pytestmark = pytest.mark.usefixtures("proof_here", "reference_backend")
 
 
 @pytest.fixture(scope="module")

@@ -19,12 +19,9 @@ from tests.pipeline.conftest import answer
 from tests.tiny_models import FAMILIES, sample_inputs
 from tests.tiny_tokenizer import write_tokenizer
 
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
 WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "small", "bird", "singing", "of", "rain"]
-
-
-@pytest.fixture(autouse=True)
-def reference_backend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
 
 
 @pytest.fixture(scope="module")
