@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
@@ -23,7 +24,7 @@ def knockoff_scores(strength: Tensor, beta: Tensor) -> Tensor:
     return strength.abs() * (2 * beta - 1)
 
 
-def lowest(scores: Mapping[str, Tensor], rate: float, scope: Scope) -> Choice:
+def lowest(scores: Mapping[str, Tensor], rate: float, scope: Scope, steps: Mapping[str, int] | None = None) -> Choice:
     """A share of the units, those of the lowest scores; every group keeps one at least.
 
     Args:
@@ -31,7 +32,18 @@ def lowest(scores: Mapping[str, Tensor], rate: float, scope: Scope) -> Choice:
         rate: The share, from 0 to below 1. Of each group the whole part of rate · units.
         scope: Whether the share is taken of each ``layer``, or of all units together (``global``), whose scores must
             then be of one kind.
+        steps: Name of a group → what a group keeps is a multiple of this, or all of it; 1 where there is none. Units
+            that would go stay for that.
     """
+    chosen = _lowest(scores, rate, scope)
+    counts = {
+        name: _in_steps(len(values), len(chosen[name]), (steps or {}).get(name, 1)) for name, values in scores.items()
+    }
+    return {name: units[: counts[name]] for name, units in chosen.items()}
+
+
+def _lowest(scores: Mapping[str, Tensor], rate: float, scope: Scope) -> Choice:
+    """The same in steps of one, units of the lowest scores first."""
     if scope == "layer":
         counts = {name: min(int(rate * len(values)), len(values) - 1) for name, values in scores.items()}
         return {name: _order(values)[: counts[name]] for name, values in scores.items()}
@@ -47,7 +59,18 @@ def lowest(scores: Mapping[str, Tensor], rate: float, scope: Scope) -> Choice:
     return chosen
 
 
-def to_share(scores: Mapping[str, Tensor], share: float, scope: Scope, left_of: Callable[[Choice], float]) -> Choice:
+def _in_steps(units: int, gone: int, step: int) -> int:
+    """How many of ``gone`` units still go where those left are to be a multiple of ``step``."""
+    return max(0, units - math.ceil((units - gone) / step) * step)
+
+
+def to_share(
+    scores: Mapping[str, Tensor],
+    share: float,
+    scope: Scope,
+    left_of: Callable[[Choice], float],
+    steps: Mapping[str, int] | None = None,
+) -> Choice:
     """The fewest units, lowest scores first, after which no more than a share is left.
 
     Args:
@@ -55,6 +78,7 @@ def to_share(scores: Mapping[str, Tensor], share: float, scope: Scope, left_of: 
         share: What may be left, from 0 to 1.
         scope: As for :func:`lowest`.
         left_of: Units that go → the share that is left; falling.
+        steps: As for :func:`lowest`.
 
     Returns:
         The choice; where even the largest leaves more, that one.
@@ -63,11 +87,11 @@ def to_share(scores: Mapping[str, Tensor], share: float, scope: Scope, left_of: 
     low, high = 0, total
     while low < high:
         middle = (low + high) // 2
-        if left_of(lowest(scores, middle / total, scope)) <= share:
+        if left_of(lowest(scores, middle / total, scope, steps)) <= share:
             high = middle
         else:
             low = middle + 1
-    return lowest(scores, low / total, scope)
+    return lowest(scores, low / total, scope, steps)
 
 
 def _order(values: Tensor) -> list[int]:

@@ -31,6 +31,8 @@ class SCOP(Stage):
         parameters: Share of all parameters that may be left, instead of ``rate``.
         macs: Share of the multiplications of one forward that may be left, instead of ``rate``.
         scope: Whether the same share goes of each ``layer``, or the lowest scores of the network (``global``).
+        multiple: What a layer reads of channels that may go stays a multiple of this, or whole, so that the group size
+            of a later stage divides it.
         knockoffs: ``shuffle``: another sample of the batch; ``gaussian``: second-order knockoffs of the inputs (arXiv
             1610.02351); ``given``: by the function ``knockoffs`` of the task.
         criterion: ``knockoffs`` is SCOP. To compare with, and without training: the ``magnitude`` |γ| of the batch
@@ -46,6 +48,7 @@ class SCOP(Stage):
     parameters: float | None = None
     macs: float | None = None
     scope: Scope = "layer"
+    multiple: int = 1
     knockoffs: Literal["shuffle", "gaussian", "given"] = "shuffle"
     criterion: Literal["knockoffs", "magnitude", "random"] = "knockoffs"
     training: TrainingOptions = field(
@@ -63,6 +66,8 @@ class SCOP(Stage):
                 "scop's rate is the share of channels that goes, from 0 to below 1; parameters and macs are shares "
                 f"that are left, above 0; not {self.rate}, {self.parameters} and {self.macs}."
             )
+        if self.multiple < 1:
+            raise RecipeError(f"scop's multiple is a number of channels, 1 or more, not {self.multiple}.")
 
     @property
     def exposure(self) -> Exposure:
@@ -82,16 +87,19 @@ class SCOP(Stage):
             site.module for site in self.targets.select(network) if site.layout in kinds and site.module not in spared
         ]
 
-    def choose(self, scores: Mapping[str, Tensor], left_of: Callable[[Choice], Mapping[str, float]]) -> Choice:
+    def choose(
+        self, scores: Mapping[str, Tensor], left_of: Callable[[Choice], Mapping[str, float]], steps: Mapping[str, int]
+    ) -> Choice:
         """Which units go.
 
         Args:
             scores: Name of a group → scores [units].
             left_of: Units that go → the shares of ``parameters`` and ``macs`` that are left.
+            steps: Name of a group → a multiple of so many units stay.
         """
         if self.parameters is not None:
-            return to_share(scores, self.parameters, self.scope, lambda choice: left_of(choice)["parameters"])
+            return to_share(scores, self.parameters, self.scope, lambda choice: left_of(choice)["parameters"], steps)
         if self.macs is not None:
-            return to_share(scores, self.macs, self.scope, lambda choice: left_of(choice)["macs"])
+            return to_share(scores, self.macs, self.scope, lambda choice: left_of(choice)["macs"], steps)
         assert self.rate is not None  # one of the three is given
-        return lowest(scores, self.rate, self.scope)
+        return lowest(scores, self.rate, self.scope, steps)

@@ -81,7 +81,7 @@ def prune(network: Network, stage: SCOP, task: TrainingTask, description: str, p
         after = costs.of(cut_of(choice, groups))
         return {kind: after[kind] / before[kind] for kind in after}
 
-    choice = stage.choose(scores, left_of)
+    choice = stage.choose(scores, left_of, {group.name: group.step(stage.multiple) for group in groups})
     edit = cut_of(choice, groups)
     surgery.apply(network, [edit])
     after, fast = costs.of(edit), seconds_of(model, args, kwargs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -51,6 +52,11 @@ class Prunable:
         """Where a unit can be weighed as a whole: the one layer that reads it, or else the one that makes it."""
         readers = [member for member in self.members if member.side == "input"]
         return readers[0] if len(readers) == 1 and self.norm is None else self.members[0]
+
+    def step(self, multiple: int) -> int:
+        """How many units go together so that every layer that reads them reads a multiple of so many columns."""
+        columns = [member.units.count(0) for member in self.members if member.side == "input"]
+        return math.lcm(*(multiple // math.gcd(multiple, count) for count in columns))
 
     def moved(self, block: str, other: str) -> Prunable:
         """The same group in another block of the same shapes."""

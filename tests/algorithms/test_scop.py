@@ -71,6 +71,9 @@ def test_scores_and_choices_are_what_the_formula_says() -> None:
 
     assert to_share(many, 0.7, "global", left_of) == {"a": [1, 3], "b": []}
     assert to_share(many, 0.0, "global", left_of) == {"a": [1, 3, 2], "b": [1]}
+    # Three of four would go where two may stay; of "b" one of two, where three stay or all.
+    assert lowest(many, 0.99, "layer", {"a": 2, "b": 3}) == {"a": [1, 3], "b": []}
+    assert to_share(many, 0.7, "global", left_of, {"a": 4}) == {"a": [], "b": [1]}
 
 
 def planted(learned: TinyResidual) -> TinyResidual:
@@ -169,6 +172,27 @@ def test_a_transformer_s_heads_and_channels_are_pruned_quantized_and_read_back_w
     assert model.config.intermediate_size == 128
 
 
+def test_a_multiple_leaves_what_a_group_size_divides() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = FAMILIES["llama_mha"]()
+        data = [{"input_ids": torch.randint(0, 128, (4, 16))} for _ in range(2)]
+
+    def widths(multiple: int) -> list[int]:
+        scop = {"rate": 0.3, "criterion": "random", "multiple": multiple}
+        stages = [{"scop": scop}, {"rtn": {"scheme": "w4a16-g32"}}]
+        result = goldstick.apply(model, {"stages": stages}, data=data)
+        found = {
+            name: module.in_features for name, module in result.model.named_modules() if hasattr(module, "in_features")
+        }
+        return [width for name, width in found.items() if name.endswith(("down_proj", "o_proj"))]
+
+    # 128 hidden channels and 4 heads of 16: a third of them goes, but 96 and, two by two, all heads are left.
+    assert widths(32) == [64, 96] * 2
+    with pytest.raises(RecipeError, match="divide"):
+        widths(1)
+
+
 @pytest.mark.parametrize("criterion", ["knockoffs", "magnitude", "random"])
 @pytest.mark.parametrize("kind", ["parameters", "macs"])
 def test_a_share_to_be_left_is_met_and_not_by_much_more(learned: TinyResidual, criterion: str, kind: str) -> None:
@@ -196,7 +220,13 @@ def test_the_caller_s_own_knockoffs_are_used(learned: TinyResidual) -> None:
 
 
 def test_what_has_no_meaning_is_refused(learned: TinyResidual) -> None:
-    for options in ({"rate": None}, {"rate": 1.0}, {"macs": 0.5, "parameters": 0.5}, {"rate": None, "macs": 0.0}):
+    for options in (
+        {"rate": None},
+        {"rate": 1.0},
+        {"macs": 0.5, "parameters": 0.5},
+        {"rate": None, "macs": 0.0},
+        {"multiple": 0},
+    ):
         with pytest.raises(RecipeError):
             goldstick.Recipe.load({"stages": [{"scop": options}]})
     task = TrainingTask(batches=batches(1))
