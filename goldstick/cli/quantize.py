@@ -74,7 +74,9 @@ def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     show_default=True,
     help="How the result is proven: by what the model gives, block by block, or by its tensors alone.",
 )
-@click.option("--resume", is_flag=True, help="Go on with a run that was stopped behind a block, to the same bytes.")
+@click.option(
+    "--resume", is_flag=True, help="Go on with a stopped run behind its last block or epoch, to the same bytes."
+)
 @click.option("--max-memory", metavar="SIZE", callback=_bytes, help="Memory a calibrated run may use, such as 8GB.")
 @click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
 @click.option("--push-to-hub", "repository", metavar="OWNER/NAME", help="Upload the finished checkpoint there.")

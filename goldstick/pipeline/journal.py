@@ -1,4 +1,4 @@
-"""Journal: what a long run has finished, so that a kill at any instant costs no more than the block at hand.
+"""Journal: what a long run has finished, so that a kill at any instant costs the block or the epoch at hand, no more.
 
 A run works in a directory of its own beside the output::
 
@@ -7,6 +7,7 @@ A run works in a directory of its own beside the output::
         run.json                 what the run is of: recipe, source, data, versions
         journal.json             what is finished; replaced as a whole after every block
         hidden-00012.safetensors the hidden states that block 12 is given
+        training/                how far each training is, replaced as a whole after every epoch
         checkpoint/              becomes the output, by one rename
 
 The weights of a block are appended to the checkpoint's files and synced, the hidden states behind it get a file of a
@@ -53,16 +54,27 @@ class WorkDirectory:
         """What is finished; empty at the start."""
         return _read(self.path / _JOURNAL)
 
+    def begin_checkpoint(self) -> None:
+        """Remove what an earlier run left in the checkpoint, for one that writes it in one go."""
+        shutil.rmtree(self.checkpoint)
+        self.checkpoint.mkdir()
+
     def commit(self, journal: Mapping[str, Any]) -> None:
         """Say what is finished; on disk when this returns."""
         _write(self.path / _JOURNAL, journal)
+
+
+def training_directory(output: Path) -> Path:
+    """Where the trainings of a run leave their checkpoints."""
+    return working_directory(output.absolute()) / "training"
 
 
 @contextmanager
 def work_directory(output: Path, run: Mapping[str, str], *, resume: bool, overwrite: bool) -> Iterator[WorkDirectory]:
     """The working directory of a run, held against other runs; at the end its checkpoint becomes ``output``.
 
-    On an error or a signal it stays once a block is finished, and the error says how to go on; before, it is removed.
+    On an error or a signal it stays once a block, or an epoch of training, is finished, and the error says how to go
+    on; before, it is removed.
 
     Args:
         output: The directory to make.
@@ -117,8 +129,11 @@ def _keep_or_remove(work: WorkDirectory, error: BaseException) -> None:
         done = work.journal().get("blocks_done", 0)
     except OutputError:  # damaged, which is what the error says
         return
+    epochs = any((work.path / "training").glob("*.pt"))
     if done:
         error.add_note(f"{done} blocks are finished and kept in {work.path}: give --resume to go on after them.")
+    elif epochs:
+        error.add_note(f"What was trained is kept in {work.path}: give --resume to go on after the last whole epoch.")
     else:
         _remove(work.path)
 

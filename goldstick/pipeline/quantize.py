@@ -14,7 +14,7 @@ from goldstick.errors import UsageError
 from goldstick.formats.source import SourceCheckpoint
 from goldstick.pipeline.by_blocks import prepare
 from goldstick.pipeline.finish import Content, add_accuracy, prove_and_record, write_rest
-from goldstick.pipeline.journal import WorkDirectory, tidy_up, work_directory
+from goldstick.pipeline.journal import WorkDirectory, tidy_up, training_directory, work_directory
 from goldstick.pipeline.load import find_device
 from goldstick.pipeline.memory_budget import default_budget, peak_memory
 from goldstick.pipeline.plan import Plan
@@ -24,7 +24,7 @@ from goldstick.pipeline.run_identity import finished_report, run_identity
 from goldstick.pipeline.save import error_sums
 from goldstick.pipeline.staging import check_output, check_space, staged
 from goldstick.pipeline.structure import structure_of_source
-from goldstick.pipeline.write import Calibrate, Outcome, train_alongside, write_streamed, write_whole
+from goldstick.pipeline.write import Calibrate, Outcome, in_memory, train_alongside, write_streamed, write_whole
 from goldstick.recipes.run import Progress, quiet
 from goldstick.report import Report, SizeSummary
 from goldstick.report.heat_map import drawable
@@ -72,8 +72,8 @@ def execute(
         overwrite: Whether ``output`` may replace a checkpoint that goldstick wrote.
         device: Where weights are rounded, such as ``cuda``.
         proof: Whether the proof compares ``outputs``, computed block by block, or ``tensors`` alone.
-        resume: Whether to go on with a calibrated run that was stopped. It gives the same bytes. Nothing is done
-            where that run is finished.
+        resume: Whether to go on with a run that was stopped, behind a block or an epoch of training. It gives the
+            same bytes. Nothing is done where that run is finished.
         max_memory: Bytes that a calibrated run may use; below what all batches take in a block, they run one by one,
             which takes longer and gives the same bytes. A good part of what is free where ``None``.
         progress: Told what is done.
@@ -94,20 +94,29 @@ def execute(
     check_space(output, plan.bytes_after)
     started = time.perf_counter()
     blockwise = prepare(plan, target, calibrate, max_memory or default_budget(), progress)
-    run = {} if blockwise is None and plan.calibrated else run_identity(plan, blockwise.data if blockwise else None)
-    if resume and blockwise is not None and tidy_up(output, run):
+    trains = bool(plan.resolution.training)
+    whole = None
+    if blockwise is None and not plan.streams:
+        whole = in_memory(plan, target, calibrate, training_directory(output) if trains else None)
+    looked_at = blockwise or whole
+    run = run_identity(plan, looked_at.data if looked_at else None)
+    goes_on = trains or blockwise is not None
+    if resume and goes_on and tidy_up(output, run):
         return Quantized(directory=output, report=Report.read(output))
-    if resume and not overwrite and run and (finished := finished_report(output, run)) is not None:
+    if resume and not overwrite and (finished := finished_report(output, run)) is not None:
         return Quantized(directory=output, report=finished, finished_before=True)
-    with _place(output, run if blockwise else None, resume=resume, overwrite=overwrite) as folder:
-        if isinstance(folder, WorkDirectory):
-            assert blockwise is not None
-            outcome, folder = blockwise.write(folder), folder.checkpoint
-            blockwise = None  # the proof is made beside this process: its model would be held twice
-        elif plan.streams:
-            outcome = write_streamed(plan, folder, target, progress)
+    with _place(output, run if goes_on else None, resume=resume, overwrite=overwrite) as place:
+        folder = place.checkpoint if isinstance(place, WorkDirectory) else place
+        if blockwise is not None:
+            assert isinstance(place, WorkDirectory)
+            outcome = blockwise.write(place)
+        elif whole is not None:
+            if isinstance(place, WorkDirectory):
+                place.begin_checkpoint()
+            outcome = write_whole(plan, folder, whole, progress)
         else:
-            outcome = write_whole(plan, folder, target, calibrate, progress)
+            outcome = write_streamed(plan, folder, target, progress)
+        looked_at = blockwise = whole = None  # the proof is made beside this process: a model would be held twice
         write_rest(folder, _content(plan, base_model, outcome), outcome.hashes)
         written, peak = time.perf_counter(), peak_memory()
         progress("proving", 0, 1)
@@ -143,7 +152,7 @@ def execute(
 def help_the_first(plan: Plan, output: Path, device: str, calibrate: Calibrate) -> Quantized:
     """What further processes that torchrun started do, while the first carries out a plan: train with it, and wait."""
     if plan.resolution.training:
-        train_alongside(plan, find_device(device), calibrate, quiet)
+        train_alongside(plan, in_memory(plan, find_device(device), calibrate, training_directory(output)), quiet)
     wait_for_all()
     return Quantized(directory=output, report=Report.read(output))
 

@@ -120,13 +120,43 @@ def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Pro
     )
 
 
-def write_whole(
-    plan: Plan, folder: Path, device: torch.device, calibrate: Calibrate | None, progress: Progress
-) -> Outcome:
-    """Carry out a plan on the whole model in memory."""
-    network, data, training = _prepared(plan, device, calibrate)
+@dataclass(frozen=True, kw_only=True)
+class InMemory:
+    """A plan's whole model in memory, and what its stages look at.
+
+    Attributes:
+        network: The model, in float.
+        data: Calibration data; ``None`` where no stage looks at any.
+        training: What it trains on; ``None`` where no stage trains.
+    """
+
+    network: Network
+    data: CalibrationData | None
+    training: TrainingTask | None
+
+
+def in_memory(plan: Plan, device: torch.device, calibrate: Calibrate | None, directory: Path | None = None) -> InMemory:
+    """Load a plan's model and its data.
+
+    Args:
+        plan: The plan.
+        device: Where the model goes.
+        calibrate: Gives the data for the model.
+        directory: Where trainings leave a checkpoint after each epoch, and go on from it.
+    """
+    network = Network(load_float(plan.source.directory).to(device))
+    data = calibrate(network.model) if calibrate is not None and plan.calibrated else None
+    if data is None or not plan.resolution.training:
+        return InMemory(network=network, data=data, training=None)
+    batches = data.training_batches(plan.recipe.calibration.training_batch)
+    return InMemory(network=network, data=data, training=TrainingTask(batches=batches, directory=directory))
+
+
+def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -> Outcome:
+    """Carry out a plan on the whole model in memory, which is another one then."""
+    network, data = model.network, model.data
     batches: Sequence[Mapping[str, Tensor]] = data.batches() if data else ()
-    whole = run_on_whole(network, plan.resolution, plan.rotation, batches, progress, training)
+    whole = run_on_whole(network, plan.resolution, plan.rotation, batches, progress, model.training)
     network = whole.network
     if whole.cuts:
         describe_cuts(network, whole.account["pruning"], whole.cuts)
@@ -155,24 +185,14 @@ def write_whole(
     )
 
 
-def train_alongside(plan: Plan, device: torch.device, calibrate: Calibrate | None, progress: Progress) -> None:
+def train_alongside(plan: Plan, model: InMemory, progress: Progress) -> None:
     """The part of a further process that torchrun started in a plan that the first carries out: to train with it."""
-    network, _, training = _prepared(plan, device, calibrate)
+    network = model.network
     if plan.rotation is not None:
         inputs = inputs_for(network.model)
         assert inputs is not None  # the rotation was found with them
         network, _ = rotate(network, plan.rotation, inputs)
-    train_stages(network, plan.resolution, training, progress)
-
-
-def _prepared(
-    plan: Plan, device: torch.device, calibrate: Calibrate | None
-) -> tuple[Network, CalibrationData | None, TrainingTask | None]:
-    network = Network(load_float(plan.source.directory).to(device))
-    data = calibrate(network.model) if calibrate is not None and plan.calibrated else None
-    samples = plan.recipe.calibration.training_batch
-    training = TrainingTask(batches=data.training_batches(samples)) if data and plan.resolution.training else None
-    return network, data, training
+    train_stages(network, plan.resolution, model.training, progress)
 
 
 def _recut(whole: Whole, pieces: list[StoredPiece], storage: StorageFormat, left_alone: Sequence[str]) -> Recut:

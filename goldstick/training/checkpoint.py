@@ -52,7 +52,10 @@ def save_state(
     temporary = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(content, temporary)
+        with temporary.open("wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
         os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
         raise OutputError(f"The training's checkpoint {path} cannot be written: {error}") from error

@@ -18,7 +18,7 @@ from goldstick.pipeline import quantize
 from goldstick.pipeline.by_blocks import BlockwiseRun
 from goldstick.pipeline.plan import BASE_MEMORY, make_plan
 from goldstick.pipeline.quantize import Quantized
-from goldstick.pipeline.write import write_whole
+from goldstick.pipeline.write import in_memory, write_whole
 from goldstick.recipes import Recipe
 from tests.pipeline.test_gptq_checkpoint import goldstick_ids
 from tests.pipeline.test_whole_network import DYNAMIC_CACHE, INT4, recipe
@@ -73,7 +73,9 @@ def test_what_is_made_block_by_block_is_what_the_whole_model_gives(
     assert streamed.report.proof["max_abs_difference"] == 0.0
     monkeypatch.setattr(quantize, "prepare", lambda *_: None)
     monkeypatch.setattr(
-        quantize, "write_streamed", lambda plan, folder, device, tell: write_whole(plan, folder, device, None, tell)
+        quantize,
+        "write_streamed",
+        lambda plan, folder, device, tell: write_whole(plan, folder, in_memory(plan, device, None), tell),
     )
     whole = goldstick.quantize(sources / family, wanted, output=tmp_path / "whole")
     assert equal(stored(streamed), stored(whole))
