@@ -3,11 +3,13 @@
     OMP_NUM_THREADS=2 python benchmarks/kernels.py [--shapes 4096x4096] [--tokens 1 4] [--seconds 4] [--threads 2]
     OMP_NUM_THREADS=1 python benchmarks/kernels.py --threads 1 --clock processor
 
-Each kernel runs once in a round, and rounds go on for ``--seconds`` for every number of tokens (three rounds at
-least); a busy machine slows all of them, and two threads most of all, which wait for each other: there, one thread
-and its own processor time tell more. Times are medians, ratios are medians of the rounds' ratios. A weight is one of
-several copies in turn, more than any cache holds. ``of read`` is the rate at which a kernel goes through its
-weight (codes, scales, zeros), as a share of what a plain loop over such memory reads, in the same rounds.
+Each kernel runs twice in a round, after a pause, and the second run counts: threads of other libraries, which wait
+busily for a while, have gone to sleep by then, and its own are awake. Rounds go on for ``--seconds`` for every number
+of tokens (three rounds at least); a busy machine slows all of them, and two threads most of all, which wait for each
+other: there, one thread and its own processor time tell more. Times are medians, ratios are medians of the rounds'
+ratios. A weight is one of several copies in turn, more than any cache holds. ``of read`` is the rate at which a kernel
+goes through its weight (codes, scales, zeros), as a share of what a plain loop over such memory reads, in the same
+rounds.
 
 The peers are torch's int4 kernel (bfloat16), FBGEMM's int8 with dynamic activations (7 bits of them), and, if
 ``onnxruntime`` and ``onnx`` can be imported, MatMulNBits with float32 and with int8 arithmetic. Writes
@@ -28,12 +30,14 @@ from pathlib import Path
 import torch
 
 from goldstick.core.bitpack import pack_rows
-from goldstick.kernels import Activation, WeightSpec
+from goldstick.kernels import Activation
 from goldstick.kernels.cpu import _C
-from goldstick.kernels.cpu.integer import IntegerCpuBackend
+from goldstick.kernels.prepared import PreparedLinear
 from goldstick.pipeline.records import environment
 
 RESULTS = Path(__file__).resolve().parent / "results" / "kernels.json"
+PAUSE = 0.003
+"""Seconds between kernels."""
 CACHE = 100 << 20
 """Bytes that no cache holds: so much weight is gone through before one comes again."""
 
@@ -73,23 +77,15 @@ def copies(weight_bytes: int) -> range:
 def goldstick_kernel(
     rows: int, columns: int, bits: int, group_size: int, activation: Activation, dtype: torch.dtype = torch.float32
 ) -> Kernel:
-    """The integer backend on a symmetric weight."""
-    spec = WeightSpec(
-        bits=bits,
-        group_size=group_size,
-        in_features=columns,
-        out_features=rows,
-        has_zero=False,
-        dtype=dtype,
-        activation=activation,
-    )
-    backend = IntegerCpuBackend()
-    scale = torch.rand(rows, spec.groups).to(dtype)
+    """What a layer with a symmetric weight calls."""
+    groups = -(-columns // group_size)
+    scale = torch.rand(rows, groups).to(dtype)
     packed = pack_rows(torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8), bits)
     weight_bytes = packed.nbytes + scale.nbytes
 
     def call(packed: torch.Tensor, scale: torch.Tensor) -> Call:
-        return lambda x: backend.linear(x.to(dtype), packed, scale, None, None, spec)
+        layer = PreparedLinear(bits, group_size, columns, activation or "")
+        return lambda x: layer(x.to(dtype), (packed, scale, None, None, None, None))
 
     return Kernel(
         call=in_turn([call(packed.clone(), scale.clone()) for _ in copies(weight_bytes)]), weight_bytes=weight_bytes
@@ -139,6 +135,7 @@ def onnx_int4(rows: int, columns: int, accuracy: int) -> Kernel:
     )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
+    options.add_session_config_entry("session.force_spinning_stop", "1")  # or its threads slow down who comes next
     options.log_severity_level = 3
 
     def call() -> Call:
@@ -185,7 +182,9 @@ def kernels(rows: int, columns: int) -> Iterator[tuple[str, Kernel | str]]:
 
 
 def seconds_of(call: Callable[[], object], clock: Clock) -> float:
-    """Time of one call."""
+    """How long one call takes, after a pause and another call."""
+    time.sleep(PAUSE)
+    call()
     start = clock()
     call()
     return clock() - start
