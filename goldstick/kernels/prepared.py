@@ -60,19 +60,24 @@ class PreparedLinear:
         """y = f(x) · wᵀ + bias, or ``None`` where the operator has to do it."""
         if not runs_at_once(x):
             return None
-        places = (weight[1].dtype, *[0 if tensor is None else tensor.data_ptr() for tensor in weight])
-        if places != self._places:
-            self._layer = self._prepared(*weight)
-            self._places = places
-            self._packed = weakref.ref(weight[0], self._forget)
+        layer = self.ready(weight)
         shape, columns = x.shape, self.settings[2]
-        if self._layer is None or not shape or shape[-1] != columns or x.dtype is not self._dtype:
+        if layer is None or not shape or shape[-1] != columns or x.dtype is not self._dtype:
             return None
         x = x.contiguous()
         y = x.new_empty((*shape[:-1], self._rows))
         tokens = x.numel() // columns
         threads = torch.get_num_threads() if tokens * columns * self._rows >= THREADED_FROM else 1
-        return y if self._layer.run(x.data_ptr(), y.data_ptr(), tokens, threads) else None
+        return y if layer.run(x.data_ptr(), y.data_ptr(), tokens, threads) else None
+
+    def ready(self, weight: Operands) -> Any:
+        """The layer in C++, or ``None`` where it cannot run there; prepared anew for tensors in other places."""
+        places = (weight[1].dtype, *[0 if tensor is None else tensor.data_ptr() for tensor in weight])
+        if places != self._places:
+            self._layer = self._prepared(*weight)
+            self._places = places
+            self._packed = weakref.ref(weight[0], self._forget)
+        return self._layer
 
     def _forget(self, _: object) -> None:
         """Let go of the weight with its last owner: a block that was released would stay in memory."""

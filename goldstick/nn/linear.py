@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +87,17 @@ class QuantizedLinear(PackedWeight):
         if self.shared is not None and not torch.compiler.is_compiling():
             return self.shared.output(self, x)
         return self.alone(x)
+
+    def ready(self) -> Any:
+        """The layer in C++, which takes dense inputs as they are; ``None`` where there is none."""
+        buffers = self._buffers
+        packed, scale, zero = buffers["weight_packed"], buffers["weight_scale"], buffers["weight_zero_point"]
+        if packed is None or scale is None or not packed.is_cpu:
+            return None
+        if buffers["input_multiplier"] is not None or buffers["input_order"] is not None:
+            return None
+        inputs = buffers["input_scale"], buffers["input_zero_point"]
+        return self.prepared.ready((packed, scale, zero, self._parameters["bias"], *inputs))
 
     def alone(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out] from this layer's own weight, whatever it shares its input with."""

@@ -90,9 +90,13 @@ class SharedInput:
 
     def together(self, x: Tensor) -> Tensor:
         """[..., in] → [..., all rows], what the layers give side by side."""
+        return self.whole().alone(x)
+
+    def whole(self) -> QuantizedLinear:
+        """The layer of all rows."""
         if [tensor.data_ptr() for tensor in self._tensors()] != self._addresses:
             self._stack()
-        return self._whole.alone(x)
+        return self._whole
 
     def _stack(self) -> None:
         """Join the weights, and make each layer's a view of its rows."""

@@ -53,34 +53,44 @@ class TokenAttention:
         **_: Any,
     ) -> Tensor | None:
         """The output for one token a sequence, or ``None`` where this is another case."""
-        shared, x = self.query.shared, hidden_states
-        if x is None or x.ndim != 3 or x.shape[1] != 1 or shared is None or not (runs_at_once(x) and in_cpp(x)):
+        if hidden_states is None or past_key_values is None or output_attentions:
             return None
-        if position_embeddings is None or past_key_values is None or output_attentions or self.module.training:
+        layer = self.layer_for(hidden_states, position_embeddings, attention_mask, past_key_values)
+        if layer is None or position_embeddings is None:
             return None
-        cos, sin = position_embeddings
-        if cos.shape[-1] != self.channels or cos.dtype is not x.dtype:
-            return None
-        layers = getattr(past_key_values, "layers", ())
-        layer: Any = layers[self.layer] if self.layer < len(layers) else None
-        # transformers' layers by name, since this knows no transformers; subclasses keep fewer tokens, or other things.
-        floats = type(layer).__name__ == "DynamicLayer"
-        coded = isinstance(getattr(layer, "key_states", None), QuantizedStates) and not layer.is_sliding
-        if not (floats or coded) or not layer.is_initialized or layer.device != x.device:
-            return None
-        if layer.get_seq_length() == 0:
-            return None
-        if attention_mask is not None and not _sees_all(attention_mask, layer.get_seq_length() + 1):
-            return None
+        x, (cos, sin) = hidden_states, position_embeddings
+        coded = type(layer).__name__ != "DynamicLayer"
         heads = self._over_codes(layer, x, cos, sin) if coded else self._over_floats(layer, x, cos, sin)
         if heads is None:
             return None
         found: Tensor = self.output(heads.view(len(x), 1, -1))
         return found
 
+    def layer_for(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Any) -> Any:
+        """The layer of a cache that takes one token of each sequence here, or ``None``.
+
+        Either transformers' ``DynamicLayer``, which holds floats, or a layer with ``QuantizedStates``.
+        """
+        if x.ndim != 3 or x.shape[1] != 1 or self.query.shared is None or not (runs_at_once(x) and in_cpp(x)):
+            return None
+        if angles is None or angles[0].shape[-1] != self.channels or angles[0].dtype is not x.dtype:
+            return None
+        layers = getattr(cache, "layers", ())
+        layer: Any = layers[self.layer] if self.layer < len(layers) else None
+        # transformers' layers by name, since this knows no transformers; subclasses keep fewer tokens, or other things.
+        floats = type(layer).__name__ == "DynamicLayer"
+        coded = isinstance(getattr(layer, "key_states", None), QuantizedStates) and not layer.is_sliding
+        if not (floats or coded) or not layer.is_initialized or layer.device != x.device or self.module.training:
+            return None
+        if layer.get_seq_length() == 0:
+            return None
+        if mask is not None and not _sees_all(mask, layer.get_seq_length() + 1):
+            return None
+        return layer
+
     def _over_floats(self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
         """The heads' outputs [batch, heads, channels], and the token written behind the others."""
-        rooms = _rooms(layer) if layer.keys.shape[0] == len(x) else None
+        rooms = rooms_of(layer) if layer.keys.shape[0] == len(x) else None
         assert self.query.shared is not None
         if rooms is None:
             return None
@@ -118,7 +128,7 @@ def _sees_all(mask: Tensor, tokens: int) -> bool:
     return bool(mask.all()) if mask.dtype is torch.bool else not bool(mask.any())
 
 
-def _rooms(layer: Any) -> tuple[Room, Room] | None:
+def rooms_of(layer: Any) -> tuple[Room, Room] | None:
     """Buffers of a cache's layer, made where it has none or was changed by others."""
     if layer.keys.ndim != 4 or layer.values.shape != layer.keys.shape or not layer.keys.is_cpu:
         return None

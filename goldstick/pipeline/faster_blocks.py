@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from goldstick.kernels.fused import in_cpp
 from goldstick.nn import QuantizedLinear
 from goldstick.nn.feed_forward import GatedForward, NormForward, plain_gate
 from goldstick.nn.token_attention import TokenAttention
+from goldstick.nn.token_block import TokenBlock
 from goldstick.surgery import Forward
 
 #: Largest Σ(y′ − y)² / Σy² of a module that is called the same, by whether all is computed in float32. Where it is not,
@@ -108,6 +109,62 @@ def attentions(
             yield path, "no call of it was one that could be done faster"
         else:
             yield path, new if worst[path] else "it computes something else than rotary softmax attention"
+
+
+def blocks(model: nn.Module, decode: Callable[[], object]) -> Iterator[tuple[str, Forward | str]]:
+    """Path of every module around a faster attention, feed-forward and two norms, and a faster forward or why not.
+
+    Args:
+        model: The model, with those forwards in it.
+        decode: Runs the model on a cache that is filled, one token a sequence.
+    """
+    found: dict[str, list[TokenBlock]] = {}
+    for path, module in model.named_modules():
+        forwards = [child.__dict__.get("forward") for child in module.children()]
+        attention = [forward for forward in forwards if isinstance(forward, TokenAttention)]
+        feed = [forward for forward in forwards if isinstance(forward, GatedForward)]
+        norm = [forward for forward in forwards if isinstance(forward, NormForward)]
+        if not attention:
+            continue
+        if (len(attention), len(feed), len(norm), len(forwards)) != (1, 1, 2, 4) or not _bare(module):
+            yield path, "it has other parts than an attention, a feed-forward and two norms"
+            continue
+        orders = (norm[0], norm[1]), (norm[1], norm[0])
+        found[path] = [TokenBlock(module, attention[0], feed[0], order) for order in orders]
+    same = _tried_on(model, found, decode)
+    for path, candidates in found.items():
+        told = [same.get((path, number)) for number in range(len(candidates))]
+        if any(told):
+            yield path, candidates[told.index(True)]
+        elif None in told:
+            yield path, "no call of it was one that could be done faster"
+        else:
+            yield path, "it computes something else than an attention and a feed-forward, each behind a norm"
+
+
+def _tried_on(
+    model: nn.Module, found: Mapping[str, Sequence[TokenBlock]], decode: Callable[[], object]
+) -> dict[tuple[str, int], bool]:
+    """Path and number of a candidate → whether it gave what the module gives, in all calls that it takes."""
+    same: dict[tuple[str, int], bool] = {}
+
+    def hook(path: str, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        for number, new in enumerate(found[path]):
+            after = new.of_one_token(*args, **copy.deepcopy(kwargs))
+            if after is not None:
+                before = type(module).forward(module, *args, **copy.deepcopy(kwargs))
+                told = isinstance(before, Tensor) and torch.equal(before, after)
+                same[path, number] = same.get((path, number), True) and told
+
+    handles = [
+        model.get_submodule(path).register_forward_pre_hook(partial(hook, path), with_kwargs=True) for path in found
+    ]
+    try:
+        decode()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return same
 
 
 def in_float32(*layers: nn.Module) -> bool:

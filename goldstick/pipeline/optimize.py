@@ -14,7 +14,15 @@ from goldstick.errors import UsageError
 from goldstick.formats.transformers_cache import quantized_cache_of
 from goldstick.nn import PackedWeight, QuantizedLinear
 from goldstick.nn.shared_input import obstacle
-from goldstick.pipeline.faster_blocks import MODEL_TOLERANCE, attentions, close, feed_forwards, in_float32, norms
+from goldstick.pipeline.faster_blocks import (
+    MODEL_TOLERANCE,
+    attentions,
+    blocks,
+    close,
+    feed_forwards,
+    in_float32,
+    norms,
+)
 from goldstick.pipeline.observation import first_output
 from goldstick.pipeline.whole_network import inputs_for
 from goldstick.structure.trace import evaluating, trace_block
@@ -76,7 +84,7 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Optim
     - Quantized linear layers that are given the same tensor (query, key and value; gate and up) run as one
       multiplication of their stacked weights. Which ones, a traced forward pass shows. To the bit.
     - On the CPU, root-mean-square norms, silu(gate) · up, and rotation, cache and attention of single tokens run as one
-      C++ operation each; sums are taken in another order.
+      C++ operation each; sums are taken in another order. A block of these runs as a whole for a single token.
 
     No family of models is known here: a faster forward is tried beside a module's own, on random inputs. Then the whole
     model runs before and after, a few tokens onto its own cache included. A change that fails is undone, and its reason
@@ -110,6 +118,7 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None) -> Optim
         steps += _faster(model, "one gated activation", feed_forwards(model, groups))
         steps += _faster(model, "one token's attention", attentions(model, groups, trial.decode))
         changes += trial.keep(steps)
+        changes += trial.keep(_faster(model, "one block of one token", blocks(model, trial.decode)))
     return Optimization(changes=tuple(changes))
 
 

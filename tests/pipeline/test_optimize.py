@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 from collections import Counter
 from pathlib import Path
@@ -19,6 +20,7 @@ from goldstick.kernels.rotary import attend_token
 from goldstick.nn import SharedInput, room, token_attention
 from goldstick.nn.feed_forward import NormForward
 from goldstick.nn.kv_cache import QuantizedStates
+from goldstick.nn.token_block import TokenBlock
 from goldstick.pipeline.optimize import Optimization
 from tests.tiny_models import FAMILIES
 
@@ -29,6 +31,13 @@ pytestmark = pytest.mark.skipif(
 IDS = torch.arange(24).reshape(2, 12)
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj")
+WHOLE = {
+    "one multiplication": 4,
+    "one norm": 5,
+    "one gated activation": 2,
+    "one token's attention": 2,
+    "one block of one token": 2,
+}
 
 
 def quantized(family: str, recipe: Any = "rtn-w4a16-g32") -> Any:
@@ -69,8 +78,8 @@ def test_layers_with_the_same_input_become_one_multiplication(family: str) -> No
 @pytest.mark.parametrize(
     ("family", "expected"),
     [
-        ("llama_gqa", {"one multiplication": 4, "one norm": 5, "one gated activation": 2, "one token's attention": 2}),
-        ("qwen2", {"one multiplication": 4, "one norm": 5, "one gated activation": 2, "one token's attention": 2}),
+        ("llama_gqa", WHOLE),
+        ("qwen2", WHOLE),
         ("qwen3", {"one multiplication": 4, "one norm": 9, "one gated activation": 2}),
         ("gemma3", {"one multiplication": 4}),
         ("mixtral", {"one multiplication": 2, "one norm": 5, "one token's attention": 2}),
@@ -179,6 +188,112 @@ def test_an_optimized_model_is_copied_saved_and_cast() -> None:
     assert decoded(copied.to(torch.bfloat16), IDS, 3).dtype == torch.bfloat16
 
 
+def by_parts(model: Any) -> Any:
+    """The same with the forwards of blocks taken out; the other faster ones stay."""
+    for layer in model.model.layers:
+        assert isinstance(layer.__dict__.pop("forward"), TokenBlock)
+    return model
+
+
+def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one number for each block that runs in one call."""
+    made: list[int] = []
+    honest = TokenBlock._prepared
+
+    def counted(self: TokenBlock, dtype: torch.dtype) -> Any:
+        found = honest(self, dtype)
+        made.extend([1] if found is not None else [])
+        return found
+
+    monkeypatch.setattr(TokenBlock, "_prepared", counted)
+    return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("recipe", ["rtn-w4a16-g32", "rtn-w8a8"])
+@pytest.mark.parametrize("family", ["llama_gqa", "qwen2"])
+def test_a_block_in_one_call_gives_the_bits_of_its_parts(
+    family: str, recipe: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = goldstick.apply(FAMILIES[family]().to(dtype), recipe, inplace=True).model.eval()
+    assert counts(goldstick.optimize(model)) == WHOLE
+    made = calls_of(monkeypatch)
+    found = decoded(model, IDS, 8)
+    assert len(made) == 16
+    assert torch.equal(decoded(by_parts(model), IDS, 8), found)
+
+
+def test_a_block_sees_weights_that_were_changed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = quantized("llama_gqa")
+    goldstick.optimize(model)
+    made, before = calls_of(monkeypatch), decoded(model, IDS, 2)
+    layer = model.model.layers[1]
+    layers = []
+    with torch.no_grad():
+        layer.input_layernorm.weight.mul_(2)
+        layers.append(decoded(model, IDS, 2))
+        layer.mlp.down_proj.weight_scale = layer.mlp.down_proj.weight_scale * 2
+        layers.append(decoded(model, IDS, 2))
+        layer.self_attn.k_proj.weight_scale = layer.self_attn.k_proj.weight_scale * 2
+        layers.append(decoded(model, IDS, 2))
+        layer.post_attention_layernorm.weight.data = layer.post_attention_layernorm.weight.data * 2
+        layers.append(decoded(model, IDS, 2))
+    assert len(made) == 4 * 5
+    assert all(not torch.equal(one, other) for one, other in itertools.pairwise([before, *layers]))
+    assert torch.equal(decoded(by_parts(model), IDS, 2), layers[-1])
+
+
+def test_a_block_lets_hooks_and_other_forwards_see_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = quantized("llama_gqa")
+    goldstick.optimize(model)
+    before, made, seen = decoded(model, IDS, 2), calls_of(monkeypatch), list[Any]()
+    handle = model.model.layers[0].mlp.down_proj.register_forward_hook(lambda *_: seen.append(1))
+    assert torch.equal(decoded(model, IDS, 2), before)
+    assert len(seen) == 3 and len(made) == 2, "the other block runs as one"
+    handle.remove()
+    attention = model.model.layers[0].self_attn
+    honest = attention.__dict__["forward"]
+    attention.__dict__["forward"] = lambda **given: (seen.append(1), honest(**given))[1]
+    decoded(model, IDS, 2)
+    assert len(seen) == 6 and len(made) == 4
+
+
+def test_a_block_of_another_kind_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+
+    model = quantized("llama_gqa")
+    honest = LlamaDecoderLayer.forward
+    monkeypatch.setattr(LlamaDecoderLayer, "forward", lambda self, *args, **given: honest(self, *args, **given) * 0.5)
+    found = goldstick.optimize(model)
+    assert {change.reason for change in found.left} == {
+        "it computes something else than an attention and a feed-forward, each behind a norm"
+    }
+    assert counts(found) == {name: count for name, count in WHOLE.items() if name != "one block of one token"}
+
+
+def test_layers_that_do_not_fit_each_other_make_no_block() -> None:
+    def layer(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Any:
+        packed = torch.zeros(rows, columns // 8, dtype=torch.int32)
+        scale = torch.ones(rows, 1, dtype=dtype)
+        stored = scale.view(torch.int16) if dtype == torch.bfloat16 else scale
+        return _C.prepare_linear(packed, stored, None, None, None, None, 4, columns, columns, "")
+
+    def block(*layers: Any, heads: tuple[int, int, int] = (2, 1, 8)) -> Any:
+        return _C.PreparedBlock(*layers, 0, 0, 1e-6, 1e-6, *heads, 1.0)
+
+    good = layer(32, 24), layer(24, 16), layer(64, 24), layer(24, 32)
+    made = block(*good)
+    with pytest.raises(ValueError, match="no room"):
+        made.run(0, 0, 1, 0, 0, 0, 0, 0, 4, 4, 1)
+    for place, wrong in enumerate((layer(40, 24), layer(24, 24), layer(48, 24), layer(32, 32))):
+        with pytest.raises(ValueError, match="do not fit"):
+            block(*[wrong if place == other else one for other, one in enumerate(good)])
+    with pytest.raises(ValueError, match="different types"):
+        block(*good[:3], layer(24, 32, torch.bfloat16))
+    with pytest.raises(ValueError, match="multiple of kv_heads"):
+        block(*good, heads=(3, 2, 8))
+
+
 def test_gradients_still_reach_the_norms() -> None:
     model = quantized("llama_gqa")
     goldstick.optimize(model)
@@ -253,7 +368,9 @@ def test_a_group_that_rounds_otherwise_is_undone_alone(monkeypatch: pytest.Monke
     monkeypatch.setattr(SharedInput, "output", wrong)
     found = goldstick.optimize(model)
     assert merged(found) == [ATTENTION] * 2
-    assert {change.reason for change in found.left} == {"together they do not give the same bits"}
+    assert {change.reason for change in found.left if change.what == "one multiplication"} == {
+        "together they do not give the same bits"
+    }
 
 
 def test_other_modules_say_what_their_forward_takes() -> None:

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "dequantize.hpp"
+#include "decoder_block_binding.hpp"
 #include "fused_binding.hpp"
 #include "gptq_binding.hpp"
 #include "isa.hpp"
@@ -83,6 +84,7 @@ NB_MODULE(_C, module) {
     define_add_products(module);
     define_quantized_linear(module);
     define_prepared_linear(module);
+    define_decoder_block(module);
     define_search_ranges(module);
     module.def("isa", &goldstick::chosen_isa);
 }

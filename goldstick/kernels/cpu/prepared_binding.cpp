@@ -12,6 +12,7 @@
 #include "isa.hpp"
 #include "linear.hpp"
 #include "prepared_binding.hpp"
+#include "prepared_linear.hpp"
 #include "shapes.hpp"
 
 namespace nb = nanobind;
@@ -23,12 +24,6 @@ using goldstick::bfloat16;
 
 template <typename T, int dimensions>
 using Array = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
-
-// GOLDSTICK_BACKEND names another way to run layers.
-bool another_backend_is_named() {
-    const char* named = std::getenv("GOLDSTICK_BACKEND");
-    return named != nullptr && *named != '\0' && std::string("cpu-integer") != named;
-}
 
 // The array of an argument that may be None, and what keeps it alive.
 template <typename T, int dimensions>
@@ -46,17 +41,8 @@ const T* optional_array(const char* name, nb::object given, nb::object& kept,
     return array.data();
 }
 
-class PreparedLinear {
-public:
-    virtual ~PreparedLinear() = default;
-
-    // y = f(x) · wᵀ + bias for dense x [tokens, columns] and y [tokens, rows] of the layer's type. The caller has checked
-    // them. Returns false, and does nothing, where GOLDSTICK_BACKEND names another backend.
-    virtual bool run(std::uintptr_t x, std::uintptr_t y, std::int64_t tokens, int threads) const = 0;
-};
-
 template <typename T, typename Stored>
-class Prepared final : public PreparedLinear {
+class Prepared final : public goldstick::PreparedLinear {
 public:
     Prepared(Array<const std::int32_t, 2> packed, Array<const Stored, 2> scale, nb::object zero, nb::object bias,
              nb::object input_scale, nb::object input_zero, int bits, std::int64_t columns, std::int64_t group_size,
@@ -88,20 +74,19 @@ public:
         call_.bits = bits;
     }
 
-    bool run(std::uintptr_t x, std::uintptr_t y, std::int64_t tokens, int threads) const override {
-        if (another_backend_is_named()) {
-            return false;
-        }
+    std::int64_t rows() const override { return call_.rows; }
+    std::int64_t columns() const override { return call_.columns; }
+    bool half() const override { return sizeof(T) == 2; }
+
+    void multiply(const void* x, void* y, std::int64_t tokens, int threads) const override {
         const bool use_avx2 = goldstick::chosen_isa() == "avx2";
         goldstick::LinearCall<T> call = call_;
-        call.x = reinterpret_cast<const T*>(x);
-        call.y = reinterpret_cast<T*>(y);
+        call.x = static_cast<const T*>(x);
+        call.y = static_cast<T*>(y);
         call.tokens = tokens;
         call.input_scale = input_scale_ ? goldstick::to_float(*input_scale_) : 0.0f;
         call.input_zero = input_zero_ ? static_cast<float>(*input_zero_) : 0.0f;
-        nb::gil_scoped_release released;
         goldstick::quantized_linear(call, std::max(threads, 1), use_avx2);
-        return true;
     }
 
 private:
@@ -119,7 +104,7 @@ void define(nb::module_& module) {
         "prepare_linear",
         [](Array<const std::int32_t, 2> packed, Array<const Stored, 2> scale, nb::object zero, nb::object bias,
            nb::object input_scale, nb::object input_zero, int bits, std::int64_t columns, std::int64_t group_size,
-           const std::string& activation) -> PreparedLinear* {
+           const std::string& activation) -> goldstick::PreparedLinear* {
             return new Prepared<T, Stored>(packed, scale, zero, bias, input_scale, input_zero, bits, columns,
                                            group_size, activation);
         },
@@ -127,11 +112,27 @@ void define(nb::module_& module) {
         "input_zero"_a.none(), "bits"_a, "columns"_a, "group_size"_a, "activation"_a, nb::rv_policy::take_ownership);
 }
 
+// y = f(x) · wᵀ + bias for dense x [tokens, columns] and y [tokens, rows] of the layer's type. The caller has checked
+// them. Returns false, and does nothing, where GOLDSTICK_BACKEND names another backend.
+bool run(const goldstick::PreparedLinear& layer, std::uintptr_t x, std::uintptr_t y, std::int64_t tokens, int threads) {
+    if (goldstick::another_backend_is_named()) {
+        return false;
+    }
+    nb::gil_scoped_release released;
+    layer.multiply(reinterpret_cast<const void*>(x), reinterpret_cast<void*>(y), tokens, threads);
+    return true;
+}
+
 }  // namespace
 
+bool goldstick::another_backend_is_named() {
+    const char* named = std::getenv("GOLDSTICK_BACKEND");
+    return named != nullptr && *named != '\0' && std::string("cpu-integer") != named;
+}
+
 void define_prepared_linear(nb::module_& module) {
-    nb::class_<PreparedLinear>(module, "PreparedLinear")
-        .def("run", &PreparedLinear::run, "x"_a, "y"_a, "tokens"_a, "threads"_a);
+    nb::class_<goldstick::PreparedLinear>(module, "PreparedLinear")
+        .def("run", &run, "x"_a, "y"_a, "tokens"_a, "threads"_a);
     define<float, float>(module);
     define<bfloat16, std::int16_t>(module);
 }
