@@ -1,5 +1,7 @@
 // A few tokens: most of the time is that of reading the weight, so codes are used as they are unpacked. Two to
 // eight rows go side by side, and while they are read, the memory after them is called for.
+#include <cstring>
+
 #include "inline.hpp"
 #include "linear.hpp"
 
@@ -56,19 +58,20 @@ struct Tile {
         }
     }
 
-    // A value of each token, for the lanes of result `i`.
-    GOLDSTICK_AVX2 static __m256 by_token(const float* from, int i) {
+    // The bits of a value of each token, for the lanes of result `i`.
+    template <typename Value>
+    GOLDSTICK_AVX2 static __m256i by_token(const Value* from, int i) {
         if constexpr (results == tokens) {
-            return _mm256_set1_ps(from[i]);
+            std::int32_t bits;
+            std::memcpy(&bits, from + i, sizeof bits);
+            return _mm256_set1_epi32(bits);
         } else if constexpr (tokens == 2) {
-            return _mm256_set_m128(_mm_set1_ps(from[1]), _mm_set1_ps(from[0]));
+            const __m128i two = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+            return _mm256_set_m128i(_mm_shuffle_epi32(two, 0x55), _mm_shuffle_epi32(two, 0));
         } else {
-            const __m128 four = _mm_loadu_ps(from);
-            return _mm256_set_m128(_mm_unpackhi_ps(four, four), _mm_unpacklo_ps(four, four));
+            const __m128i four = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+            return _mm256_set_m128i(_mm_unpackhi_epi32(four, four), _mm_unpacklo_epi32(four, four));
         }
-    }
-    GOLDSTICK_AVX2 static __m256i by_token(const std::int32_t* from, int i) {
-        return _mm256_castps_si256(by_token(reinterpret_cast<const float*>(from), i));
     }
 
     // Write result `i` to the sums, [tokens][kRows].
@@ -185,7 +188,7 @@ GOLDSTICK_AVX2 void multiply_tile(const Columns& columns, const RowBlock& block,
                 } else {
                     centred = _mm256_cvtepi32_ps(_mm256_sub_epi32(dot, _mm256_mullo_epi32(middle, token_sum)));
                 }
-                const __m256 factor = _mm256_mul_ps(weight_scale, T::by_token(scale, i));
+                const __m256 factor = _mm256_mul_ps(weight_scale, _mm256_castsi256_ps(T::by_token(scale, i)));
                 total[i] = _mm256_add_ps(total[i], _mm256_mul_ps(centred, factor));
             }
         }
