@@ -48,7 +48,7 @@ class TokenBlock:
 
     def _forget(self) -> None:
         self._block: Any = None
-        self._shape = (0, 0)  # heads of the cache and their channels
+        self._shape = (0, 0, 0)  # width, heads of the cache and their channels
         self._where: list[tuple[dict[str, Any], str]] = []  # each tensor that the block reads
         self._seen: list[Tensor | None] = []
         self._parameters: list[nn.Parameter] = []
@@ -83,9 +83,13 @@ class TokenBlock:
         block, rooms = self._prepared(x.dtype), rooms_of(layer)
         if block is None or rooms is None:
             return None
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self._parameters):
+            return None
         keys, values = rooms
         (cos, sin), (batch, kv_heads, capacity, channels) = position_embeddings, keys.buffer.shape
-        if (kv_heads, channels) != self._shape or cos.shape != sin.shape or cos.shape[0] not in (1, batch):
+        if (x.shape[2], kv_heads, channels) != self._shape or cos.shape not in ((1, 1, channels), (batch, 1, channels)):
+            return None
+        if sin.shape != cos.shape or sin.dtype is not x.dtype or values.buffer.dtype is not x.dtype:
             return None
         x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
         y = torch.empty_like(x)
@@ -147,7 +151,7 @@ class TokenBlock:
         first, second = self.norms
         channels = self.attention.channels
         kv_heads = (wide.whole().out_features // channels - self.attention.heads) // 2
-        self._shape = kv_heads, channels
+        self._shape = output.out_features, kv_heads, channels
         self._block = cpu._C.PreparedBlock(
             *layers,
             *[weight.data_ptr() for weight in weights if weight is not None],

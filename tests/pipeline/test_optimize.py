@@ -258,6 +258,15 @@ def test_a_block_lets_hooks_and_other_forwards_see_its_parts(monkeypatch: pytest
     assert len(seen) == 6 and len(made) == 4
 
 
+def test_a_block_is_not_run_as_one_where_gradients_are_wanted() -> None:
+    model = quantized("llama_gqa").requires_grad_(False)
+    goldstick.optimize(model)
+    cache = model(input_ids=IDS[:, :4]).past_key_values
+    assert not model(input_ids=IDS[:, 4:5], past_key_values=cache).logits.requires_grad
+    model.model.layers[1].post_attention_layernorm.weight.requires_grad_()
+    assert model(input_ids=IDS[:, 5:6], past_key_values=cache).logits.requires_grad
+
+
 def test_a_block_of_another_kind_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
