@@ -59,25 +59,17 @@ class TokenBlock:
         found = self.of_one_token(*args, **kwargs)
         return type(self.module).forward(self.module, *args, **kwargs) if found is None else found
 
-    def of_one_token(
-        self,
-        hidden_states: Tensor | None = None,
-        *more: Any,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        attention_mask: Tensor | None = None,
-        past_key_values: Any = None,
-        output_attentions: bool | None = False,
-        **_: Any,
-    ) -> Tensor | None:
+    def of_one_token(self, x: Tensor | None = None, *more: Any, **given: Any) -> Tensor | None:
         """The block's output for one token a sequence, or ``None`` where this is another case."""
-        x = hidden_states
-        if x is None or more or past_key_values is None or position_embeddings is None or output_attentions:
+        x = given.get("hidden_states", x)
+        angles, cache = given.get("position_embeddings"), given.get("past_key_values")
+        if x is None or more or cache is None or angles is None or given.get("output_attentions"):
             return None
         if any(child._forward_hooks or child._forward_pre_hooks for child in self._children):
             return None
         if any(part.module.__dict__.get("forward") is not part for part in self._parts):
             return None
-        layer = self.attention.layer_for(x, position_embeddings, attention_mask, past_key_values)
+        layer = self.attention.layer_for(x, angles, given.get("attention_mask"), cache)
         if type(layer).__name__ != "DynamicLayer" or layer.keys.shape[0] != len(x) or layer.keys.dtype is not x.dtype:
             return None
         block, rooms = self._prepared(x.dtype), rooms_of(layer)
@@ -86,7 +78,7 @@ class TokenBlock:
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self._parameters):
             return None
         keys, values = rooms
-        (cos, sin), (batch, kv_heads, capacity, channels) = position_embeddings, keys.buffer.shape
+        (cos, sin), (batch, kv_heads, capacity, channels) = angles, keys.buffer.shape
         if (x.shape[2], kv_heads, channels) != self._shape or cos.shape not in ((1, 1, channels), (batch, 1, channels)):
             return None
         if sin.shape != cos.shape or sin.dtype is not x.dtype or values.buffer.dtype is not x.dtype:

@@ -57,4 +57,23 @@ struct RotaryCall {
 template <typename T>
 void rotate(const RotaryCall<T>& call, bool use_avx2);
 
+// Both for a token of each sequence: rotated and written behind `filled` others, then attending to all of them.
+template <typename T>
+struct TokenCall {
+    const T* x;    // [batch, (heads + 2 · kv_heads) · channels]: queries, keys, values
+    const T* cos;  // [batch or 1, channels]
+    const T* sin;
+    T* q;          // [batch, heads, channels], memory for the rotated queries
+    T* out;        // [batch, heads, channels]
+    T* keys;       // dense buffer [batch, kv_heads, capacity, channels]
+    T* values;
+    std::int64_t batch, heads, kv_heads, channels;
+    std::int64_t angle_stride;
+    std::int64_t capacity, filled;
+    float scaling;
+};
+
+template <typename T>
+void attend_token(const TokenCall<T>& call, int threads, bool use_avx2);
+
 }  // namespace goldstick

@@ -26,29 +26,6 @@ void add(const T* a, const T* b, std::int64_t count, T* sum) {
     }
 }
 
-template <typename T>
-void attend_to_cache(const BlockCall<T>& call, const T* qkv, T* q, T* heads, int threads, bool use_avx2) {
-    const std::int64_t head_stride = call.capacity * call.channels, batch_stride = call.kv_heads * head_stride;
-    const std::int64_t place = call.filled * call.channels;
-    rotate<T>({qkv, call.cos, call.sin, q, call.keys + place, call.values + place, call.batch, call.heads, call.kv_heads,
-               call.channels, call.angle_stride, batch_stride, head_stride},
-              use_avx2);
-    AttentionCall<T> attention{};
-    attention.q = q;
-    attention.out = heads;
-    attention.keys[0] = {call.keys, nullptr, batch_stride, head_stride, 0, 0, false};
-    attention.values[0] = {call.values, nullptr, batch_stride, head_stride, 0, 0, false};
-    attention.tokens[0] = call.filled + 1;
-    attention.batch = call.batch;
-    attention.heads = call.heads;
-    attention.kv_heads = call.kv_heads;
-    attention.channels = call.channels;
-    attention.q_stride = call.heads * call.channels;
-    attention.scaling = call.scaling;
-    const bool many = call.filled * call.batch * call.heads * call.channels >= kProducts;
-    attend(attention, many ? threads : 1, use_avx2);
-}
-
 }  // namespace
 
 template <typename T>
@@ -63,7 +40,10 @@ void decoder_block(const BlockCall<T>& call, int threads, bool use_avx2) {
                 use_avx2);
     std::vector<T> projected = numbers(qkv->rows()), q = numbers(output->columns()), heads = numbers(output->columns());
     multiply(*qkv, normed.data(), projected.data(), batch, threads);
-    attend_to_cache(call, projected.data(), q.data(), heads.data(), threads, use_avx2);
+    attend_token<T>({projected.data(), call.cos, call.sin, q.data(), heads.data(), call.keys, call.values, batch,
+                     call.heads, call.kv_heads, call.channels, call.angle_stride, call.capacity, call.filled,
+                     call.scaling},
+                    call.filled * batch * call.heads * call.channels >= kProducts ? threads : 1, use_avx2);
     multiply(*output, heads.data(), changed.data(), batch, threads);
     add(call.x, changed.data(), batch * width, hidden.data());
 

@@ -75,8 +75,6 @@ void rotate(Address x, Address cos, Address sin, Address q, Address keys, Addres
                                                     angle_stride, batch_stride, head_stride);
 }
 
-// A token's queries, keys and values are rotated and written behind `filled` others in dense buffers [batch, kv_heads,
-// capacity, channels], then attended to. `q` is memory for the rotated queries.
 template <typename T>
 void attend_token_of(Address x, Address cos, Address sin, Address q, Address out, Address keys, Address values,
                      std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t channels,
@@ -86,25 +84,10 @@ void attend_token_of(Address x, Address cos, Address sin, Address q, Address out
         throw std::invalid_argument("there is no room for another token");
     }
     const bool use_avx2 = goldstick::chosen_isa() == "avx2";
-    const std::int64_t head_stride = capacity * channels, batch_stride = kv_heads * head_stride;
     nb::gil_scoped_release released;
-    goldstick::rotate<T>({at<const T>(x), at<const T>(cos), at<const T>(sin), at<T>(q), at<T>(keys) + filled * channels,
-                          at<T>(values) + filled * channels, batch, heads, kv_heads, channels, angle_stride,
-                          batch_stride, head_stride},
-                         use_avx2);
-    goldstick::AttentionCall<T> call{};
-    call.q = at<const T>(q);
-    call.out = at<T>(out);
-    call.keys[0] = {at<const void>(keys), nullptr, batch_stride, head_stride, 0, 0, false};
-    call.values[0] = {at<const void>(values), nullptr, batch_stride, head_stride, 0, 0, false};
-    call.tokens[0] = filled + 1;
-    call.batch = batch;
-    call.heads = heads;
-    call.kv_heads = kv_heads;
-    call.channels = channels;
-    call.q_stride = heads * channels;
-    call.scaling = scaling;
-    goldstick::attend(call, std::max(threads, 1), use_avx2);
+    goldstick::attend_token<T>({at<const T>(x), at<const T>(cos), at<const T>(sin), at<T>(q), at<T>(out), at<T>(keys),
+                                at<T>(values), batch, heads, kv_heads, channels, angle_stride, capacity, filled, scaling},
+                               std::max(threads, 1), use_avx2);
 }
 
 void attend_token(Address x, Address cos, Address sin, Address q, Address out, Address keys, Address values,
