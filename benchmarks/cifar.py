@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from goldstick.core.training import TrainingOptions
 from goldstick.report.storage import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -44,9 +45,9 @@ def read_images(split: str, count: int | None = None) -> tuple[Tensor, Tensor]:
 
 
 def normalised(images: Tensor) -> Tensor:
-    """uint8 images as the networks take them."""
+    """uint8 images as the networks take them, channels last in memory, which convolutions here do sooner."""
     mean, deviation = (torch.tensor(values).reshape(1, 3, 1, 1) for values in (MEAN, DEVIATION))
-    return (images / 255 - mean) / deviation
+    return ((images / 255 - mean) / deviation).contiguous(memory_format=torch.channels_last)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +182,8 @@ def argument_parser(description: str | None, name: str) -> argparse.ArgumentPars
     """What every benchmark on these networks asks; its checkpoints lie in ``build/name``."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--depth", type=int, default=20, choices=(20, 56))
-    parser.add_argument("--epochs", type=int, default=30, help="of every training, the float network's too")
+    parser.add_argument("--epochs", type=int, default=30, help="of every training but those named below")
+    parser.add_argument("--float-epochs", type=int, help="of the float network; as many as the others where not given")
     parser.add_argument("--rate", type=float, default=1e-3, help="of every training but that of gates")
     parser.add_argument("--images", type=int, help="train on the first so many images")
     parser.add_argument("--seed", type=int, default=0)
@@ -189,3 +191,9 @@ def argument_parser(description: str | None, name: str) -> argparse.ArgumentPars
     parser.add_argument("--work", type=Path, default=ROOT / "build" / name, help="where checkpoints lie")
     parser.add_argument("--out", type=Path, help="the file of results")
     return parser
+
+
+def float_training(arguments: argparse.Namespace) -> TrainingOptions:
+    """How the float network is fine-tuned."""
+    epochs = arguments.float_epochs or arguments.epochs
+    return TrainingOptions(epochs=epochs, seed=arguments.seed, rate=arguments.rate)

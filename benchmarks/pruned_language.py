@@ -38,7 +38,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--gate-steps", type=int, default=100)
     parser.add_argument("--steps", type=int, default=500, help="of the fine-tuning")
     parser.add_argument("--rate", type=float, default=3e-4, help="of the fine-tuning")
-    parser.add_argument("--samples", type=int, default=512)
+    parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--seq-len", type=int, default=256)
     parser.add_argument("--limit", type=int, help="measure on the first so many windows of the text")
     parser.add_argument("--seed", type=int, default=0)

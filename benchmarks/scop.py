@@ -16,7 +16,16 @@ import torch
 from torch import nn
 
 import goldstick
-from benchmarks.cifar import ROOT, Augmented, Table, argument_parser, pretrained, read_images
+from benchmarks.cifar import (
+    ROOT,
+    Augmented,
+    Table,
+    argument_parser,
+    float_training,
+    normalised,
+    pretrained,
+    read_images,
+)
 from goldstick.algorithms import SCOP, Finetune, Stage
 from goldstick.core.training import TrainingOptions
 from goldstick.pipeline.result import Result
@@ -37,7 +46,7 @@ def main() -> None:
     table = Table(out, settings, len(data.images), arguments.test_images)
 
     def note(name: str, model: nn.Module, **more: Any) -> None:
-        timed = seconds_of(model.eval(), (torch.zeros(_TIMED_IMAGES, 3, 32, 32),), {})
+        timed = seconds_of(model.eval(), (normalised(torch.zeros(_TIMED_IMAGES, 3, 32, 32)),), {})
         table.note(name, model, seconds=timed, timed_images=_TIMED_IMAGES, **more)
 
     def made(model: nn.Module, name: str, *stages: Stage) -> Result:
@@ -58,7 +67,7 @@ def main() -> None:
     )
     base = pretrained(arguments.depth)
     note("float, as it came", base)
-    tuned = made(base, "float", finetune).model
+    tuned = made(base, "float", Finetune(training=float_training(arguments))).model
     scop = SCOP(rate=arguments.share, scope=arguments.scope, knockoffs=arguments.knockoffs, training=gates)
     (pruning,) = made(tuned, "scop", scop, finetune).report.pruning
     left = pruning["macs"][1] / pruning["macs"][0]

@@ -1,6 +1,7 @@
 """SLB on a CIFAR-10 ResNet, against rounding and straight-through training: `python -m benchmarks.slb [--epochs 30]`.
 
-The float network is fine-tuned first, on the same JPEG copies it is measured on. Each training leaves a checkpoint
+The float network is fine-tuned first, on the same JPEG copies it is measured on, and at the end once more for as long
+as the others were trained, so that what is due to training longer is seen. Each training leaves a checkpoint
 after every epoch in --work, from which a stopped run goes on; results go to benchmarks/results/, with budget and seed.
 """
 
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 import goldstick
-from benchmarks.cifar import ROOT, Augmented, Table, argument_parser, pretrained, read_images
+from benchmarks.cifar import ROOT, Augmented, Table, argument_parser, float_training, pretrained, read_images
 from benchmarks.straight_through import StraightThrough
 from goldstick.algorithms import SLB, Finetune, Stage
 from goldstick.core.training import TrainingOptions
@@ -43,13 +44,14 @@ def main() -> None:
     training = TrainingOptions(epochs=arguments.epochs, seed=arguments.seed, rate=arguments.rate)
     base = pretrained(arguments.depth)
     table.note("float, as it came", base)
-    tuned = trained(base, "float", Finetune(training=training)).model
+    tuned = trained(base, "float", Finetune(training=float_training(arguments))).model
     for bits in arguments.bits:
         scheme = f"w{bits}a16-channel-asym"
         rounding = {"scheme": scheme, "range_search": "mse", "targets": {"include": ["layer*"]}}
         table.note(f"rtn w{bits}", goldstick.apply(tuned, {"stages": [{"rtn": rounding}]}).model)
         trained(tuned, f"slb w{bits}", SLB(scheme=scheme, training=training))
         trained(tuned, f"straight-through w{bits}", StraightThrough(scheme=scheme, training=training))
+    trained(tuned, "float, trained on", Finetune(training=training))
 
 
 def _bytes(result: Result) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -38,23 +39,32 @@ class PreparedLinear:
     that are being traced, inputs that do not fit (and its errors). The weight is read where it lies, so changes of its
     numbers are seen; tensors in other places are prepared anew, and none is kept alive.
 
+    Or it is ``interleaved``: a copy of the weight, rows side by side as AVX2 takes them, is read instead, with the same
+    results. Changes of the weight's numbers are then seen by the tensors' versions, so not those made through
+    ``.data``. Without AVX2, for tensors that have no version, and where the copy would be much larger than the weight,
+    there is none.
+
     Args:
         bits: Width of a code.
         group_size: Columns that share a scale.
         in_features: Columns of the weight.
         activation: How the input is quantized, as the operator takes it.
+        interleaved: Whether to read a copy.
     """
 
-    def __init__(self, bits: int, group_size: int, in_features: int, activation: str) -> None:
+    def __init__(
+        self, bits: int, group_size: int, in_features: int, activation: str, interleaved: bool = False
+    ) -> None:
         self.settings = bits, group_size, in_features, activation
+        self.interleaved = interleaved
         self._places: tuple[object, ...] = ()
         self._layer: Any = None
         self._packed: weakref.ref[Tensor] | None = None
         self._dtype = torch.float32
         self._rows = 0
 
-    def __reduce__(self) -> tuple[type[PreparedLinear], tuple[int, int, int, str]]:
-        return PreparedLinear, self.settings  # a copy prepares itself
+    def __reduce__(self) -> tuple[type[PreparedLinear], tuple[int, int, int, str, bool]]:
+        return PreparedLinear, (*self.settings, self.interleaved)  # a copy prepares itself
 
     def __call__(self, x: Tensor, weight: Operands) -> Tensor | None:
         """y = f(x) · wᵀ + bias, or ``None`` where the operator has to do it."""
@@ -72,7 +82,9 @@ class PreparedLinear:
 
     def ready(self, weight: Operands) -> Any:
         """The layer in C++, or ``None`` where it cannot run there; prepared anew for tensors in other places."""
-        places = (weight[1].dtype, *[0 if tensor is None else tensor.data_ptr() for tensor in weight])
+        places: tuple[object, ...] = (weight[1].dtype, *[0 if one is None else one.data_ptr() for one in weight])
+        if self.interleaved:
+            places = (*places, *versions(weight[:3]))
         if places != self._places:
             self._layer = self._prepared(*weight)
             self._places = places
@@ -112,4 +124,12 @@ class PreparedLinear:
         check_input(scale.new_empty(0, columns), bias, spec, input_scale, input_zero)
         self._dtype, self._rows = spec.dtype, spec.out_features
         stored = [None if tensor is None else cpu._as_stored(tensor) for tensor in (scale, zero, bias, input_scale)]
-        return cpu._C.prepare_linear(packed.detach(), *stored, input_zero, bits, columns, group_size, activation)
+        copied = self.interleaved and None not in versions((packed, scale, zero))
+        return cpu._C.prepare_linear(
+            packed.detach(), *stored, input_zero, bits, columns, group_size, activation, copied
+        )
+
+
+def versions(tensors: Iterable[Tensor | None]) -> list[int | None]:
+    """How often each tensor was changed in place: 0 where there is none, ``None`` where nothing counts it."""
+    return [0 if one is None else None if one.is_inference() else one._version for one in tensors]

@@ -55,6 +55,7 @@ class SharedInput:
 
     def __init__(self, parts: Sequence[QuantizedLinear]) -> None:
         self.parts = tuple(parts)
+        self.prepared = copy.copy(parts[0].prepared)  # of the layer of all rows
         self._held: tuple[Tensor, int | Tensor, dict[int, Tensor]] | None = None
         self._stack()
         for part in self.parts:
@@ -106,7 +107,7 @@ class SharedInput:
         self._whole = copy.copy(first)  # its settings; its own tensors follow
         self._whole._buffers, self._whole._parameters = dict(first._buffers), dict(first._parameters)
         self._whole.shared, self._whole.out_features = None, sum(self._rows)
-        self._whole.prepared = copy.copy(first.prepared)
+        self._whole.prepared = self.prepared
         for name in _STACKED:
             if getattr(first, name) is None:
                 continue

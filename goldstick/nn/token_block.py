@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.kernels import cpu
+from goldstick.kernels.prepared import versions
 from goldstick.nn.feed_forward import GatedForward, NormForward
 from goldstick.nn.linear import QuantizedLinear
 from goldstick.nn.token_attention import TokenAttention, rooms_of
 
 _WEIGHTS = ("weight_packed", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "bias", "weight")
+_COPIED = ("weight_packed", "weight_scale", "weight_zero_point")
 
 
 class TokenBlock:
@@ -53,6 +55,8 @@ class TokenBlock:
         self._seen: list[Tensor | None] = []
         self._parameters: list[nn.Parameter] = []
         self._places: list[int] = []
+        self._copied: list[Tensor | None] = []  # those of which the block reads a copy
+        self._versions: list[int | None] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own."""
@@ -117,13 +121,16 @@ class TokenBlock:
         # Moving a module gives a parameter other memory, and a buffer's place to another tensor.
         self._parameters = [tensor for tensor in self._seen if isinstance(tensor, nn.Parameter)]
         self._places = [parameter.data_ptr() for parameter in self._parameters]
+        self._versions = versions(self._copied)
 
     def _changed(self) -> bool:
         """Whether tensors were replaced."""
         now = [store[name] for store, name in self._where]
-        return not all(map(operator.is_, now, self._seen)) or self._places != [
-            parameter.data_ptr() for parameter in self._parameters
-        ]
+        return (
+            not all(map(operator.is_, now, self._seen))
+            or self._places != [parameter.data_ptr() for parameter in self._parameters]
+            or self._versions != versions(self._copied)
+        )
 
     def _prepare(self) -> None:
         self._block = None
@@ -133,7 +140,8 @@ class TokenBlock:
             return
         if not isinstance(down, QuantizedLinear) or output.shared is not None or down.shared is not None:
             return
-        layers = [layer.ready() for layer in (wide.whole(), output, gated.whole(), down)]
+        linears = wide.whole(), output, gated.whole(), down
+        layers = [layer.ready() for layer in linears]
         weights = [norm.module._parameters["weight"] for norm in self.norms]
         dtype = output.weight_scale.dtype
         if any(layer is None for layer in layers):
@@ -154,4 +162,6 @@ class TokenBlock:
             channels,
             self.attention.scaling,
         )
+        copied = [linear for linear, layer in zip(linears, layers, strict=True) if layer.interleaved]
+        self._copied = [linear._buffers[name] for linear in copied for name in _COPIED]
         self._watch()

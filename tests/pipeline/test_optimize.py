@@ -16,8 +16,9 @@ from torch import Tensor, nn
 import goldstick
 from goldstick.errors import UsageError
 from goldstick.kernels.cpu import _C
+from goldstick.kernels.prepared import PreparedLinear
 from goldstick.kernels.rotary import attend_token
-from goldstick.nn import SharedInput, room, token_attention
+from goldstick.nn import QuantizedLinear, SharedInput, room, token_attention
 from goldstick.nn.feed_forward import NormForward
 from goldstick.nn.kv_cache import QuantizedStates
 from goldstick.nn.token_block import TokenBlock
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.skipif(
 IDS = torch.arange(24).reshape(2, 12)
 ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 FEED_FORWARD = ("mlp.gate_proj", "mlp.up_proj")
+INTERLEAVED = "interleaved weight"
 WHOLE = {
     "one multiplication": 4,
     "one norm": 5,
@@ -58,7 +60,13 @@ def merged(found: Optimization) -> list[tuple[str, ...]]:
 
 
 def counts(found: Optimization) -> dict[str, int]:
-    return dict(Counter(change.what for change in found.done))
+    """How often each change was made, but for copies of weights, which every linear layer gets with AVX2."""
+    return dict(Counter(change.what for change in found.done if change.what != INTERLEAVED))
+
+
+def left(found: Optimization) -> set[str | None]:
+    """Why changes were not made, but for copies of weights."""
+    return {change.reason for change in found.left if change.what != INTERLEAVED}
 
 
 def distance(after: Tensor, before: Tensor) -> float:
@@ -238,7 +246,11 @@ def test_a_block_sees_weights_that_were_changed_and_replaced(monkeypatch: pytest
         layers.append(decoded(model, IDS, 2))
         layer.post_attention_layernorm.weight.data = layer.post_attention_layernorm.weight.data * 2
         layers.append(decoded(model, IDS, 2))
-    assert len(made) == 4 * 5
+        layer.mlp.gate_proj.weight_packed[0].bitwise_not_()
+        layers.append(decoded(model, IDS, 2))
+        layer.self_attn.o_proj.weight_scale.mul_(2)
+        layers.append(decoded(model, IDS, 2))
+    assert len(made) == 4 * 7
     assert all(not torch.equal(one, other) for one, other in itertools.pairwise([before, *layers]))
     assert torch.equal(decoded(by_parts(model), IDS, 2), layers[-1])
 
@@ -274,9 +286,7 @@ def test_a_block_of_another_kind_is_told(monkeypatch: pytest.MonkeyPatch) -> Non
     honest = LlamaDecoderLayer.forward
     monkeypatch.setattr(LlamaDecoderLayer, "forward", lambda self, *args, **given: honest(self, *args, **given) * 0.5)
     found = goldstick.optimize(model)
-    assert {change.reason for change in found.left} == {
-        "it computes something else than an attention and a feed-forward, each behind a norm"
-    }
+    assert left(found) == {"it computes something else than an attention and a feed-forward, each behind a norm"}
     assert counts(found) == {name: count for name, count in WHOLE.items() if name != "one block of one token"}
 
 
@@ -314,8 +324,42 @@ def test_gradients_still_reach_the_norms() -> None:
 
 
 def test_fused_layers_need_nothing() -> None:
-    assert goldstick.optimize(quantized("gpt2")).done == ()
+    assert goldstick.optimize(quantized("gpt2"), interleave=False).done == ()
     assert str(goldstick.optimize(FAMILIES["llama_gqa"]())) == "nothing to optimize"
+
+
+@pytest.mark.skipif(_C is None or _C.isa() != "avx2", reason="weights are copied for AVX2")
+@pytest.mark.parametrize("recipe", ["rtn-w4a16-g32", "rtn-w8a8"])
+def test_linear_layers_read_interleaved_copies_of_their_weights(recipe: str) -> None:
+    model = quantized("llama_gqa", recipe)
+    found = goldstick.optimize(model)
+    paths = [change.modules for change in found.done if change.what == INTERLEAVED]
+    block = "model.layers.0"
+    assert paths[:2] == [tuple(f"{block}.{name}" for name in ATTENTION), (f"{block}.self_attn.o_proj",)]
+    assert len(paths) == 8 and not left(found)
+    faster = logits(model)
+    plain = quantized("llama_gqa", recipe)
+    goldstick.optimize(plain, interleave=False)
+    assert torch.equal(logits(plain), faster)
+    for copied in (copy.deepcopy(model), model.float()):
+        attention = copied.model.layers[0].self_attn
+        assert attention.o_proj.ready().interleaved and attention.q_proj.shared.whole().ready().interleaved
+        assert torch.equal(logits(copied), faster)
+
+
+def test_a_copy_that_gives_other_bits_is_undone_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = quantized("llama_gqa")
+    honest = PreparedLinear.__call__
+
+    def wrong(self: PreparedLinear, x: Tensor, weight: Any) -> Tensor | None:
+        found = honest(self, x, weight)
+        return found * 2 if self.interleaved and found is not None else found
+
+    monkeypatch.setattr(PreparedLinear, "__call__", wrong)
+    found = goldstick.optimize(model)
+    reasons = {change.reason for change in found.left if change.what == INTERLEAVED}
+    assert reasons <= {"the copy does not give the same bits", "no kernel here reads it so"} and reasons
+    assert not any(module.prepared.interleaved for module in model.modules() if isinstance(module, QuantizedLinear))
 
 
 def test_layers_of_other_schemes_are_left_with_the_reason() -> None:
@@ -352,7 +396,7 @@ def test_a_forward_that_moves_the_output_is_undone_and_told(monkeypatch: pytest.
     monkeypatch.setattr(NormForward, "__call__", lambda self, x: honest(self, x) * (1 + 1e-3 * (x.ndim == 3)))
     found = goldstick.optimize(model)
     assert counts(found) == {"one multiplication": 4}
-    assert {change.reason for change in found.left} == {"the model's outputs were no longer the same"}
+    assert left(found) == {"the model's outputs were no longer the same"}
     assert not any("forward" in module.__dict__ for module in model.modules())
     assert torch.equal(logits(model), before)
 
@@ -362,8 +406,7 @@ def test_a_wrong_attention_is_seen_before_it_is_put_in(monkeypatch: pytest.Monke
         token_attention, "attend_token", lambda *arguments: attend_token(*arguments[:-1], arguments[-1] * 1.01)
     )
     found = goldstick.optimize(quantized("llama_gqa"))
-    reasons = {change.reason for change in found.left}
-    assert reasons == {"it computes something else than rotary softmax attention"}
+    assert left(found) == {"it computes something else than rotary softmax attention"}
     assert "one token's attention" not in counts(found)
 
 
@@ -387,7 +430,9 @@ def test_other_modules_say_what_their_forward_takes() -> None:
     goldstick.apply(model, "rtn-w4a16-g32", inplace=True)
     with pytest.raises(UsageError, match="inputs="):
         goldstick.optimize(model)
-    assert goldstick.optimize(model, inputs={"input": torch.randn(3, 64)}).changes == ()
+    inputs = {"input": torch.randn(3, 64)}
+    assert goldstick.optimize(model, inputs=inputs, interleave=False).changes == ()
+    assert {change.modules for change in goldstick.optimize(model, inputs=inputs).changes} == {("0",), ("1",)}
 
 
 def test_a_checkpoint_is_loaded_optimized(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -108,6 +108,8 @@ def attend(
 ) -> None: ...
 
 class PreparedLinear:
+    @property
+    def interleaved(self) -> bool: ...
     def run(self, x: int, y: int, tokens: int, threads: int) -> bool: ...
 
 def prepare_linear(
@@ -121,4 +123,5 @@ def prepare_linear(
     columns: int,
     group_size: int,
     activation: str,
+    interleaved: bool = False,
 ) -> PreparedLinear: ...

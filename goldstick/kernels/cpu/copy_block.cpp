@@ -12,16 +12,6 @@ namespace goldstick {
 
 namespace {
 
-unsigned code_at(const std::uint8_t* row, std::int64_t index, int bits) {
-    const std::int64_t first_bit = index * bits, byte = first_bit >> 3;
-    const int shift = static_cast<int>(first_bit & 7);
-    unsigned code = row[byte] >> shift;
-    if (shift + bits > 8) {  // the code goes on in the next byte, which the row therefore has
-        code |= static_cast<unsigned>(row[byte + 1]) << (8 - shift);
-    }
-    return code & ((1u << bits) - 1u);
-}
-
 #if defined(__x86_64__) && defined(__GNUC__)
 // `count` whole octets of codes to bytes, from `from` on; the row ends at `end`.
 __attribute__((target("bmi2"))) void deposit_octets(const std::uint8_t* from, const std::uint8_t* end, int bits,
@@ -43,6 +33,16 @@ void deposit_octets(const std::uint8_t*, const std::uint8_t*, int, std::int64_t,
 #endif
 
 }  // namespace
+
+unsigned code_at(const std::uint8_t* row, std::int64_t index, int bits) {
+    const std::int64_t first_bit = index * bits, byte = first_bit >> 3;
+    const int shift = static_cast<int>(first_bit & 7);
+    unsigned code = row[byte] >> shift;
+    if (shift + bits > 8) {  // the code goes on in the next byte, which the row therefore has
+        code |= static_cast<unsigned>(row[byte + 1]) << (8 - shift);
+    }
+    return code & ((1u << bits) - 1u);
+}
 
 bool can_deposit() {
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -38,6 +38,8 @@ inline Rounding rounding_of(const std::string& activation) {
     throw std::invalid_argument("activation is '" + activation + "', expected '', 'int8-token' or 'int8-tensor'");
 }
 
+class Interleaved;
+
 // One call; all arrays are dense and row-major. T is float or bfloat16.
 template <typename T>
 struct LinearCall {
@@ -52,6 +54,7 @@ struct LinearCall {
     Rounding rounding;
     float input_scale;  // of kInt8Tensor
     float input_zero;   // of kInt8Tensor; 0 where the range is symmetric
+    const Interleaved* interleaved = nullptr;  // the weight laid out anew, which AVX2 then reads instead; or null
 };
 
 // A run of columns that is unpacked and multiplied at once.
@@ -78,7 +81,7 @@ enum class Shape {
 // 16-bit or 8-bit integers, `shifts()` codes apart, so activations are kept in that order: [j][d][2 or 4].
 struct Columns {
     Columns(std::int64_t columns, std::int64_t group_size, int bits, std::int64_t row_bytes, Rounding rounding,
-            bool in_bytes, bool use_avx2);
+            bool in_bytes, bool use_avx2, bool interleaved = false);
 
     int bits;
     std::int64_t row_bytes;
@@ -95,6 +98,9 @@ struct Columns {
     std::int64_t block_codes() const { return lanes() * lane_codes(); }
     std::int64_t step_codes() const { return in_bytes ? 4 : 2; }
     std::int64_t shifts() const { return lane_codes() / step_codes(); }
+    std::int64_t words() const { return steps * step_codes() / lane_codes(); }  // of a row that is laid out anew
+    std::int64_t words(const Chunk& chunk) const { return chunk.padded / lane_codes(); }
+    std::int64_t words_before(const Chunk& chunk) const { return chunk.offset * step_codes() / lane_codes(); }
     std::int32_t middle() const { return 1 << (bits - 1); }
 
     // Place of column `column` of a block among the block's activations.
@@ -135,9 +141,13 @@ struct Activations {
 // Sixteen rows of the weight. Where fewer are left, the last one stands in for the others.
 struct RowBlock {
     const std::uint8_t* rows[kRows];
+    const std::uint32_t* words;  // [word][kRows] where they are laid out anew; there are no rows then, or else null
     const float* scale;  // [groups][kRows]
     const float* zero;   // [groups][kRows], or null: Columns::middle()
 };
+
+// Code `index` of a packed row.
+unsigned code_at(const std::uint8_t* row, std::int64_t index, int bits);
 
 // Write token `token` of the activations.
 template <typename T>
@@ -160,6 +170,7 @@ using BlockKernel = void(const Columns&, const RowBlock&, const Activations&, st
 BlockKernel block_scalar;
 BlockKernel block_panel_avx2;  // best for many tokens
 BlockKernel block_dot_avx2;    // best for a few
+BlockKernel block_interleaved_avx2;  // best for a few, of a weight that is laid out anew
 
 // The whole call on `threads` threads.
 template <typename T>

@@ -140,7 +140,13 @@ constexpr Multiply* kMultiply[kTile + 1] = {nullptr, multiply<How, 1>, multiply<
                                             multiply<How, 4>};
 
 // Where the cache lines of the 16 rows of a chunk lie, spread out over its steps.
-void spread_lines(const Columns& columns, const Chunk& chunk, std::int32_t* lines) {
+void spread_lines(const Columns& columns, const Chunk& chunk, bool interleaved, std::int32_t* lines) {
+    for (std::int64_t step = 0; interleaved && step < chunk.steps; ++step) {
+        lines[step] = static_cast<std::int32_t>(step * columns.words(chunk) / chunk.steps * 64);
+    }
+    if (interleaved) {
+        return;
+    }
     const std::int64_t of_row = (chunk.padded * columns.bits / 8 + 63) / 64, count = of_row * kRows;
     for (std::int64_t step = 0; step < chunk.steps; ++step) {
         const std::int64_t line = step * count / chunk.steps;
@@ -160,21 +166,28 @@ void block_panel_avx2(const Columns& columns, const RowBlock& block, const Activ
     }
     Panel panel;
     std::int32_t products[kTokens * kRows];
-    Unpack* const spread = (columns.in_bytes ? unpack_for<true> : unpack_for<false>)(columns.shape);
+    const bool interleaved = block.words != nullptr;
+    const bool as_they_are = interleaved && columns.in_bytes && columns.shape == Shape::kBytes;
+    Unpack* const spread = (columns.in_bytes ? unpack_for<true> : unpack_for<false>)(columns.shape, interleaved);
     Multiply* const* const run = !columns.in_bytes              ? kMultiply<InWords>
                                  : columns.bits <= kSmallBits ? kMultiply<InBytes<2>>
                                                               : kMultiply<InBytes<1>>;
     const std::int64_t rest = (end - begin) % kTile, full = end - rest;
     std::int64_t part = 0, tiles = 0;  // of the chunks before this one
     std::int32_t lines[kChunk];
-    spread_lines(columns, columns.chunks.front(), lines);
+    spread_lines(columns, columns.chunks.front(), interleaved, lines);
     for (const Chunk& chunk : columns.chunks) {
-        spread(columns, chunk, block, panel);
         const bool last = &chunk == &columns.chunks.back();
-        const std::uint8_t* ahead =
-            block.rows[0] + (last ? kRows * columns.row_bytes : chunk.end * columns.bits / 8);
+        const std::uint32_t* const words = block.words + columns.words_before(chunk) * kRows;
+        const auto* ahead = reinterpret_cast<const std::uint8_t*>(words + columns.words(chunk) * kRows);
+        if (!interleaved) {
+            ahead = block.rows[0] + (last ? kRows * columns.row_bytes : chunk.end * columns.bits / 8);
+        }
+        if (!as_they_are) {
+            spread(columns, chunk, block, panel);
+        }
         const auto over = [&](std::int64_t token, std::int64_t count) {
-            return Strip{panel.codes,
+            return Strip{as_they_are ? reinterpret_cast<const __m256i*>(words) : panel.codes,
                          ahead,
                          lines,
                          count,

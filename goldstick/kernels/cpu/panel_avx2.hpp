@@ -116,10 +116,33 @@ GOLDSTICK_AVX2 void unpack(const Columns& columns, const Chunk& chunk, const Row
     }
 }
 
+// The same of rows that lie side by side already.
+template <Shape shape, bool in_bytes>
+GOLDSTICK_AVX2 void unpack_words(const Columns& columns, const Chunk& chunk, const RowBlock& block, Panel& panel) {
+    using L = Lanes<shape, in_bytes>;
+    const auto* from = reinterpret_cast<const __m256i*>(block.words + columns.words_before(chunk) * kRows);
+    __m256i* out = panel.codes;
+    for (std::int64_t at = 0; at < chunk.padded; at += columns.block_codes(), out += 2 * L::shifts * L::count) {
+        for (int d = 0; d < L::count; ++d, from += 2) {
+            const __m256i low = _mm256_load_si256(from), high = _mm256_load_si256(from + 1);
+            GOLDSTICK_UNROLL
+            for (int j = 0; j < L::shifts; ++j) {
+                _mm256_store_si256(out + 2 * (j * L::count + d), L::codes(low, j));
+                _mm256_store_si256(out + 2 * (j * L::count + d) + 1, L::codes(high, j));
+            }
+        }
+    }
+}
+
 using Unpack = void(const Columns&, const Chunk&, const RowBlock&, Panel&);
 
 template <bool in_bytes>
-Unpack* unpack_for(Shape shape) {
+Unpack* unpack_for(Shape shape, bool interleaved) {
+    if (interleaved) {
+        return shape == Shape::kNibbles       ? unpack_words<Shape::kNibbles, in_bytes>
+               : shape == Shape::kHalfNibbles ? unpack_words<Shape::kHalfNibbles, in_bytes>
+                                              : unpack_words<Shape::kBytes, in_bytes>;
+    }
     return shape == Shape::kNibbles       ? unpack<Shape::kNibbles, in_bytes>
            : shape == Shape::kHalfNibbles ? unpack<Shape::kHalfNibbles, in_bytes>
                                           : unpack<Shape::kBytes, in_bytes>;

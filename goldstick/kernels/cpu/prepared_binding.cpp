@@ -5,10 +5,12 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <memory>
 #include <stdexcept>
 #include <string>
 
 #include "dequantize.hpp"
+#include "interleaved.hpp"
 #include "isa.hpp"
 #include "linear.hpp"
 #include "prepared_binding.hpp"
@@ -46,7 +48,7 @@ class Prepared final : public goldstick::PreparedLinear {
 public:
     Prepared(Array<const std::int32_t, 2> packed, Array<const Stored, 2> scale, nb::object zero, nb::object bias,
              nb::object input_scale, nb::object input_zero, int bits, std::int64_t columns, std::int64_t group_size,
-             const std::string& activation)
+             const std::string& activation, bool interleaved)
         : packed_(packed), scale_(scale) {
         if (bits < 1 || bits > 8 || group_size < 1 || columns < 1) {
             throw std::invalid_argument("a layer has 1 to 8 bits, and columns and groups of 1 or more");
@@ -72,11 +74,16 @@ public:
         call_.groups = static_cast<std::int64_t>(groups);
         call_.group_size = group_size;
         call_.bits = bits;
+        if (interleaved && goldstick::chosen_isa() == "avx2" && goldstick::Interleaved::pays(call_)) {
+            interleaved_ = std::make_unique<goldstick::Interleaved>(call_);
+            call_.interleaved = interleaved_.get();
+        }
     }
 
     std::int64_t rows() const override { return call_.rows; }
     std::int64_t columns() const override { return call_.columns; }
     bool half() const override { return sizeof(T) == 2; }
+    bool interleaved() const override { return interleaved_ != nullptr; }
 
     void multiply(const void* x, void* y, std::int64_t tokens, int threads) const override {
         const bool use_avx2 = goldstick::chosen_isa() == "avx2";
@@ -93,6 +100,7 @@ private:
     Array<const std::int32_t, 2> packed_;
     Array<const Stored, 2> scale_;
     nb::object kept_[4];
+    std::unique_ptr<const goldstick::Interleaved> interleaved_;
     goldstick::LinearCall<T> call_{};
     const T* input_scale_;
     const std::int8_t* input_zero_;
@@ -104,12 +112,13 @@ void define(nb::module_& module) {
         "prepare_linear",
         [](Array<const std::int32_t, 2> packed, Array<const Stored, 2> scale, nb::object zero, nb::object bias,
            nb::object input_scale, nb::object input_zero, int bits, std::int64_t columns, std::int64_t group_size,
-           const std::string& activation) -> goldstick::PreparedLinear* {
+           const std::string& activation, bool interleaved) -> goldstick::PreparedLinear* {
             return new Prepared<T, Stored>(packed, scale, zero, bias, input_scale, input_zero, bits, columns,
-                                           group_size, activation);
+                                           group_size, activation, interleaved);
         },
         "packed"_a.noconvert(), "scale"_a.noconvert(), "zero"_a.none(), "bias"_a.none(), "input_scale"_a.none(),
-        "input_zero"_a.none(), "bits"_a, "columns"_a, "group_size"_a, "activation"_a, nb::rv_policy::take_ownership);
+        "input_zero"_a.none(), "bits"_a, "columns"_a, "group_size"_a, "activation"_a, "interleaved"_a = false,
+        nb::rv_policy::take_ownership);
 }
 
 // y = f(x) · wᵀ + bias for dense x [tokens, columns] and y [tokens, rows] of the layer's type. The caller has checked
@@ -132,6 +141,7 @@ bool goldstick::another_backend_is_named() {
 
 void define_prepared_linear(nb::module_& module) {
     nb::class_<goldstick::PreparedLinear>(module, "PreparedLinear")
+        .def_prop_ro("interleaved", &goldstick::PreparedLinear::interleaved)
         .def("run", &run, "x"_a, "y"_a, "tokens"_a, "threads"_a);
     define<float, float>(module);
     define<bfloat16, std::int16_t>(module);
