@@ -75,16 +75,23 @@ def copies(weight_bytes: int) -> range:
 
 
 def goldstick_kernel(
-    rows: int, columns: int, bits: int, group_size: int, activation: Activation, dtype: torch.dtype = torch.float32
+    rows: int,
+    columns: int,
+    bits: int,
+    group_size: int,
+    activation: Activation,
+    dtype: torch.dtype = torch.float32,
+    *,
+    interleaved: bool = True,
 ) -> Kernel:
-    """What a layer with a symmetric weight calls."""
+    """What a layer with a symmetric weight calls, in an optimized model or in one that was only loaded."""
     groups = -(-columns // group_size)
     scale = torch.rand(rows, groups).to(dtype)
     packed = pack_rows(torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8), bits)
     weight_bytes = packed.nbytes + scale.nbytes
 
     def call(packed: torch.Tensor, scale: torch.Tensor) -> Call:
-        layer = PreparedLinear(bits, group_size, columns, activation or "")
+        layer = PreparedLinear(bits, group_size, columns, activation or "", interleaved)
         return lambda x: layer(x.to(dtype), (packed, scale, None, None, None, None))
 
     return Kernel(
@@ -167,9 +174,11 @@ def kernels(rows: int, columns: int) -> Iterator[tuple[str, Kernel | str]]:
     yield "torch float32", Kernel(call=in_turn(calls), weight_bytes=4 * rows * columns)
     yield "W4A16 g128", goldstick_kernel(rows, columns, 4, 128, None)
     yield "W4A16 g128 bfloat16", goldstick_kernel(rows, columns, 4, 128, None, torch.bfloat16)
+    yield "W4A16 g128, not interleaved", goldstick_kernel(rows, columns, 4, 128, None, interleaved=False)
     yield "W4A16 g32", goldstick_kernel(rows, columns, 4, 32, None)
     yield "W8A16 channel", goldstick_kernel(rows, columns, 8, columns, None)
     yield "W8A8 channel", goldstick_kernel(rows, columns, 8, columns, "int8-token")
+    yield "W8A8 channel, not interleaved", goldstick_kernel(rows, columns, 8, columns, "int8-token", interleaved=False)
     yield "W4A8 g128", goldstick_kernel(rows, columns, 4, 128, "int8-token")
     yield "torch int4 g128 bfloat16", torch_int4(rows, columns)
     yield "FBGEMM int8 dynamic", fbgemm_int8(rows, columns)

@@ -40,9 +40,9 @@ template <typename T>
 Interleaved::Interleaved(const LinearCall<T>& call)
     : row_words_(columns_of(call).words()),
       groups_(call.groups),
-      words_(blocks_of(call.rows) * kRows * row_words_),
-      scale_(blocks_of(call.rows) * kRows * groups_),
-      zero_(call.zero ? blocks_of(call.rows) * kRows * groups_ : 0),
+      words_(blocks_of(call.rows) * kRows * row_words_, true),
+      scale_(blocks_of(call.rows) * kRows * groups_, true),
+      zero_(call.zero ? blocks_of(call.rows) * kRows * groups_ : 0, true),
       has_zero_(call.zero != nullptr) {
     const Columns columns = columns_of(call);
     const std::int64_t blocks = blocks_of(call.rows);

@@ -45,6 +45,7 @@ struct Sums {
                 const __m256i values = _mm256_set1_epi32(q[t * steps + j * lanes]);
                 product[t][0] = _mm256_add_epi32(product[t][0], _mm256_madd_epi16(first, values));
                 product[t][1] = _mm256_add_epi32(product[t][1], _mm256_madd_epi16(second, values));
+                asm volatile("" : "+x"(product[t][0]), "+x"(product[t][1]));  // in this order: there are 16 registers
             }
         }
     }

@@ -14,7 +14,7 @@ constexpr std::int64_t kSpan16 = 128;    // 128 products of 8 and 16 bits, and h
 constexpr std::int64_t kSpan8 = 32768;   // as many products of 8 and 9 bits
 // Up to so many tokens, unpacking for one use costs less than unpacking for more; of bytes, unpacking is cheaper.
 constexpr std::int64_t kDotTokens = 2, kDotTokensOfBytes = 4;
-constexpr std::int64_t kInterleavedTokens = 6, kInterleavedTokens8 = 2;  // the same of a weight that is laid out anew
+constexpr std::int64_t kInterleavedTokens = 16, kInterleavedTokens8 = 4;  // the same of a weight that is laid out anew
 
 constexpr std::int64_t kQuantizedAlone = 16, kNeighbours = 64;
 constexpr std::int64_t kTokens16 = 192;  // most tokens at once: their 16-bit activations fill twice as much
