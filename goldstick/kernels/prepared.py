@@ -80,6 +80,11 @@ class PreparedLinear:
         threads = torch.get_num_threads() if tokens * columns * self._rows >= THREADED_FROM else 1
         return y if layer.run(x.data_ptr(), y.data_ptr(), tokens, threads) else None
 
+    @property
+    def reads_copy(self) -> bool:
+        """Whether there is a copy, which the last call read."""
+        return self._layer is not None and bool(self._layer.interleaved)
+
     def ready(self, weight: Operands) -> Any:
         """The layer in C++, or ``None`` where it cannot run there; prepared anew for tensors in other places."""
         places: tuple[object, ...] = (weight[1].dtype, *[0 if one is None else one.data_ptr() for one in weight])

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import goldstick
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.scheme import Scheme
 from goldstick.errors import UsageError
 from goldstick.kernels.cpu import _C
 from goldstick.kernels.prepared import PreparedLinear
@@ -347,6 +349,23 @@ def test_linear_layers_read_interleaved_copies_of_their_weights(recipe: str) -> 
         assert torch.equal(logits(copied), faster)
 
 
+@pytest.mark.skipif(_C is None or _C.isa() != "avx2", reason="weights are copied for AVX2")
+def test_layers_that_multiply_or_reorder_their_inputs_read_copies_too() -> None:
+    def layer(**options: Any) -> QuantizedLinear:
+        codes = torch.randint(0, 16, (48, 64), dtype=torch.uint8)
+        order = torch.randperm(64) if options.pop("reorder", False) else None
+        grid = Scheme.parse("w4a16-g32").weight
+        tensor = QuantizedTensor(codes=codes, scale=torch.rand(48, 2), zero=None, grid=grid, input_order=order)
+        return QuantizedLinear(tensor, Scheme.parse("w4a16-g32"), **options)
+
+    for one in (layer(input_multiplier=torch.rand(64)), layer(reorder=True)):
+        model, x = nn.Sequential(one), torch.randn(3, 64)
+        before = model(x)
+        found = goldstick.optimize(model, inputs={"input": x})
+        assert [change.what for change in found.done] == [INTERLEAVED]
+        assert one.prepared.reads_copy and torch.equal(model(x), before)
+
+
 def test_a_copy_that_gives_other_bits_is_undone_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model = quantized("llama_gqa")
     honest = PreparedLinear.__call__
@@ -358,7 +377,7 @@ def test_a_copy_that_gives_other_bits_is_undone_and_told(monkeypatch: pytest.Mon
     monkeypatch.setattr(PreparedLinear, "__call__", wrong)
     found = goldstick.optimize(model)
     reasons = {change.reason for change in found.left if change.what == INTERLEAVED}
-    assert reasons <= {"the copy does not give the same bits", "no kernel here reads it so"} and reasons
+    assert reasons in ({"the copy does not give the same bits"}, {"no kernel here reads it so"})
     assert not any(module.prepared.interleaved for module in model.modules() if isinstance(module, QuantizedLinear))
 
 
