@@ -33,16 +33,17 @@ def main() -> None:
     write_table(rows, arguments)
 
 
-def measured(name: str, arguments: argparse.Namespace, *stages: Any) -> dict[str, Any]:
+def measured(name: str, arguments: argparse.Namespace, *stages: Any, dataset: str = "reference") -> dict[str, Any]:
     """The reference model after some stages: its size, and what it has lost.
 
     Args:
         name: What the row is called.
         arguments: ``samples``, ``seq_len`` and ``seed`` of the calibration data, ``limit`` of the evaluation.
         stages: The stages of the recipe.
+        dataset: What it is calibrated, and trained, with.
     """
     calibration = {
-        "dataset": "reference", "samples": arguments.samples, "seq_len": arguments.seq_len, "seed": arguments.seed,
+        "dataset": dataset, "samples": arguments.samples, "seq_len": arguments.seq_len, "seed": arguments.seed,
     }  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,9 +12,7 @@ from torch import Tensor, nn
 from goldstick import surgery
 from goldstick.errors import UsageError
 from goldstick.formats.transformers_cache import quantized_cache_of
-from goldstick.kernels.prepared import PreparedLinear
 from goldstick.nn import PackedWeight, QuantizedLinear
-from goldstick.nn.shared_input import obstacle
 from goldstick.pipeline.faster_blocks import (
     MODEL_TOLERANCE,
     attentions,
@@ -24,59 +22,11 @@ from goldstick.pipeline.faster_blocks import (
     in_float32,
     norms,
 )
+from goldstick.pipeline.faster_layers import interleaved, share_inputs
 from goldstick.pipeline.observation import first_output
+from goldstick.pipeline.optimization import Change, Optimization, Step, nothing
 from goldstick.pipeline.whole_network import inputs_for
-from goldstick.structure.trace import evaluating, trace_block
-
-
-@dataclass(frozen=True, kw_only=True)
-class Change:
-    """One change that was made to a model, or that was not.
-
-    Attributes:
-        what: What the modules became, or were to become.
-        modules: Paths of the modules.
-        reason: Why it was not made; ``None`` where it was.
-    """
-
-    what: str
-    modules: tuple[str, ...]
-    reason: str | None = None
-
-    def __str__(self) -> str:
-        text = f"{self.what}: {', '.join(self.modules)}"
-        return text if self.reason is None else f"{text}: not done, {self.reason}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optimization:
-    """What :func:`optimize` did to a model.
-
-    Attributes:
-        changes: Every change, in the order in which the model runs.
-    """
-
-    changes: tuple[Change, ...]
-
-    @property
-    def done(self) -> tuple[Change, ...]:
-        """Those that were made."""
-        return tuple(change for change in self.changes if change.reason is None)
-
-    @property
-    def left(self) -> tuple[Change, ...]:
-        """Those that were not, each with its reason."""
-        return tuple(change for change in self.changes if change.reason is not None)
-
-    def __str__(self) -> str:
-        counts: dict[tuple[str, str | None], int] = {}
-        for change in self.changes:
-            counts[change.what, change.reason] = counts.get((change.what, change.reason), 0) + 1
-        lines = [
-            f"{what}: {count} time{'s' * (count > 1)}" + (f" not done, {reason}" if reason else "")
-            for (what, reason), count in counts.items()
-        ]
-        return "\n".join(lines) or "nothing to optimize"
+from goldstick.structure.trace import evaluating
 
 
 def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, interleave: bool = True) -> Optimization:
@@ -116,19 +66,15 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
         found = {name: value[:2, :8] if value.ndim == 2 else value for name, value in found.items()}
     with evaluating(model), torch.inference_mode(False), torch.no_grad():
         trial = _Trial(model, found)
-        changes = trial.keep(_share_inputs(model, found), same_bits=True)
+        changes = trial.keep(share_inputs(model, found), same_bits=True)
         groups = {_parent(change.modules): change.modules for change in changes if change.reason is None}
-        changes += trial.keep(_interleaved(model) if interleave else [], same_bits=True)
+        changes += trial.keep(interleaved(model) if interleave else [], same_bits=True)
         steps = _faster(model, "one norm", norms(model))
         steps += _faster(model, "one gated activation", feed_forwards(model, groups))
         steps += _faster(model, "one token's attention", attentions(model, groups, trial.decode))
         changes += trial.keep(steps)
         changes += trial.keep(_faster(model, "one block of one token", blocks(model, trial.decode)))
     return Optimization(changes=tuple(changes))
-
-
-Undo = Callable[[], None]
-Step = tuple[Change, Undo]
 
 
 class _Trial:
@@ -179,84 +125,8 @@ def _faster(model: nn.Module, what: str, found: Iterable[tuple[str, surgery.Forw
     steps: list[Step] = []
     for path, new in list(found):
         if isinstance(new, str):
-            steps.append((Change(what=what, modules=(path,), reason=new), _nothing))
+            steps.append((Change(what=what, modules=(path,), reason=new), nothing))
         else:
             undo = surgery.run_through(model.get_submodule(path), new)
             steps.append((Change(what=what, modules=(path,)), undo))
     return steps
-
-
-def _nothing() -> None:
-    return None
-
-
-def _share_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Step]:
-    steps: list[Step] = []
-    for paths in _with_the_same_input(model, inputs):
-        parts = [layer for path in paths if isinstance(layer := model.get_submodule(path), QuantizedLinear)]
-        reason, undo = obstacle(parts), _nothing
-        if reason is None:
-            expected = _outputs(parts)
-            shared = surgery.share_input(model, paths)
-            undo = shared.separate
-            if not _equal(expected, _outputs(parts)):
-                undo()
-                reason = "together they do not give the same bits"
-        steps.append((Change(what="one multiplication", modules=tuple(paths), reason=reason), undo))
-    return steps
-
-
-def _interleaved(model: nn.Module) -> list[Step]:
-    """Let linear layers read copies of their weights, those that share an input one of all their rows."""
-    steps: list[Step] = []
-    for paths, layer in _linears(model):
-        prepared, change = layer.prepared, Change(what="interleaved weight", modules=paths)
-        expected = _outputs([layer])
-        prepared.interleaved = True
-        found = _outputs([layer])
-
-        def undo(prepared: PreparedLinear = prepared) -> None:
-            prepared.interleaved = False
-
-        if not prepared.reads_copy:
-            change = replace(change, reason="no kernel here reads it so")
-        elif not _equal(expected, found):
-            change = replace(change, reason="the copy does not give the same bits")
-        if change.reason is not None:
-            undo()
-        steps.append((change, undo))
-    return steps
-
-
-def _linears(model: nn.Module) -> Iterator[tuple[tuple[str, ...], QuantizedLinear]]:
-    """The layers that are multiplied by, with their paths: those that share an input as one."""
-    paths = {layer: path for path, layer in model.named_modules() if isinstance(layer, QuantizedLinear)}
-    for layer, path in paths.items():
-        if layer.shared is None:
-            yield (path,), layer
-        elif layer is layer.shared.parts[0]:
-            yield tuple(paths[part] for part in layer.shared.parts), layer.shared.whole()
-
-
-def _with_the_same_input(model: nn.Module, inputs: Mapping[str, Any]) -> list[list[str]]:
-    """Paths of quantized linear layers that were given the same tensors, in order of execution."""
-    keys: dict[str, list[object]] = {}
-    for call in trace_block(model, (), dict(inputs)):
-        if isinstance(model.get_submodule(call.module), QuantizedLinear):
-            keys.setdefault(call.module, []).append(call.key)
-    groups: dict[tuple[object, ...], list[str]] = {}
-    for path, received in keys.items():
-        groups.setdefault(tuple(received), []).append(path)
-    return [paths for paths in groups.values() if len(paths) > 1]
-
-
-def _outputs(parts: Sequence[QuantizedLinear]) -> list[Tensor]:
-    """What layers give on one token and on several."""
-    generator = torch.Generator().manual_seed(0)
-    first = parts[0]
-    given = [torch.randn(tokens, first.in_features, generator=generator) for tokens in (1, 5)]
-    return [part(x) for x in (x.to(first.weight_scale) for x in given) for part in parts]
-
-
-def _equal(before: Sequence[Tensor], after: Sequence[Tensor]) -> bool:
-    return all(torch.equal(one, other) for one, other in zip(before, after, strict=True))

@@ -24,7 +24,7 @@ from goldstick.nn import QuantizedLinear, SharedInput, room, token_attention
 from goldstick.nn.feed_forward import NormForward
 from goldstick.nn.kv_cache import QuantizedStates
 from goldstick.nn.token_block import TokenBlock
-from goldstick.pipeline.optimize import Optimization
+from goldstick.pipeline.optimization import Optimization
 from tests.tiny_models import FAMILIES
 
 pytestmark = pytest.mark.skipif(

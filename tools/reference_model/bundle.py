@@ -96,10 +96,10 @@ def heldout_text() -> str:
     return _until(HELD_OUT_BYTES, (draw_story(random, held_out=True) for _ in range(10_000)), "\n")
 
 
-def calibration_text() -> str:
+def calibration_text(size: int = CALIBRATION_BYTES, seed: int = _SEEDS["calibration"]) -> str:
     """Training-side stories, entries and prompts with their answers: what the model meets when it is used."""
-    random = Random(_SEEDS["calibration"])
-    return _until(CALIBRATION_BYTES, (_calibration_piece(random) for _ in range(10_000)), "\n\n")
+    random = Random(seed)
+    return _until(size, iter(lambda: _calibration_piece(random), None), "\n\n")
 
 
 def _calibration_piece(random: Random) -> str:
