@@ -167,7 +167,7 @@ sanitize: $(STAMP) ## run the kernel tests with the address and undefined-behavi
 	    LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	    $(CURDIR)/$(PYTHON) -S -P -m pytest -c $(CURDIR)/pyproject.toml --rootdir . -o pythonpath=$(CURDIR)/$(SANITIZED)/site \
 	    -p no:cacheprovider -q tests/kernels/test_cpu.py tests/kernels/test_cpu_extension.py \
-	    tests/kernels/test_integer.py tests/kernels/test_integer_extension.py
+	    tests/kernels/test_integer.py tests/kernels/test_integer_extension.py tests/kernels/test_interleaved.py
 
 clean: ## remove builds and caches; the environment stays (rm -rf .venv removes it)
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -21,6 +21,9 @@ from goldstick.core.training import TrainingOptions
 from goldstick.pipeline.result import Result
 from goldstick.training import TrainingTask
 
+#: What of the search may be told: how its temperature rises, and how fast its logits learn.
+_ANNEALING = ("temperature", "anneal_from", "harden_at", "logits_rate")
+
 
 def main() -> None:
     """Measure and write the table."""
@@ -49,7 +52,8 @@ def main() -> None:
         scheme = f"w{bits}a16-channel-asym"
         rounding = {"scheme": scheme, "range_search": "mse", "targets": {"include": ["layer*"]}}
         table.note(f"rtn w{bits}", goldstick.apply(tuned, {"stages": [{"rtn": rounding}]}).model)
-        trained(tuned, f"slb w{bits}", SLB(scheme=scheme, training=training))
+        annealing = {name: value for name in _ANNEALING if (value := getattr(arguments, name)) is not None}
+        trained(tuned, f"slb w{bits}", SLB(scheme=scheme, training=training, **annealing))
         trained(tuned, f"straight-through w{bits}", StraightThrough(scheme=scheme, training=training))
     trained(tuned, "float, trained on", Finetune(training=training))
 
@@ -74,6 +78,8 @@ def _progress(description: str, done: int, total: int) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argument_parser(__doc__, "slb")
     parser.add_argument("--bits", type=int, nargs="+", default=[4, 2, 1])
+    for name in _ANNEALING:
+        parser.add_argument(f"--{name.replace('_', '-')}", type=float, help="of the search; its own where not given")
     return parser.parse_args()
 
 
