@@ -13,6 +13,7 @@ from goldstick import surgery
 from goldstick.kernels.prepared import PreparedLinear
 from goldstick.nn import QuantizedLinear
 from goldstick.nn.shared_input import obstacle
+from goldstick.pipeline.memory_budget import default_budget, used_memory
 from goldstick.pipeline.optimization import Change, Step, nothing
 from goldstick.structure.trace import trace_block
 
@@ -35,9 +36,17 @@ def share_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Step]:
 
 
 def interleaved(model: nn.Module) -> list[Step]:
-    """Let linear layers read copies of their weights, those that share an input one of all their rows."""
+    """Let linear layers read copies of their weights, those that share an input one of all their rows.
+
+    No layer does where the copies would take most of the memory that is left.
+    """
     steps: list[Step] = []
-    for paths, layer in _linears(model):
+    layers = list(_linears(model))
+    needed = sum(_copied_bytes(layer) for _, layer in layers)
+    if not _has_room(needed):
+        reason = f"the copies would take {needed / 1e9:.1f} GB, which is most of the memory that is left"
+        return [(Change(what="interleaved weight", modules=paths, reason=reason), nothing) for paths, _ in layers]
+    for paths, layer in layers:
         prepared, change = layer.prepared, Change(what="interleaved weight", modules=paths)
         expected = _outputs([layer])
         prepared.interleaved = True
@@ -54,6 +63,20 @@ def interleaved(model: nn.Module) -> list[Step]:
             undo()
         steps.append((change, undo))
     return steps
+
+
+def _copied_bytes(layer: QuantizedLinear) -> int:
+    """Of codes of 4 or 8 bits, and of scales and zeros as floats."""
+    zeros = layer.weight_zero_point
+    floats = layer.weight_scale.numel() + (0 if zeros is None else zeros.numel())
+    return layer.out_features * layer.in_features * (4 if layer.grid.bits <= 4 else 8) // 8 + 4 * floats
+
+
+def _has_room(needed: int) -> bool:
+    try:
+        return used_memory() + needed <= default_budget()
+    except OSError:  # this system does not say
+        return True
 
 
 def _linears(model: nn.Module) -> Iterator[tuple[tuple[str, ...], QuantizedLinear]]:

@@ -24,6 +24,7 @@ from goldstick.nn import QuantizedLinear, SharedInput, room, token_attention
 from goldstick.nn.feed_forward import NormForward
 from goldstick.nn.kv_cache import QuantizedStates
 from goldstick.nn.token_block import TokenBlock
+from goldstick.pipeline import faster_layers
 from goldstick.pipeline.optimization import Optimization
 from tests.tiny_models import FAMILIES
 
@@ -364,6 +365,21 @@ def test_layers_that_multiply_or_reorder_their_inputs_read_copies_too() -> None:
         found = goldstick.optimize(model, inputs={"input": x})
         assert [change.what for change in found.done] == [INTERLEAVED]
         assert one.prepared.reads_copy and torch.equal(model(x), before)
+
+
+def test_weights_are_not_copied_where_memory_is_scarce(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = quantized("llama_gqa")
+    layers = [module for module in model.modules() if isinstance(module, QuantizedLinear)]
+    codes = sum(layer.out_features * layer.in_features for layer in layers) // 2
+    scales = sum(layer.weight_scale.numel() for layer in layers) * 4
+    monkeypatch.setattr(faster_layers, "used_memory", lambda: 1000)
+    monkeypatch.setattr(faster_layers, "default_budget", lambda: 999 + codes + scales)
+    found = goldstick.optimize(model)
+    (reason,) = {change.reason for change in found.left if change.what == INTERLEAVED}
+    assert reason is not None and "most of the memory that is left" in reason
+    assert counts(found) == WHOLE and not any(layer.prepared.interleaved for layer in layers)
+    monkeypatch.setattr(faster_layers, "default_budget", lambda: 1000 + codes + scales)
+    assert not any("memory" in str(change.reason) for change in goldstick.optimize(quantized("llama_gqa")).changes)
 
 
 def test_a_copy_that_gives_other_bits_is_undone_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
