@@ -17,6 +17,8 @@ from goldstick.cli.console import print_json
 @click.option("--blocks", type=click.IntRange(1), default=4, show_default=True, help="Of the networks of 'decode'.")
 @click.option("--seconds", type=float, default=1.0, show_default=True, help="For each line.")
 @click.option("--threads", type=click.IntRange(1), help="How many to use; as many as torch has by default.")
+@click.option("--as-loaded", is_flag=True, help="Time layers with weights as they are loaded, not as optimized models "
+              "have them.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench(
     what: str,
@@ -25,6 +27,7 @@ def bench(
     blocks: int,
     seconds: float,
     threads: int | None,
+    as_loaded: bool,
     as_json: bool,
 ) -> None:
     """Time quantized layers and networks beside float ones: of WHAT, a checkpoint, 'kernels' or 'decode'.
@@ -49,12 +52,12 @@ def bench(
     networks: list[NetworkTime] = []
     decoding = None
     if what == "kernels":
-        times = bench_kernels(*_sizes(shape or "4096x4096"), tokens, seconds)
+        times = bench_kernels(*_sizes(shape or "4096x4096"), tokens, seconds, interleave=not as_loaded)
     elif what == "decode":
         inner, hidden = _sizes(shape or "5632x2048")
         networks = bench_decode(hidden, inner, blocks, seconds)
     else:
-        times, decoding = bench_checkpoint(Path(find_model(what)), tokens, seconds)
+        times, decoding = bench_checkpoint(Path(find_model(what)), tokens, seconds, interleave=not as_loaded)
     if as_json:
         found: dict[str, object] = {"layers": [layer.to_dict() for layer in times]}
         found["networks"] = [network.to_dict() for network in networks]

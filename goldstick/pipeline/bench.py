@@ -35,7 +35,7 @@ class LayerTime:
         scheme: Name of its scheme.
         shape: [out, in].
         tokens: Rows of the input.
-        backend: What ran it.
+        backend: What ran it, and whether on a weight that was laid out anew.
         ms: Median of one call.
         weight_gb_s: The rate at which it went through its weight.
         of_read: That rate as a share of what a plain loop reads, in the same rounds.
@@ -62,9 +62,15 @@ class LayerTime:
 
 
 def bench_kernels(
-    rows: int, columns: int, tokens: Sequence[int], seconds: float, dtype: torch.dtype = torch.float32
+    rows: int,
+    columns: int,
+    tokens: Sequence[int],
+    seconds: float,
+    dtype: torch.dtype = torch.float32,
+    *,
+    interleave: bool = True,
 ) -> list[LayerTime]:
-    """Time random layers of every scheme of :data:`SCHEMES`.
+    """Time random layers of every scheme of :data:`SCHEMES`, as optimized models have them or as they are loaded.
 
     Raises:
         UsageError: The groups of a scheme do not divide the columns.
@@ -78,12 +84,12 @@ def bench_kernels(
         codes = torch.randint(0, 2**scheme.weight.bits, (rows, columns), dtype=torch.uint8)
         scale = torch.rand(rows, groups).to(dtype)
         layer = QuantizedLinear(QuantizedTensor(codes=codes, scale=scale, zero=None, grid=scheme.weight), scheme)
-        found += [time_layer([layer], count, seconds) for count in tokens]
+        found += [time_layer([layer], count, seconds, interleave=interleave) for count in tokens]
     return found
 
 
 def bench_checkpoint(
-    directory: Path, tokens: Sequence[int], seconds: float
+    directory: Path, tokens: Sequence[int], seconds: float, *, interleave: bool = True
 ) -> tuple[list[LayerTime], DecodeTime | None]:
     """Time every kind of layer of a checkpoint, and its decoding if it is a causal language model.
 
@@ -97,13 +103,13 @@ def bench_checkpoint(
             kinds.setdefault((layer.scheme.label, layer.out_features, layer.in_features), []).append(layer)
     if not kinds:
         raise UsageError(f"{directory} holds no quantized linear layer, so there is nothing to compare with float.")
-    times = [time_layer(layers, count, seconds) for layers in kinds.values() for count in tokens]
+    times = [time_layer(layers, count, seconds, interleave=interleave) for layers in kinds.values() for count in tokens]
     return times, decode_time(model, seconds) if can_write(model) else None
 
 
 @torch.no_grad()
-def time_layer(layers: Sequence[QuantizedLinear], tokens: int, seconds: float) -> LayerTime:
-    """Time layers of one kind beside float ones, in turn, on weights that no cache holds."""
+def time_layer(layers: Sequence[QuantizedLinear], tokens: int, seconds: float, *, interleave: bool = True) -> LayerTime:
+    """Time layers of one kind beside float ones, in turn, on weights that no cache holds; ``layers`` stay."""
     first = layers[0]
     rows, columns, dtype = first.out_features, first.in_features, first.weight_scale.dtype
     weight_bytes = first.weight_packed.nbytes + first.weight_scale.nbytes
@@ -112,6 +118,9 @@ def time_layer(layers: Sequence[QuantizedLinear], tokens: int, seconds: float) -
     own = list(layers)
     while len(own) * weight_bytes < _CACHE and len(own) < 64:
         own.append(copy.deepcopy(own[len(own) % len(layers)]))
+    before = [layer.prepared.interleaved for layer in own]
+    for layer in own:
+        layer.prepared.interleaved = interleave
     copies = max(2, min(64, -(-_CACHE // (rows * columns * dtype.itemsize))))
     floats = [torch.randn(rows, columns).to(dtype) for _ in range(copies)]
     read = PlainRead(_CACHE)
@@ -129,12 +138,15 @@ def time_layer(layers: Sequence[QuantizedLinear], tokens: int, seconds: float) -
         if place % 4 == 1:  # it takes longer than the others
             reading.append(read.bytes_per_second())
         place += 1
+    backend = _backend(first) + (", interleaved" if first.prepared.reads_copy else "")
+    for layer, was in zip(own, before, strict=True):
+        layer.prepared.interleaved = was
     middle = statistics.median(taken)
     return LayerTime(
         scheme=first.scheme.label,
         shape=(rows, columns),
         tokens=tokens,
-        backend=_backend(first),
+        backend=backend,
         ms=middle * 1e3,
         weight_gb_s=weight_bytes / middle / 1e9,
         of_read=weight_bytes / middle / statistics.median(reading),

@@ -14,6 +14,7 @@ import goldstick
 from goldstick.cli import main
 from goldstick.core.scheme import Scheme
 from goldstick.errors import UsageError
+from goldstick.kernels.cpu import _C
 from goldstick.pipeline import bench, bench_decode
 from goldstick.pipeline.bench import LayerTime, bench_checkpoint, bench_kernels
 from tests.tiny_models import FAMILIES
@@ -67,6 +68,12 @@ def test_random_layers_of_every_scheme_are_timed() -> None:
         bench_kernels(16, 100, [1], 0.0)
 
 
+@pytest.mark.skipif(_C is None or _C.isa() != "avx2", reason="weights are laid out anew for AVX2")
+def test_layers_are_timed_as_optimized_models_have_them_or_as_loaded() -> None:
+    assert {time.backend for time in bench_kernels(16, 128, [1], 0.0)} == {"cpu-integer, interleaved"}
+    assert {time.backend for time in bench_kernels(16, 128, [1], 0.0, interleave=False)} == {"cpu-integer"}
+
+
 def test_each_kind_of_layer_of_a_checkpoint_is_timed_once_and_decoding_too(checkpoint: Path) -> None:
     times, decoding = bench_checkpoint(checkpoint, [1], 0.0)
     assert sorted(time.shape for time in times) == [(32, 64), (64, 64), (64, 128), (128, 64)]
@@ -108,7 +115,8 @@ def test_the_command_prints_lines_or_json(run: Any, checkpoint: Path) -> None:
     found = run.invoke(main, arguments)
     assert found.exit_code == 0, found.output
     assert found.output.count("× float") == len(bench.SCHEMES)
-    assert found.output.count("cpu-integer)") + found.output.count("reference)") == len(bench.SCHEMES)
+    assert found.output.count("cpu-integer") + found.output.count("reference)") == len(bench.SCHEMES)
+    assert "interleaved" not in run.invoke(main, [*arguments, "--as-loaded"]).output
     found = run.invoke(main, ["bench", str(checkpoint), "--seconds", "0", "--tokens", "1", "--json"])
     assert {"plain", "optimized", "times_plain"} == set(json.loads(found.output)["decode"])
     for what in ("kernels", "decode"):
