@@ -232,15 +232,4 @@ void block_dot_avx2(const Columns& columns, const RowBlock& block, const Activat
 
 }  // namespace goldstick
 
-#else
-
-namespace goldstick {
-
-void block_dot_avx2(const Columns& columns, const RowBlock& block, const Activations& activations, std::int64_t begin,
-                    std::int64_t end, float* sums) {
-    block_scalar(columns, block, activations, begin, end, sums);
-}
-
-}  // namespace goldstick
-
 #endif

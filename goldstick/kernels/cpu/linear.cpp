@@ -63,6 +63,16 @@ Columns::Columns(std::int64_t columns, std::int64_t group_size, int bits, std::i
 
 namespace {
 
+// Other processors have the portable kernel alone.
+BlockKernel* kernel_for([[maybe_unused]] bool use_avx2, [[maybe_unused]] bool few, [[maybe_unused]] bool interleaved) {
+#if defined(__x86_64__)
+    if (use_avx2) {
+        return !few ? block_panel_avx2 : interleaved ? block_interleaved_avx2 : block_dot_avx2;
+    }
+#endif
+    return block_scalar;
+}
+
 // Whether the activations were such as could be multiplied in this way.
 template <typename T>
 bool multiply(const LinearCall<T>& call, int threads, bool use_avx2, bool few, bool in_bytes) {
@@ -91,10 +101,7 @@ bool multiply(const LinearCall<T>& call, int threads, bool use_avx2, bool few, b
     if (exceeding > columns.steps * tiles / kExcessShare) {
         return false;
     }
-    BlockKernel* const run = !use_avx2     ? block_scalar
-                             : !few        ? block_panel_avx2
-                             : interleaved ? block_interleaved_avx2
-                                           : block_dot_avx2;
+    BlockKernel* const run = kernel_for(use_avx2, few, interleaved != nullptr);
     const std::int64_t blocks = (call.rows + kRows - 1) / kRows;
     // As few parts of the tokens as there may be, since each unpacks the weight again, but some work for every thread.
     const std::int64_t most = (in_bytes ? kTokens : kTokens16) / tile;

@@ -75,6 +75,14 @@ enum class Shape {
     kBytes,        // 32 codes of 8 bits in 32 bytes; codes of other widths are widened first
 };
 
+// Sixteen rows of the weight. Where fewer are left, the last one stands in for the others.
+struct RowBlock {
+    const std::uint8_t* rows[kRows];
+    const std::uint32_t* words;  // [word][kRows] where they are laid out anew; there are no rows then, or else null
+    const float* scale;  // [groups][kRows]
+    const float* zero;   // [groups][kRows], or null: Columns::middle()
+};
+
 // How the rows are cut into chunks and blocks.
 //
 // A 32-bit lane d of a block holds 8 or 4 neighbouring codes. Shifting by `j` codes and masking leaves some of them as
@@ -100,7 +108,9 @@ struct Columns {
     std::int64_t shifts() const { return lane_codes() / step_codes(); }
     std::int64_t words() const { return steps * step_codes() / lane_codes(); }  // of a row that is laid out anew
     std::int64_t words(const Chunk& chunk) const { return chunk.padded / lane_codes(); }
-    std::int64_t words_before(const Chunk& chunk) const { return chunk.offset * step_codes() / lane_codes(); }
+    const std::uint32_t* words_of(const Chunk& chunk, const RowBlock& block) const {
+        return block.words + chunk.offset * step_codes() / lane_codes() * kRows;
+    }
     std::int32_t middle() const { return 1 << (bits - 1); }
 
     // Place of column `column` of a block among the block's activations.
@@ -136,14 +146,6 @@ struct Activations {
     Excess* excess_of(const Chunk& chunk, std::int64_t token) const {
         return excess + chunk.offset * tiles() + token / tile * chunk.steps;
     }
-};
-
-// Sixteen rows of the weight. Where fewer are left, the last one stands in for the others.
-struct RowBlock {
-    const std::uint8_t* rows[kRows];
-    const std::uint32_t* words;  // [word][kRows] where they are laid out anew; there are no rows then, or else null
-    const float* scale;  // [groups][kRows]
-    const float* zero;   // [groups][kRows], or null: Columns::middle()
 };
 
 // Code `index` of a packed row.

@@ -139,18 +139,15 @@ template <typename How>
 constexpr Multiply* kMultiply[kTile + 1] = {nullptr, multiply<How, 1>, multiply<How, 2>, multiply<How, 3>,
                                             multiply<How, 4>};
 
-// Where the cache lines of the 16 rows of a chunk lie, spread out over its steps.
+// Where the cache lines of the 16 rows of a chunk lie, spread out over its steps: one word of each row fills a line where
+// they lie side by side.
 void spread_lines(const Columns& columns, const Chunk& chunk, bool interleaved, std::int32_t* lines) {
-    for (std::int64_t step = 0; interleaved && step < chunk.steps; ++step) {
-        lines[step] = static_cast<std::int32_t>(step * columns.words(chunk) / chunk.steps * 64);
-    }
-    if (interleaved) {
-        return;
-    }
-    const std::int64_t of_row = (chunk.padded * columns.bits / 8 + 63) / 64, count = of_row * kRows;
+    const std::int64_t of_row = (chunk.padded * columns.bits / 8 + 63) / 64;
+    const std::int64_t count = interleaved ? columns.words(chunk) : of_row * kRows;
     for (std::int64_t step = 0; step < chunk.steps; ++step) {
         const std::int64_t line = step * count / chunk.steps;
-        lines[step] = static_cast<std::int32_t>(line / of_row * columns.row_bytes + line % of_row * 64);
+        const std::int64_t in_rows = line / of_row * columns.row_bytes + line % of_row * 64;
+        lines[step] = static_cast<std::int32_t>(interleaved ? line * 64 : in_rows);
     }
 }
 
@@ -178,11 +175,10 @@ void block_panel_avx2(const Columns& columns, const RowBlock& block, const Activ
     spread_lines(columns, columns.chunks.front(), interleaved, lines);
     for (const Chunk& chunk : columns.chunks) {
         const bool last = &chunk == &columns.chunks.back();
-        const std::uint32_t* const words = block.words + columns.words_before(chunk) * kRows;
-        const auto* ahead = reinterpret_cast<const std::uint8_t*>(words + columns.words(chunk) * kRows);
-        if (!interleaved) {
-            ahead = block.rows[0] + (last ? kRows * columns.row_bytes : chunk.end * columns.bits / 8);
-        }
+        const std::uint32_t* const words = interleaved ? columns.words_of(chunk, block) : nullptr;
+        const std::uint8_t* const ahead =
+            interleaved ? reinterpret_cast<const std::uint8_t*>(words + columns.words(chunk) * kRows)
+                        : block.rows[0] + (last ? kRows * columns.row_bytes : chunk.end * columns.bits / 8);
         if (!as_they_are) {
             spread(columns, chunk, block, panel);
         }
@@ -209,17 +205,6 @@ void block_panel_avx2(const Columns& columns, const RowBlock& block, const Activ
         part += activations.tokens;
         tiles += activations.tiles();
     }
-}
-
-}  // namespace goldstick
-
-#else
-
-namespace goldstick {
-
-void block_panel_avx2(const Columns& columns, const RowBlock& block, const Activations& activations,
-                      std::int64_t begin, std::int64_t end, float* sums) {
-    block_scalar(columns, block, activations, begin, end, sums);
 }
 
 }  // namespace goldstick

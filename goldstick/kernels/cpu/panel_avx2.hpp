@@ -120,7 +120,7 @@ GOLDSTICK_AVX2 void unpack(const Columns& columns, const Chunk& chunk, const Row
 template <Shape shape, bool in_bytes>
 GOLDSTICK_AVX2 void unpack_words(const Columns& columns, const Chunk& chunk, const RowBlock& block, Panel& panel) {
     using L = Lanes<shape, in_bytes>;
-    const auto* from = reinterpret_cast<const __m256i*>(block.words + columns.words_before(chunk) * kRows);
+    const auto* from = reinterpret_cast<const __m256i*>(columns.words_of(chunk, block));
     __m256i* out = panel.codes;
     for (std::int64_t at = 0; at < chunk.padded; at += columns.block_codes(), out += 2 * L::shifts * L::count) {
         for (int d = 0; d < L::count; ++d, from += 2) {
