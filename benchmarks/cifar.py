@@ -185,6 +185,7 @@ def argument_parser(description: str | None, name: str) -> argparse.ArgumentPars
     parser.add_argument("--epochs", type=int, default=30, help="of every training but those named below")
     parser.add_argument("--float-epochs", type=int, help="of the float network; as many as the others where not given")
     parser.add_argument("--rate", type=float, default=1e-3, help="of every training but that of gates")
+    parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of every training")
     parser.add_argument("--images", type=int, help="train on the first so many images")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -196,4 +197,10 @@ def argument_parser(description: str | None, name: str) -> argparse.ArgumentPars
 def float_training(arguments: argparse.Namespace) -> TrainingOptions:
     """How the float network is fine-tuned."""
     epochs = arguments.float_epochs or arguments.epochs
-    return TrainingOptions(epochs=epochs, seed=arguments.seed, rate=arguments.rate)
+    return training_options(arguments, epochs=epochs)
+
+
+def training_options(arguments: argparse.Namespace, **given: Any) -> TrainingOptions:
+    """How everything is trained, where nothing else is given."""
+    common = {"epochs": arguments.epochs, "rate": arguments.rate, "seed": arguments.seed}
+    return TrainingOptions(**(common | {"precision": arguments.precision} | given))

@@ -13,7 +13,7 @@ rounds.
 
 The peers are torch's int4 kernel (bfloat16), FBGEMM's int8 with dynamic activations (7 bits of them), and, if
 ``onnxruntime`` and ``onnx`` can be imported, MatMulNBits with float32 and with int8 arithmetic. Writes
-``benchmarks/results/kernels.json``.
+``benchmarks/results/kernels.json``, or ``--out``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from goldstick.pipeline.records import environment
 RESULTS = Path(__file__).resolve().parent / "results" / "kernels.json"
 PAUSE = 0.003
 """Seconds between kernels."""
-CACHE = 100 << 20
+CACHE = 128 << 20
 """Bytes that no cache holds: so much weight is gone through before one comes again."""
 
 Call = Callable[[torch.Tensor], object]
@@ -243,6 +243,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="processor: of one thread")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results")
     options = parser.parse_args()
     if options.clock == "processor" and options.threads != 1:
         parser.error("the processor time is that of the calling thread: give --threads 1 with it")
@@ -261,9 +262,9 @@ def main() -> None:
         ]
         shapes[shape] = {"rows": [row for part in measured for row in part], "missing": missing}
     settings = {"threads": options.threads, "seconds": options.seconds, "clock": options.clock, "isa": _C.isa()}
-    RESULTS.parent.mkdir(exist_ok=True)
+    options.out.parent.mkdir(exist_ok=True)
     result = {"settings": settings, "shapes": shapes, "environment": environment()}
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

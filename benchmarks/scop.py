@@ -25,9 +25,9 @@ from benchmarks.cifar import (
     normalised,
     pretrained,
     read_images,
+    training_options,
 )
 from goldstick.algorithms import SCOP, Finetune, Stage
-from goldstick.core.training import TrainingOptions
 from goldstick.pipeline.result import Result
 from goldstick.recipes.prune import seconds_of
 from goldstick.training import TrainingTask
@@ -60,10 +60,9 @@ def main() -> None:
         note(name, result.model, losses=[one["losses"] for one in result.report.training], **more)
         return result
 
-    options = {"seed": arguments.seed}
-    finetune = Finetune(training=TrainingOptions(epochs=arguments.epochs, rate=arguments.rate, **options))
-    gates = TrainingOptions(
-        epochs=arguments.gate_epochs, rate=4e-3, betas=(0.5, 0.9), schedule="constant", norm_batches=0, **options
+    finetune = Finetune(training=training_options(arguments))
+    gates = training_options(
+        arguments, epochs=arguments.gate_epochs, rate=4e-3, betas=(0.5, 0.9), schedule="constant", norm_batches=0
     )
     base = pretrained(arguments.depth)
     note("float, as it came", base)

@@ -14,10 +14,18 @@ import torch
 from torch import nn
 
 import goldstick
-from benchmarks.cifar import ROOT, Augmented, Table, argument_parser, float_training, pretrained, read_images
+from benchmarks.cifar import (
+    ROOT,
+    Augmented,
+    Table,
+    argument_parser,
+    float_training,
+    pretrained,
+    read_images,
+    training_options,
+)
 from benchmarks.straight_through import StraightThrough
 from goldstick.algorithms import SLB, Finetune, Stage
-from goldstick.core.training import TrainingOptions
 from goldstick.pipeline.result import Result
 from goldstick.training import TrainingTask
 
@@ -44,7 +52,7 @@ def main() -> None:
         )
         return result
 
-    training = TrainingOptions(epochs=arguments.epochs, seed=arguments.seed, rate=arguments.rate)
+    training = training_options(arguments)
     base = pretrained(arguments.depth)
     table.note("float, as it came", base)
     tuned = trained(base, "float", Finetune(training=float_training(arguments))).model

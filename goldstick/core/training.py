@@ -10,6 +10,7 @@ from goldstick.errors import RecipeError
 
 Optimizer = Literal["adamw", "sgd"]
 Schedule = Literal["cosine", "linear", "constant"]
+Precision = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +32,8 @@ class TrainingOptions:
         patience: Stop after so many epochs in a row in which the validation got no better; ``None`` for never.
         norm_batches: Batches over which the running statistics of batch norms are measured anew, with the weights as
             they will be stored, before each validation and at the end; 0 to keep what training left.
+        precision: In what products and convolutions of a training step are computed, forward and backward. Weights,
+            sums of gradients and the optimizer stay in float32, and so do validations and statistics of batch norms.
         seed: Seed of everything random.
     """
 
@@ -46,6 +49,7 @@ class TrainingOptions:
     warmup: float = 0.0
     patience: int | None = None
     norm_batches: int = 50
+    precision: Precision = "float32"
     seed: int = 0
 
     def __post_init__(self) -> None:

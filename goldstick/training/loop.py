@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -179,7 +179,8 @@ class _Run:
                 group["lr"] = peak * self.options.factor(share)
             self.optimizer.zero_grad()
             rows, part = self.workers.rows_of(batch)
-            loss = self.task.loss(model, on_device(rows, self.device))
+            with self._precision():
+                loss = self.task.loss(model, on_device(rows, self.device))
             value = self.workers.total(loss.item() * part)
             if not math.isfinite(value):
                 raise TrainingError(
@@ -196,6 +197,11 @@ class _Run:
         if not losses:
             raise TrainingError("An epoch holds no batch, so there is nothing to train with.")
         return math.fsum(losses) / len(losses)
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        if self.options.precision == "float32":
+            return nullcontext()  # what the caller may have set around it stays
+        return torch.autocast(self.device.type, torch.bfloat16)
 
     def _validate(self, state: TrainingState) -> None:
         assert self.task.validate is not None

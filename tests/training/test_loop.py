@@ -51,6 +51,24 @@ def test_one_step_of_sgd_is_what_the_formula_says() -> None:
     torch.testing.assert_close(layer.weight.detach(), start - 0.1 * (decayed + 0.9 * decayed))  # Nesterov's first step
 
 
+def test_in_bfloat16_products_are_rounded_and_nothing_that_is_kept() -> None:
+    seen: list[torch.dtype] = []
+    losses: dict[str, tuple[float, ...]] = {}
+    models: dict[str, nn.Module] = {}
+    for precision in ("float32", "bfloat16"):
+        torch.manual_seed(0)
+        model = models[precision] = TinyResidual().eval()
+        hook = model.stem.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+        task = TrainingTask(batches=batches(), validate=accuracy)
+        losses[precision] = train(model, task, options(epochs=6, precision=precision)).losses
+        hook.remove()
+        assert seen[-1] == torch.float32  # validation, and the statistics of norms
+        assert all(value.dtype in (torch.float32, torch.int64) for value in model.state_dict().values())
+    assert set(seen) == {torch.float32, torch.bfloat16}
+    assert not equal(models["float32"], models["bfloat16"])
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], rel=0.05)
+
+
 @pytest.mark.parametrize(("schedule", "middle"), [("cosine", 0.5), ("linear", 0.5), ("constant", 1.0)])
 def test_a_schedule_rises_over_the_warmup_and_falls_to_its_end(schedule: Any, middle: float) -> None:
     made = options(schedule=schedule, warmup=0.1)
