@@ -41,7 +41,7 @@ def _gptq_block(
         bits,
         str(scale.dtype).removeprefix("torch."),
         torch.get_num_threads() if len(weight) >= _THREADED_FROM else 1,
-        cpu._C.isa() == "avx2",
+        cpu._C.isa() != "scalar",
     )
     return codes, errors
 

@@ -11,6 +11,7 @@ import torch
 from goldstick.kernels import cpu
 from goldstick.kernels.reference import ReferenceBackend
 from tests.kernels.guarded import before_a_forbidden_page
+from tests.kernels.instructions import AVAILABLE
 from tests.kernels.layers import Layer, random_layer
 
 if cpu._missing and os.environ.get("CI"):
@@ -105,8 +106,9 @@ def test_nothing_is_converted_behind_the_callers_back(changes: dict[str, Any]) -
 
 
 def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GOLDSTICK_ISA", "scalar")
-    assert cpu._C.isa() == "scalar"
+    for name in AVAILABLE:
+        monkeypatch.setenv("GOLDSTICK_ISA", name)
+        assert cpu._C.isa() == name
     monkeypatch.setenv("GOLDSTICK_ISA", "mmx")
-    with pytest.raises(ValueError, match="'mmx'; it can be 'avx2' or 'scalar'"):
+    with pytest.raises(ValueError, match="'mmx'; it can be 'avx512', 'avx2' or 'scalar'"):
         cpu._C.isa()

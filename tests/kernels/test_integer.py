@@ -14,6 +14,7 @@ from goldstick.kernels import Activation, WeightSpec, cpu
 from goldstick.kernels.cpu import integer
 from goldstick.kernels.cpu.integer import IntegerCpuBackend
 from goldstick.kernels.reference import ReferenceBackend, fake_quantize_per_tensor, fake_quantize_per_token
+from tests.kernels.instructions import AVAILABLE
 from tests.kernels.layers import Layer, product_error, random_layer
 
 if cpu._missing and os.environ.get("CI"):
@@ -70,8 +71,9 @@ def test_all_shapes_are_near_float64_and_the_same_in_any_batch_on_any_instructio
         assert product_error(layer, x, y, bias) < allowed, (layer.spec, len(x))
         for token in {0, len(x) // 2, len(x) - 1}:
             assert torch.equal(run(layer, x[token], bias), y[token]), (layer.spec, len(x), token)
-        monkeypatch.setenv("GOLDSTICK_ISA", "scalar")
-        assert torch.equal(run(layer, x, bias), y), (layer.spec, len(x))
+        for isa in AVAILABLE[:-1]:
+            monkeypatch.setenv("GOLDSTICK_ISA", isa)
+            assert torch.equal(run(layer, x, bias), y), (layer.spec, len(x), isa)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

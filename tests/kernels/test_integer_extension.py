@@ -12,6 +12,7 @@ from torch import Tensor
 from goldstick.kernels import Activation, cpu
 from goldstick.kernels.cpu.integer import IntegerCpuBackend
 from tests.kernels.guarded import before_a_forbidden_page
+from tests.kernels.instructions import every_isa
 from tests.kernels.layers import Layer, random_layer
 
 if cpu._missing and os.environ.get("CI"):
@@ -36,7 +37,7 @@ EDGES = [
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("isa", ["scalar", ""], ids=["scalar", "best"])
+@every_isa
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("activation", [None, "int8-token"])
 def test_nothing_past_the_end_of_a_buffer_is_touched(
@@ -53,7 +54,7 @@ def test_nothing_past_the_end_of_a_buffer_is_touched(
         plain = [given, layer.packed, layer.scale, layer.zero.float(), layer.bias, torch.zeros_like(expected)]
         guarded = [before_a_forbidden_page(cpu._as_stored(tensor)) for tensor in plain]
         operands = [tensor for tensor, _ in guarded]
-        cpu._C.quantized_linear(*operands, bits, layer.spec.group_size, activation or "", 0.0, 0, 1, isa == "")
+        cpu._C.quantized_linear(*operands, bits, layer.spec.group_size, activation or "", 0.0, 0, 1, isa)
         assert torch.equal(operands[-1].view(dtype), expected)
         for _, release in guarded:
             release()
@@ -87,6 +88,7 @@ def arguments(layer: Layer, **changes: Any) -> dict[str, Any]:
         ({"bits": 0}, "bits is 0, expected 1 to 8"),
         ({"bits": 9}, "bits is 9, expected 1 to 8"),
         ({"group_size": 0}, "group_size is 0"),
+        ({"isa": "mmx"}, "isa is 'mmx'; it can be 'avx512', 'avx2' or 'scalar'"),
         ({"activation": "int4"}, "activation is 'int4', expected '', 'int8-token' or 'int8-tensor'"),
     ],
 )

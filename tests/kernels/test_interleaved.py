@@ -12,14 +12,15 @@ from torch import Tensor
 from goldstick.kernels import Activation, cpu
 from goldstick.kernels.prepared import Operands, PreparedLinear
 from tests.kernels.guarded import before_a_forbidden_page
+from tests.kernels.instructions import AVAILABLE, every_isa
 from tests.kernels.layers import Layer, random_layer
 
-if cpu._C is None or cpu._C.isa() != "avx2":
-    pytest.skip("the layout is one for AVX2", allow_module_level=True)
+if cpu._C is None or cpu._C.isa() == "scalar":
+    pytest.skip("the layout is one for vector instructions", allow_module_level=True)
 
 #: rows, columns, group size: ends of blocks of rows, of words, of blocks of columns, of spans and of chunks
 SHAPES = [(1, 32, None), (16, 64, 32), (17, 128, 64), (33, 200, None), (19, 384, 128), (20, 250, 125), (16, 1100, None)]
-TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 200)
+TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 13, 16, 17, 35, 200)
 
 
 def operands(layer: Layer) -> Operands:
@@ -48,7 +49,7 @@ def outputs(run: PreparedLinear, layer: Layer, tokens: int = 3) -> Tensor:
 @pytest.mark.parametrize("asymmetric", [True, False])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_the_bits_are_those_of_the_weight_as_it_lies(
-    bits: int, asymmetric: bool, dtype: torch.dtype, activation: Activation
+    bits: int, asymmetric: bool, dtype: torch.dtype, activation: Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copied = 0
     for rows, columns, group_size in SHAPES:
@@ -59,7 +60,12 @@ def test_the_bits_are_those_of_the_weight_as_it_lies(
         copied += run.ready(operands(layer)).interleaved
         assert not plain.ready(operands(layer)).interleaved
         for tokens in TOKENS:
-            assert torch.equal(outputs(run, layer, tokens), outputs(plain, layer, tokens)), (rows, columns, tokens)
+            monkeypatch.setenv("GOLDSTICK_ISA", "avx2")
+            expected = outputs(plain, layer, tokens)
+            for isa in AVAILABLE[1:]:
+                monkeypatch.setenv("GOLDSTICK_ISA", isa)
+                found = outputs(run, layer, tokens), outputs(plain, layer, tokens)
+                assert all(torch.equal(one, expected) for one in found), (rows, columns, tokens, isa)
     assert copied >= len(SHAPES) - 2, "groups that fill their blocks badly stay as they are, the others do not"
 
 
@@ -69,7 +75,9 @@ def test_a_copy_that_would_be_mostly_filling_is_not_made() -> None:
     assert torch.equal(outputs(prepared(layer), layer), outputs(prepared(layer, interleaved=False), layer))
 
 
-def test_large_inputs_beside_each_other_keep_their_bits() -> None:
+@every_isa
+def test_large_inputs_beside_each_other_keep_their_bits(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOLDSTICK_ISA", isa)
     layer = random_layer(40, 256, bits=8, activation="int8-token")
     x = torch.ones(9, 256)  # every pair of neighbours is too much for 16 bits
     x[4:] = given(layer, 5)

@@ -38,7 +38,7 @@ def quantized_linear(
     input_scale: float = 0.0,
     input_zero: int = 0,
     threads: int = 1,
-    use_avx2: bool = False,
+    isa: str = "scalar",
 ) -> None: ...
 def read_words(words: Tensor, threads: int = 1) -> int: ...
 def search_ranges(

@@ -136,7 +136,7 @@ GOLDSTICK_INLINE void quantize_in(const LinearCall<T>& call, const Columns& colu
         for (std::int64_t i = 0; i < count; ++i) {
             sum += q[i];
         }
-        activations.sum[at] = sum;
+        activations.shift[at] = call.zero ? sum : -columns.middle() * sum;
         std::int32_t* codes = activations.of(chunk, token);
         if (columns.in_bytes) {
             arrange<std::int8_t>(columns, q, chunk.padded, apart, codes);
@@ -163,12 +163,12 @@ void quantize_scalar(const LinearCall<T>& call, const Columns& columns, const Ac
 
 template <typename T>
 void quantize_token(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
-                    std::int64_t token, bool use_avx2) {
-    (use_avx2 ? quantize_avx2<T> : quantize_scalar<T>)(call, columns, activations, token);
+                    std::int64_t token, Isa isa) {
+    (isa != Isa::kScalar ? quantize_avx2<T> : quantize_scalar<T>)(call, columns, activations, token);
 }
 
-template void quantize_token<float>(const LinearCall<float>&, const Columns&, const Activations&, std::int64_t, bool);
+template void quantize_token<float>(const LinearCall<float>&, const Columns&, const Activations&, std::int64_t, Isa);
 template void quantize_token<bfloat16>(const LinearCall<bfloat16>&, const Columns&, const Activations&, std::int64_t,
-                                       bool);
+                                       Isa);
 
 }  // namespace goldstick

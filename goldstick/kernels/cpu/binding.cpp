@@ -62,7 +62,7 @@ void dequantize_rows(Array<const std::int32_t> packed, Array<const Stored> scale
     matrix.groups = static_cast<std::int64_t>(groups);
     matrix.group_size = group_size;
     matrix.bits = bits;
-    const bool use_avx2 = goldstick::chosen_isa() == "avx2";
+    const bool use_avx2 = goldstick::uses_avx2();
     nb::gil_scoped_release released;
     goldstick::dequantize_matrix(matrix, std::max(threads, 1), use_avx2);
 }
@@ -86,5 +86,5 @@ NB_MODULE(_C, module) {
     define_prepared_linear(module);
     define_decoder_block(module);
     define_search_ranges(module);
-    module.def("isa", &goldstick::chosen_isa);
+    module.def("isa", [] { return goldstick::name_of(goldstick::chosen_isa()); });
 }

@@ -80,7 +80,7 @@ private:
             {layers_, at<const T>(x), at<T>(y), at<const T>(attention_norm_), at<const T>(feed_norm_),
              attention_epsilon_, feed_epsilon_, at<const T>(cos), at<const T>(sin), at<T>(keys), at<T>(values), batch,
              heads_, kv_heads_, channels_, angle_stride, capacity, filled, scaling_},
-            threads, goldstick::chosen_isa() == "avx2");
+            threads, goldstick::uses_avx2());
     }
 
     goldstick::BlockLayers layers_;

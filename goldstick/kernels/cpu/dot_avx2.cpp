@@ -139,7 +139,6 @@ GOLDSTICK_AVX2 void multiply_tile(const Columns& columns, const RowBlock& block,
     const std::int64_t stride = columns.row_bytes, all = activations.tokens;
     const bool apart = rows[T::rows - 1] == rows[0] + (T::rows - 1) * stride;
     const std::uint8_t* ahead = rows[0] + std::max(kAhead, T::rows * stride);
-    const __m256i middle = _mm256_set1_epi32(columns.middle());
     __m256i product[vectors]{};
     __m256 total[T::results];
     GOLDSTICK_UNROLL
@@ -147,10 +146,10 @@ GOLDSTICK_AVX2 void multiply_tile(const Columns& columns, const RowBlock& block,
         total[i] = _mm256_setzero_ps();
     }
     const float* scale = activations.scale + begin;
-    const std::int32_t* sum = activations.sum + begin;
+    const std::int32_t* shift = activations.shift + begin;
     const std::int32_t* const codes = activations.codes;
     const Chunk* const end = columns.chunks.data() + columns.chunks.size();
-    for (const Chunk* chunk = columns.chunks.data(); chunk < end; ++chunk, scale += all, sum += all) {
+    for (const Chunk* chunk = columns.chunks.data(); chunk < end; ++chunk, scale += all, shift += all) {
         if (chunk->opens) {
             GOLDSTICK_UNROLL
             for (int i = 0; i < vectors; ++i) {
@@ -180,13 +179,14 @@ GOLDSTICK_AVX2 void multiply_tile(const Columns& columns, const RowBlock& block,
             GOLDSTICK_UNROLL
             for (int i = 0; i < T::results; ++i) {
                 const __m256i dot = eight_sums<T::halves>(product + i * vectors / T::results);
-                const __m256i token_sum = T::by_token(sum, i);
+                const __m256i token_shift = T::by_token(shift, i);
                 __m256 centred;
                 if (block.zero) {
-                    const __m256 shift = _mm256_mul_ps(T::by_row(block.zero + group), _mm256_cvtepi32_ps(token_sum));
-                    centred = _mm256_sub_ps(_mm256_cvtepi32_ps(dot), shift);
+                    const __m256 zero = T::by_row(block.zero + group);
+                    const __m256 shifted = _mm256_mul_ps(zero, _mm256_cvtepi32_ps(token_shift));
+                    centred = _mm256_sub_ps(_mm256_cvtepi32_ps(dot), shifted);
                 } else {
-                    centred = _mm256_cvtepi32_ps(_mm256_sub_epi32(dot, _mm256_mullo_epi32(middle, token_sum)));
+                    centred = _mm256_cvtepi32_ps(_mm256_add_epi32(dot, token_shift));
                 }
                 const __m256 factor = _mm256_mul_ps(weight_scale, _mm256_castsi256_ps(T::by_token(scale, i)));
                 total[i] = _mm256_add_ps(total[i], _mm256_mul_ps(centred, factor));

@@ -32,7 +32,7 @@ template <typename T>
 void norm_of(Address x, Address weight, Address y, std::int64_t rows, std::int64_t columns, float epsilon,
              int threads) {
     goldstick::rms_norm<T>({at<const T>(x), at<const T>(weight), at<T>(y), rows, columns, epsilon}, threads,
-                           goldstick::chosen_isa() == "avx2");
+                           goldstick::uses_avx2());
 }
 
 void rms_norm(Address x, Address weight, Address y, std::int64_t rows, std::int64_t columns, float epsilon, bool half,
@@ -42,7 +42,7 @@ void rms_norm(Address x, Address weight, Address y, std::int64_t rows, std::int6
 
 template <typename T>
 void gate_of(Address x, Address y, std::int64_t rows, std::int64_t columns, int threads) {
-    goldstick::gated_silu<T>({at<const T>(x), at<T>(y), rows, columns}, threads, goldstick::chosen_isa() == "avx2");
+    goldstick::gated_silu<T>({at<const T>(x), at<T>(y), rows, columns}, threads, goldstick::uses_avx2());
 }
 
 void gated_silu(Address x, Address y, std::int64_t rows, std::int64_t columns, bool half, int threads) {
@@ -65,7 +65,7 @@ void rotate_of(Address x, Address cos, Address sin, Address q, Address keys, Add
     check_heads(heads, kv_heads, channels);
     goldstick::rotate<T>({at<const T>(x), at<const T>(cos), at<const T>(sin), at<T>(q), at<T>(keys), at<T>(values), batch,
                           heads, kv_heads, channels, angle_stride, batch_stride, head_stride},
-                         goldstick::chosen_isa() == "avx2");
+                         goldstick::uses_avx2());
 }
 
 void rotate(Address x, Address cos, Address sin, Address q, Address keys, Address values, std::int64_t batch,
@@ -83,7 +83,7 @@ void attend_token_of(Address x, Address cos, Address sin, Address q, Address out
     if (filled < 0 || filled >= capacity) {
         throw std::invalid_argument("there is no room for another token");
     }
-    const bool use_avx2 = goldstick::chosen_isa() == "avx2";
+    const bool use_avx2 = goldstick::uses_avx2();
     nb::gil_scoped_release released;
     goldstick::attend_token<T>({at<const T>(x), at<const T>(cos), at<const T>(sin), at<T>(q), at<T>(out), at<T>(keys),
                                 at<T>(values), batch, heads, kv_heads, channels, angle_stride, capacity, filled, scaling},
@@ -139,7 +139,7 @@ void attend_of(Address q, Address out, const std::vector<Given>& runs, Address k
     call.channels = channels;
     call.q_stride = q_stride;
     call.scaling = scaling;
-    const bool use_avx2 = goldstick::chosen_isa() == "avx2";
+    const bool use_avx2 = goldstick::uses_avx2();
     nb::gil_scoped_release released;
     goldstick::attend(call, std::max(threads, 1), use_avx2);
 }

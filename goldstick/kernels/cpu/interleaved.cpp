@@ -14,7 +14,7 @@ constexpr std::int64_t kMostFilling = 4;
 
 template <typename T>
 Columns columns_of(const LinearCall<T>& call) {
-    return {call.columns, call.group_size, call.bits, call.row_bytes, call.rounding, false, false, true};
+    return {call.columns, call.group_size, call.bits, call.row_bytes, call.rounding, false, Isa::kScalar, true};
 }
 
 std::int64_t blocks_of(std::int64_t rows) { return (rows + kRows - 1) / kRows; }

@@ -51,8 +51,8 @@ struct Sums {
     }
 
     // Add what the products of a span come to.
-    GOLDSTICK_AVX2 void close(const float* weight_scale, const float* zero, std::int32_t middle,
-                              const std::int32_t* sum, const float* scale) {
+    GOLDSTICK_AVX2 void close(const float* weight_scale, const float* zero, const std::int32_t* shift,
+                              const float* scale) {
         GOLDSTICK_UNROLL
         for (int half = 0; half < 2; ++half) {
             const __m256 row_scale = _mm256_loadu_ps(weight_scale + half * 8);
@@ -60,12 +60,12 @@ struct Sums {
             for (int t = 0; t < tokens; ++t) {
                 __m256 centred;
                 if (zero) {
-                    const __m256 token_sum = _mm256_set1_ps(static_cast<float>(sum[t]));
-                    const __m256 shift = _mm256_mul_ps(_mm256_loadu_ps(zero + half * 8), token_sum);
-                    centred = _mm256_sub_ps(_mm256_cvtepi32_ps(product[t][half]), shift);
+                    const __m256 token_shift = _mm256_set1_ps(static_cast<float>(shift[t]));
+                    const __m256 shifted = _mm256_mul_ps(_mm256_loadu_ps(zero + half * 8), token_shift);
+                    centred = _mm256_sub_ps(_mm256_cvtepi32_ps(product[t][half]), shifted);
                 } else {
-                    const __m256i shift = _mm256_set1_epi32(middle * sum[t]);
-                    centred = _mm256_cvtepi32_ps(_mm256_sub_epi32(product[t][half], shift));
+                    const __m256i shifted = _mm256_add_epi32(product[t][half], _mm256_set1_epi32(shift[t]));
+                    centred = _mm256_cvtepi32_ps(shifted);
                 }
                 const __m256 factor = _mm256_mul_ps(row_scale, _mm256_set1_ps(scale[t]));
                 total[t][half] = _mm256_add_ps(total[t][half], _mm256_mul_ps(centred, factor));
@@ -81,7 +81,7 @@ GOLDSTICK_AVX2 void multiply(const Columns& columns, const RowBlock& block, cons
     S state;
     const std::uint32_t* words = block.words;
     const float* scale = activations.scale + begin;
-    const std::int32_t* sum = activations.sum + begin;
+    const std::int32_t* shift = activations.shift + begin;
     for (const Chunk& chunk : columns.chunks) {
         if (chunk.opens) {
             state.clear_products();
@@ -96,10 +96,10 @@ GOLDSTICK_AVX2 void multiply(const Columns& columns, const RowBlock& block, cons
         if (chunk.closes) {
             const std::int64_t group = chunk.group * kRows;
             const float* zero = block.zero ? block.zero + group : nullptr;
-            state.close(block.scale + group, zero, columns.middle(), sum, scale);
+            state.close(block.scale + group, zero, shift, scale);
         }
         scale += activations.tokens;
-        sum += activations.tokens;
+        shift += activations.tokens;
     }
     GOLDSTICK_UNROLL
     for (int t = 0; t < tokens; ++t) {

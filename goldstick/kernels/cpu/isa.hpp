@@ -5,8 +5,20 @@
 
 namespace goldstick {
 
-// "avx2" or "scalar": what the processor offers, unless GOLDSTICK_ISA asks for less. Throws where it asks for what is
-// unknown or not there.
-std::string chosen_isa();
+// Each has what those before it have. kAvx512 stands for AVX-512 F, BW, VL and VNNI; products of integers alone use more
+// of it than AVX2.
+enum class Isa { kScalar, kAvx2, kAvx512 };
+
+// The best that this processor offers.
+Isa best_isa();
+
+// The best, unless GOLDSTICK_ISA asks for less. Throws where it asks for what is unknown or not there.
+Isa chosen_isa();
+
+inline bool uses_avx2() { return chosen_isa() != Isa::kScalar; }
+
+// "scalar", "avx2" or "avx512", and back; what is unknown, or not there, throws, and `asker` is who is told of.
+std::string name_of(Isa isa);
+Isa isa_named(const std::string& name, const std::string& asker);
 
 }  // namespace goldstick

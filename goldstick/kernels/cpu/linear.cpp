@@ -38,8 +38,8 @@ void write_block(const LinearCall<T>& call, const float* sums, std::int64_t firs
 }  // namespace
 
 Columns::Columns(std::int64_t columns, std::int64_t group_size, int bits, std::int64_t row_bytes, Rounding rounding,
-                 bool in_bytes, bool use_avx2, bool interleaved)
-    : bits(bits), row_bytes(row_bytes), in_bytes(in_bytes), deposit(use_avx2 && can_deposit()), steps(0) {
+                 bool in_bytes, Isa isa, bool interleaved)
+    : bits(bits), row_bytes(row_bytes), in_bytes(in_bytes), deposit(isa != Isa::kScalar && can_deposit()), steps(0) {
     const bool whole_bytes = group_size % 2 == 0 || group_size >= columns;  // in nibbles: groups begin with a byte
     const bool in_nibbles = interleaved ? bits <= 4 : bits == 4 && whole_bytes;
     shape = !in_nibbles ? Shape::kBytes : group_size <= 32 ? Shape::kHalfNibbles : Shape::kNibbles;
@@ -63,30 +63,52 @@ Columns::Columns(std::int64_t columns, std::int64_t group_size, int bits, std::i
 
 namespace {
 
+// How a call is done.
+struct Plan {
+    Isa isa;
+    bool few;       // tokens: codes are used as they are unpacked
+    bool in_bytes;  // 8-bit activations are multiplied as such
+};
+
 // Other processors have the portable kernel alone.
-BlockKernel* kernel_for([[maybe_unused]] bool use_avx2, [[maybe_unused]] bool few, [[maybe_unused]] bool interleaved) {
+BlockKernel* kernel_for([[maybe_unused]] const Plan& plan, [[maybe_unused]] bool interleaved) {
 #if defined(__x86_64__)
-    if (use_avx2) {
-        return !few ? block_panel_avx2 : interleaved ? block_interleaved_avx2 : block_dot_avx2;
+    const bool wide = plan.isa == Isa::kAvx512;
+    if (plan.isa != Isa::kScalar && plan.few) {
+        return !interleaved ? block_dot_avx2 : wide ? block_interleaved_avx512 : block_interleaved_avx2;
+    }
+    if (plan.isa != Isa::kScalar) {
+        return wide ? block_panel_avx512 : block_panel_avx2;
     }
 #endif
     return block_scalar;
 }
 
+// Tokens of a tile. With AVX-512 all tiles have about as many: a rest would take almost as long as a whole one.
+std::int64_t tile_of(const Plan& plan, std::int64_t tokens, bool interleaved) {
+    if (plan.isa != Isa::kAvx512 || (plan.few && !interleaved)) {
+        return plan.few ? 1 : kTile;
+    }
+    const std::int64_t tiles = std::max<std::int64_t>((tokens + kTile512 - 1) / kTile512, 1);
+    return std::max<std::int64_t>((tokens + tiles - 1) / tiles, 1);
+}
+
 // Whether the activations were such as could be multiplied in this way.
 template <typename T>
-bool multiply(const LinearCall<T>& call, int threads, bool use_avx2, bool few, bool in_bytes) {
-    const Interleaved* const interleaved = use_avx2 ? call.interleaved : nullptr;
-    const Columns columns(call.columns, call.group_size, call.bits, call.row_bytes, call.rounding, in_bytes, use_avx2,
+bool multiply(const LinearCall<T>& call, int threads, const Plan& plan) {
+    const bool in_bytes = plan.in_bytes;
+    const Interleaved* const interleaved = plan.isa != Isa::kScalar ? call.interleaved : nullptr;
+    const Columns columns(call.columns, call.group_size, call.bits, call.row_bytes, call.rounding, in_bytes, plan.isa,
                           interleaved != nullptr);
     const auto parts = static_cast<std::int64_t>(columns.chunks.size()) * call.tokens;
-    const bool may_exceed = in_bytes && call.bits == 8;
-    const std::int64_t tile = few ? 1 : kTile, tiles = (call.tokens + tile - 1) / tile;
-    const Buffer<std::int32_t> codes(columns.steps * call.tokens), sum(parts), excesses(may_exceed ? parts : 0);
+    const bool may_exceed = in_bytes && call.bits == 8 && plan.isa == Isa::kAvx2;
+    const std::int64_t tile = tile_of(plan, call.tokens, interleaved != nullptr);
+    const std::int64_t tiles = (call.tokens + tile - 1) / tile;
+    const Buffer<std::int32_t> codes(columns.steps * call.tokens), shift(parts), excesses(may_exceed ? parts : 0);
     const Buffer<Excess> excess(may_exceed ? columns.steps * tiles : 0);
     const Buffer<float> activation_scale(parts);
     const Activations activations{
-        codes.data(), activation_scale.data(), sum.data(), excess.data(), may_exceed ? excesses.data() : nullptr,
+        codes.data(), activation_scale.data(), shift.data(), excess.data(), may_exceed ? excesses.data() : nullptr,
         call.tokens,  tile};
     std::int64_t exceeding = 0;
     // One thread alone is done with few tokens before another is there.
@@ -94,14 +116,14 @@ bool multiply(const LinearCall<T>& call, int threads, bool use_avx2, bool few, b
     if (threads > 1 && call.tokens > kQuantizedAlone)
     for (std::int64_t first = 0; first < call.tokens; first += tile) {
         for (std::int64_t token = first; token < std::min(first + tile, call.tokens); ++token) {
-            quantize_token(call, columns, activations, token, use_avx2);
+            quantize_token(call, columns, activations, token, plan.isa);
         }
         exceeding += may_exceed ? put_excess_by(columns, activations, first) : 0;
     }
     if (exceeding > columns.steps * tiles / kExcessShare) {
         return false;
     }
-    BlockKernel* const run = kernel_for(use_avx2, few, interleaved != nullptr);
+    BlockKernel* const run = kernel_for(plan, interleaved != nullptr);
     const std::int64_t blocks = (call.rows + kRows - 1) / kRows;
     // As few parts of the tokens as there may be, since each unpacks the weight again, but some work for every thread.
     const std::int64_t most = (in_bytes ? kTokens : kTokens16) / tile;
@@ -110,7 +132,7 @@ bool multiply(const LinearCall<T>& call, int threads, bool use_avx2, bool few, b
     const std::int64_t wanted = std::max<std::int64_t>({(tiles + most - 1) / most, fewest, 1});
     const std::int64_t at_most = std::max<std::int64_t>((tiles + wanted - 1) / wanted, 1) * tile;  // tokens of a part
     const std::int64_t items = blocks * ((call.tokens + at_most - 1) / at_most);
-    const int at_once = few ? 8 : call.tokens <= kNeighbours ? 4 : 1;  // few tokens: neighbours, which are read ahead
+    const int at_once = plan.few ? 8 : call.tokens <= kNeighbours ? 4 : 1;  // few tokens: neighbours, which are read ahead
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         const std::int64_t gathered = interleaved ? 0 : call.groups * kRows;
@@ -132,17 +154,19 @@ bool multiply(const LinearCall<T>& call, int threads, bool use_avx2, bool few, b
 }  // namespace
 
 template <typename T>
-void quantized_linear(const LinearCall<T>& call, int threads, bool use_avx2) {
+void quantized_linear(const LinearCall<T>& call, int threads, Isa isa) {
     const bool small = call.rounding != Rounding::kInt16 && call.input_zero == 0.0f;  // activations have 8 bits
+    const bool interleaved = isa != Isa::kScalar && call.interleaved, wide = isa == Isa::kAvx512;
     const std::int64_t in_rows = call.bits == 8 ? kDotTokensOfBytes : kDotTokens;
-    const std::int64_t anew = small ? kInterleavedTokens8 : kInterleavedTokens;
-    const bool few = call.tokens <= (use_avx2 && call.interleaved ? anew : in_rows);
-    if (!multiply(call, threads, use_avx2, few, small && use_avx2 && !few)) {
-        multiply(call, threads, use_avx2, few, false);
+    const std::int64_t anew = wide ? kTile512 : small ? kInterleavedTokens8 : kInterleavedTokens;
+    const bool few = call.tokens <= (interleaved ? anew : in_rows);
+    const bool takes_bytes = isa != Isa::kScalar && (!few || (wide && interleaved));
+    if (!multiply(call, threads, {isa, few, small && takes_bytes})) {
+        multiply(call, threads, {isa, few, false});
     }
 }
 
-template void quantized_linear<float>(const LinearCall<float>&, int, bool);
-template void quantized_linear<bfloat16>(const LinearCall<bfloat16>&, int, bool);
+template void quantized_linear<float>(const LinearCall<float>&, int, Isa);
+template void quantized_linear<bfloat16>(const LinearCall<bfloat16>&, int, Isa);
 
 }  // namespace goldstick

@@ -6,7 +6,7 @@
 //     y = Σ over spans  (Σ u·q − zero · Σ q) · (weight scale · activation scale)
 //
 // Both inner sums are exact in 32 bits, so they may be taken in any order; the spans are added in order, in float32,
-// with one rounding for each operation written here. Every path (portable or AVX2, one token or many, any number of
+// with one rounding for each operation written here. Every path (portable or vector, one token or many, any number of
 // threads) therefore gives the same bits. These files must be compiled without contraction.
 #pragma once
 
@@ -16,6 +16,8 @@
 #include <string>
 #include <vector>
 
+#include "isa.hpp"
+
 namespace goldstick {
 
 constexpr std::int64_t kRows = 16;         // rows of the weight that are worked on together
@@ -23,6 +25,7 @@ constexpr std::int64_t kTokens = 512;      // most tokens that go through a bloc
 constexpr std::int64_t kChunk = 512;       // most columns of a chunk
 constexpr std::int64_t kBlockBytes = 32;   // most bytes of one row that are unpacked at once
 constexpr std::int64_t kTile = 4;          // most tokens of a tile: their activations lie side by side
+constexpr std::int64_t kTile512 = 16;      // the same with AVX-512
 
 // How the activations become integers.
 enum class Rounding {
@@ -54,7 +57,7 @@ struct LinearCall {
     Rounding rounding;
     float input_scale;  // of kInt8Tensor
     float input_zero;   // of kInt8Tensor; 0 where the range is symmetric
-    const Interleaved* interleaved = nullptr;  // the weight laid out anew, which AVX2 then reads instead; or null
+    const Interleaved* interleaved = nullptr;  // the weight laid out anew, which vector kernels read instead; or null
 };
 
 // A run of columns that is unpacked and multiplied at once.
@@ -80,7 +83,7 @@ struct RowBlock {
     const std::uint8_t* rows[kRows];
     const std::uint32_t* words;  // [word][kRows] where they are laid out anew; there are no rows then, or else null
     const float* scale;  // [groups][kRows]
-    const float* zero;   // [groups][kRows], or null: Columns::middle()
+    const float* zero;   // [groups][kRows], or null: Columns::middle() for all
 };
 
 // How the rows are cut into chunks and blocks.
@@ -89,7 +92,7 @@ struct RowBlock {
 // 16-bit or 8-bit integers, `shifts()` codes apart, so activations are kept in that order: [j][d][2 or 4].
 struct Columns {
     Columns(std::int64_t columns, std::int64_t group_size, int bits, std::int64_t row_bytes, Rounding rounding,
-            bool in_bytes, bool use_avx2, bool interleaved = false);
+            bool in_bytes, Isa isa, bool interleaved = false);
 
     int bits;
     std::int64_t row_bytes;
@@ -130,7 +133,7 @@ struct Excess {
 struct Activations {
     std::int32_t* codes;  // [chunk][tile][step][tokens of the tile], each two or four columns; filled up with zeros
     float* scale;         // [chunk][tokens]
-    std::int32_t* sum;    // [chunk][tokens]: Σ q since the span began
+    std::int32_t* shift;  // [chunk][tokens]: Σ q since the span began; −middle() · Σ q for a weight without zeros
     Excess* excess;       // [chunk][tile][step], of which the first so many are there:
     std::int32_t* excesses;  // [chunk][tile], or null where no step can have any
     std::int64_t tokens;
@@ -154,7 +157,7 @@ unsigned code_at(const std::uint8_t* row, std::int64_t index, int bits);
 // Write token `token` of the activations.
 template <typename T>
 void quantize_token(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
-                    std::int64_t token, bool use_avx2);
+                    std::int64_t token, Isa isa);
 
 // Put the excess of the tile that begins with `token` by. Returns how many steps have any.
 std::int64_t put_excess_by(const Columns& columns, const Activations& activations, std::int64_t token);
@@ -170,12 +173,12 @@ bool can_deposit();
 using BlockKernel = void(const Columns&, const RowBlock&, const Activations&, std::int64_t begin, std::int64_t end,
                          float* sums);
 BlockKernel block_scalar;
-BlockKernel block_panel_avx2;  // best for many tokens
-BlockKernel block_dot_avx2;    // best for a few
-BlockKernel block_interleaved_avx2;  // best for a few, of a weight that is laid out anew
+BlockKernel block_panel_avx2, block_panel_avx512;              // best for many tokens
+BlockKernel block_dot_avx2;                                    // best for a few
+BlockKernel block_interleaved_avx2, block_interleaved_avx512;  // best for a few, of a weight that is laid out anew
 
 // The whole call on `threads` threads.
 template <typename T>
-void quantized_linear(const LinearCall<T>& call, int threads, bool use_avx2);
+void quantized_linear(const LinearCall<T>& call, int threads, Isa isa);
 
 }  // namespace goldstick

@@ -27,7 +27,7 @@ template <typename T, typename Stored>
 void quantized_linear(Array<const Stored, 2> x, Array<const std::int32_t, 2> packed, Array<const Stored, 2> scale,
                       nb::object zero_or_none, nb::object bias_or_none, Array<Stored, 2> y, int bits,
                       std::int64_t group_size, const std::string& activation, float input_scale, int input_zero,
-                      int threads, bool use_avx2) {
+                      int threads, const std::string& isa) {
     static_assert(sizeof(T) == sizeof(Stored));
     const std::size_t tokens = x.shape(0), columns = x.shape(1), rows = packed.shape(0);
     if (bits < 1 || bits > 8) {
@@ -35,9 +35,6 @@ void quantized_linear(Array<const Stored, 2> x, Array<const std::int32_t, 2> pac
     }
     if (group_size < 1) {
         throw std::invalid_argument("group_size is " + std::to_string(group_size) + ", expected 1 or more");
-    }
-    if (use_avx2 && !goldstick::has_avx2()) {
-        throw std::invalid_argument("this processor has no avx2");
     }
     const std::size_t width = (columns * static_cast<std::size_t>(bits) + 31) / 32;
     const std::size_t groups = columns == 0 ? 0 : (columns - 1) / static_cast<std::size_t>(group_size) + 1;
@@ -78,8 +75,9 @@ void quantized_linear(Array<const Stored, 2> x, Array<const std::int32_t, 2> pac
     call.rounding = goldstick::rounding_of(activation);
     call.input_scale = input_scale;
     call.input_zero = static_cast<float>(input_zero);
+    const goldstick::Isa wanted = goldstick::isa_named(isa, "isa");
     nb::gil_scoped_release released;
-    goldstick::quantized_linear(call, std::max(threads, 1), use_avx2);
+    goldstick::quantized_linear(call, std::max(threads, 1), wanted);
 }
 
 // All words of an array, folded into one: what a benchmark compares a kernel's reading with.
@@ -100,7 +98,7 @@ void define(nb::module_& module) {
     module.def("quantized_linear", &quantized_linear<T, Stored>, "x"_a.noconvert(), "packed"_a.noconvert(),
                "scale"_a.noconvert(), "zero"_a.none(), "bias"_a.none(), "y"_a.noconvert(), "bits"_a, "group_size"_a,
                "activation"_a = "", "input_scale"_a = 0.0f, "input_zero"_a = 0, "threads"_a = 1,
-               "use_avx2"_a = false);
+               "isa"_a = "scalar");
 }
 
 }  // namespace

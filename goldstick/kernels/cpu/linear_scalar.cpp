@@ -42,10 +42,10 @@ void block_scalar(const Columns& columns, const RowBlock& block, const Activatio
                 products[static_cast<std::size_t>(at)] = product;
                 if (chunk.closes) {
                     const std::int64_t group = chunk.group * kRows + r;
-                    const std::int32_t sum = activations.sum[part];
+                    const std::int32_t shift = activations.shift[part];
                     const float centred = block.zero ? static_cast<float>(product) -
-                                                           block.zero[group] * static_cast<float>(sum)
-                                                     : static_cast<float>(product - columns.middle() * sum);
+                                                           block.zero[group] * static_cast<float>(shift)
+                                                     : static_cast<float>(product + shift);
                     sums[at] += centred * (block.scale[group] * activations.scale[part]);
                 }
             }

@@ -74,7 +74,7 @@ public:
         call_.groups = static_cast<std::int64_t>(groups);
         call_.group_size = group_size;
         call_.bits = bits;
-        if (interleaved && goldstick::chosen_isa() == "avx2" && goldstick::Interleaved::pays(call_)) {
+        if (interleaved && goldstick::uses_avx2() && goldstick::Interleaved::pays(call_)) {
             interleaved_ = std::make_unique<goldstick::Interleaved>(call_);
             call_.interleaved = interleaved_.get();
         }
@@ -86,14 +86,14 @@ public:
     bool interleaved() const override { return interleaved_ != nullptr; }
 
     void multiply(const void* x, void* y, std::int64_t tokens, int threads) const override {
-        const bool use_avx2 = goldstick::chosen_isa() == "avx2";
+        const goldstick::Isa isa = goldstick::chosen_isa();
         goldstick::LinearCall<T> call = call_;
         call.x = static_cast<const T*>(x);
         call.y = static_cast<T*>(y);
         call.tokens = tokens;
         call.input_scale = input_scale_ ? goldstick::to_float(*input_scale_) : 0.0f;
         call.input_zero = input_zero_ ? static_cast<float>(*input_zero_) : 0.0f;
-        goldstick::quantized_linear(call, std::max(threads, 1), use_avx2);
+        goldstick::quantized_linear(call, std::max(threads, 1), isa);
     }
 
 private:

@@ -13,7 +13,7 @@ namespace goldstick {
 namespace {
 
 struct Panel {
-    alignas(64) __m256i codes[kChunk];  // [step][8 rows, 8 rows], each lane two columns of 16 bits or four of 8
+    alignas(64) std::int32_t codes[kChunk * kRows / 2];  // [step][kRows], each two columns of 16 bits or four of 8
 };
 
 // Eight rows of eight lanes: lane d of row r becomes lane r of vector d.
@@ -92,7 +92,7 @@ GOLDSTICK_AVX2 void unpack(const Columns& columns, const Chunk& chunk, const Row
     for (std::int64_t half = 0; half < 2; ++half) {
         const std::uint8_t* const* from = block.rows + half * 8;
         std::int64_t offset = chunk.begin * columns.bits / 8;
-        __m256i* out = panel.codes + half;
+        __m256i* out = reinterpret_cast<__m256i*>(panel.codes) + half;
         for (std::int64_t at = 0; at < blocks;
              ++at, offset += columns.block_bytes(), out += 2 * L::shifts * L::count) {
             const std::uint8_t* rows[8];
@@ -121,7 +121,7 @@ template <Shape shape, bool in_bytes>
 GOLDSTICK_AVX2 void unpack_words(const Columns& columns, const Chunk& chunk, const RowBlock& block, Panel& panel) {
     using L = Lanes<shape, in_bytes>;
     const auto* from = reinterpret_cast<const __m256i*>(columns.words_of(chunk, block));
-    __m256i* out = panel.codes;
+    auto* out = reinterpret_cast<__m256i*>(panel.codes);
     for (std::int64_t at = 0; at < chunk.padded; at += columns.block_codes(), out += 2 * L::shifts * L::count) {
         for (int d = 0; d < L::count; ++d, from += 2) {
             const __m256i low = _mm256_load_si256(from), high = _mm256_load_si256(from + 1);

@@ -1,0 +1,85 @@
+// Spreads the codes of a chunk out and has all tiles of tokens multiplied by them, chunk after chunk.
+#include "panel.hpp"
+
+#include "unpack_avx2.hpp"
+
+#if defined(__x86_64__)
+
+namespace goldstick {
+namespace {
+
+// Where the cache lines of the 16 rows of a chunk lie, spread out over its steps: one word of each row fills a line where
+// they lie side by side.
+void spread_lines(const Columns& columns, const Chunk& chunk, bool interleaved, std::int32_t* lines) {
+    const std::int64_t of_row = (chunk.padded * columns.bits / 8 + 63) / 64;
+    const std::int64_t count = interleaved ? columns.words(chunk) : of_row * kRows;
+    for (std::int64_t step = 0; step < chunk.steps; ++step) {
+        const std::int64_t line = step * count / chunk.steps;
+        const std::int64_t in_rows = line / of_row * columns.row_bytes + line % of_row * 64;
+        lines[step] = static_cast<std::int32_t>(interleaved ? line * 64 : in_rows);
+    }
+}
+
+void block_panel(const Columns& columns, const RowBlock& block, const Activations& activations, std::int64_t begin,
+                 std::int64_t end, float* sums, Multiply* const* run) {
+    std::fill_n(sums, (end - begin) * kRows, 0.0f);
+    if (columns.chunks.empty()) {
+        return;
+    }
+    Panel panel;
+    std::int32_t products[kTokens * kRows];
+    const bool interleaved = block.words != nullptr;
+    const bool as_they_are = interleaved && columns.in_bytes && columns.shape == Shape::kBytes;
+    Unpack* const spread = (columns.in_bytes ? unpack_for<true> : unpack_for<false>)(columns.shape, interleaved);
+    const std::int64_t tile = activations.tile, rest = (end - begin) % tile, full = end - rest;
+    std::int64_t part = 0, tiles = 0;  // of the chunks before this one
+    std::int32_t lines[kChunk];
+    spread_lines(columns, columns.chunks.front(), interleaved, lines);
+    for (const Chunk& chunk : columns.chunks) {
+        const bool last = &chunk == &columns.chunks.back();
+        const std::uint32_t* const words = interleaved ? columns.words_of(chunk, block) : nullptr;
+        const std::uint8_t* const ahead =
+            interleaved ? reinterpret_cast<const std::uint8_t*>(words + columns.words(chunk) * kRows)
+                        : block.rows[0] + (last ? kRows * columns.row_bytes : chunk.end * columns.bits / 8);
+        if (!as_they_are) {
+            spread(columns, chunk, block, panel);
+        }
+        const auto over = [&](std::int64_t token, std::int64_t count) {
+            return Strip{as_they_are ? reinterpret_cast<const std::int32_t*>(words) : panel.codes,
+                         ahead,
+                         lines,
+                         count,
+                         activations.of(chunk, token),
+                         activations.scale + part + token,
+                         activations.shift + part + token,
+                         activations.excess_of(chunk, token),
+                         activations.excesses ? activations.excesses + tiles + token / tile : nullptr,
+                         block.scale + chunk.group * kRows,
+                         block.zero ? block.zero + chunk.group * kRows : nullptr,
+                         products + (token - begin) * kRows,
+                         sums + (token - begin) * kRows};
+        };
+        run[tile](over(begin, (full - begin) / tile), chunk);
+        if (rest) {
+            run[rest](over(full, 1), chunk);
+        }
+        part += activations.tokens;
+        tiles += activations.tiles();
+    }
+}
+
+}  // namespace
+
+void block_panel_avx2(const Columns& columns, const RowBlock& block, const Activations& activations,
+                      std::int64_t begin, std::int64_t end, float* sums) {
+    block_panel(columns, block, activations, begin, end, sums, panel_avx2(columns));
+}
+
+void block_panel_avx512(const Columns& columns, const RowBlock& block, const Activations& activations,
+                        std::int64_t begin, std::int64_t end, float* sums) {
+    block_panel(columns, block, activations, begin, end, sums, panel_avx512(columns));
+}
+
+}  // namespace goldstick
+
+#endif
