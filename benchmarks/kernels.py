@@ -92,7 +92,9 @@ def goldstick_kernel(
 
     def call(packed: torch.Tensor, scale: torch.Tensor) -> Call:
         layer = PreparedLinear(bits, group_size, columns, activation or "", interleaved)
-        return lambda x: layer(x.to(dtype), (packed, scale, None, None, None, None))
+        weight = packed, scale, None, None, None, None
+        layer.ready(weight)
+        return lambda x: layer(x.to(dtype), weight)
 
     return Kernel(
         call=in_turn([call(packed.clone(), scale.clone()) for _ in copies(weight_bytes)]), weight_bytes=weight_bytes

@@ -8,7 +8,7 @@
 namespace goldstick {
 namespace {
 
-constexpr std::int64_t kAhead = 512;  // words between what is read and what is called for
+constexpr std::int64_t kAhead = 1024, kScalesAhead = 128;  // numbers between what is read and what is called for
 
 template <Shape shape, bool in_bytes, int tokens>
 struct Sums {
@@ -91,13 +91,14 @@ GOLDSTICK_AVX512 void multiply(const Columns& columns, const RowBlock& block, co
             for (int d = 0; d < S::lanes; d += S::together, words += S::together * kRows) {
                 GOLDSTICK_UNROLL
                 for (int i = 0; i < S::together; ++i) {
-                    _mm_prefetch(reinterpret_cast<const char*>(words + i * kRows + kAhead), _MM_HINT_T0);
+                    _mm_prefetch(reinterpret_cast<const char*>(words + i * kRows + kAhead), _MM_HINT_T1);
                 }
                 state.multiply(words, q + d * tokens);
             }
         }
         if (chunk.closes) {
             const std::int64_t group = chunk.group * kRows;
+            _mm_prefetch(reinterpret_cast<const char*>(block.scale + group + kScalesAhead), _MM_HINT_T0);
             const float* zero = block.zero ? block.zero + group : nullptr;
             state.close(shifted, _mm512_loadu_ps(block.scale + group), zero, shift, scale);
         }
