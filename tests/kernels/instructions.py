@@ -6,7 +6,7 @@ import pytest
 
 from goldstick.kernels import cpu
 
-_ALL = ("scalar", "avx2", "avx512")
+_ALL = ("scalar", "avx2", "avx512", "amx")
 _BEST = 0 if cpu._C is None else _ALL.index(cpu._C.isa())
 
 #: For tests with a parameter ``isa``; those that this processor lacks are skipped.

@@ -110,5 +110,5 @@ def test_an_unknown_instruction_set_is_refused(monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setenv("GOLDSTICK_ISA", name)
         assert cpu._C.isa() == name
     monkeypatch.setenv("GOLDSTICK_ISA", "mmx")
-    with pytest.raises(ValueError, match="'mmx'; it can be 'avx512', 'avx2' or 'scalar'"):
+    with pytest.raises(ValueError, match="'mmx'; it can be 'amx', 'avx512', 'avx2' or 'scalar'"):
         cpu._C.isa()

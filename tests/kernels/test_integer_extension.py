@@ -88,7 +88,7 @@ def arguments(layer: Layer, **changes: Any) -> dict[str, Any]:
         ({"bits": 0}, "bits is 0, expected 1 to 8"),
         ({"bits": 9}, "bits is 9, expected 1 to 8"),
         ({"group_size": 0}, "group_size is 0"),
-        ({"isa": "mmx"}, "isa is 'mmx'; it can be 'avx512', 'avx2' or 'scalar'"),
+        ({"isa": "mmx"}, "isa is 'mmx'; it can be 'amx', 'avx512', 'avx2' or 'scalar'"),
         ({"activation": "int4"}, "activation is 'int4', expected '', 'int8-token' or 'int8-tensor'"),
     ],
 )

@@ -1,4 +1,5 @@
 // Activations to integers. The same source is compiled for AVX2 and without: each value takes the same operations.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -86,6 +87,17 @@ GOLDSTICK_INLINE void arrange(const Columns& columns, const std::int16_t* q, std
     }
 }
 
+// Lay the codes, or their low bytes, in a row of each matrix of a tile.
+GOLDSTICK_INLINE void arrange_row(const Columns& columns, const Chunk& chunk, const std::int16_t* q, std::int64_t row,
+                                  std::int32_t* tile) {
+    std::int32_t steps[kChunk / 4];
+    arrange<std::int8_t>(columns, q, chunk.padded, 1, steps);
+    const std::int64_t width = chunk.matrix_steps();
+    for (std::int64_t at = 0; at < chunk.steps; at += width) {
+        std::memcpy(tile + at * kTile512 + row * width, steps + at, static_cast<std::size_t>(width) * sizeof *steps);
+    }
+}
+
 // Scale of a whole token. A number that is none makes it NaN.
 template <typename T>
 GOLDSTICK_INLINE float token_scale(const LinearCall<T>& call, const T* x) {
@@ -137,11 +149,17 @@ GOLDSTICK_INLINE void quantize_in(const LinearCall<T>& call, const Columns& colu
             sum += q[i];
         }
         activations.shift[at] = call.zero ? sum : -columns.middle() * sum;
-        std::int32_t* codes = activations.of(chunk, token);
-        if (columns.in_bytes) {
-            arrange<std::int8_t>(columns, q, chunk.padded, apart, codes);
+        if (activations.in_matrices) {
+            const std::int64_t tile = activations.of_tile(chunk, token), row = token % activations.tile;
+            if (activations.low) {
+                arrange_row(columns, chunk, q, row, activations.low + tile);
+                std::transform(q, q + chunk.padded, q, [](std::int16_t code) { return code >> 8; });
+            }
+            arrange_row(columns, chunk, q, row, activations.codes + tile);
+        } else if (columns.in_bytes) {
+            arrange<std::int8_t>(columns, q, chunk.padded, apart, activations.of(chunk, token));
         } else {
-            arrange<std::int16_t>(columns, q, chunk.padded, apart, codes);
+            arrange<std::int16_t>(columns, q, chunk.padded, apart, activations.of(chunk, token));
         }
         at += activations.tokens;
     }

@@ -5,9 +5,9 @@
 
 namespace goldstick {
 
-// Each has what those before it have. kAvx512 stands for AVX-512 F, BW, VL and VNNI; products of integers alone use more
-// of it than AVX2.
-enum class Isa { kScalar, kAvx2, kAvx512 };
+// Each has what those before it have. kAvx512 stands for AVX-512 F, BW, VL and VNNI, kAmx for tiles of 8-bit integers;
+// products with packed weights alone use more than AVX2.
+enum class Isa { kScalar, kAvx2, kAvx512, kAmx };
 
 // The best that this processor offers.
 Isa best_isa();
@@ -17,7 +17,7 @@ Isa chosen_isa();
 
 inline bool uses_avx2() { return chosen_isa() != Isa::kScalar; }
 
-// "scalar", "avx2" or "avx512", and back; what is unknown, or not there, throws, and `asker` is who is told of.
+// "scalar", "avx2", "avx512" or "amx", and back; what is unknown, or not there, throws, and `asker` is who is told of.
 std::string name_of(Isa isa);
 Isa isa_named(const std::string& name, const std::string& asker);
 

@@ -5,6 +5,7 @@
 #include "dequantize.hpp"
 #include "gather.hpp"
 #include "interleaved.hpp"
+#include "plan.hpp"
 
 namespace goldstick {
 
@@ -12,13 +13,7 @@ namespace {
 
 constexpr std::int64_t kSpan16 = 128;    // 128 products of 8 and 16 bits, and half of what 32 bits hold
 constexpr std::int64_t kSpan8 = 32768;   // as many products of 8 and 9 bits
-// Up to so many tokens, unpacking for one use costs less than unpacking for more; of bytes, unpacking is cheaper.
-constexpr std::int64_t kDotTokens = 2, kDotTokensOfBytes = 4;
-constexpr std::int64_t kInterleavedTokens = 16, kInterleavedTokens8 = 4;  // the same of a weight that is laid out anew
-
 constexpr std::int64_t kQuantizedAlone = 16, kNeighbours = 64;
-constexpr std::int64_t kTokens16 = 192;  // most tokens at once: their 16-bit activations fill twice as much
-constexpr std::int64_t kItems = 4, kLeast = 16;  // items for each thread, and tiles of a part
 constexpr std::int64_t kExcessShare = 4;  // with more than one excess in so many steps, 16 bits are faster
 
 template <typename T>
@@ -63,76 +58,61 @@ Columns::Columns(std::int64_t columns, std::int64_t group_size, int bits, std::i
 
 namespace {
 
-// How a call is done.
-struct Plan {
-    Isa isa;
-    bool few;       // tokens: codes are used as they are unpacked
-    bool in_bytes;  // 8-bit activations are multiplied as such
+// Memory for the activations of all tokens.
+class ActivationMemory {
+public:
+    ActivationMemory(const Columns& columns, const Plan& plan, std::int64_t tokens, bool may_exceed)
+        : in_matrices_(plan.in_matrices()),
+          halved_(plan.halved),
+          may_exceed_(may_exceed),
+          tokens_(tokens),
+          tile_(plan.tile),
+          codes_(columns.steps * (in_matrices_ ? plan.tiles * plan.tile : tokens)),
+          low_(halved_ ? columns.steps * plan.tiles * plan.tile : 0),
+          shift_(static_cast<std::int64_t>(columns.chunks.size()) * tokens),
+          excesses_(may_exceed ? static_cast<std::int64_t>(columns.chunks.size()) * plan.tiles : 0),
+          scale_(static_cast<std::int64_t>(columns.chunks.size()) * tokens),
+          excess_(may_exceed ? columns.steps * plan.tiles : 0) {}
+
+    Activations activations() const {
+        return {codes_.data(), halved_ ? low_.data() : nullptr, in_matrices_, scale_.data(), shift_.data(),
+                excess_.data(), may_exceed_ ? excesses_.data() : nullptr, tokens_, tile_};
+    }
+
+private:
+    bool in_matrices_, halved_, may_exceed_;
+    std::int64_t tokens_, tile_;
+    Buffer<std::int32_t> codes_, low_, shift_, excesses_;
+    Buffer<float> scale_;
+    Buffer<Excess> excess_;
 };
-
-// Other processors have the portable kernel alone.
-BlockKernel* kernel_for([[maybe_unused]] const Plan& plan, [[maybe_unused]] bool interleaved) {
-#if defined(__x86_64__)
-    const bool wide = plan.isa == Isa::kAvx512;
-    if (plan.isa != Isa::kScalar && plan.few) {
-        return !interleaved ? block_dot_avx2 : wide ? block_interleaved_avx512 : block_interleaved_avx2;
-    }
-    if (plan.isa != Isa::kScalar) {
-        return wide ? block_panel_avx512 : block_panel_avx2;
-    }
-#endif
-    return block_scalar;
-}
-
-// Tokens of a tile. With AVX-512 all tiles have about as many: a rest would take almost as long as a whole one.
-std::int64_t tile_of(const Plan& plan, std::int64_t tokens, bool interleaved) {
-    if (plan.isa != Isa::kAvx512 || (plan.few && !interleaved)) {
-        return plan.few ? 1 : kTile;
-    }
-    const std::int64_t tiles = std::max<std::int64_t>((tokens + kTile512 - 1) / kTile512, 1);
-    return std::max<std::int64_t>((tokens + tiles - 1) / tiles, 1);
-}
 
 // Whether the activations were such as could be multiplied in this way.
 template <typename T>
 bool multiply(const LinearCall<T>& call, int threads, const Plan& plan) {
-    const bool in_bytes = plan.in_bytes;
-    const Interleaved* const interleaved = plan.isa != Isa::kScalar ? call.interleaved : nullptr;
-    const Columns columns(call.columns, call.group_size, call.bits, call.row_bytes, call.rounding, in_bytes, plan.isa,
-                          interleaved != nullptr);
-    const auto parts = static_cast<std::int64_t>(columns.chunks.size()) * call.tokens;
-    const bool may_exceed = in_bytes && call.bits == 8 && plan.isa == Isa::kAvx2;
-    const std::int64_t tile = tile_of(plan, call.tokens, interleaved != nullptr);
-    const std::int64_t tiles = (call.tokens + tile - 1) / tile;
-    const Buffer<std::int32_t> codes(columns.steps * call.tokens), shift(parts), excesses(may_exceed ? parts : 0);
-    const Buffer<Excess> excess(may_exceed ? columns.steps * tiles : 0);
-    const Buffer<float> activation_scale(parts);
-    const Activations activations{
-        codes.data(), activation_scale.data(), shift.data(), excess.data(), may_exceed ? excesses.data() : nullptr,
-        call.tokens,  tile};
+    const Interleaved* const interleaved = plan.interleaved ? call.interleaved : nullptr;
+    const Columns columns(call.columns, call.group_size, call.bits, call.row_bytes, call.rounding, plan.in_bytes,
+                          plan.isa, plan.interleaved);
+    const bool may_exceed = plan.may_exceed(call.bits);
+    const ActivationMemory memory(columns, plan, call.tokens, may_exceed);
+    const Activations activations = memory.activations();
     std::int64_t exceeding = 0;
     // One thread alone is done with few tokens before another is there.
 #pragma omp parallel for schedule(static) num_threads(threads) reduction(+ : exceeding) \
     if (threads > 1 && call.tokens > kQuantizedAlone)
-    for (std::int64_t first = 0; first < call.tokens; first += tile) {
-        for (std::int64_t token = first; token < std::min(first + tile, call.tokens); ++token) {
+    for (std::int64_t first = 0; first < call.tokens; first += plan.tile) {
+        for (std::int64_t token = first; token < std::min(first + plan.tile, call.tokens); ++token) {
             quantize_token(call, columns, activations, token, plan.isa);
         }
         exceeding += may_exceed ? put_excess_by(columns, activations, first) : 0;
     }
-    if (exceeding > columns.steps * tiles / kExcessShare) {
+    if (exceeding > columns.steps * plan.tiles / kExcessShare) {
         return false;
     }
-    BlockKernel* const run = kernel_for(plan, interleaved != nullptr);
-    const std::int64_t blocks = (call.rows + kRows - 1) / kRows;
-    // As few parts of the tokens as there may be, since each unpacks the weight again, but some work for every thread.
-    const std::int64_t most = (in_bytes ? kTokens : kTokens16) / tile;
-    const std::int64_t shared = kItems * threads / std::max<std::int64_t>(blocks, 1);
-    const std::int64_t fewest = std::min<std::int64_t>(shared, tiles / kLeast);
-    const std::int64_t wanted = std::max<std::int64_t>({(tiles + most - 1) / most, fewest, 1});
-    const std::int64_t at_most = std::max<std::int64_t>((tiles + wanted - 1) / wanted, 1) * tile;  // tokens of a part
+    BlockKernel* const run = plan.kernel();
+    const std::int64_t blocks = (call.rows + kRows - 1) / kRows, at_most = plan.tokens_of_part(blocks, threads);
     const std::int64_t items = blocks * ((call.tokens + at_most - 1) / at_most);
-    const int at_once = plan.few ? 8 : call.tokens <= kNeighbours ? 4 : 1;  // few tokens: neighbours, which are read ahead
+    const int at_once = plan.few ? 8 : call.tokens <= kNeighbours ? 4 : 1;  // of few tokens, neighbours: read ahead
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         const std::int64_t gathered = interleaved ? 0 : call.groups * kRows;
@@ -155,14 +135,8 @@ bool multiply(const LinearCall<T>& call, int threads, const Plan& plan) {
 
 template <typename T>
 void quantized_linear(const LinearCall<T>& call, int threads, Isa isa) {
-    const bool small = call.rounding != Rounding::kInt16 && call.input_zero == 0.0f;  // activations have 8 bits
-    const bool interleaved = isa != Isa::kScalar && call.interleaved, wide = isa == Isa::kAvx512;
-    const std::int64_t in_rows = call.bits == 8 ? kDotTokensOfBytes : kDotTokens;
-    const std::int64_t anew = wide ? kTile512 : small ? kInterleavedTokens8 : kInterleavedTokens;
-    const bool few = call.tokens <= (interleaved ? anew : in_rows);
-    const bool takes_bytes = isa != Isa::kScalar && (!few || (wide && interleaved));
-    if (!multiply(call, threads, {isa, few, small && takes_bytes})) {
-        multiply(call, threads, {isa, few, false});
+    if (!multiply(call, threads, plan_of(call, isa))) {
+        multiply(call, threads, plan_of(call, isa, false));
     }
 }
 

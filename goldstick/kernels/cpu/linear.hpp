@@ -25,7 +25,7 @@ constexpr std::int64_t kTokens = 512;      // most tokens that go through a bloc
 constexpr std::int64_t kChunk = 512;       // most columns of a chunk
 constexpr std::int64_t kBlockBytes = 32;   // most bytes of one row that are unpacked at once
 constexpr std::int64_t kTile = 4;          // most tokens of a tile: their activations lie side by side
-constexpr std::int64_t kTile512 = 16;      // the same with AVX-512
+constexpr std::int64_t kTile512 = 16;      // the same with AVX-512; of AMX, the rows of a matrix
 
 // How the activations become integers.
 enum class Rounding {
@@ -69,6 +69,9 @@ struct Chunk {
     std::int64_t steps;   // what a multiplication takes at once of a row, 32 bits of activations: two columns or four
     std::int64_t whole;   // its first blocks that lie in a row as they are needed, all their bytes
     bool opens, closes;   // whether it is the first and the last of its span
+
+    // Of a matrix of activations, which AMX multiplies at once: 64 columns, or 32 where blocks are as short.
+    std::int64_t matrix_steps() const { return steps % 16 == 0 ? 16 : 8; }
 };
 
 // How the codes of a block lie in its bytes.
@@ -132,6 +135,8 @@ struct Excess {
 // The activations of all tokens as integers.
 struct Activations {
     std::int32_t* codes;  // [chunk][tile][step][tokens of the tile], each two or four columns; filled up with zeros
+    std::int32_t* low;    // low bytes of 16-bit activations that are multiplied as bytes, codes has the high; or null
+    bool in_matrices;     // codes are [chunk][tile][matrix][token of the tile][step of the matrix], tiles all whole
     float* scale;         // [chunk][tokens]
     std::int32_t* shift;  // [chunk][tokens]: Σ q since the span began; −middle() · Σ q for a weight without zeros
     Excess* excess;       // [chunk][tile][step], of which the first so many are there:
@@ -143,6 +148,10 @@ struct Activations {
     std::int32_t* of(const Chunk& chunk, std::int64_t token) const {
         const std::int64_t first = token / tile * tile;
         return codes + chunk.offset * tokens + first * chunk.steps + (token - first);
+    }
+    // Of a whole tile, where they lie in matrices; from the first on.
+    std::int64_t of_tile(const Chunk& chunk, std::int64_t token) const {
+        return (chunk.offset * tiles() + token / tile * chunk.steps) * tile;
     }
     std::int64_t apart(std::int64_t token) const { return std::min(tile, tokens - token / tile * tile); }
     std::int64_t tiles() const { return (tokens + tile - 1) / tile; }
@@ -173,9 +182,9 @@ bool can_deposit();
 using BlockKernel = void(const Columns&, const RowBlock&, const Activations&, std::int64_t begin, std::int64_t end,
                          float* sums);
 BlockKernel block_scalar;
-BlockKernel block_panel_avx2, block_panel_avx512;              // best for many tokens
-BlockKernel block_dot_avx2;                                    // best for a few
-BlockKernel block_interleaved_avx2, block_interleaved_avx512;  // best for a few, of a weight that is laid out anew
+BlockKernel block_panel_avx2, block_panel_avx512, block_panel_amx;  // best for many tokens
+BlockKernel block_dot_avx2;                                         // best for a few
+BlockKernel block_interleaved_avx2, block_interleaved_avx512;       // best for a few, of a weight that is laid out anew
 
 // The whole call on `threads` threads.
 template <typename T>

@@ -8,8 +8,8 @@
 namespace goldstick {
 namespace {
 
-// Where the cache lines of the 16 rows of a chunk lie, spread out over its steps: one word of each row fills a line where
-// they lie side by side.
+// Where the cache lines of the 16 rows of a chunk lie, spread out over its steps: one word of each row fills a line
+// where they lie side by side.
 void spread_lines(const Columns& columns, const Chunk& chunk, bool interleaved, std::int32_t* lines) {
     const std::int64_t of_row = (chunk.padded * columns.bits / 8 + 63) / 64;
     const std::int64_t count = interleaved ? columns.words(chunk) : of_row * kRows;
@@ -49,7 +49,10 @@ void block_panel(const Columns& columns, const RowBlock& block, const Activation
                          ahead,
                          lines,
                          count,
-                         activations.of(chunk, token),
+                         std::min(count * tile, end - token),
+                         activations.in_matrices ? activations.codes + activations.of_tile(chunk, token)
+                                                 : activations.of(chunk, token),
+                         activations.low ? activations.low + activations.of_tile(chunk, token) : nullptr,
                          activations.scale + part + token,
                          activations.shift + part + token,
                          activations.excess_of(chunk, token),
@@ -79,6 +82,13 @@ void block_panel_avx512(const Columns& columns, const RowBlock& block, const Act
                         std::int64_t begin, std::int64_t end, float* sums) {
     block_panel(columns, block, activations, begin, end, sums, panel_avx512(columns));
 }
+
+#if defined(GOLDSTICK_HAS_AMX)
+void block_panel_amx(const Columns& columns, const RowBlock& block, const Activations& activations, std::int64_t begin,
+                     std::int64_t end, float* sums) {
+    block_panel(columns, block, activations, begin, end, sums, panel_amx(activations.low != nullptr));
+}
+#endif
 
 }  // namespace goldstick
 

@@ -11,8 +11,9 @@ struct Strip {
     const std::int32_t* codes;     // [step][kRows], of the panel, on cache lines
     const std::uint8_t* ahead;     // what is unpacked next: while the first tile is multiplied, memory is called for
     const std::int32_t* lines;     // [step], from there on
-    std::int64_t tiles;
+    std::int64_t tiles, tokens;    // tokens of all tiles
     const std::int32_t* q;         // [tile][step][tokens]
+    const std::int32_t* low;       // the same, of low bytes, or null
     const float* scale;            // [tile][tokens], of the activations
     const std::int32_t* shift;     // [tile][tokens]
     const Excess* excess;          // [tile][step]
@@ -27,5 +28,6 @@ struct Strip {
 using Multiply = void(const Strip&, const Chunk&);
 Multiply* const* panel_avx2(const Columns& columns);
 Multiply* const* panel_avx512(const Columns& columns);
+Multiply* const* panel_amx(bool halved);
 
 }  // namespace goldstick
