@@ -39,7 +39,7 @@ class PreparedLinear:
     that are being traced, inputs that do not fit (and its errors). The weight is read where it lies, so changes of its
     numbers are seen; tensors in other places are prepared anew, and none is kept alive.
 
-    Or it is ``interleaved``: a copy of the weight, rows side by side as vectors take them, is read instead, with the same
+    Or it is ``interleaved``: a copy of the weight, rows side by side as vectors take them, is read instead, with equal
     results. Changes of the weight's numbers are then seen by the tensors' versions, so not those made through
     ``.data``. Without AVX2, for tensors that have no version, and where the copy would be much larger than the weight,
     there is none.

@@ -12,7 +12,7 @@ namespace goldstick {
 
 namespace {
 
-constexpr float kLargest16 = 32767.0f;
+constexpr float kLargest16 = 32639.0f;  // 127 · 256 + 127: both bytes of any such number may have a sign
 constexpr float kLeastScale = 0x1p-120f;  // below this 1 / scale might not be finite
 constexpr std::int32_t kInfinity = 0x7f800000;
 
@@ -41,7 +41,7 @@ GOLDSTICK_INLINE float round_even(float value) {
     return (value + kMagic) - kMagic;
 }
 
-// q = round(x · factor), |q| ≤ 32767.
+// q = round(x · factor), |q| ≤ kLargest16.
 template <typename T>
 GOLDSTICK_INLINE void round_by_product(const T* x, std::int64_t count, float factor, std::int16_t* q) {
     for (std::int64_t i = 0; i < count; ++i) {
@@ -87,12 +87,17 @@ GOLDSTICK_INLINE void arrange(const Columns& columns, const std::int16_t* q, std
     }
 }
 
-// Lay the codes, or their low bytes, in a row of each matrix of a tile.
-GOLDSTICK_INLINE void arrange_row(const Columns& columns, const Chunk& chunk, const std::int16_t* q, std::int64_t row,
-                                  std::int32_t* tile) {
+// The low bytes of a token's codes, to where all of them lie.
+GOLDSTICK_INLINE void place_bytes(const Columns& columns, const Chunk& chunk, const Activations& activations,
+                                  std::int64_t token, const std::int16_t* q, std::int32_t* out) {
+    if (!activations.in_matrices) {
+        arrange<std::int8_t>(columns, q, chunk.padded, activations.apart(token), out + activations.of(chunk, token));
+        return;
+    }
+    std::int32_t* const tile = out + activations.of_tile(chunk, token);
     std::int32_t steps[kChunk / 4];
     arrange<std::int8_t>(columns, q, chunk.padded, 1, steps);
-    const std::int64_t width = chunk.matrix_steps();
+    const std::int64_t width = chunk.matrix_steps(), row = token % activations.tile;
     for (std::int64_t at = 0; at < chunk.steps; at += width) {
         std::memcpy(tile + at * kTile512 + row * width, steps + at, static_cast<std::size_t>(width) * sizeof *steps);
     }
@@ -149,17 +154,14 @@ GOLDSTICK_INLINE void quantize_in(const LinearCall<T>& call, const Columns& colu
             sum += q[i];
         }
         activations.shift[at] = call.zero ? sum : -columns.middle() * sum;
-        if (activations.in_matrices) {
-            const std::int64_t tile = activations.of_tile(chunk, token), row = token % activations.tile;
-            if (activations.low) {
-                arrange_row(columns, chunk, q, row, activations.low + tile);
-                std::transform(q, q + chunk.padded, q, [](std::int16_t code) { return code >> 8; });
-            }
-            arrange_row(columns, chunk, q, row, activations.codes + tile);
-        } else if (columns.in_bytes) {
-            arrange<std::int8_t>(columns, q, chunk.padded, apart, activations.of(chunk, token));
+        if (activations.low) {
+            place_bytes(columns, chunk, activations, token, q, activations.low);
+            std::transform(q, q + chunk.padded, q, [](std::int16_t code) { return (code + 128) >> 8; });
+        }
+        if (columns.in_bytes) {
+            place_bytes(columns, chunk, activations, token, q, activations.codes);
         } else {
-            arrange<std::int16_t>(columns, q, chunk.padded, apart, activations.of(chunk, token));
+            arrange<std::int16_t>(columns, q, chunk.padded, apart, activations.codes + activations.of(chunk, token));
         }
         at += activations.tokens;
     }

@@ -50,14 +50,10 @@ GOLDSTICK_AMX inline void clear() {
     asm volatile("tilezero %%tmm%c0" : : "i"(sums));
 }
 
-// sums += activations · codes; activations with or without a sign.
-template <int sums, int activations, bool with_sign>
+// sums += activations · codes; activations have a sign.
+template <int sums, int activations>
 GOLDSTICK_AMX inline void multiply_matrix() {
-    if constexpr (with_sign) {
-        asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(activations), "i"(kCodes));
-    } else {
-        asm volatile("tdpbuud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(activations), "i"(kCodes));
-    }
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(activations), "i"(kCodes));
 }
 
 }  // namespace

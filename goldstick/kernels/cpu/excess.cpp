@@ -26,7 +26,7 @@ std::int64_t put_excess_by(const Columns& columns, const Activations& activation
     const std::int64_t tokens = activations.apart(token), width = tokens * 4;
     std::int64_t total = 0, at = token / activations.tile;
     for (const Chunk& chunk : columns.chunks) {
-        auto* codes = reinterpret_cast<std::int8_t*>(activations.of(chunk, token));
+        auto* codes = reinterpret_cast<std::int8_t*>(activations.codes + activations.of(chunk, token));
         Excess* excess = activations.excess_of(chunk, token);
         std::int32_t count = 0;
         for (std::int64_t step = 0; step < chunk.steps; ++step, codes += width) {

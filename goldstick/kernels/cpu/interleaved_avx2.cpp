@@ -86,7 +86,7 @@ GOLDSTICK_AVX2 void multiply(const Columns& columns, const RowBlock& block, cons
         if (chunk.opens) {
             state.clear_products();
         }
-        const std::int32_t* q = activations.of(chunk, begin);
+        const std::int32_t* q = activations.codes + activations.of(chunk, begin);
         for (std::int64_t at = 0; at < chunk.padded; at += columns.block_codes(), q += S::shifts * S::lanes) {
             for (int d = 0; d < S::lanes; ++d, words += kRows) {
                 _mm_prefetch(reinterpret_cast<const char*>(words + kAhead), _MM_HINT_T0);

@@ -10,31 +10,38 @@ namespace {
 
 constexpr std::int64_t kAhead = 1024, kScalesAhead = 128;  // numbers between what is read and what is called for
 
-template <Shape shape, bool in_bytes, int tokens>
+// `bytes` of each activation are multiplied as such; 0: 16 bits at once.
+template <Shape shape, int bytes, int tokens>
 struct Sums {
+    static constexpr bool in_bytes = bytes > 0, halved = bytes == 2;
     static constexpr int width = shape == Shape::kBytes ? 8 : 4, shifts = 32 / width / (in_bytes ? 4 : 2);
     static constexpr int lanes = shape == Shape::kHalfNibbles ? 4 : 8;  // words of a block
     // An instruction's sum is there five cycles later, and two begin in each: so many sums of a token go side by side.
     static constexpr int beside = tokens <= 2 ? 4 : tokens <= 4 ? 2 : 1;
     static constexpr int together = beside > shifts ? beside / shifts : 1;  // words of a row
 
-    __m512i product[tokens][beside]{};  // since the span began
+    __m512i product[tokens][beside]{};                 // since the span began
+    __m512i low[halved ? tokens : 1][beside]{};        // the same of low bytes
     __m512 total[tokens];             // of the spans before
 
     // Sums begin with 0, or with the token's shift.
     GOLDSTICK_AVX512 void open(const std::int32_t* shift) {
         GOLDSTICK_UNROLL
         for (int t = 0; t < tokens; ++t) {
-            product[t][0] = shift ? _mm512_set1_epi32(shift[t]) : _mm512_setzero_si512();
             GOLDSTICK_UNROLL
-            for (int i = 1; i < beside; ++i) {
+            for (int i = 0; i < beside; ++i) {
                 product[t][i] = _mm512_setzero_si512();
+                if constexpr (halved) {
+                    low[t][i] = _mm512_setzero_si512();
+                }
             }
+            __m512i& first = halved ? low[t][0] : product[t][0];
+            first = shift ? _mm512_set1_epi32(shift[t]) : first;
         }
     }
 
     // Add the products of `together` words of each row. The codes shifted by `j` meet activations `lanes` steps apart.
-    GOLDSTICK_AVX512 void multiply(const std::uint32_t* words, const std::int32_t* q) {
+    GOLDSTICK_AVX512 void multiply(const std::uint32_t* words, const std::int32_t* q, const std::int32_t* q_low) {
         const __m512i mask = in_bytes ? _mm512_set1_epi8((1 << width) - 1) : _mm512_set1_epi16((1 << width) - 1);
         GOLDSTICK_UNROLL
         for (int d = 0; d < together; ++d) {
@@ -45,8 +52,11 @@ struct Sums {
                 const __m512i codes = shifts == 1 ? word : _mm512_and_si512(shifted, mask);
                 GOLDSTICK_UNROLL
                 for (int t = 0; t < tokens; ++t) {
-                    __m512i& sum = product[t][(d * shifts + j) % beside];
-                    sum = add_products<in_bytes>(sum, codes, q[(j * lanes + d) * tokens + t]);
+                    const int at = (j * lanes + d) * tokens + t, i = (d * shifts + j) % beside;
+                    product[t][i] = add_products<in_bytes>(product[t][i], codes, q[at]);
+                    if constexpr (halved) {
+                        low[t][i] = add_products<true>(low[t][i], codes, q_low[at]);
+                    }
                 }
             }
         }
@@ -62,16 +72,23 @@ struct Sums {
             for (int i = 1; i < beside; ++i) {
                 all = _mm512_add_epi32(all, product[t][i]);
             }
+            if constexpr (halved) {
+                all = _mm512_slli_epi32(all, 8);
+                GOLDSTICK_UNROLL
+                for (int i = 0; i < beside; ++i) {
+                    all = _mm512_add_epi32(all, low[t][i]);
+                }
+            }
             const __m512 found = centred(all, shifted, zero, shift[t]);
             total[t] = _mm512_add_ps(total[t], scaled(found, weight_scale, scale[t]));
         }
     }
 };
 
-template <Shape shape, bool in_bytes, int tokens>
+template <Shape shape, int bytes, int tokens>
 GOLDSTICK_AVX512 void multiply(const Columns& columns, const RowBlock& block, const Activations& activations,
                                std::int64_t begin, float* sums) {
-    using S = Sums<shape, in_bytes, tokens>;
+    using S = Sums<shape, bytes, tokens>;
     S state;
     GOLDSTICK_UNROLL
     for (int t = 0; t < tokens; ++t) {
@@ -85,15 +102,16 @@ GOLDSTICK_AVX512 void multiply(const Columns& columns, const RowBlock& block, co
         if (chunk.opens) {
             state.open(shifted ? shift : nullptr);
         }
-        const std::int32_t* q = activations.of(chunk, begin);
-        for (std::int64_t at = 0; at < chunk.padded;
-             at += columns.block_codes(), q += S::shifts * S::lanes * tokens) {
+        const std::int32_t* q = activations.codes + activations.of(chunk, begin);
+        const std::int32_t* low = S::halved ? activations.low + activations.of(chunk, begin) : q;
+        constexpr std::int64_t taken = S::shifts * S::lanes * tokens;
+        for (std::int64_t at = 0; at < chunk.padded; at += columns.block_codes(), q += taken, low += taken) {
             for (int d = 0; d < S::lanes; d += S::together, words += S::together * kRows) {
                 GOLDSTICK_UNROLL
                 for (int i = 0; i < S::together; ++i) {
                     _mm_prefetch(reinterpret_cast<const char*>(words + i * kRows + kAhead), _MM_HINT_T1);
                 }
-                state.multiply(words, q + d * tokens);
+                state.multiply(words, q + d * tokens, low + d * tokens);
             }
         }
         if (chunk.closes) {
@@ -113,18 +131,18 @@ GOLDSTICK_AVX512 void multiply(const Columns& columns, const RowBlock& block, co
 
 using Run = void(const Columns&, const RowBlock&, const Activations&, std::int64_t, float*);
 
-template <Shape shape, bool in_bytes, int... tokens>
+template <Shape shape, int bytes, int... tokens>
 Run* run_for(std::int64_t count, std::integer_sequence<int, tokens...>) {
-    static constexpr Run* functions[] = {nullptr, multiply<shape, in_bytes, tokens + 1>...};
+    static constexpr Run* functions[] = {nullptr, multiply<shape, bytes, tokens + 1>...};
     return functions[count];
 }
 
-template <bool in_bytes>
+template <int bytes, int most>
 Run* run_for(Shape shape, std::int64_t count) {
-    const auto tokens = std::make_integer_sequence<int, kTile512>();
-    return shape == Shape::kNibbles       ? run_for<Shape::kNibbles, in_bytes>(count, tokens)
-           : shape == Shape::kHalfNibbles ? run_for<Shape::kHalfNibbles, in_bytes>(count, tokens)
-                                          : run_for<Shape::kBytes, in_bytes>(count, tokens);
+    const auto tokens = std::make_integer_sequence<int, most>();
+    return shape == Shape::kNibbles       ? run_for<Shape::kNibbles, bytes>(count, tokens)
+           : shape == Shape::kHalfNibbles ? run_for<Shape::kHalfNibbles, bytes>(count, tokens)
+                                          : run_for<Shape::kBytes, bytes>(count, tokens);
 }
 
 }  // namespace
@@ -133,8 +151,10 @@ void block_interleaved_avx512(const Columns& columns, const RowBlock& block, con
                               std::int64_t begin, std::int64_t end, float* sums) {
     for (std::int64_t count; begin < end; begin += count, sums += count * kRows) {
         count = activations.apart(begin);
-        (columns.in_bytes ? run_for<true> : run_for<false>)(columns.shape, count)(columns, block, activations, begin,
-                                                                                   sums);
+        Run* const run = activations.low    ? run_for<2, kHalvedTokens>(columns.shape, count)
+                         : columns.in_bytes ? run_for<1, kTile512>(columns.shape, count)
+                                            : run_for<0, kTile512>(columns.shape, count);
+        run(columns, block, activations, begin, sums);
     }
 }
 

@@ -26,6 +26,7 @@ constexpr std::int64_t kChunk = 512;       // most columns of a chunk
 constexpr std::int64_t kBlockBytes = 32;   // most bytes of one row that are unpacked at once
 constexpr std::int64_t kTile = 4;          // most tokens of a tile: their activations lie side by side
 constexpr std::int64_t kTile512 = 16;      // the same with AVX-512; of AMX, the rows of a matrix
+constexpr std::int64_t kHalvedTokens = 4;  // most tokens whose 16-bit activations AVX-512 multiplies as two bytes
 
 // How the activations become integers.
 enum class Rounding {
@@ -135,7 +136,7 @@ struct Excess {
 // The activations of all tokens as integers.
 struct Activations {
     std::int32_t* codes;  // [chunk][tile][step][tokens of the tile], each two or four columns; filled up with zeros
-    std::int32_t* low;    // low bytes of 16-bit activations that are multiplied as bytes, codes has the high; or null
+    std::int32_t* low;    // of 16-bit activations that are multiplied as bytes: q = 256·codes + low; or null
     bool in_matrices;     // codes are [chunk][tile][matrix][token of the tile][step of the matrix], tiles all whole
     float* scale;         // [chunk][tokens]
     std::int32_t* shift;  // [chunk][tokens]: Σ q since the span began; −middle() · Σ q for a weight without zeros
@@ -144,12 +145,12 @@ struct Activations {
     std::int64_t tokens;
     std::int64_t tile;  // tokens of a tile; the last may have fewer
 
-    // Of `token`; those of the next step lie `apart(token)` further on.
-    std::int32_t* of(const Chunk& chunk, std::int64_t token) const {
+    // Where those of `token` begin; those of the next step lie `apart(token)` further on.
+    std::int64_t of(const Chunk& chunk, std::int64_t token) const {
         const std::int64_t first = token / tile * tile;
-        return codes + chunk.offset * tokens + first * chunk.steps + (token - first);
+        return chunk.offset * tokens + first * chunk.steps + (token - first);
     }
-    // Of a whole tile, where they lie in matrices; from the first on.
+    // Where those of a whole tile begin that lie in matrices.
     std::int64_t of_tile(const Chunk& chunk, std::int64_t token) const {
         return (chunk.offset * tiles() + token / tile * chunk.steps) * tile;
     }

@@ -31,7 +31,7 @@ void block_scalar(const Columns& columns, const RowBlock& block, const Activatio
             unpack_row(columns, chunk, block.rows[r], codes);
             for (std::int64_t token = begin; token < end; ++token) {
                 const std::int64_t at = (token - begin) * kRows + r, part = index * activations.tokens + token;
-                const std::int32_t* q = activations.of(chunk, token);
+                const std::int32_t* q = activations.codes + activations.of(chunk, token);
                 const std::int64_t apart = activations.apart(token);
                 std::int32_t product = chunk.opens ? 0 : products[static_cast<std::size_t>(at)];
                 for (std::int64_t i = 0; i < chunk.steps; ++i) {

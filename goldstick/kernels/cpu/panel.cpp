@@ -45,14 +45,15 @@ void block_panel(const Columns& columns, const RowBlock& block, const Activation
             spread(columns, chunk, block, panel);
         }
         const auto over = [&](std::int64_t token, std::int64_t count) {
+            const std::int64_t at =
+                activations.in_matrices ? activations.of_tile(chunk, token) : activations.of(chunk, token);
             return Strip{as_they_are ? reinterpret_cast<const std::int32_t*>(words) : panel.codes,
                          ahead,
                          lines,
                          count,
                          std::min(count * tile, end - token),
-                         activations.in_matrices ? activations.codes + activations.of_tile(chunk, token)
-                                                 : activations.of(chunk, token),
-                         activations.low ? activations.low + activations.of_tile(chunk, token) : nullptr,
+                         activations.codes + at,
+                         activations.low ? activations.low + at : nullptr,
                          activations.scale + part + token,
                          activations.shift + part + token,
                          activations.excess_of(chunk, token),

@@ -1,5 +1,5 @@
 // Products of a panel with AMX: matrices of 16 tokens and 64 columns times such of 64 columns and 16 rows of a weight,
-// as which codes lie in the panel. Activations of 16 bits are two bytes, the high ones with a sign, multiplied apart.
+// as which codes lie in the panel. Activations of 16 bits are two bytes, which are multiplied one by one.
 #include "amx.hpp"
 #include "avx512.hpp"
 #include "panel.hpp"
@@ -15,14 +15,11 @@ struct Matrices {
     static constexpr std::int64_t tokens = kTokensOfMatrix * (halved ? kSums / 2 : kSums);
     alignas(64) std::int32_t found[kSums][kTokensOfMatrix * kRows];
 
-    template <int i>
-    static constexpr bool is_low = halved && i % 2 == 1;
-
     // Of the i-th.
     template <int i>
     static const std::int32_t* activations(const Strip& strip, const Chunk& chunk, std::int64_t token) {
         const std::int64_t first = token + (halved ? i / 2 : i) * kTokensOfMatrix;
-        return (is_low<i> ? strip.low : strip.q) + first * chunk.steps;
+        return (halved && i % 2 == 1 ? strip.low : strip.q) + first * chunk.steps;
     }
 
     // Find the sums of a chunk for the tokens from `token` on, `steps` at a time.
@@ -36,7 +33,7 @@ struct Matrices {
             }
             load<kCodes>(strip.codes + at * kRows, kRows * 4);
             ((load<kActivations[i % 2]>(activations<i>(strip, chunk, token) + at * kTokensOfMatrix, steps * 4),
-              multiply_matrix<i, kActivations[i % 2], !is_low<i>>()),
+              multiply_matrix<i, kActivations[i % 2]>()),
              ...);
         }
         (store<i>(found[i], kRows * 4), ...);

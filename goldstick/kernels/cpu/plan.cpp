@@ -32,7 +32,9 @@ Plan plan_of(const LinearCall<T>& call, Isa isa, bool bytes) {
     const std::int64_t in_rows = call.bits == 8 ? kDotTokensOfBytes : kDotTokens;
     const std::int64_t anew = wide ? kTile512 : small ? kInterleavedTokens8 : kInterleavedTokens;
     plan.few = call.tokens <= (plan.interleaved ? anew : in_rows);
-    plan.in_bytes = bytes && small && isa != Isa::kScalar && (!plan.few || (wide && plan.interleaved));
+    const bool few_wide = plan.few && wide && plan.interleaved;
+    plan.halved = few_wide && !small && call.tokens <= kHalvedTokens;
+    plan.in_bytes = plan.halved || (bytes && small && isa != Isa::kScalar && (!plan.few || few_wide));
     plan.tile = plan.few ? 1 : kTile;
     if (wide && (!plan.few || plan.interleaved)) {
         // All about as large: a rest would take almost as long as a whole one.
