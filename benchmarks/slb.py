@@ -30,7 +30,7 @@ from goldstick.pipeline.result import Result
 from goldstick.training import TrainingTask
 
 #: What of the search may be told: how its temperature rises, and how fast its logits learn.
-_ANNEALING = ("temperature", "anneal_from", "harden_at", "logits_rate")
+_ANNEALING = ("temperature", "anneal_from", "discrete_from", "harden_at", "logits_rate")
 
 
 def main() -> None:

@@ -27,9 +27,9 @@ _LAYOUTS = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D)
 class SoftLayer(Relaxation):
     """A layer whose weight is assigned softly to the levels of a grid.
 
-    W = s·(Σ_k P_k·k − zero) with P = softmax(T·A) in training mode while T is finite, and s·(argmax_k A_k − zero)
-    otherwise. A starts from the layer's own weight, s at the step of least squared error; s learns as s₀·exp(δ), so it
-    stays positive.
+    W = s·(Σ_k P_k·k − zero) with P = softmax(T·A) in training mode while it is soft, and s·(argmax_k A_k − zero)
+    otherwise. While T is finite, A has the gradient of the former. It starts from the layer's own weight, s at the step
+    of least squared error; s learns as s₀·exp(δ), so it stays positive.
 
     Args:
         layer: The layer. Its weight no longer learns; its bias does.
@@ -57,14 +57,14 @@ class SoftLayer(Relaxation):
         self.log_scale = nn.Parameter(torch.zeros_like(scale))
         self.register_buffer("first_scale", scale)
         self.register_buffer("first_codes", self.logits.argmax(0).to(torch.uint8))
-        self.temperature = 1.0
+        self.temperature, self.discrete = 1.0, False
 
     @property
     def weight(self) -> Tensor:
         """The weight in the layer's own form, for the forward and for model code that asks for its dtype or device."""
         dtype = getattr(self.layer, self.site.parameter).dtype
         if self.training and math.isfinite(self.temperature):
-            codes = MeanCode.apply(self.logits, self.temperature)  # type: ignore[no-untyped-call]
+            codes = MeanCode.apply(self.logits, self.temperature, self.discrete)  # type: ignore[no-untyped-call]
         else:
             codes = self.logits.argmax(0)
         width = self.grid.group_width(codes.shape[-1])
@@ -84,10 +84,12 @@ class SoftLayer(Relaxation):
         return functional_call(self.layer, {self.site.parameter: self.weight}, inputs, named)
 
     def anneal(self, progress: float) -> None:
-        """T = 1 first, then rising to its highest in equal ratios, then infinite."""
+        """T = 1 first, then rising in equal ratios to its highest, where weights become discrete; infinite at last."""
         options = self.options
-        share = (progress - options.anneal_from) / (options.harden_at - options.anneal_from)
-        self.temperature = math.inf if share >= 1 else options.temperature ** max(0.0, share)
+        share = (progress - options.anneal_from) / (options.discrete_from - options.anneal_from)
+        self.discrete = share >= 1
+        hard = progress >= options.harden_at
+        self.temperature = math.inf if hard else options.temperature ** min(1.0, max(0.0, share))
 
     def groups(self) -> Sequence[ParameterGroup]:
         """The logits, whose size does not go with the weights'."""
@@ -105,11 +107,12 @@ class SoftLayer(Relaxation):
 class SLB(TrainedQuantizer):
     """Search for low-bit weights (arXiv 2009.08695): train probabilities of levels, sharpen them, keep the likeliest.
 
-    Each weight is W = s·(Σ_k P_k·k − zero), P = softmax(T·A). T is 1 at first, rises to ``temperature``, then the
-    weights are one-hot and only scales, norms, biases and the layers left in float learn. Unlike the paper's, the
-    search starts from the pretrained weights: A = −2·(w/s + zero − k)², under which the network is what it was. The
-    levels of an asymmetric scheme are evenly spaced from −α to α without 0, as in the paper (two levels at one bit);
-    those of a symmetric one contain 0.
+    Each weight is W = s·(Σ_k P_k·k − zero), P = softmax(T·A). T is 1 at first and rises to ``temperature``. Then the
+    network computes with the likeliest levels, and A goes on learning with the gradient of the mean; at last levels are
+    fixed and only scales, norms, biases and the layers left in float learn. Unlike the paper's, the search has that
+    second phase, and starts from the pretrained weights: A = −2·(w/s + zero − k)², under which the network is what it
+    was. The levels of an asymmetric scheme are evenly spaced from −α to α without 0, as in the paper (two levels at one
+    bit); those of a symmetric one contain 0.
 
     Attributes:
         training: How long and how fast to train; the rate is that of all that is no logit.
@@ -118,7 +121,9 @@ class SLB(TrainedQuantizer):
         logits_rate: The learning rate of the logits A at its highest.
         temperature: The highest T.
         anneal_from: Share of the training after which T rises.
-        harden_at: Share of the training after which weights are one-hot.
+        discrete_from: Share of the training after which T is at its highest and weights are one-hot; the same as
+            ``harden_at`` for the paper's search, which wants a ``temperature`` of 30 or more.
+        harden_at: Share of the training after which levels are fixed.
     """
 
     name: ClassVar[str] = "slb"
@@ -126,17 +131,18 @@ class SLB(TrainedQuantizer):
     scheme: Scheme | str = "w4a16-channel-asym"
     training: TrainingOptions = field(default_factory=TrainingOptions)
     ends: bool = False
-    logits_rate: float = 1e-2
-    temperature: float = 200.0
-    anneal_from: float = 0.2
-    harden_at: float = 0.6
+    logits_rate: float = 2e-2
+    temperature: float = 4.0
+    anneal_from: float = 0.0
+    discrete_from: float = 0.25
+    harden_at: float = 0.9
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.anneal_from < self.harden_at <= 1:
+        if not 0 <= self.anneal_from < self.discrete_from <= self.harden_at <= 1:
             raise RecipeError(
-                f"anneal_from and harden_at are shares of the training, the first below the second, not "
-                f"{self.anneal_from} and {self.harden_at}."
+                f"anneal_from, discrete_from and harden_at are shares of the training, the first below the others and "
+                f"the last not below them, not {self.anneal_from}, {self.discrete_from} and {self.harden_at}."
             )
         if not self.temperature >= 1 or not self.logits_rate > 0:
             raise RecipeError(

@@ -90,18 +90,22 @@ def warm_logits(weight: Tensor, scale: Tensor, grid: Grid) -> Tensor:
 class MeanCode(torch.autograd.Function):
     """The mean code under softmax(T·A): E = Σ_k k·P_k, with ∂E/∂A_k = T·P_k·(k − E).
 
+    Where it is ``discrete``, the likeliest code instead, with the same gradient.
+
     The probabilities are not kept: both directions make them anew, rows of the matrix at a time.
     """
 
     @staticmethod
-    def forward(context: Any, logits: Tensor, temperature: float) -> Tensor:
+    def forward(context: Any, logits: Tensor, temperature: float, discrete: bool = False) -> Tensor:
         """[levels, out, in] → [out, in]."""
         context.save_for_backward(logits)
         context.temperature = temperature
+        if discrete:
+            return logits.argmax(0).to(logits.dtype)
         return torch.cat([_mean(part, temperature)[1] for part in _rows(logits)])
 
     @staticmethod
-    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
         """The gradient of the logits."""
         (logits,) = context.saved_tensors
         parts, start = [], 0
@@ -110,7 +114,7 @@ class MeanCode(torch.autograd.Function):
             gradient = gradients[0][start : start + part.shape[1]]
             start += part.shape[1]
             parts.append(context.temperature * probabilities * (_codes(part) - mean) * gradient)
-        return torch.cat(parts, dim=1), None
+        return torch.cat(parts, dim=1), None, None
 
 
 def _mean(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

@@ -144,16 +144,32 @@ def test_a_high_temperature_gives_the_argmax() -> None:
     assert not torch.allclose(soft.weight, soft.eval().weight, atol=1e-2)
 
 
-def test_the_temperature_is_one_then_rises_in_equal_ratios_then_is_infinite() -> None:
+def test_weights_are_soft_then_discrete_with_soft_gradients_then_fixed() -> None:
     layer = nn.Linear(4, 4)
     site = Network(nn.Sequential(layer)).sites[0]
-    options = SLB(scheme="w2a16-channel-asym", temperature=16.0, anneal_from=0.2, harden_at=0.6)
+    options = SLB(scheme="w2a16-channel-asym", temperature=16.0, anneal_from=0.2, discrete_from=0.6, harden_at=0.9)
     soft = options.relax(site, layer, Scheme.parse("w2a16-channel-asym"))
     found = []
-    for progress in (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 1.0):
-        soft.anneal(progress)
+    shares = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 0.9, 1.0)
+    discrete, learns = [], []
+    for progress in shares:
+        soft.train().anneal(progress)
         found.append(soft.temperature)
-    assert found == pytest.approx([1, 1, 2, 4, 8, math.inf, math.inf])
+        weight = soft.weight
+        discrete.append(torch.equal(weight, soft.eval().weight))
+        learns.append(bool(torch.autograd.grad(weight.sum() + 0 * soft.logits.sum(), soft.logits)[0].any()))
+    assert found == pytest.approx([1, 1, 2, 4, 8, 16, 16, math.inf, math.inf])
+    assert discrete == [share >= 0.6 for share in shares]
+    assert learns == [share < 0.9 for share in shares]
+
+
+def test_with_discrete_codes_the_gradient_is_that_of_the_mean() -> None:
+    logits = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
+    towards = torch.randn(5, 3, dtype=torch.float64)
+    found = MeanCode.apply(logits, 1.7, True)
+    assert torch.equal(found, logits.argmax(0).double())
+    gradients = [torch.autograd.grad(MeanCode.apply(logits, 1.7, hard), logits, towards)[0] for hard in (True, False)]
+    assert torch.equal(*gradients)
 
 
 @pytest.mark.parametrize("name", ["w1a16-channel-asym", "w2a16-channel-asym", "w3a16-g4-asym"])
@@ -264,7 +280,8 @@ def test_a_finetuned_network_can_be_rounded_in_the_same_recipe(learned: TinyResi
     [
         ({"scheme": "w1a16-channel"}, "−1 and 0"),
         ({"scheme": "w8a8-static"}, "rounded for each token"),
-        ({"anneal_from": 0.6}, "the first below the second"),
+        ({"anneal_from": 0.25}, "the first below the others"),
+        ({"discrete_from": 0.95}, "the last not below them"),
         ({"temperature": 0.5}, "at least 1"),
         ({"training": {"epoch": 3}}, "did you mean 'epochs'"),
     ],
