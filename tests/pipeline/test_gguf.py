@@ -184,11 +184,14 @@ def load_all(file: Path) -> dict[str, bytes]:
     return {name: data[info.start : info.start + info.nbytes] for name, info in read_gguf(file).tensors.items()}
 
 
-def test_a_file_alone_is_loaded_inspected_verified_and_exported(made: Made, tmp_path: Path) -> None:
+def test_a_file_alone_is_loaded_inspected_verified_and_exported(
+    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GOLDSTICK_BACKEND", "cpu")  # products of floats: no activation is rounded
     file = Path(shutil.copy(made(format_="gguf") / GGUF_NAME, tmp_path / "tiny.gguf"))
     exact = logits(dequantized(made(format_="gguf"), "llama"))
     found = goldstick.load(file)
-    assert (logits(found) - exact).abs().max() <= 1e-4 * exact.abs().max()
+    assert (logits(found) - exact).abs().max() <= 2e-6 * exact.abs().max()
     assert {layer.scheme for layer in read_report(file).layers} == {"w4a16-g32", None}
     assert "all 14 quantized layers are what the config declares" in verify_checkpoint(file)["proof"]
     shown = CliRunner().invoke(main, ["inspect", str(file)])

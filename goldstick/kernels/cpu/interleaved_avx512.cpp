@@ -20,9 +20,9 @@ struct Sums {
     static constexpr int beside = tokens <= 2 ? 4 : tokens <= 4 ? 2 : 1;
     static constexpr int together = beside > shifts ? beside / shifts : 1;  // words of a row
 
-    __m512i product[tokens][beside]{};                 // since the span began
-    __m512i low[halved ? tokens : 1][beside]{};        // the same of low bytes
-    __m512 total[tokens];             // of the spans before
+    __m512i product[tokens][beside]{};           // since the span began
+    __m512i low[halved ? tokens : 1][beside]{};  // the same of low bytes
+    __m512 total[tokens];                        // of the spans before
 
     // Sums begin with 0, or with the token's shift.
     GOLDSTICK_AVX512 void open(const std::int32_t* shift) {
