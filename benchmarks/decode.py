@@ -165,6 +165,7 @@ def main() -> None:
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="processor: of one thread")
     parser.add_argument("--without-bfloat16", action="store_true", help="it may take minutes over a prompt")
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="a Python that has llama-cpp-python")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results, where other entries stay")
     options = parser.parse_args()
     if options.clock == "processor" and options.threads != 1:
         parser.error("the processor time is that of the calling thread: give --threads 1 with it")
@@ -176,11 +177,11 @@ def main() -> None:
     found = dict(networks(options, clock))
     rows = {what: measure(found, what, options) for what in options.what}
     label = f"{options.shape}, {found[BASELINE].model.config.num_hidden_layers} blocks, {options.threads} threads"  # type: ignore[attr-defined]
-    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    results = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     settings = {"clock": options.clock, "rounds": options.rounds, "tokens": options.tokens, "prompt": options.prompt}
     entry = results.get(label, {}) | rows
     results[label] = entry | {"settings": settings, "environment": environment()}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

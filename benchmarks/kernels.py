@@ -11,8 +11,8 @@ ratios. A weight is one of several copies in turn, more than any cache holds. ``
 goes through its weight (codes, scales, zeros), as a share of what a plain loop over such memory reads, in the same
 rounds.
 
-The peers are torch's int4 kernel (bfloat16), FBGEMM's int8 with dynamic activations (7 bits of them), and, if
-``onnxruntime`` and ``onnx`` can be imported, MatMulNBits with float32 and with int8 arithmetic. Writes
+The peers are torch's bfloat16, its int4 kernel (bfloat16), FBGEMM's int8 with dynamic activations (7 bits of them),
+and, if ``onnxruntime`` and ``onnx`` can be imported, MatMulNBits with float32 and with int8 arithmetic. Writes
 ``benchmarks/results/kernels.json``, or ``--out``.
 """
 
@@ -174,6 +174,9 @@ def kernels(rows: int, columns: int) -> Iterator[tuple[str, Kernel | str]]:
     weights = [torch.randn(rows, columns) for _ in copies(4 * rows * columns)]
     calls: list[Call] = [lambda x, weight=weight: x @ weight.T for weight in weights]  # type: ignore[misc]
     yield "torch float32", Kernel(call=in_turn(calls), weight_bytes=4 * rows * columns)
+    halves = [weight.bfloat16() for weight in weights]
+    calls = [lambda x, weight=weight: x.bfloat16() @ weight.T for weight in halves]  # type: ignore[misc]
+    yield "torch bfloat16", Kernel(call=in_turn(calls), weight_bytes=2 * rows * columns)
     yield "W4A16 g128", goldstick_kernel(rows, columns, 4, 128, None)
     yield "W4A16 g128 bfloat16", goldstick_kernel(rows, columns, 4, 128, None, torch.bfloat16)
     yield "W4A16 g128, not interleaved", goldstick_kernel(rows, columns, 4, 128, None, interleaved=False)

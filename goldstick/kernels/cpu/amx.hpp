@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kSums = 4;                         // registers 0 to 3
 constexpr int kCodes = 5, kActivations[] = {4, 6};
-constexpr std::int64_t kTokensOfMatrix = 16;
+constexpr std::int64_t kTokensOfMatrix = kTile512;
 
 // How large the matrices in the registers are, for `steps` of four columns.
 struct alignas(64) Shapes {

@@ -61,27 +61,24 @@ namespace {
 // Memory for the activations of all tokens.
 class ActivationMemory {
 public:
-    ActivationMemory(const Columns& columns, const Plan& plan, std::int64_t tokens, bool may_exceed)
-        : in_matrices_(plan.in_matrices()),
-          halved_(plan.halved),
-          may_exceed_(may_exceed),
+    ActivationMemory(const Columns& columns, const Plan& plan, std::int64_t tokens)
+        : plan_(plan),
           tokens_(tokens),
-          tile_(plan.tile),
-          codes_(columns.steps * (in_matrices_ ? plan.tiles * plan.tile : tokens)),
-          low_(halved_ ? columns.steps * plan.tiles * plan.tile : 0),
+          codes_(columns.steps * (plan.in_matrices() ? plan.tiles * plan.tile : tokens)),
+          low_(plan.halved ? columns.steps * plan.tiles * plan.tile : 0),
           shift_(static_cast<std::int64_t>(columns.chunks.size()) * tokens),
-          excesses_(may_exceed ? static_cast<std::int64_t>(columns.chunks.size()) * plan.tiles : 0),
+          excesses_(plan.may_exceed ? static_cast<std::int64_t>(columns.chunks.size()) * plan.tiles : 0),
           scale_(static_cast<std::int64_t>(columns.chunks.size()) * tokens),
-          excess_(may_exceed ? columns.steps * plan.tiles : 0) {}
+          excess_(plan.may_exceed ? columns.steps * plan.tiles : 0) {}
 
     Activations activations() const {
-        return {codes_.data(), halved_ ? low_.data() : nullptr, in_matrices_, scale_.data(), shift_.data(),
-                excess_.data(), may_exceed_ ? excesses_.data() : nullptr, tokens_, tile_};
+        return {codes_.data(), plan_.halved ? low_.data() : nullptr, plan_.in_matrices(), scale_.data(), shift_.data(),
+                excess_.data(), plan_.may_exceed ? excesses_.data() : nullptr, tokens_, plan_.tile};
     }
 
 private:
-    bool in_matrices_, halved_, may_exceed_;
-    std::int64_t tokens_, tile_;
+    const Plan& plan_;
+    std::int64_t tokens_;
     Buffer<std::int32_t> codes_, low_, shift_, excesses_;
     Buffer<float> scale_;
     Buffer<Excess> excess_;
@@ -93,8 +90,7 @@ bool multiply(const LinearCall<T>& call, int threads, const Plan& plan) {
     const Interleaved* const interleaved = plan.interleaved ? call.interleaved : nullptr;
     const Columns columns(call.columns, call.group_size, call.bits, call.row_bytes, call.rounding, plan.in_bytes,
                           plan.isa, plan.interleaved);
-    const bool may_exceed = plan.may_exceed(call.bits);
-    const ActivationMemory memory(columns, plan, call.tokens, may_exceed);
+    const ActivationMemory memory(columns, plan, call.tokens);
     const Activations activations = memory.activations();
     std::int64_t exceeding = 0;
     // One thread alone is done with few tokens before another is there.
@@ -104,7 +100,7 @@ bool multiply(const LinearCall<T>& call, int threads, const Plan& plan) {
         for (std::int64_t token = first; token < std::min(first + plan.tile, call.tokens); ++token) {
             quantize_token(call, columns, activations, token, plan.isa);
         }
-        exceeding += may_exceed ? put_excess_by(columns, activations, first) : 0;
+        exceeding += plan.may_exceed ? put_excess_by(columns, activations, first) : 0;
     }
     if (exceeding > columns.steps * plan.tiles / kExcessShare) {
         return false;

@@ -23,7 +23,8 @@ template <typename T>
 Plan plan_of(const LinearCall<T>& call, Isa isa, bool bytes) {
     const bool small = call.rounding != Rounding::kInt16 && call.input_zero == 0.0f;  // activations have 8 bits
     if (isa == Isa::kAmx && call.tokens >= kAmxTokens && call.group_size >= kAmxGroup) {
-        return {isa, false, true, !small, call.interleaved != nullptr, kTile512, parts(call.tokens, kTile512)};
+        return {isa, false, true, !small, call.interleaved != nullptr, kTile512, parts(call.tokens, kTile512),
+                false};
     }
     Plan plan{};
     plan.isa = std::min(isa, Isa::kAvx512);
@@ -42,6 +43,7 @@ Plan plan_of(const LinearCall<T>& call, Isa isa, bool bytes) {
         plan.tile = std::max<std::int64_t>(parts(call.tokens, tiles), 1);
     }
     plan.tiles = parts(call.tokens, plan.tile);
+    plan.may_exceed = plan.in_bytes && call.bits == 8 && plan.isa == Isa::kAvx2;
     return plan;
 }
 

@@ -15,9 +15,8 @@ struct Plan {
     bool interleaved;
     std::int64_t tile;   // tokens whose activations lie side by side
     std::int64_t tiles;  // of all tokens
+    bool may_exceed;     // whether 16 bits might not hold two products of bytes: see excess.cpp
 
-    // Whether a product of bytes might not hold two of them: see excess.cpp.
-    bool may_exceed(int bits) const { return in_bytes && bits == 8 && isa == Isa::kAvx2; }
     bool in_matrices() const { return isa == Isa::kAmx; }
 
     // The kernel of a block of rows.
