@@ -6,10 +6,12 @@ taken. What is written is written by the first of them.
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -49,7 +51,17 @@ def _join(device: torch.device) -> None:
     if not distributed.is_initialized():
         # Gradients go where they lie, everything else through the processors.
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" or torch.cuda.is_available() else "gloo"
+        # Its functions take the group of all as a default, which would hold it for ever, were they imported (by an
+        # optimizer) after there is one.
+        import_module("torch.distributed.nn.functional")
         distributed.init_process_group(backend, timeout=_PATIENCE)
+        atexit.register(_leave)
+
+
+def _leave() -> None:
+    """End the group's threads before the interpreter ends: one that drops a tensor after it aborts the process."""
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+import weakref
 from pathlib import Path
 
 import torch
+import torch.distributed as distributed
 from torch import Tensor, nn
 
 from goldstick.core.training import TrainingOptions
 from goldstick.training import TrainingTask, train
 
 STEPS = 7
+
+#: The group of all, once there is one.
+GROUPS: list[weakref.ref[distributed.ProcessGroup]] = []
 
 
 def network() -> nn.Module:
@@ -47,6 +53,15 @@ def work(folder: Path) -> None:
     torch.save(found, folder / f"{rank}.pt")
 
 
+def leave() -> None:
+    """At the very end: nothing holds the group any more, whose threads could outlive the interpreter."""
+    if GROUPS and GROUPS[0]() is not None:
+        os.write(2, b"the group of processes is still there\n")
+        os._exit(3)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    atexit.register(leave)
     work(Path(sys.argv[1]))
+    GROUPS.append(weakref.ref(distributed.group.WORLD))
