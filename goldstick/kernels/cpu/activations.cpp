@@ -97,7 +97,7 @@ GOLDSTICK_INLINE void place_bytes(const Columns& columns, const Chunk& chunk, co
     std::int32_t* const tile = out + activations.of_tile(chunk, token);
     std::int32_t steps[kChunk / 4];
     arrange<std::int8_t>(columns, q, chunk.padded, 1, steps);
-    const std::int64_t width = chunk.matrix_steps(), row = token % activations.tile;
+    const std::int64_t width = columns.matrix_steps, row = token % activations.tile;
     for (std::int64_t at = 0; at < chunk.steps; at += width) {
         std::memcpy(tile + at * kTile512 + row * width, steps + at, static_cast<std::size_t>(width) * sizeof *steps);
     }

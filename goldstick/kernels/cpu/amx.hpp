@@ -13,7 +13,7 @@ namespace goldstick {
 namespace {
 
 constexpr int kSums = 4;                         // registers 0 to 3
-constexpr int kCodes = 5, kActivations[] = {4, 6};
+constexpr int kCodes[] = {6, 7}, kActivations[] = {4, 5};
 constexpr std::int64_t kTokensOfMatrix = kTile512;
 
 // How large the matrices in the registers are, for `steps` of four columns.
@@ -29,7 +29,9 @@ struct alignas(64) Shapes {
         for (const int i : kActivations) {
             row_bytes[i] = static_cast<std::uint16_t>(steps * 4), rows[i] = kTokensOfMatrix;
         }
-        row_bytes[kCodes] = kRows * 4, rows[kCodes] = static_cast<std::uint8_t>(steps);
+        for (const int i : kCodes) {
+            row_bytes[i] = kRows * 4, rows[i] = static_cast<std::uint8_t>(steps);
+        }
     }
 };
 
@@ -51,9 +53,9 @@ GOLDSTICK_AMX inline void clear() {
 }
 
 // sums += activations · codes; activations have a sign.
-template <int sums, int activations>
+template <int sums, int activations, int codes>
 GOLDSTICK_AMX inline void multiply_matrix() {
-    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(activations), "i"(kCodes));
+    asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(sums), "i"(activations), "i"(codes));
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ public:
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;
     Value* data() const { return data_; }
+    std::int64_t count() const { return static_cast<std::int64_t>(bytes_ / sizeof(Value)); }
 
 private:
     static constexpr std::size_t kLine = 64, kPage = 2u << 20, kSmallPage = 64u << 10;

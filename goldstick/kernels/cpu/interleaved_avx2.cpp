@@ -123,12 +123,12 @@ void multiply(const Columns& columns, const RowBlock& block, const Activations& 
 
 }  // namespace
 
-void block_interleaved_avx2(const Columns& columns, const RowBlock& block, const Activations& activations,
+void block_interleaved_avx2(const Columns& columns, const RowBlock* block, const Activations& activations,
                             std::int64_t begin, std::int64_t end, float* sums) {
     const auto run = columns.shape == Shape::kNibbles       ? multiply<Shape::kNibbles>
                      : columns.shape == Shape::kHalfNibbles ? multiply<Shape::kHalfNibbles>
                                                             : multiply<Shape::kBytes>;
-    run(columns, block, activations, begin, end, sums);
+    run(columns, *block, activations, begin, end, sums);
 }
 
 }  // namespace goldstick

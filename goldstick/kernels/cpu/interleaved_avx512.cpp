@@ -147,14 +147,14 @@ Run* run_for(Shape shape, std::int64_t count) {
 
 }  // namespace
 
-void block_interleaved_avx512(const Columns& columns, const RowBlock& block, const Activations& activations,
+void block_interleaved_avx512(const Columns& columns, const RowBlock* block, const Activations& activations,
                               std::int64_t begin, std::int64_t end, float* sums) {
     for (std::int64_t count; begin < end; begin += count, sums += count * kRows) {
         count = activations.apart(begin);
         Run* const run = activations.low    ? run_for<2, kHalvedTokens>(columns.shape, count)
                          : columns.in_bytes ? run_for<1, kTile512>(columns.shape, count)
                                             : run_for<0, kTile512>(columns.shape, count);
-        run(columns, block, activations, begin, sums);
+        run(columns, *block, activations, begin, sums);
     }
 }
 

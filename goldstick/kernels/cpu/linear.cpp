@@ -16,16 +16,19 @@ constexpr std::int64_t kSpan8 = 32768;   // as many products of 8 and 9 bits
 constexpr std::int64_t kQuantizedAlone = 16, kNeighbours = 64;
 constexpr std::int64_t kExcessShare = 4;  // with more than one excess in so many steps, 16 bits are faster
 
+// The rows of some blocks, from `first` on, for the tokens begin … end, as far as there are any.
 template <typename T>
-void write_block(const LinearCall<T>& call, const float* sums, std::int64_t first, std::int64_t begin,
-                 std::int64_t end) {
-    const std::int64_t count = std::min(kRows, call.rows - first);
-    for (std::int64_t token = begin; token < end; ++token) {
-        const float* sum = sums + (token - begin) * kRows;
-        T* y = call.y + token * call.rows + first;
-        for (std::int64_t r = 0; r < count; ++r) {
-            const float value = call.bias ? sum[r] + to_float(call.bias[first + r]) : sum[r];
-            store(y + r, round_to<T>(value));
+void write_blocks(const LinearCall<T>& call, std::int64_t blocks, const float* sums, std::int64_t first,
+                  std::int64_t begin, std::int64_t end) {
+    for (std::int64_t token = begin; token < std::min(end, call.tokens); ++token) {
+        for (std::int64_t b = 0; b < blocks; ++b) {
+            const std::int64_t row = first + b * kRows, count = std::min(kRows, call.rows - row);
+            const float* sum = sums + (b * (end - begin) + token - begin) * kRows;
+            T* y = call.y + token * call.rows + row;
+            for (std::int64_t r = 0; r < count; ++r) {
+                const float value = call.bias ? sum[r] + to_float(call.bias[row + r]) : sum[r];
+                store(y + r, round_to<T>(value));
+            }
         }
     }
 }
@@ -34,7 +37,8 @@ void write_block(const LinearCall<T>& call, const float* sums, std::int64_t firs
 
 Columns::Columns(std::int64_t columns, std::int64_t group_size, int bits, std::int64_t row_bytes, Rounding rounding,
                  bool in_bytes, Isa isa, bool interleaved)
-    : bits(bits), row_bytes(row_bytes), in_bytes(in_bytes), deposit(isa != Isa::kScalar && can_deposit()), steps(0) {
+    : bits(bits), row_bytes(row_bytes), in_bytes(in_bytes), deposit(isa != Isa::kScalar && can_deposit()), steps(0),
+      matrix_steps(16) {
     const bool whole_bytes = group_size % 2 == 0 || group_size >= columns;  // in nibbles: groups begin with a byte
     const bool in_nibbles = interleaved ? bits <= 4 : bits == 4 && whole_bytes;
     shape = !in_nibbles ? Shape::kBytes : group_size <= 32 ? Shape::kHalfNibbles : Shape::kNibbles;
@@ -52,6 +56,7 @@ Columns::Columns(std::int64_t columns, std::int64_t group_size, int bits, std::i
             chunks.push_back({begin, end, start / group_size, steps, width, width / step_codes(), whole,
                               (begin - start) % longest == 0, end == stop || (end - start) % longest == 0});
             steps += width / step_codes();
+            matrix_steps = width / step_codes() % 16 == 0 ? matrix_steps : 8;
         }
     }
 }
@@ -63,13 +68,18 @@ class ActivationMemory {
 public:
     ActivationMemory(const Columns& columns, const Plan& plan, std::int64_t tokens)
         : plan_(plan),
-          tokens_(tokens),
-          codes_(columns.steps * (plan.in_matrices() ? plan.tiles * plan.tile : tokens)),
-          low_(plan.halved ? columns.steps * plan.tiles * plan.tile : 0),
-          shift_(static_cast<std::int64_t>(columns.chunks.size()) * tokens),
+          tokens_(plan.in_matrices() ? plan.tiles * plan.tile : tokens),
+          codes_(columns.steps * tokens_),
+          low_(plan.halved ? columns.steps * tokens_ : 0),
+          shift_(static_cast<std::int64_t>(columns.chunks.size()) * tokens_),
           excesses_(plan.may_exceed ? static_cast<std::int64_t>(columns.chunks.size()) * plan.tiles : 0),
-          scale_(static_cast<std::int64_t>(columns.chunks.size()) * tokens),
-          excess_(plan.may_exceed ? columns.steps * plan.tiles : 0) {}
+          scale_(static_cast<std::int64_t>(columns.chunks.size()) * tokens_),
+          excess_(plan.may_exceed ? columns.steps * plan.tiles : 0) {
+        for (std::int64_t first = 0; first < shift_.count(); first += tokens_) {
+            std::fill(shift_.data() + first + tokens, shift_.data() + first + tokens_, 0);
+            std::fill(scale_.data() + first + tokens, scale_.data() + first + tokens_, 0.0f);
+        }
+    }
 
     Activations activations() const {
         return {codes_.data(), plan_.halved ? low_.data() : nullptr, plan_.in_matrices(), scale_.data(), shift_.data(),
@@ -106,22 +116,28 @@ bool multiply(const LinearCall<T>& call, int threads, const Plan& plan) {
         return false;
     }
     BlockKernel* const run = plan.kernel();
-    const std::int64_t blocks = (call.rows + kRows - 1) / kRows, at_most = plan.tokens_of_part(blocks, threads);
-    const std::int64_t items = blocks * ((call.tokens + at_most - 1) / at_most);
+    const std::int64_t together = plan.blocks() * kRows, blocks = (call.rows + together - 1) / together;
+    const std::int64_t at_most = plan.tokens_of_part(blocks, threads);
+    const std::int64_t items = blocks * ((activations.tokens + at_most - 1) / at_most);
     const int at_once = plan.few ? 8 : call.tokens <= kNeighbours ? 4 : 1;  // of few tokens, neighbours: read ahead
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        const std::int64_t gathered = interleaved ? 0 : call.groups * kRows;
-        const Buffer<float> scale(gathered), zero(call.zero ? gathered : 0);
-        const Buffer<float> sums(at_most * kRows);
+        const std::int64_t gathered = interleaved ? 0 : call.groups * together;
+        const Buffer<float> scale(gathered), zero(gathered);
+        const Buffer<float> sums(at_most * together);
 #pragma omp for schedule(dynamic, at_once) nowait
         for (std::int64_t item = 0; item < items; ++item) {
-            const std::int64_t first = item % blocks * kRows, begin = item / blocks * at_most;
-            const std::int64_t end = std::min(begin + at_most, call.tokens);
-            const RowBlock block =
-                interleaved ? interleaved->block(first) : gather_block(call, first, scale.data(), zero.data());
-            run(columns, block, activations, begin, end, sums.data());
-            write_block(call, sums.data(), first, begin, end);
+            const std::int64_t first = item % blocks * together, begin = item / blocks * at_most;
+            const std::int64_t end = std::min(begin + at_most, activations.tokens);
+            RowBlock rows[kBlocks];
+            for (std::int64_t b = 0; b < plan.blocks(); ++b) {
+                const std::int64_t row = first + b * kRows, at = interleaved ? 0 : b * call.groups * kRows;
+                rows[b] = row >= call.rows ? rows[b - 1]  // stands in for rows that are not there
+                          : interleaved    ? interleaved->block(row)
+                                           : gather_block(call, row, scale.data() + at, zero.data() + at);
+            }
+            run(columns, rows, activations, begin, end, sums.data());
+            write_blocks(call, plan.blocks(), sums.data(), first, begin, end);
         }
     }
     return true;

@@ -21,6 +21,7 @@
 namespace goldstick {
 
 constexpr std::int64_t kRows = 16;         // rows of the weight that are worked on together
+constexpr std::int64_t kBlocks = 2;        // most blocks of them that are multiplied together
 constexpr std::int64_t kTokens = 512;      // most tokens that go through a block of rows together
 constexpr std::int64_t kChunk = 512;       // most columns of a chunk
 constexpr std::int64_t kBlockBytes = 32;   // most bytes of one row that are unpacked at once
@@ -70,9 +71,6 @@ struct Chunk {
     std::int64_t steps;   // what a multiplication takes at once of a row, 32 bits of activations: two columns or four
     std::int64_t whole;   // its first blocks that lie in a row as they are needed, all their bytes
     bool opens, closes;   // whether it is the first and the last of its span
-
-    // Of a matrix of activations, which AMX multiplies at once: 64 columns, or 32 where blocks are as short.
-    std::int64_t matrix_steps() const { return steps % 16 == 0 ? 16 : 8; }
 };
 
 // How the codes of a block lie in its bytes.
@@ -105,6 +103,7 @@ struct Columns {
     Shape shape;
     bool direct;  // blocks lie in the packed rows as they are needed
     std::int64_t steps;
+    std::int64_t matrix_steps;  // of a matrix, which AMX multiplies at once: 64 columns, or 32 where a chunk wants it
     std::vector<Chunk> chunks;
 
     std::int64_t block_bytes() const { return shape == Shape::kHalfNibbles ? 16 : kBlockBytes; }
@@ -142,8 +141,8 @@ struct Activations {
     std::int32_t* shift;  // [chunk][tokens]: Σ q since the span began; −middle() · Σ q for a weight without zeros
     Excess* excess;       // [chunk][tile][step], of which the first so many are there:
     std::int32_t* excesses;  // [chunk][tile], or null where no step can have any
-    std::int64_t tokens;
-    std::int64_t tile;  // tokens of a tile; the last may have fewer
+    std::int64_t tokens;  // in matrices, with those that fill the last tile up
+    std::int64_t tile;    // tokens of a tile; the last may have fewer
 
     // Where those of `token` begin; those of the next step lie `apart(token)` further on.
     std::int64_t of(const Chunk& chunk, std::int64_t token) const {
@@ -179,8 +178,9 @@ void copy_block(const Columns& columns, const Chunk& chunk, const std::uint8_t* 
 // Whether this processor has that instruction.
 bool can_deposit();
 
-// Σ over spans, for the tokens begin … end and all rows of a block: float [end − begin][kRows].
-using BlockKernel = void(const Columns&, const RowBlock&, const Activations&, std::int64_t begin, std::int64_t end,
+// Σ over spans, for the tokens begin … end and all rows of as many blocks as the plan takes together: float
+// [block][end − begin][kRows].
+using BlockKernel = void(const Columns&, const RowBlock*, const Activations&, std::int64_t begin, std::int64_t end,
                          float* sums);
 BlockKernel block_scalar;
 BlockKernel block_panel_avx2, block_panel_avx512, block_panel_amx;  // best for many tokens

@@ -20,7 +20,7 @@ void unpack_row(const Columns& columns, const Chunk& chunk, const std::uint8_t* 
 
 }  // namespace
 
-void block_scalar(const Columns& columns, const RowBlock& block, const Activations& activations, std::int64_t begin,
+void block_scalar(const Columns& columns, const RowBlock* block, const Activations& activations, std::int64_t begin,
                   std::int64_t end, float* sums) {
     std::fill_n(sums, (end - begin) * kRows, 0.0f);
     std::vector<std::int32_t> products(static_cast<std::size_t>(end - begin) * kRows);
@@ -28,7 +28,7 @@ void block_scalar(const Columns& columns, const RowBlock& block, const Activatio
     std::int64_t index = 0;
     for (const Chunk& chunk : columns.chunks) {
         for (std::int64_t r = 0; r < kRows; ++r) {
-            unpack_row(columns, chunk, block.rows[r], codes);
+            unpack_row(columns, chunk, block->rows[r], codes);
             for (std::int64_t token = begin; token < end; ++token) {
                 const std::int64_t at = (token - begin) * kRows + r, part = index * activations.tokens + token;
                 const std::int32_t* q = activations.codes + activations.of(chunk, token);
@@ -43,10 +43,10 @@ void block_scalar(const Columns& columns, const RowBlock& block, const Activatio
                 if (chunk.closes) {
                     const std::int64_t group = chunk.group * kRows + r;
                     const std::int32_t shift = activations.shift[part];
-                    const float centred = block.zero ? static_cast<float>(product) -
-                                                           block.zero[group] * static_cast<float>(shift)
+                    const float centred = block->zero ? static_cast<float>(product) -
+                                                           block->zero[group] * static_cast<float>(shift)
                                                      : static_cast<float>(product + shift);
-                    sums[at] += centred * (block.scale[group] * activations.scale[part]);
+                    sums[at] += centred * (block->scale[group] * activations.scale[part]);
                 }
             }
         }

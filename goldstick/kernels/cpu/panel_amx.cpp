@@ -9,106 +9,126 @@
 namespace goldstick {
 namespace {
 
-// What is multiplied at once: up to four matrices of tokens, or the high and the low bytes of two.
-template <bool halved>
-struct Matrices {
-    static constexpr std::int64_t tokens = kTokensOfMatrix * (halved ? kSums / 2 : kSums);
-    alignas(64) std::int32_t found[kSums][kTokensOfMatrix * kRows];
+constexpr std::int64_t kFound = kTokensOfMatrix * kRows;  // sums of a matrix of tokens with one of codes
+constexpr int kParts = 4;                                // in which sums are finished
 
-    // Of the i-th.
-    template <int i>
-    static const std::int32_t* activations(const Strip& strip, const Chunk& chunk, std::int64_t token) {
-        const std::int64_t first = token + (halved ? i / 2 : i) * kTokensOfMatrix;
-        return (halved && i % 2 == 1 ? strip.low : strip.q) + first * chunk.steps;
+// A chunk of 32 rows for all tokens of a strip: two matrices of tokens at a time, or the high and the low bytes of one,
+// with two of codes. Sums are finished while the next are found: multiplying takes few of a core's instructions.
+template <bool halved, bool whole, bool zeros>  // whether a chunk is a span; whether the weight has zeros
+class Product {
+public:
+    GOLDSTICK_AMX Product(const Strip& strip, const Chunk& chunk) : strip_(strip), chunk_(chunk) {}
+
+    GOLDSTICK_AMX void run() {
+        constexpr std::int64_t tokens = kTokensOfMatrix * (halved ? 1 : 2);
+        int ready = 0;
+        for (std::int64_t token = 0; token < strip_.tokens; token += tokens) {
+            if (halved || strip_.tokens - token > kTokensOfMatrix) {
+                multiply(token, ready, std::make_integer_sequence<int, 2>());
+                ready = kParts;
+            } else {
+                multiply(token, ready, std::make_integer_sequence<int, 1>());
+                ready = kParts / 2;
+            }
+            of_ready_ = token;
+            last_ = !last_;
+        }
+        for (int part = 0; part < ready; ++part) {
+            finish(part);
+        }
     }
 
-    // Find the sums of a chunk for the tokens from `token` on, `steps` at a time.
+private:
+    // Find the sums of the tokens from `token` on, and finish those that are ready.
     template <int... i>
-    GOLDSTICK_AMX void multiply(const Strip& strip, const Chunk& chunk, std::int64_t token, std::int64_t steps,
-                                std::integer_sequence<int, i...>) {
-        (clear<i>(), ...);
-        for (std::int64_t at = 0; at < chunk.steps; at += steps) {
-            for (std::int64_t ahead = at; token == 0 && ahead < at + steps; ++ahead) {
-                _mm_prefetch(reinterpret_cast<const char*>(strip.ahead + strip.lines[ahead]), _MM_HINT_T1);
+    GOLDSTICK_AMX GOLDSTICK_INLINE void multiply(std::int64_t token, int ready, std::integer_sequence<int, i...>) {
+        const Rows *const first = strip_.rows, *const second = strip_.rows + 1;
+        const std::int64_t apart = strip_.matrix_steps * 4;
+        int part = 0;
+        ((clear<2 * i>(), clear<2 * i + 1>()), ...);
+        for (std::int64_t at = 0; at < chunk_.steps; at += strip_.matrix_steps) {
+            for (std::int64_t ahead = at; token == 0 && ahead < at + strip_.matrix_steps; ++ahead) {
+                _mm_prefetch(reinterpret_cast<const char*>(first->ahead + strip_.lines[ahead]), _MM_HINT_T1);
+                _mm_prefetch(reinterpret_cast<const char*>(second->ahead + strip_.lines[ahead]), _MM_HINT_T1);
             }
-            load<kCodes>(strip.codes + at * kRows, kRows * 4);
-            ((load<kActivations[i % 2]>(activations<i>(strip, chunk, token) + at * kTokensOfMatrix, steps * 4),
-              multiply_matrix<i, kActivations[i % 2]>()),
+            load<kCodes[0]>(first->codes + at * kRows, kRows * 4);
+            load<kCodes[1]>(second->codes + at * kRows, kRows * 4);
+            ((load<kActivations[i]>(activations(token, i) + at * kTokensOfMatrix, apart),
+              multiply_matrix<2 * i, kActivations[i], kCodes[0]>(),
+              multiply_matrix<2 * i + 1, kActivations[i], kCodes[1]>(),
+              part < ready ? finish(part++) : void()),
              ...);
         }
-        (store<i>(found[i], kRows * 4), ...);
+        while (part < ready) {
+            finish(part++);
+        }
+        std::int32_t* const found = found_[last_];
+        ((store<2 * i>(found + 2 * i * kFound, kRows * 4), store<2 * i + 1>(found + (2 * i + 1) * kFound, kRows * 4)),
+         ...);
     }
 
-    // Of one of those tokens.
-    GOLDSTICK_AMX __m512i product(std::int64_t token) const {
-        const std::int64_t matrix = token / kTokensOfMatrix, row = token % kTokensOfMatrix * kRows;
-        if (!halved) {
-            return _mm512_load_si512(found[matrix] + row);
-        }
-        const __m512i high = _mm512_load_si512(found[2 * matrix] + row);
-        return _mm512_add_epi32(_mm512_slli_epi32(high, 8), _mm512_load_si512(found[2 * matrix + 1] + row));
+    // The i-th matrix of them.
+    GOLDSTICK_INLINE const std::int32_t* activations(std::int64_t token, int i) const {
+        return halved ? (i == 0 ? strip_.q : strip_.low) + token * chunk_.steps
+                      : strip_.q + (token + i * kTokensOfMatrix) * chunk_.steps;
     }
+
+    // What the sums come to, a matrix of tokens at a time, or the half of one.
+    GOLDSTICK_AMX GOLDSTICK_INLINE void finish(int part) {
+        constexpr std::int64_t count = halved ? kTokensOfMatrix / 2 : kTokensOfMatrix;
+        const std::int64_t at = halved ? part % 2 * count : part / 2 * count;  // tokens after the first that is ready
+        const Rows& rows = strip_.rows[halved ? part / 2 : part % 2];
+        const std::int32_t* const found = found_[!last_] + part * (halved ? kFound / 2 : kFound);
+        const std::int64_t token = of_ready_ + at;
+        const std::int32_t* const shift = strip_.shift + token;
+        const float* const scale = strip_.scale + token;
+        std::int32_t* const products = rows.products + token * kRows;
+        float* const sums = rows.sums + token * kRows;
+        const __m512 weight_scale = _mm512_loadu_ps(rows.weight_scale);
+        GOLDSTICK_UNROLL
+        for (std::int64_t t = 0; t < count; ++t) {
+            __m512i product = _mm512_load_si512(found + t * kRows);
+            if (halved) {
+                const __m512i low = _mm512_load_si512(found + t * kRows + 2 * kFound);
+                product = _mm512_add_epi32(_mm512_slli_epi32(product, 8), low);
+            }
+            if (!whole && !chunk_.opens) {
+                product = _mm512_add_epi32(product, _mm512_loadu_si512(products + t * kRows));
+            }
+            if (!whole && !chunk_.closes) {
+                _mm512_storeu_si512(products + t * kRows, product);
+                continue;
+            }
+            const __m512 value = centred(product, false, zeros ? rows.zero : nullptr, shift[t]);
+            const __m512 before = _mm512_loadu_ps(sums + t * kRows);
+            _mm512_storeu_ps(sums + t * kRows, _mm512_add_ps(before, scaled(value, weight_scale, scale[t])));
+        }
+    }
+
+    const Strip& strip_;
+    const Chunk& chunk_;
+    alignas(64) std::int32_t found_[2][kSums * kFound];
+    bool last_ = false;           // where the next sums go
+    std::int64_t of_ready_ = 0;  // the first token of those before
 };
 
-// What the sums of the tokens from `first` on come to.
-template <bool halved>
-GOLDSTICK_AMX void finish(const Strip& strip, const Chunk& chunk, const Matrices<halved>& matrices, std::int64_t first,
-                          std::int64_t count) {
-    const __m512 weight_scale = _mm512_loadu_ps(strip.weight_scale);
-    const std::int32_t* const shift = strip.shift + first;
-    const float* const scale = strip.scale + first;
-    std::int32_t* const products = strip.products + first * kRows;
-    float* const sums = strip.sums + first * kRows;
-    for (std::int64_t t = 0; t < count; ++t) {
-        __m512i product = matrices.product(t);
-        if (!chunk.opens) {
-            product = _mm512_add_epi32(product, _mm512_loadu_si512(products + t * kRows));
-        }
-        if (!chunk.closes) {
-            _mm512_storeu_si512(products + t * kRows, product);
-            continue;
-        }
-        const __m512 found = centred(product, false, strip.zero, shift[t]);
-        const __m512 before = _mm512_loadu_ps(sums + t * kRows);
-        _mm512_storeu_ps(sums + t * kRows, _mm512_add_ps(before, scaled(found, weight_scale, scale[t])));
-    }
+template <bool halved, bool whole>
+GOLDSTICK_AMX void multiply(const Strip& strip, const Chunk& chunk) {
+    strip.rows->zero ? Product<halved, whole, true>(strip, chunk).run()
+                     : Product<halved, whole, false>(strip, chunk).run();
 }
 
 template <bool halved>
 GOLDSTICK_AMX void multiply(const Strip& strip, const Chunk& chunk) {
-    using M = Matrices<halved>;
-    constexpr int each = halved ? 2 : 1;
-    const std::int64_t steps = chunk.matrix_steps();
-    M matrices;
-    configure(Shapes(steps));
-    for (std::int64_t first = 0; first < strip.tokens; first += M::tokens) {
-        const std::int64_t count = std::min(strip.tokens - first, M::tokens);
-        switch ((count + kTokensOfMatrix - 1) / kTokensOfMatrix) {
-            case 1: matrices.multiply(strip, chunk, first, steps, std::make_integer_sequence<int, each>()); break;
-            case 2: matrices.multiply(strip, chunk, first, steps, std::make_integer_sequence<int, 2 * each>()); break;
-            case 3: matrices.multiply(strip, chunk, first, steps, std::make_integer_sequence<int, 3>()); break;
-            default: matrices.multiply(strip, chunk, first, steps, std::make_integer_sequence<int, kSums>());
-        }
-        finish(strip, chunk, matrices, first, count);
-    }
-    release();
-}
-
-// Whole tiles and those of fewer tokens, as which they are written, are multiplied alike.
-using Tokens = std::make_integer_sequence<int, kTile512 + 1>;
-
-template <bool halved, int... tokens>
-Multiply* const* table(std::integer_sequence<int, tokens...>) {
-    static constexpr Multiply* all = multiply<halved>;
-    static constexpr Multiply* functions[] = {(static_cast<void>(tokens), all)...};
-    return functions;
+    chunk.opens && chunk.closes ? multiply<halved, true>(strip, chunk) : multiply<halved, false>(strip, chunk);
 }
 
 }  // namespace
 
-Multiply* const* panel_amx(bool halved) {
-    return halved ? table<true>(Tokens()) : table<false>(Tokens());
-}
+Tiles::Tiles(const Columns& columns) { configure(Shapes(columns.matrix_steps)); }
+Tiles::~Tiles() { release(); }
+
+Multiply* panel_amx(bool halved) { return halved ? multiply<true> : multiply<false>; }
 
 }  // namespace goldstick
 

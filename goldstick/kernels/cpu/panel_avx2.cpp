@@ -70,7 +70,7 @@ GOLDSTICK_AVX2 inline void add_products(const __m256i* codes, const std::int32_t
 }
 
 GOLDSTICK_AVX2 inline const __m256i* step_of(const Strip& strip, std::int64_t step) {
-    return reinterpret_cast<const __m256i*>(strip.codes + step * kRows);
+    return reinterpret_cast<const __m256i*>(strip.rows->codes + step * kRows);
 }
 
 // The same for all steps of a chunk.
@@ -79,7 +79,7 @@ GOLDSTICK_AVX2 inline void add_all(const Strip& strip, const Chunk& chunk, const
                                    __m256i (&low)[tokens], __m256i (&high)[tokens]) {
     for (std::int64_t i = 0; i < chunk.steps; i += How::together, q += tokens * How::together) {
         if (calls) {
-            _mm_prefetch(reinterpret_cast<const char*>(strip.ahead + strip.lines[i]), _MM_HINT_T1);
+            _mm_prefetch(reinterpret_cast<const char*>(strip.rows->ahead + strip.lines[i]), _MM_HINT_T1);
         }
         add_products<How, tokens>(step_of(strip, i), q, low, high);
     }
@@ -89,10 +89,11 @@ template <typename How, int tokens>
 GOLDSTICK_AVX2 void multiply(const Strip& strip, const Chunk& chunk) {
     const std::int32_t *q = strip.q, *shift = strip.shift;
     const Excess* excess = strip.excess;
-    const __m256 low_scale = _mm256_loadu_ps(strip.weight_scale), high_scale = _mm256_loadu_ps(strip.weight_scale + 8);
-    const float *zero = strip.zero, *high_zero = zero ? zero + 8 : nullptr, *scale = strip.scale;
-    auto* products = reinterpret_cast<__m256i*>(strip.products);
-    float* sums = strip.sums;
+    const Rows& rows = *strip.rows;
+    const __m256 low_scale = _mm256_loadu_ps(rows.weight_scale), high_scale = _mm256_loadu_ps(rows.weight_scale + 8);
+    const float *zero = rows.zero, *high_zero = zero ? zero + 8 : nullptr, *scale = strip.scale;
+    auto* products = reinterpret_cast<__m256i*>(rows.products);
+    float* sums = rows.sums;
     for (std::int64_t tile = 0; tile < strip.tiles; ++tile, products += 2 * tokens, excess += chunk.steps) {
         __m256i low[tokens], high[tokens];
         GOLDSTICK_UNROLL

@@ -13,10 +13,10 @@ GOLDSTICK_AVX512 inline void add_all(const Strip& strip, const Chunk& chunk, con
                                      __m512i (&product)[tokens]) {
     for (std::int64_t i = 0; i < chunk.steps; ++i, q += tokens) {
         if (calls) {
-            _mm_prefetch(reinterpret_cast<const char*>(strip.ahead + strip.lines[i]), _MM_HINT_T1);
+            _mm_prefetch(reinterpret_cast<const char*>(strip.rows->ahead + strip.lines[i]), _MM_HINT_T1);
         }
         _mm_prefetch(reinterpret_cast<const char*>(q + tokens * chunk.steps), _MM_HINT_T0);
-        const __m512i codes = _mm512_load_si512(strip.codes + i * kRows);
+        const __m512i codes = _mm512_load_si512(strip.rows->codes + i * kRows);
         GOLDSTICK_UNROLL
         for (int t = 0; t < tokens; ++t) {
             product[t] = add_products<in_bytes>(product[t], codes, q[t]);
@@ -26,12 +26,13 @@ GOLDSTICK_AVX512 inline void add_all(const Strip& strip, const Chunk& chunk, con
 
 template <bool in_bytes, int tokens>
 GOLDSTICK_AVX512 void multiply(const Strip& strip, const Chunk& chunk) {
-    const bool shifted = begins_shifted(chunk, strip.zero);
-    const __m512 weight_scale = _mm512_loadu_ps(strip.weight_scale);
+    const Rows& rows = *strip.rows;
+    const bool shifted = begins_shifted(chunk, rows.zero);
+    const __m512 weight_scale = _mm512_loadu_ps(rows.weight_scale);
     const std::int32_t *q = strip.q, *shift = strip.shift;
     const float* scale = strip.scale;
-    std::int32_t* products = strip.products;
-    float* sums = strip.sums;
+    std::int32_t* products = rows.products;
+    float* sums = rows.sums;
     for (std::int64_t tile = 0; tile < strip.tiles; ++tile, q += tokens * chunk.steps) {
         __m512i product[tokens];
         GOLDSTICK_UNROLL
@@ -49,7 +50,7 @@ GOLDSTICK_AVX512 void multiply(const Strip& strip, const Chunk& chunk) {
         for (int t = 0; t < tokens; ++t) {
             if (chunk.closes) {
                 const __m512 before = _mm512_loadu_ps(sums + t * kRows);
-                const __m512 found = centred(product[t], shifted, strip.zero, shift[t]);
+                const __m512 found = centred(product[t], shifted, rows.zero, shift[t]);
                 _mm512_storeu_ps(sums + t * kRows, _mm512_add_ps(before, scaled(found, weight_scale, scale[t])));
             } else {
                 _mm512_storeu_si512(products + t * kRows, product[t]);

@@ -9,7 +9,9 @@ namespace {
 // Up to so many tokens, unpacking for one use costs less than unpacking for more; of bytes, unpacking is cheaper.
 constexpr std::int64_t kDotTokens = 2, kDotTokensOfBytes = 4;
 constexpr std::int64_t kInterleavedTokens = 16, kInterleavedTokens8 = 4;  // the same of a weight that is laid out anew
-constexpr std::int64_t kAmxTokens = 24, kAmxGroup = 64;  // from so many on, matrices of AMX are full enough
+
+// From so many tokens on AMX is faster, whose matrices are filled up to 16; with groups shorter than a matrix from more.
+constexpr std::int64_t kAmxTokens = 12, kAmxTokensOfShort = 20, kAmxMatrix = 64, kAmxGroup = 32;
 
 constexpr std::int64_t kTokens16 = 192;   // most tokens at once: their 16-bit activations fill twice as much
 constexpr std::int64_t kTokensAmx = 256;  // the same for AMX, of 8-bit activations
@@ -22,7 +24,8 @@ std::int64_t parts(std::int64_t whole, std::int64_t part) { return (whole + part
 template <typename T>
 Plan plan_of(const LinearCall<T>& call, Isa isa, bool bytes) {
     const bool small = call.rounding != Rounding::kInt16 && call.input_zero == 0.0f;  // activations have 8 bits
-    if (isa == Isa::kAmx && call.tokens >= kAmxTokens && call.group_size >= kAmxGroup) {
+    const std::int64_t amx_tokens = call.group_size < kAmxMatrix ? kAmxTokensOfShort : kAmxTokens;
+    if (isa == Isa::kAmx && call.tokens >= amx_tokens && call.group_size >= kAmxGroup) {
         return {isa, false, true, !small, call.interleaved != nullptr, kTile512, parts(call.tokens, kTile512),
                 false};
     }

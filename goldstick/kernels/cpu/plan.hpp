@@ -17,6 +17,8 @@ struct Plan {
     std::int64_t tiles;  // of all tokens
     bool may_exceed;     // whether 16 bits might not hold two products of bytes: see excess.cpp
 
+    // Blocks of rows that go together.
+    std::int64_t blocks() const { return in_matrices() ? kBlocks : 1; }
     bool in_matrices() const { return isa == Isa::kAmx; }
 
     // The kernel of a block of rows.
