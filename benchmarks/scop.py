@@ -62,7 +62,13 @@ def main() -> None:
 
     finetune = Finetune(training=training_options(arguments))
     gates = training_options(
-        arguments, epochs=arguments.gate_epochs, rate=4e-3, betas=(0.5, 0.9), schedule="constant", norm_batches=0
+        arguments,
+        epochs=arguments.gate_epochs,
+        rate=4e-3,
+        betas=(0.5, 0.9),
+        schedule="constant",
+        norm_batches=0,
+        distill=0.0,
     )
     base = pretrained(arguments.depth)
     note("float, as it came", base)

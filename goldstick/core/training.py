@@ -32,6 +32,9 @@ class TrainingOptions:
         patience: Stop after so many epochs in a row in which the validation got no better; ``None`` for never.
         norm_batches: Batches over which the running statistics of batch norms are measured anew, with the weights as
             they will be stored, before each validation and at the end; 0 to keep what training left.
+        distill: Share of the loss that is the divergence from the network as it came into the run, before any stage
+            (arXiv 1503.02531); it is kept beside the one that learns.
+        distill_temperature: By what scores are divided for it.
         precision: In what products and convolutions of a training step are computed, forward and backward. Weights,
             sums of gradients and the optimizer stay in float32, and so do validations and statistics of batch norms.
         seed: Seed of everything random.
@@ -49,6 +52,8 @@ class TrainingOptions:
     warmup: float = 0.0
     patience: int | None = None
     norm_batches: int = 50
+    distill: float = 0.0
+    distill_temperature: float = 4.0
     precision: Precision = "float32"
     seed: int = 0
 
@@ -66,6 +71,11 @@ class TrainingOptions:
             raise RecipeError(f"training.betas are from 0 to below 1, not {self.betas}.")
         if not 0 <= self.warmup < 1:
             raise RecipeError(f"training.warmup is a share of the training, from 0 to below 1, not {self.warmup}.")
+        if not 0 <= self.distill <= 1 or not (math.isfinite(self.distill_temperature) and self.distill_temperature > 0):
+            raise RecipeError(
+                f"training.distill is a share from 0 to 1 and distill_temperature positive, not {self.distill} and "
+                f"{self.distill_temperature}."
+            )
         if self.norm_batches < 0:
             raise RecipeError(f"training.norm_batches is 0 or more, not {self.norm_batches}.")
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick import surgery
 from goldstick.algorithms import SCOP, TrainedQuantizer
 from goldstick.core.edits import Prune
 from goldstick.core.relaxation import Relaxation
+from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError, StructureError
 from goldstick.recipes.prune import prune
 from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.recipes.run import Progress, SiteResult, decide
 from goldstick.structure.network import Network, Site
-from goldstick.training import TrainingRecord, TrainingTask, train
+from goldstick.training import TrainingRecord, TrainingTask, distilled, train
 from goldstick.training.float_weights import in_float32
 
 
@@ -60,6 +62,7 @@ def train_stages(network: Network, resolution: Resolution, task: TrainingTask | 
     """
     results: dict[str, SiteResult] = {}
     accounts, pruning, edits = [], [], []
+    teacher = copy.deepcopy(network.model) if any(stage.training.distill for stage in resolution.training) else None
     for index, stage in enumerate(resolution.training):
         if task is None:
             raise RecipeError(
@@ -67,9 +70,10 @@ def train_stages(network: Network, resolution: Resolution, task: TrainingTask | 
                 "to goldstick.apply, or data (--dataset)."
             )
         description = f"{index + 1}-{stage.name}"
+        own_task = _taught(task, stage.training, teacher)
         if isinstance(stage, SCOP):
             with in_float32(network.model):
-                pruned = prune(network, stage, task, description, progress)
+                pruned = prune(network, stage, own_task, description, progress)
             network, resolution = pruned.network, resolve(resolution.stages, pruned.network)
             pruning.append(pruned.account)
             edits.append(pruned.edit)
@@ -79,7 +83,7 @@ def train_stages(network: Network, resolution: Resolution, task: TrainingTask | 
         stand_ins = _put_in(network, resolution, stage) if isinstance(stage, TrainedQuantizer) else {}
         # What is searched is rounded to the dtype it is stored in at every step.
         with nullcontext() if stand_ins else in_float32(network.model):
-            record = train(network.model, task, stage.training, description=description, progress=progress)
+            record = train(network.model, own_task, stage.training, description=description, progress=progress)
         for name, (relaxation, weight) in stand_ins.items():
             assignment = resolution.assignments[name]
             surgery.stand_in(network, assignment.site, relaxation.layer)
@@ -95,6 +99,15 @@ def train_stages(network: Network, resolution: Resolution, task: TrainingTask | 
         pruning=pruning,
         edits=tuple(edits),
     )
+
+
+def _taught(task: TrainingTask, options: TrainingOptions, teacher: nn.Module | None) -> TrainingTask:
+    """The task with what the teacher adds to its loss."""
+    if teacher is None or not options.distill:
+        return task
+    if task.train is not None:
+        raise RecipeError("training.distill is for the loop, and TrainingTask(train=...) stands in its place.")
+    return replace(task, loss=distilled(task.loss, teacher, options.distill, options.distill_temperature))
 
 
 def _put_in(network: Network, resolution: Resolution, stage: TrainedQuantizer) -> dict[str, tuple[Relaxation, Tensor]]:

@@ -10,8 +10,9 @@ namespace {
 constexpr std::int64_t kDotTokens = 2, kDotTokensOfBytes = 4;
 constexpr std::int64_t kInterleavedTokens = 16, kInterleavedTokens8 = 4;  // the same of a weight that is laid out anew
 
-// From so many tokens on AMX is faster, whose matrices are filled up to 16; with groups shorter than a matrix from more.
-constexpr std::int64_t kAmxTokens = 12, kAmxTokensOfShort = 20, kAmxMatrix = 64, kAmxGroup = 32;
+// From so many tokens on AMX is faster, whose matrices are filled up to 16; with groups shorter than a matrix from more,
+// with 16-bit inputs and weights as they were loaded from fewer.
+constexpr std::int64_t kAmxTokens = 12, kAmxTokensOfShort = 20, kAmxTokensAsLoaded = 3, kAmxMatrix = 64, kAmxGroup = 32;
 
 constexpr std::int64_t kTokens16 = 192;   // most tokens at once: their 16-bit activations fill twice as much
 constexpr std::int64_t kTokensAmx = 256;  // the same for AMX, of 8-bit activations
@@ -24,7 +25,9 @@ std::int64_t parts(std::int64_t whole, std::int64_t part) { return (whole + part
 template <typename T>
 Plan plan_of(const LinearCall<T>& call, Isa isa, bool bytes) {
     const bool small = call.rounding != Rounding::kInt16 && call.input_zero == 0.0f;  // activations have 8 bits
-    const std::int64_t amx_tokens = call.group_size < kAmxMatrix ? kAmxTokensOfShort : kAmxTokens;
+    const std::int64_t amx_tokens = call.group_size < kAmxMatrix ? kAmxTokensOfShort
+                                    : small || call.interleaved  ? kAmxTokens
+                                                                 : kAmxTokensAsLoaded;
     if (isa == Isa::kAmx && call.tokens >= amx_tokens && call.group_size >= kAmxGroup) {
         return {isa, false, true, !small, call.interleaved != nullptr, kTile512, parts(call.tokens, kTile512),
                 false};

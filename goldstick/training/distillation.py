@@ -1,0 +1,69 @@
+"""Distillation: a network learns from the targets, and from what another network makes of the same inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from goldstick.errors import UsageError
+
+Loss = Callable[[nn.Module, Any], Tensor]
+
+#: What cross entropy leaves out, in torch and in transformers.
+_IGNORED = -100
+
+
+def distilled(loss: Loss, teacher: nn.Module, share: float, temperature: float) -> Loss:
+    """A loss with a teacher (arXiv 1503.02531): (1 − share)·loss + share·T²·KL(softmax(t / T) ‖ softmax(z / T)).
+
+    z and t are the scores that the network and its teacher give for the same inputs, in the one forward that the loss
+    makes; the divergence is a mean over rows, or over the tokens whose next one is a target. Without gradients, when
+    statistics are measured, it is the loss alone.
+
+    Args:
+        loss: (model, batch) → a scalar, which calls the model.
+        teacher: A network with the same inputs and scores; it is frozen, and put in evaluation mode.
+        share: Of the divergence, from 0 to 1.
+        temperature: T, by which scores are divided.
+
+    Returns:
+        (model, batch) → a scalar; it raises ``UsageError`` where the model was not called or gives no scores.
+    """
+    teacher.requires_grad_(False).eval()
+
+    def with_teacher(model: nn.Module, batch: Any) -> Tensor:
+        if not torch.is_grad_enabled():
+            return loss(model, batch)
+        calls: list[tuple[Any, Any, Any]] = []
+        hook = model.register_forward_hook(
+            lambda _, positional, named, output: calls.append((positional, named, output)), with_kwargs=True
+        )
+        try:
+            own = loss(model, batch)
+        finally:
+            hook.remove()
+        if not calls:
+            raise UsageError("training.distill compares what the network gives, and the loss does not call it.")
+        positional, named, output = calls[-1]
+        with torch.no_grad():
+            wanted = teacher(*positional, **named)
+        z, t = (_scores(given, named.get("labels")) / temperature for given in (output, wanted))
+        divergence = (t.softmax(-1) * (t.log_softmax(-1) - z.log_softmax(-1))).sum(-1).mean()
+        return (1 - share) * own + share * temperature**2 * divergence
+
+    return with_teacher
+
+
+def _scores(output: Any, labels: Tensor | None) -> Tensor:
+    """Float32 [rows or tokens, classes]; of a language model, those whose next token is a target."""
+    scores = getattr(output, "logits", output)
+    if not isinstance(scores, Tensor) or scores.ndim < 2:
+        raise UsageError(
+            f"training.distill compares scores [rows, classes], and the network gives a {type(output).__name__}."
+        )
+    if labels is None or scores.ndim != 3:
+        return scores.float()
+    return scores[:, :-1][labels[:, 1:] != _IGNORED].float()
