@@ -46,7 +46,15 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "cross-reading.json"
 BOUND = 5e-4
 #: Layers of GPTQModel that dequantize in float16 whatever the model computes in.
-FLOAT16_LAYERS = ("TorchLinear", "TorchAtenLinear", "AwqTorchLinear", "TorchAtenAwqLinear", "float16 weights")
+FLOAT16_LAYERS = (
+    "TorchLinear",
+    "TorchAtenLinear",
+    "TorchCpuAvx512Linear",
+    "AwqTorchLinear",
+    "TorchAtenAwqLinear",
+    "TorchCpuAvx512AwqLinear",
+    "float16 weights",
+)
 WRITERS = {
     "gptqmodel": "write_gptqmodel.py",
     "llm-compressor": "write_llm_compressor.py",

@@ -29,7 +29,16 @@ from goldstick.formats.input_scale import part_name, unpack_input
 
 #: Modules of GPTQModel that hold a file's tensors as they are, before their first forward pass at least.
 _AS_STORED = frozenset(
-    {"TorchLinear", "TorchAtenLinear", "TritonV2Linear", "AwqTorchLinear", "TorchAtenAwqLinear", "AwqGEMMLinear"}
+    {
+        "TorchLinear",
+        "TorchAtenLinear",
+        "TorchCpuAvx512Linear",
+        "TritonV2Linear",
+        "AwqTorchLinear",
+        "TorchAtenAwqLinear",
+        "TorchCpuAvx512AwqLinear",
+        "AwqGEMMLinear",
+    }
 )
 _AGAIN = "Load the checkpoint with goldstick.load(directory) instead"
 

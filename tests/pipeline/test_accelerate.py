@@ -108,7 +108,9 @@ def held_by_gptqmodel(name: str, grid: Grid, shuffled: bool = False) -> tuple[nn
         ("TorchLinear", 16, False),
         ("TorchAtenLinear", 32, True),
         ("TorchLinear", None, False),
+        ("TorchCpuAvx512Linear", 32, False),
         ("AwqTorchLinear", 32, False),
+        ("TorchCpuAvx512AwqLinear", 32, False),
     ],
 )
 def test_modules_of_gptqmodel_are_taken_over(name: str, size: int | None, shuffled: bool, symmetric: bool) -> None:
