@@ -9,11 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.errors import UsageError
+from goldstick.training.task import IGNORED
 
 Loss = Callable[[nn.Module, Any], Tensor]
-
-#: What cross entropy leaves out, in torch and in transformers.
-_IGNORED = -100
 
 
 def distilled(loss: Loss, teacher: nn.Module, share: float, temperature: float) -> Loss:
@@ -66,4 +64,4 @@ def _scores(output: Any, labels: Tensor | None) -> Tensor:
         )
     if labels is None or scores.ndim != 3:
         return scores.float()
-    return scores[:, :-1][labels[:, 1:] != _IGNORED].float()
+    return scores[:, :-1][labels[:, 1:] != IGNORED].float()

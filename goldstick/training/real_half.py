@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from goldstick.core.relaxation import Relaxation
 from goldstick.structure.trace import map_tensors, tensors_in
 from goldstick.training.knockoffs import derangement
-
-#: What cross entropy leaves out, in torch and in transformers.
-_IGNORED = -100
+from goldstick.training.task import IGNORED
 
 
 class RealHalf(nn.Module):
@@ -62,7 +60,7 @@ class RealHalf(nn.Module):
 
         named = {key: map_tensors(value, beside) for key, value in kwargs.items()}
         if isinstance(labels := kwargs.get("labels"), Tensor):
-            named["labels"] = torch.cat([labels, torch.full_like(labels, _IGNORED)])
+            named["labels"] = torch.cat([labels, torch.full_like(labels, IGNORED)])
         return _real(self.model(*map_tensors(args, beside), **named), count)
 
 

@@ -14,6 +14,9 @@ from goldstick.errors import UsageError
 
 Anneal = Callable[[float], None]
 
+#: The label that cross entropy leaves out, in torch and in transformers.
+IGNORED = -100
+
 
 def supervised(model: nn.Module, batch: Any) -> Tensor:
     """The loss of a batch where nothing else is said.
@@ -28,7 +31,7 @@ def supervised(model: nn.Module, batch: Any) -> Tensor:
         named = dict(batch)
         if "input_ids" in named and "labels" not in named:
             ids, mask = named["input_ids"], named.get("attention_mask")
-            named["labels"] = ids if mask is None else ids.masked_fill(mask == 0, -100)
+            named["labels"] = ids if mask is None else ids.masked_fill(mask == 0, IGNORED)
         loss = getattr(model(**named), "loss", None)
         if isinstance(loss, Tensor):
             return loss
