@@ -186,6 +186,8 @@ def argument_parser(description: str | None, name: str) -> argparse.ArgumentPars
     parser.add_argument("--float-epochs", type=int, help="of the float network; as many as the others where not given")
     parser.add_argument("--rate", type=float, default=1e-3, help="of every training but those of gates")
     parser.add_argument("--float-rate", type=float, help="of the float network; that of the others where not given")
+    parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw", help="but of gates and floats")
+    parser.add_argument("--weight-decay", type=float, default=0.0, help="but of gates and floats")
     parser.add_argument("--distill", type=float, default=0.0, help="share of the float network's teaching in the loss")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32", help="of every training")
     parser.add_argument("--images", type=int, help="train on the first so many images")
@@ -199,11 +201,15 @@ def argument_parser(description: str | None, name: str) -> argparse.ArgumentPars
 def float_training(arguments: argparse.Namespace) -> TrainingOptions:
     """How the float network is fine-tuned."""
     epochs = arguments.float_epochs or arguments.epochs
-    return training_options(arguments, epochs=epochs, rate=arguments.float_rate or arguments.rate, distill=0.0)
+    return plain_training(arguments, epochs=epochs, rate=arguments.float_rate or arguments.rate)
 
 
-def training_options(arguments: argparse.Namespace, **given: Any) -> TrainingOptions:
-    """How everything is trained, where nothing else is given."""
-    common = {"epochs": arguments.epochs, "rate": arguments.rate, "seed": arguments.seed}
-    common |= {"precision": arguments.precision, "distill": arguments.distill}
-    return TrainingOptions(**(common | given))
+def plain_training(arguments: argparse.Namespace, **given: Any) -> TrainingOptions:
+    """Training of floats and gates: without a teacher, and by AdamW."""
+    return TrainingOptions(seed=arguments.seed, precision=arguments.precision, **given)
+
+
+def training_options(arguments: argparse.Namespace) -> TrainingOptions:
+    """How everything else is trained."""
+    names = ("epochs", "rate", "optimizer", "weight_decay", "distill")
+    return plain_training(arguments, **{name: getattr(arguments, name) for name in names})

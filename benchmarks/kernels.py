@@ -8,8 +8,9 @@ busily for a while, have gone to sleep by then, and its own are awake. Rounds go
 of tokens (three rounds at least); a busy machine slows all of them, and two threads most of all, which wait for each
 other: there, one thread and its own processor time tell more. Times are medians, ratios are medians of the rounds'
 ratios. A weight is one of several copies in turn, more than any cache holds. ``of read`` is the rate at which a kernel
-goes through its weight (codes, scales, zeros), as a share of what a plain loop over such memory reads, in the same
-rounds.
+goes through its weight (codes, scales, zeros), as a share of what a plain loop over 256 MB reads in the same rounds;
+``of as many`` is the share of what that loop reads when it is given as many bytes as the weight has, others each time:
+threads begin and end there, too, in a time that counts for small weights.
 
 The peers are torch's bfloat16, its int4 kernel (bfloat16), FBGEMM's int8 with dynamic activations (7 bits of them),
 and, if ``onnxruntime`` and ``onnx`` can be imported, MatMulNBits with float32 and with int8 arithmetic. Writes
@@ -26,6 +27,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -83,8 +85,12 @@ def goldstick_kernel(
     dtype: torch.dtype = torch.float32,
     *,
     interleaved: bool = True,
+    from_cpp: bool = False,
 ) -> Kernel:
-    """What a layer with a symmetric weight calls, in an optimized model or in one that was only loaded."""
+    """What a layer with a symmetric weight calls, in an optimized model or in one that was only loaded.
+
+    Or, ``from_cpp``, what a block of one token calls: the same without the layer's checks and a new tensor for results.
+    """
     groups = -(-columns // group_size)
     scale = torch.rand(rows, groups).to(dtype)
     packed = pack_rows(torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8), bits)
@@ -93,12 +99,24 @@ def goldstick_kernel(
     def call(packed: torch.Tensor, scale: torch.Tensor) -> Call:
         layer = PreparedLinear(bits, group_size, columns, activation or "", interleaved)
         weight = packed, scale, None, None, None, None
-        layer.ready(weight)
-        return lambda x: layer(x.to(dtype), weight)
+        ready = layer.ready(weight)
+        return without_checks(ready, rows) if from_cpp else lambda x: layer(x.to(dtype), weight)
 
     return Kernel(
         call=in_turn([call(packed.clone(), scale.clone()) for _ in copies(weight_bytes)]), weight_bytes=weight_bytes
     )
+
+
+def without_checks(ready: Any, rows: int) -> Call:
+    """A layer in C++, called with float32 and always the same tensor for results."""
+    threads, results = torch.get_num_threads(), {}
+
+    def run(x: torch.Tensor) -> object:
+        if len(x) not in results:
+            results[len(x)] = torch.empty(len(x), rows)
+        return ready.run(x.data_ptr(), results[len(x)].data_ptr(), len(x), threads)
+
+    return run
 
 
 def torch_int4(rows: int, columns: int) -> Kernel:
@@ -178,6 +196,7 @@ def kernels(rows: int, columns: int) -> Iterator[tuple[str, Kernel | str]]:
     calls = [lambda x, weight=weight: x.bfloat16() @ weight.T for weight in halves]  # type: ignore[misc]
     yield "torch bfloat16", Kernel(call=in_turn(calls), weight_bytes=2 * rows * columns)
     yield "W4A16 g128", goldstick_kernel(rows, columns, 4, 128, None)
+    yield "W4A16 g128, from C++", goldstick_kernel(rows, columns, 4, 128, None, from_cpp=True)
     yield "W4A16 g128 bfloat16", goldstick_kernel(rows, columns, 4, 128, None, torch.bfloat16)
     yield "W4A16 g128, not interleaved", goldstick_kernel(rows, columns, 4, 128, None, interleaved=False)
     yield "W4A16 g32", goldstick_kernel(rows, columns, 4, 32, None)
@@ -193,6 +212,14 @@ def kernels(rows: int, columns: int) -> Iterator[tuple[str, Kernel | str]]:
             yield name, onnx_int4(rows, columns, accuracy)
         except ImportError as error:
             yield name, f"not installed ({error})"
+
+
+def reading_alike(words: torch.Tensor, weight_bytes: int, threads: int) -> Callable[[], object]:
+    """A plain loop over as many bytes as a weight has, of other parts of the words each time."""
+    size = min(weight_bytes // 4, words.shape[1])
+    parts = [words[:, start : start + size] for start in range(0, words.shape[1] - size + 1, size)]
+    read = in_turn([lambda _, part=part: _C.read_words(part, threads) for part in parts])  # type: ignore[misc]
+    return lambda: read(words)
 
 
 def seconds_of(call: Callable[[], object], clock: Clock) -> float:
@@ -211,12 +238,15 @@ def measure(
     words = torch.ones(1, (256 << 20) // 4, dtype=torch.int32)
     times: dict[str, list[float]] = {name: [] for name in found}
     reading: list[float] = []
+    alike: dict[str, list[float]] = {name: [] for name in found}
     threads = torch.get_num_threads()
+    loops = {name: reading_alike(words, kernel.weight_bytes, threads) for name, kernel in found.items()}
     started = time.perf_counter()
     while len(reading) < 4 or time.perf_counter() - started < seconds:
         reading.append(words.nbytes / seconds_of(lambda: _C.read_words(words, threads), clock))
         for name, kernel in found.items():
             times[name].append(seconds_of(lambda kernel=kernel: kernel.call(x), clock))  # type: ignore[misc]
+            alike[name].append(seconds_of(loops[name], clock))
     baseline, read = times["torch float32"][1:], statistics.median(reading[1:])  # the first round warms up
     result: list[dict[str, float | str]] = []
     for name, kernel in found.items():
@@ -229,14 +259,16 @@ def measure(
                 "ms": round(middle * 1e3, 3),
                 "weight_GB_s": round(kernel.weight_bytes / middle / 1e9, 2),
                 "of_read": round(kernel.weight_bytes / middle / read, 3),
+                "of_as_many": round(statistics.median(a / b for a, b in zip(alike[name][1:], own, strict=True)), 3),
                 "GFLOP_s": round(2 * len(x) * rows * x.shape[1] / middle / 1e9, 1),
                 "times_float32": round(statistics.median(a / b for a, b in zip(baseline, own, strict=True)), 2),
             }
         )
     print(f"{len(x)} tokens, {len(own)} rounds, a plain loop reads {read / 1e9:.1f} GB/s")
     for row in result:
-        line = "{kernel:36} {ms:9.3f} ms {weight_GB_s:6.1f} GB/s {of_read:5.2f} of read {GFLOP_s:6.0f} GFLOP/s"
-        print("  " + line.format(**row) + " {times_float32:6.2f} × float32".format(**row), flush=True)
+        rates = "{weight_GB_s:6.1f} GB/s {of_read:5.2f} of read {of_as_many:5.2f} of as many {GFLOP_s:6.0f} GFLOP/s"
+        line = "{kernel:36} {ms:9.3f} ms " + rates + " {times_float32:6.2f} × float32"
+        print("  " + line.format(**row), flush=True)
     return result
 
 

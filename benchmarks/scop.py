@@ -23,6 +23,7 @@ from benchmarks.cifar import (
     argument_parser,
     float_training,
     normalised,
+    plain_training,
     pretrained,
     read_images,
     training_options,
@@ -61,14 +62,8 @@ def main() -> None:
         return result
 
     finetune = Finetune(training=training_options(arguments))
-    gates = training_options(
-        arguments,
-        epochs=arguments.gate_epochs,
-        rate=4e-3,
-        betas=(0.5, 0.9),
-        schedule="constant",
-        norm_batches=0,
-        distill=0.0,
+    gates = plain_training(
+        arguments, epochs=arguments.gate_epochs, rate=4e-3, betas=(0.5, 0.9), schedule="constant", norm_batches=0
     )
     base = pretrained(arguments.depth)
     note("float, as it came", base)

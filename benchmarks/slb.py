@@ -24,7 +24,7 @@ from benchmarks.cifar import (
     read_images,
     training_options,
 )
-from benchmarks.straight_through import StraightThrough
+from benchmarks.straight_through import LearnedStep, StraightThrough
 from goldstick.algorithms import SLB, Finetune, Stage
 from goldstick.pipeline.result import Result
 from goldstick.training import TrainingTask
@@ -62,6 +62,7 @@ def main() -> None:
         table.note(f"rtn w{bits}", goldstick.apply(tuned, {"stages": [{"rtn": rounding}]}).model)
         annealing = {name: value for name in _ANNEALING if (value := getattr(arguments, name)) is not None}
         trained(tuned, f"slb w{bits}", SLB(scheme=scheme, training=training, **annealing))
+        trained(tuned, f"learned step w{bits}", LearnedStep(scheme=scheme, training=training))
         trained(tuned, f"straight-through w{bits}", StraightThrough(scheme=scheme, training=training))
     trained(tuned, "float, trained on", Finetune(training=training))
 

@@ -8,6 +8,9 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch._C import _is_tracing, _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_dynamo_compiling
 
 from goldstick.kernels import cpu
 from goldstick.kernels.base import Activation, WeightSpec, check_input, check_weight
@@ -17,18 +20,19 @@ Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Te
 """Of a layer: packed codes, scale, zero, bias, input scale, input zero."""
 
 _BACKEND = IntegerCpuBackend()
+_CPU = torch.device("cpu")
 
 
 def runs_at_once(x: Tensor) -> bool:
     """Whether an operator on ``x`` may run right here: nothing traces, compiles, differentiates or maps it."""
     return (
-        type(x) is Tensor
+        type(x) is Tensor  # and not one of those that export and the compiler's later stages pass through
+        and not is_dynamo_compiling()
         and x.is_cpu
         and not x.requires_grad
-        and not torch.compiler.is_compiling()
-        and not torch._C._len_torch_dispatch_stack()
-        and not torch._C._is_tracing()
-        and torch._C._functorch.peek_interpreter_stack() is None
+        and not _len_torch_dispatch_stack()
+        and not _is_tracing()
+        and peek_interpreter_stack() is None
     )
 
 
@@ -75,7 +79,7 @@ class PreparedLinear:
         if layer is None or not shape or shape[-1] != columns or x.dtype is not self._dtype:
             return None
         x = x.contiguous()
-        y = x.new_empty((*shape[:-1], self._rows))
+        y = torch.empty((*shape[:-1], self._rows), dtype=self._dtype, device=_CPU)
         tokens = x.numel() // columns
         threads = torch.get_num_threads() if tokens * columns * self._rows >= THREADED_FROM else 1
         return y if layer.run(x.data_ptr(), y.data_ptr(), tokens, threads) else None

@@ -8,7 +8,8 @@
 namespace goldstick {
 namespace {
 
-constexpr std::int64_t kAhead = 1024, kScalesAhead = 128;  // numbers between what is read and what is called for
+// Numbers between what is read and what is called for, into the second cache and from there into the first.
+constexpr std::int64_t kAhead = 1024, kNear = 256, kScalesAhead = 128;
 
 // `bytes` of each activation are multiplied as such; 0: 16 bits at once.
 template <Shape shape, int bytes, int tokens>
@@ -110,6 +111,7 @@ GOLDSTICK_AVX512 void multiply(const Columns& columns, const RowBlock& block, co
                 GOLDSTICK_UNROLL
                 for (int i = 0; i < S::together; ++i) {
                     _mm_prefetch(reinterpret_cast<const char*>(words + i * kRows + kAhead), _MM_HINT_T1);
+                    _mm_prefetch(reinterpret_cast<const char*>(words + i * kRows + kNear), _MM_HINT_T0);
                 }
                 state.multiply(words, q + d * tokens, low + d * tokens);
             }
