@@ -205,7 +205,7 @@ def float_training(arguments: argparse.Namespace) -> TrainingOptions:
 
 
 def plain_training(arguments: argparse.Namespace, **given: Any) -> TrainingOptions:
-    """Training of floats and gates: without a teacher, and by AdamW."""
+    """Seed and precision of every training; of floats and gates, by AdamW and without a teacher, with what is given."""
     return TrainingOptions(seed=arguments.seed, precision=arguments.precision, **given)
 
 

@@ -215,7 +215,7 @@ def kernels(rows: int, columns: int) -> Iterator[tuple[str, Kernel | str]]:
 
 
 def reading_alike(words: torch.Tensor, weight_bytes: int, threads: int) -> Callable[[], object]:
-    """A plain loop over as many bytes as a weight has, of other parts of the words each time."""
+    """A plain loop over as many bytes as a weight has, of other parts of the words each time; all of them at most."""
     size = min(weight_bytes // 4, words.shape[1])
     parts = [words[:, start : start + size] for start in range(0, words.shape[1] - size + 1, size)]
     read = in_turn([lambda _, part=part: _C.read_words(part, threads) for part in parts])  # type: ignore[misc]
@@ -246,7 +246,7 @@ def measure(
         reading.append(words.nbytes / seconds_of(lambda: _C.read_words(words, threads), clock))
         for name, kernel in found.items():
             times[name].append(seconds_of(lambda kernel=kernel: kernel.call(x), clock))  # type: ignore[misc]
-            alike[name].append(seconds_of(loops[name], clock))
+            alike[name].append(seconds_of(loops[name], clock) * max(1.0, kernel.weight_bytes / words.nbytes))
     baseline, read = times["torch float32"][1:], statistics.median(reading[1:])  # the first round warms up
     result: list[dict[str, float | str]] = []
     for name, kernel in found.items():

@@ -15,7 +15,6 @@ namespace {
 constexpr std::int64_t kSpan16 = 128;    // 128 products of 8 and 16 bits, and half of what 32 bits hold
 constexpr std::int64_t kSpan8 = 32768;   // as many products of 8 and 9 bits
 constexpr std::int64_t kQuantizedAlone = 16, kNeighbours = 64;
-constexpr std::int64_t kPartsOfFew = 2;  // a thread takes so much less than its share of what is left
 constexpr std::int64_t kExcessShare = 4;  // with more than one excess in so many steps, 16 bits are faster
 
 // The rows of some blocks, from `first` on, for the tokens begin … end, as far as there are any.
@@ -121,7 +120,8 @@ bool multiply(const LinearCall<T>& call, int threads, const Plan& plan) {
     const std::int64_t together = plan.blocks() * kRows, blocks = (call.rows + together - 1) / together;
     const std::int64_t at_most = plan.tokens_of_part(blocks, threads);
     const std::int64_t items = blocks * ((activations.tokens + at_most - 1) / at_most);
-    Shares shares(items, plan.few ? kPartsOfFew * threads : items, plan.few ? 2 : call.tokens <= kNeighbours ? 4 : 1);
+    // Of few tokens a thread takes half of its part of what is left: neighbours, whose memory is called for ahead.
+    Shares shares(items, plan.few ? 2 : call.tokens <= kNeighbours ? 4 : 1, plan.few ? 2 * threads : 0);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         const std::int64_t gathered = interleaved ? 0 : call.groups * together;

@@ -7,13 +7,13 @@
 
 namespace goldstick {
 
-// Each time a share of what is left: many neighbours at first, which are read ahead, and few at last, so that all
-// threads are done at once, whichever is slower.
+// Neighbouring items for whichever thread asks: always as many, or a share of what is left, which is many at first and
+// few at last, so that all threads are done at once.
 class Shares {
 public:
-    // 1 / `parts` of what is left, and `at_least` so many.
-    Shares(std::int64_t items, std::int64_t parts, std::int64_t at_least)
-        : items_(items), parts_(parts), at_least_(at_least) {}
+    // `at_least` so many each time, and where `parts` are given, 1 / `parts` of what is left.
+    Shares(std::int64_t items, std::int64_t at_least, std::int64_t parts = 0)
+        : items_(items), at_least_(at_least), parts_(parts) {}
 
     // Whether there was something to take: the items from `begin` on, before `end`.
     bool take(std::int64_t& begin, std::int64_t& end) {
@@ -22,13 +22,13 @@ public:
             if (begin >= items_) {
                 return false;
             }
-            end = std::min(items_, begin + std::max(at_least_, (items_ - begin) / parts_));
+            end = std::min(items_, begin + std::max(at_least_, parts_ ? (items_ - begin) / parts_ : 0));
         } while (!next_.compare_exchange_weak(begin, end, std::memory_order_relaxed));
         return true;
     }
 
 private:
-    const std::int64_t items_, parts_, at_least_;
+    const std::int64_t items_, at_least_, parts_;
     std::atomic<std::int64_t> next_{0};
 };
 
