@@ -7,10 +7,11 @@ Each kernel runs twice in a round, after a pause, and the second run counts: thr
 busily for a while, have gone to sleep by then, and its own are awake. Rounds go on for ``--seconds`` for every number
 of tokens (three rounds at least); a busy machine slows all of them, and two threads most of all, which wait for each
 other: there, one thread and its own processor time tell more. Times are medians, ratios are medians of the rounds'
-ratios. A weight is one of several copies in turn, more than any cache holds. ``of read`` is the rate at which a kernel
-goes through its weight (codes, scales, zeros), as a share of what a plain loop over 256 MB reads in the same rounds;
-``of as many`` is the share of what that loop reads when it is given as many bytes as the weight has, others each time:
-threads begin and end there, too, in a time that counts for small weights.
+ratios. A weight is one of several copies in turn; until one comes again, all others, the other kernels' and the loop's
+memory were read, so that no cache holds it. ``of read`` is the rate at which a kernel goes through its weight (codes,
+scales, zeros), as a share of what a plain loop over twice what the machine's caches hold (100 MiB at least) reads in
+the same rounds; ``of as many`` is the share of what that loop reads when it is given as many bytes as the weight has,
+others each time: threads begin and end there, too, in a time that counts for small weights.
 
 The peers are torch's bfloat16, its int4 kernel (bfloat16), FBGEMM's int8 with dynamic activations (7 bits of them),
 and, if ``onnxruntime`` and ``onnx`` can be imported, MatMulNBits with float32 and with int8 arithmetic. Writes
@@ -36,12 +37,13 @@ from goldstick.kernels import Activation
 from goldstick.kernels.cpu import _C
 from goldstick.kernels.prepared import PreparedLinear
 from goldstick.pipeline.records import environment
+from goldstick.pipeline.stopwatch import beyond_caches
 
 RESULTS = Path(__file__).resolve().parent / "results" / "kernels.json"
 PAUSE = 0.003
 """Seconds between kernels."""
-CACHE = 128 << 20
-"""Bytes that no cache holds: so much weight is gone through before one comes again."""
+TURN = 128 << 20
+"""Bytes of one kernel's weights that are gone through before a copy comes again."""
 
 Call = Callable[[torch.Tensor], object]
 Clock = Callable[[], float]
@@ -72,8 +74,8 @@ def in_turn(calls: list[Call]) -> Call:
 
 
 def copies(weight_bytes: int) -> range:
-    """As many as do not fit any cache."""
-    return range(max(2, -(-CACHE // weight_bytes)))
+    """Of a weight, as many as take their turns."""
+    return range(max(2, -(-TURN // weight_bytes)))
 
 
 def goldstick_kernel(
@@ -235,7 +237,7 @@ def measure(
     found: dict[str, Kernel], x: torch.Tensor, rows: int, seconds: float, clock: Clock
 ) -> list[dict[str, float | str]]:
     """A row for each kernel: milliseconds, rates, and how many times as fast as float32."""
-    words = torch.ones(1, (256 << 20) // 4, dtype=torch.int32)
+    words = torch.ones(1, beyond_caches() // 4, dtype=torch.int32)
     times: dict[str, list[float]] = {name: [] for name in found}
     reading: list[float] = []
     alike: dict[str, list[float]] = {name: [] for name in found}

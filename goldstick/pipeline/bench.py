@@ -24,7 +24,6 @@ from goldstick.pipeline.stopwatch import PlainRead, seconds_of, verdict
 
 #: Schemes that ``bench kernels`` times.
 SCHEMES = ("w4a16-g128", "w4a8-dynamic-g128", "w8a16", "w8a8-dynamic")
-_CACHE = 100 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +76,14 @@ def bench_kernels(
     """
     if columns % 128:
         raise UsageError(f"Groups of 128 do not divide {columns} columns; give a multiple of 128.")
-    found = []
+    found, read = [], PlainRead()
     for name in SCHEMES:
         scheme = Scheme.parse(name)
         groups = columns // scheme.weight.group_width(columns)
         codes = torch.randint(0, 2**scheme.weight.bits, (rows, columns), dtype=torch.uint8)
         scale = torch.rand(rows, groups).to(dtype)
         layer = QuantizedLinear(QuantizedTensor(codes=codes, scale=scale, zero=None, grid=scheme.weight), scheme)
-        found += [time_layer([layer], count, seconds, interleave=interleave) for count in tokens]
+        found += [time_layer(layer, count, seconds, read, interleave=interleave) for count in tokens]
     return found
 
 
@@ -97,53 +96,53 @@ def bench_checkpoint(
         UsageError: No linear layer of it is quantized.
     """
     model: Any = load(directory)
-    kinds: dict[tuple[Any, ...], list[QuantizedLinear]] = {}
+    kinds: dict[tuple[Any, ...], QuantizedLinear] = {}
     for layer in model.modules():
         if isinstance(layer, QuantizedLinear):
-            kinds.setdefault((layer.scheme.label, layer.out_features, layer.in_features), []).append(layer)
+            kinds.setdefault((layer.scheme.label, layer.out_features, layer.in_features), layer)
     if not kinds:
         raise UsageError(f"{directory} holds no quantized linear layer, so there is nothing to compare with float.")
-    times = [time_layer(layers, count, seconds, interleave=interleave) for layers in kinds.values() for count in tokens]
+    read = PlainRead()
+    times = [
+        time_layer(layer, count, seconds, read, interleave=interleave) for layer in kinds.values() for count in tokens
+    ]
     return times, decode_time(model, seconds) if can_write(model) else None
 
 
 @torch.no_grad()
-def time_layer(layers: Sequence[QuantizedLinear], tokens: int, seconds: float, *, interleave: bool = True) -> LayerTime:
-    """Time layers of one kind beside float ones, in turn, on weights that no cache holds; ``layers`` stay."""
-    first = layers[0]
-    rows, columns, dtype = first.out_features, first.in_features, first.weight_scale.dtype
-    weight_bytes = first.weight_packed.nbytes + first.weight_scale.nbytes
-    if first.weight_zero_point is not None:
-        weight_bytes += first.weight_zero_point.nbytes
-    own = list(layers)
-    while len(own) * weight_bytes < _CACHE and len(own) < 64:
-        own.append(copy.deepcopy(own[len(own) % len(layers)]))
-    before = [layer.prepared.interleaved for layer in own]
-    for layer in own:
-        layer.prepared.interleaved = interleave
-    copies = max(2, min(64, -(-_CACHE // (rows * columns * dtype.itemsize))))
-    floats = [torch.randn(rows, columns).to(dtype) for _ in range(copies)]
-    read = PlainRead(_CACHE)
+def time_layer(
+    layer: QuantizedLinear, tokens: int, seconds: float, read: PlainRead, *, interleave: bool = True
+) -> LayerTime:
+    """Time a copy of a layer beside a float one, in turn.
+
+    Before each call memory is read that leaves no cache as it was, and another copy is called: the weight then comes
+    from memory, as in a network, while threads are awake and Python has what it needs.
+    """
+    rows, columns, dtype = layer.out_features, layer.in_features, layer.weight_scale.dtype
+    stored = (layer.weight_packed, layer.weight_scale, layer.weight_zero_point)
+    weight_bytes = sum(tensor.nbytes for tensor in stored if tensor is not None)
+    own = [copy.deepcopy(layer) for _ in range(2)]
+    for one in own:
+        one.prepared.interleaved = interleave
+    floats = [torch.randn(rows, columns).to(dtype) for _ in range(2)]
     x = torch.randn(tokens, columns).to(dtype)
     taken: list[float] = []
     ratios: list[float] = []
     reading: list[float] = []
-    started, place = time.perf_counter(), 0
-    while place < 4 or time.perf_counter() - started < seconds:
-        quantized = seconds_of(partial(own[place % len(own)], x))
-        plain = seconds_of(partial(torch.nn.functional.linear, x, floats[place % copies]))
-        if place > 0:  # the first round warms up
-            taken.append(quantized)
-            ratios.append(plain / quantized)
-        if place % 4 == 1:  # it takes longer than the others
-            reading.append(read.bytes_per_second())
-        place += 1
-    backend = _backend(first) + (", interleaved" if first.prepared.reads_copy else "")
-    for layer, was in zip(own, before, strict=True):
-        layer.prepared.interleaved = was
+    started, rounds = time.perf_counter(), 0
+    while rounds < 4 or time.perf_counter() - started < seconds:
+        reading.append(read.bytes_per_second())
+        quantized = [seconds_of(partial(one, x)) for one in own]
+        reading.append(read.bytes_per_second())
+        plain = [seconds_of(partial(torch.nn.functional.linear, x, one)) for one in floats]
+        if rounds > 0:  # the first round warms up
+            taken.append(quantized[-1])
+            ratios.append(plain[-1] / quantized[-1])
+        rounds += 1
+    backend = _backend(own[0]) + (", interleaved" if own[0].prepared.reads_copy else "")
     middle = statistics.median(taken)
     return LayerTime(
-        scheme=first.scheme.label,
+        scheme=layer.scheme.label,
         shape=(rows, columns),
         tokens=tokens,
         backend=backend,

@@ -23,7 +23,6 @@ from goldstick.pipeline.stopwatch import PlainRead, seconds_of, verdict
 SCHEMES = ("w4a16-g128", "w8a8-dynamic")
 FLOAT = "float32"
 _VOCABULARY = 4096
-_READ = 100 << 20
 _CONTEXT = 16
 _TOKENS = 4
 
@@ -99,7 +98,7 @@ def bench_decode(hidden: int, inner: int, blocks: int, seconds: float) -> list[N
     for scheme in SCHEMES:
         networks[scheme] = quantized_llama(config, scheme)
         optimize(networks[scheme])
-    read, rates = PlainRead(_READ), list[float]()
+    read, rates = PlainRead(), list[float]()
     kept = _Turns(networks).rounds(seconds * len(networks), lambda: rates.append(read.bytes_per_second()))
     found = []
     for name, network in networks.items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -26,11 +28,27 @@ def clock_in_words() -> str:
     return "1 thread, its processor time" if used == 1 else f"{used} threads"
 
 
-class PlainRead:
-    """A plain loop over memory that no cache holds: the rate that a kernel at the memory's limit would reach."""
+def beyond_caches(caches: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Bytes of which no cache keeps a part from one pass to the next: twice what all caches of the machine hold.
 
-    def __init__(self, size: int) -> None:
-        self._words = torch.ones(1, max(1, size // 4), dtype=torch.int32)
+    They are 100 MiB at least (and where Linux does not say what there is), at most an eighth of the memory.
+    """
+    held = {}
+    for size in caches.glob("cpu[0-9]*/cache/index*/size"):
+        which = tuple((size.parent / name).read_text() for name in ("level", "type", "shared_cpu_list"))
+        held[which] = int(size.read_text().strip().removesuffix("K")) << 10
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return max(100 << 20, min(2 * sum(held.values()), memory // 8))
+
+
+class PlainRead:
+    """A plain loop over memory that no cache holds: the rate that a kernel at the memory's limit would reach.
+
+    What was in the caches is not, after it.
+    """
+
+    def __init__(self) -> None:
+        self._words = torch.ones(1, beyond_caches() // 4, dtype=torch.int32)
 
     def bytes_per_second(self) -> float:
         """The rate of one pass."""

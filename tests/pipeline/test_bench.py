@@ -15,7 +15,7 @@ from goldstick.cli import main
 from goldstick.core.scheme import Scheme
 from goldstick.errors import UsageError
 from goldstick.kernels.cpu import _C
-from goldstick.pipeline import bench, bench_decode
+from goldstick.pipeline import bench, bench_decode, stopwatch
 from goldstick.pipeline.bench import LayerTime, bench_checkpoint, bench_kernels
 from tests.tiny_models import FAMILIES
 
@@ -23,8 +23,7 @@ from tests.tiny_models import FAMILIES
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Little memory is gone through."""
-    monkeypatch.setattr(bench, "_CACHE", 1 << 16)
-    monkeypatch.setattr(bench_decode, "_READ", 1 << 16)
+    monkeypatch.setattr(stopwatch, "beyond_caches", lambda: 1 << 16)
 
 
 @pytest.fixture(scope="module")
