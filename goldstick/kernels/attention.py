@@ -23,6 +23,9 @@ _library.define(
 THREADED_FROM = 1 << 16
 """Products below this many take one thread: starting a team costs more than it saves."""
 
+MOST_SHARING = 64
+"""Query heads that may share a head of the cache."""
+
 _MOST_RUNS = 3
 
 
@@ -69,7 +72,7 @@ def _check_attention(
         raise KernelError(f"attend takes queries [batch, heads, channels] and 1 to 3 runs, not {list(q.shape)}")
     batch, heads, channels = q.shape
     kv_heads = keys[0].shape[1] if keys[0].ndim == 4 else 0
-    if not kv_heads or heads % kv_heads or heads // kv_heads > 64 or channels % 2:
+    if not kv_heads or heads % kv_heads or heads // kv_heads > MOST_SHARING or channels % 2:
         raise KernelError(f"attend does not take {heads} heads of {channels} channels over {kv_heads} of the cache")
     coded = [run for run in keys if run.dtype == torch.int8]
     for runs, scales in ((keys, key_scales), (values, value_scales)):

@@ -10,7 +10,7 @@ from torch.library import Library
 
 from goldstick.errors import KernelError
 from goldstick.kernels import cpu
-from goldstick.kernels.attention import THREADED_FROM, attend
+from goldstick.kernels.attention import MOST_SHARING, THREADED_FROM, attend
 from goldstick.kernels.fused import in_cpp
 from goldstick.kernels.prepared import runs_at_once
 
@@ -89,6 +89,7 @@ def _check_rotation(x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: T
         and heads >= 1
         and kv_heads >= 1
         and heads % kv_heads == 0
+        and heads // kv_heads <= MOST_SHARING
         and channels % 2 == 0
     )
     if not fits:
@@ -152,6 +153,7 @@ def _check_token(x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tens
         and kv_heads >= 1
         and heads >= 1
         and heads % kv_heads == 0
+        and heads // kv_heads <= MOST_SHARING
         and channels % 2 == 0
     )
     if not fits:

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from goldstick.kernels.fused import gated_silu, rms_norm
 from goldstick.kernels.prepared import runs_at_once
+from goldstick.nn.as_found import AsFound
 from goldstick.nn.linear import QuantizedLinear
 
 
@@ -37,6 +38,8 @@ class NormForward:
 class GatedForward:
     """down(silu(gate(x)) · up(x)), where gate and up are stacked and what follows them is one operation.
 
+    Where something inside was hooked or replaced, the module's own forward runs.
+
     Args:
         module: What computes it.
         gate: Its first child with the input x, stacked with the second, ``up``, and nothing else.
@@ -45,11 +48,12 @@ class GatedForward:
 
     def __init__(self, module: nn.Module, gate: QuantizedLinear, down: Callable[[Tensor], Tensor]) -> None:
         self.module, self.gate, self.down = module, gate, down
+        self.inside = AsFound(module)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
         shared = self.gate.shared
-        if shared is None or not runs_at_once(x):
+        if shared is None or not runs_at_once(x) or not self.inside:
             found: Tensor = type(self.module).forward(self.module, x)
             return found
         return self.down(gated_silu(shared.together(x)))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from goldstick.kernels.prepared import versions
 from goldstick.nn.linear import QuantizedLinear
 
 _STACKED = ("weight_packed", "weight_scale", "weight_zero_point", "bias")
@@ -44,8 +45,9 @@ class SharedInput:
 
     The layers stay where they are, each with its own rows of the stacked weights, of which its buffers become views.
     The first that is called multiplies for all; the others are called with the same tensor and take what is theirs.
-    Another tensor, or the same one changed in the meantime, is multiplied anew, so that each call gives what the layer
-    alone would give. Rows of a product are independent of each other: with the integer kernels the bits are the same.
+    Another tensor, or the same one or a weight changed in the meantime, is multiplied anew, so that each call gives
+    what the layer alone would give. Rows of a product are independent of each other: with the integer kernels the bits
+    are the same.
 
     A module that is moved or cast gets new buffers; they are stacked anew in the next call.
 
@@ -56,7 +58,7 @@ class SharedInput:
     def __init__(self, parts: Sequence[QuantizedLinear]) -> None:
         self.parts = tuple(parts)
         self.prepared = copy.copy(parts[0].prepared)  # of the layer of all rows
-        self._held: tuple[Tensor, int | Tensor, dict[int, Tensor]] | None = None
+        self._held: tuple[Tensor, int | Tensor, dict[int, Tensor], object] | None = None
         self._stack()
         for part in self.parts:
             part.shared = self
@@ -77,7 +79,7 @@ class SharedInput:
         if place is None or x.requires_grad:
             return part.alone(x)
         held = self._held
-        if held is not None and held[0] is x and _unchanged(x, held[1]):
+        if held is not None and held[0] is x and _unchanged(x, held[1]) and held[3] == self._state():
             found: Tensor | None = held[2].pop(place, None)
             if found is not None:
                 if not held[2]:
@@ -86,7 +88,7 @@ class SharedInput:
         pieces = dict(enumerate(torch.split(self.together(x), self._rows, dim=-1)))
         own: Tensor = pieces.pop(place)
         # Inference tensors do not count their changes: a copy shows whether there were any.
-        self._held = (x, x.clone() if x.is_inference() else x._version, pieces)
+        self._held = (x, x.clone() if x.is_inference() else x._version, pieces, self._state())
         return own
 
     def together(self, x: Tensor) -> Tensor:
@@ -116,6 +118,11 @@ class SharedInput:
             for part, rows in zip(self.parts, torch.split(whole, self._rows), strict=True):
                 _set(part, name, rows)
         self._addresses = [tensor.data_ptr() for tensor in self._tensors()]
+
+    def _state(self) -> tuple[list[int], list[int | None]]:
+        """Where the weights lie, and how often each was changed."""
+        tensors = self._tensors()
+        return [tensor.data_ptr() for tensor in tensors], versions(tensors)
 
     def _tensors(self) -> list[Tensor]:
         stores = [store for part in self.parts for store in (part._buffers, part._parameters)]

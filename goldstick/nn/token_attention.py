@@ -11,6 +11,7 @@ from goldstick.kernels.attention import attend
 from goldstick.kernels.fused import in_cpp
 from goldstick.kernels.prepared import runs_at_once
 from goldstick.kernels.rotary import attend_token, rotate_into
+from goldstick.nn.as_found import AsFound
 from goldstick.nn.kv_cache import QuantizedStates
 from goldstick.nn.linear import QuantizedLinear
 from goldstick.nn.room import Room
@@ -21,7 +22,9 @@ class TokenAttention:
 
     The cache stays transformers' own ``DynamicCache``. Its layers' keys and values become views of buffers with room to
     grow, so that a token is written and nothing is copied; a cache that was cropped, reordered or copied in the
-    meantime gets new buffers. Of a quantized cache the codes are read as they are.
+    meantime gets new buffers. Of a quantized cache the codes are read as they are. Where something inside was hooked or
+    replaced, the cache's class has an ``update`` of its own, or the model was told to attend otherwise, the module's
+    own forward runs.
 
     Args:
         module: The attention module; it has ``head_dim``, ``scaling`` and ``layer_idx``.
@@ -34,6 +37,7 @@ class TokenAttention:
         self.module, self.query, self.output = module, query, output
         self.channels, self.scaling, self.layer = int(known.head_dim), float(known.scaling), int(known.layer_idx)
         self.heads = query.out_features // self.channels
+        self.inside, self._way = AsFound(module), _way_to_attend(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own."""
@@ -43,7 +47,15 @@ class TokenAttention:
                 return found, None
         return type(self.module).forward(self.module, *args, **kwargs)
 
-    def of_one_token(
+    def of_one_token(self, **given: Any) -> Tensor | None:
+        """The output for one token a sequence, or ``None`` where this is another case."""
+        found = self.heads_of_one_token(**given)
+        if found is None:
+            return None
+        result: Tensor = self.output(found.flatten(1).unsqueeze(1))
+        return result
+
+    def heads_of_one_token(
         self,
         hidden_states: Tensor | None = None,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
@@ -52,19 +64,15 @@ class TokenAttention:
         output_attentions: bool | None = False,
         **_: Any,
     ) -> Tensor | None:
-        """The output for one token a sequence, or ``None`` where this is another case."""
+        """What :meth:`of_one_token` maps back, [batch, heads, channels]."""
         if hidden_states is None or past_key_values is None or output_attentions:
             return None
         layer = self.layer_for(hidden_states, position_embeddings, attention_mask, past_key_values)
-        if layer is None or position_embeddings is None:
+        if layer is None or position_embeddings is None or not self.inside:
             return None
         x, (cos, sin) = hidden_states, position_embeddings
         coded = type(layer).__name__ != "DynamicLayer"
-        heads = self._over_codes(layer, x, cos, sin) if coded else self._over_floats(layer, x, cos, sin)
-        if heads is None:
-            return None
-        found: Tensor = self.output(heads.view(len(x), 1, -1))
-        return found
+        return self._over_codes(layer, x, cos, sin) if coded else self._over_floats(layer, x, cos, sin)
 
     def layer_for(self, x: Tensor, angles: tuple[Tensor, Tensor] | None, mask: Tensor | None, cache: Any) -> Any:
         """The layer of a cache that takes one token of each sequence here, or ``None``.
@@ -74,6 +82,8 @@ class TokenAttention:
         if x.ndim != 3 or x.shape[1] != 1 or self.query.shared is None or not (runs_at_once(x) and in_cpp(x)):
             return None
         if angles is None or angles[0].shape[-1] != self.channels or angles[0].dtype is not x.dtype:
+            return None
+        if not _plain_update(cache) or _way_to_attend(self.module) != self._way:
             return None
         layers = getattr(cache, "layers", ())
         layer: Any = layers[self.layer] if self.layer < len(layers) else None
@@ -119,6 +129,16 @@ class TokenAttention:
         values.append(value)
         (key_runs, key_scales), (value_runs, value_scales) = keys.runs(), values.runs()
         return attend(q, key_runs, value_runs, self.scaling, key_scales, value_scales)
+
+
+def _plain_update(cache: Any) -> bool:
+    """Whether a cache is written as transformers writes it, told by name: a subclass may do more, or something else."""
+    return str(getattr(getattr(type(cache), "update", None), "__module__", "")).startswith("transformers.")
+
+
+def _way_to_attend(module: Any) -> object:
+    """The name of the function that a model's attention calls."""
+    return getattr(getattr(module, "config", None), "_attn_implementation", None)
 
 
 def _sees_all(mask: Tensor, tokens: int) -> bool:

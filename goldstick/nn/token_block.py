@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import operator
+import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from goldstick.kernels import cpu
 from goldstick.kernels.prepared import versions
+from goldstick.nn.as_found import AsFound
 from goldstick.nn.feed_forward import GatedForward, NormForward
 from goldstick.nn.linear import QuantizedLinear
 from goldstick.nn.token_attention import TokenAttention, rooms_of
@@ -22,8 +24,8 @@ class TokenBlock:
     """A faster forward of h = x + attention(norm(x)), y = h + feed_forward(norm(h)), for one token a sequence.
 
     It gives the bits of its parts' own faster forwards, and leaves all else to the module's own: other inputs and
-    caches, parts that were hooked or given other forwards, layers that do not run in C++. Weights are read where they
-    lie; tensors that were replaced are prepared anew.
+    caches, parts that were hooked, replaced or given other forwards, layers that do not run in C++. Weights are read
+    where they lie; after tensors were replaced or moved it is prepared anew, and it keeps none alive.
 
     Args:
         module: The block.
@@ -36,26 +38,23 @@ class TokenBlock:
         self, module: nn.Module, attention: TokenAttention, feed: GatedForward, norms: tuple[NormForward, NormForward]
     ) -> None:
         self.module, self.attention, self.feed, self.norms = module, attention, feed, norms
-        self._parts = (attention, feed, *norms)
-        self._children = tuple(child for child in module.modules() if child is not module)
+        self.inside = AsFound(module)
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        named = ("module", "attention", "feed", "norms", "_parts", "_children")
-        return {name: self.__dict__[name] for name in named}
+        return {name: self.__dict__[name] for name in ("module", "attention", "feed", "norms", "inside")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._forget()  # a copy prepares itself
 
-    def _forget(self) -> None:
+    def _forget(self, _: object = None) -> None:
         self._block: Any = None
         self._shape = (0, 0, 0)  # width, heads of the cache and their channels
         self._where: list[tuple[dict[str, Any], str]] = []  # each tensor that the block reads
-        self._seen: list[Tensor | None] = []
-        self._parameters: list[nn.Parameter] = []
+        self._seen: list[Callable[[], Tensor | None]] = []
         self._places: list[int] = []
-        self._copied: list[Tensor | None] = []  # those of which the block reads a copy
+        self._copied: list[Callable[[], Tensor | None]] = []  # those of which the block reads a copy
         self._versions: list[int | None] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -69,17 +68,15 @@ class TokenBlock:
         angles, cache = given.get("position_embeddings"), given.get("past_key_values")
         if x is None or more or cache is None or angles is None or given.get("output_attentions"):
             return None
-        if any(child._forward_hooks or child._forward_pre_hooks for child in self._children):
-            return None
-        if any(part.module.__dict__.get("forward") is not part for part in self._parts):
-            return None
         layer = self.attention.layer_for(x, angles, given.get("attention_mask"), cache)
         if type(layer).__name__ != "DynamicLayer" or layer.keys.shape[0] != len(x) or layer.keys.dtype is not x.dtype:
+            return None
+        if not self.inside:
             return None
         block, rooms = self._prepared(x.dtype), rooms_of(layer)
         if block is None or rooms is None:
             return None
-        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in self._parameters):
+        if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in self._now()):
             return None
         keys, values = rooms
         (cos, sin), (batch, kv_heads, capacity, channels) = angles, keys.buffer.shape
@@ -113,23 +110,28 @@ class TokenBlock:
             self._prepare()
         return self._block if self.norms[0].module._parameters["weight"].dtype is dtype else None  # type: ignore[union-attr]
 
-    def _watch(self) -> None:
+    def _now(self) -> list[Tensor | None]:
+        return [store[name] for store, name in self._where]
+
+    def _watch(self, copied: list[Tensor | None]) -> None:
         """Note where each tensor lies that the block reads, and which it is."""
         owners = [store for child in self.module.modules() for store in (child._buffers, child._parameters)]
         self._where = [(store, name) for store in owners for name in _WEIGHTS if name in store]
-        self._seen = [store[name] for store, name in self._where]
-        # Moving a module gives a parameter other memory, and a buffer's place to another tensor.
-        self._parameters = [tensor for tensor in self._seen if isinstance(tensor, nn.Parameter)]
-        self._places = [parameter.data_ptr() for parameter in self._parameters]
-        self._versions = versions(self._copied)
+        now = self._now()
+        self._seen, self._places = [self._reference(tensor) for tensor in now], _places(now)
+        self._copied, self._versions = [self._reference(tensor) for tensor in copied], versions(copied)
+
+    def _reference(self, tensor: Tensor | None) -> Callable[[], Tensor | None]:
+        """What gives a tensor as long as others hold it; the block in C++ goes with it."""
+        return _nothing if tensor is None else weakref.ref(tensor, self._forget)
 
     def _changed(self) -> bool:
-        """Whether tensors were replaced."""
-        now = [store[name] for store, name in self._where]
+        """Whether tensors were replaced or moved, or those changed of which there is a copy."""
+        now = self._now()
         return (
-            not all(map(operator.is_, now, self._seen))
-            or self._places != [parameter.data_ptr() for parameter in self._parameters]
-            or self._versions != versions(self._copied)
+            any(seen() is not tensor for seen, tensor in zip(self._seen, now, strict=True))
+            or self._places != _places(now)
+            or self._versions != versions([copied() for copied in self._copied])
         )
 
     def _prepare(self) -> None:
@@ -163,5 +165,12 @@ class TokenBlock:
             self.attention.scaling,
         )
         copied = [linear for linear, layer in zip(linears, layers, strict=True) if layer.interleaved]
-        self._copied = [linear._buffers[name] for linear in copied for name in _COPIED]
-        self._watch()
+        self._watch([linear._buffers[name] for linear in copied for name in _COPIED])
+
+
+def _places(tensors: list[Tensor | None]) -> list[int]:
+    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def _nothing() -> None:
+    return None

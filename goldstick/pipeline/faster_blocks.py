@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from goldstick.kernels.attention import MOST_SHARING
 from goldstick.kernels.fused import in_cpp
 from goldstick.nn import QuantizedLinear
 from goldstick.nn.feed_forward import GatedForward, NormForward, plain_gate
@@ -212,26 +213,25 @@ def _not_plain(module: Any, parts: list[Any]) -> str | None:
     queries, keys, values = (part.out_features for part in parts)
     if keys != values or queries % keys or keys % module.head_dim or module.head_dim % 2:
         return "its heads are of another shape"
+    if queries // keys > MOST_SHARING:
+        return f"more than {MOST_SHARING} query heads share a key"
     return None
 
 
 def _comparison(path: str, new: TokenAttention, worst: dict[str, bool]) -> Callable[..., None]:
     """A hook that runs both on caches of their own, and compares what they hand to the layer that maps heads back."""
 
-    def given(forward: Callable[..., Any], kwargs: dict[str, Any]) -> Tensor:
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        after = None if args else new.heads_of_one_token(**copy.deepcopy(kwargs))
+        if after is None:
+            return
         seen: list[Tensor] = []
-        handle = new.output.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        handle = new.output.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
         try:
-            forward(**copy.deepcopy(kwargs))
+            type(module).forward(module, **copy.deepcopy(kwargs))
         finally:
             handle.remove()
-        return seen[0]
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        mine = copy.deepcopy(kwargs)
-        if args or new.of_one_token(**mine) is None:
-            return
-        before, after = given(partial(type(module).forward, module), kwargs), given(new, kwargs)
+        (before,) = seen
         exact = before.dtype == torch.float32
         worst[path] = worst.get(path, True) and close(before.flatten(), after.flatten(), TOLERANCE[exact])
 

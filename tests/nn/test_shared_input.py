@@ -194,3 +194,13 @@ def test_layers_in_an_order_of_their_own_are_stacked_if_it_is_the_same() -> None
     SharedInput(parts)
     assert equal([part(x) for part in parts], expected)
     assert "input_order" in (obstacle([ordered(8, order), ordered(8, order.flip(0))]) or "")
+
+
+def test_a_weight_that_changes_between_two_layers_is_seen() -> None:
+    parts = trio()
+    unshared, x = copy.deepcopy(parts), torch.randn(3, 48)
+    SharedInput(parts)
+    assert torch.equal(parts[0](x), unshared[0](x))
+    for one in (parts[1], unshared[1]):
+        one.weight_scale.mul_(2)
+    assert torch.equal(parts[1](x), unshared[1](x))
