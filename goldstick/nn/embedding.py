@@ -27,8 +27,10 @@ class QuantizedEmbedding(PackedWeight):
     def forward(self, ids: Tensor) -> Tensor:
         """Integers [...] → [..., features]."""
         flat = ids.reshape(-1)
-        zero = None if self.weight_zero_point is None else self.weight_zero_point[flat]
-        rows = self._dequantize(self.weight_packed[flat], self.weight_scale[flat], zero)
+        # Indices in brackets might be negative, and give rows of the end.
+        zero = None if self.weight_zero_point is None else self.weight_zero_point.index_select(0, flat)
+        packed, scale = self.weight_packed.index_select(0, flat), self.weight_scale.index_select(0, flat)
+        rows = self._dequantize(packed, scale, zero)
         rows = rows.reshape(*ids.shape, self.in_features)
         # The factor is rounded to the rows' dtype first, as the float layer does.
         return rows if self.multiplier == 1.0 else rows * torch.tensor(self.multiplier, dtype=rows.dtype)

@@ -120,10 +120,13 @@ def packed_linear(
     buffers = weight._buffers  # the module's own look-up takes longer
     packed, scale, zero = buffers["weight_packed"], buffers["weight_scale"], buffers["weight_zero_point"]
     assert packed is not None and scale is not None
+    given = x.dtype
+    if given is not scale.dtype and torch.is_autocast_enabled(x.device.type):
+        x = x.to(scale.dtype)  # the layer computes in its own dtype, whatever others are told
     found = weight.prepared(x, (packed, scale, zero, bias, input_scale, input_zero))
     if found is not None:
-        return found
+        return found if found.dtype is given else found.to(given)
     result: Tensor = torch.ops.goldstick.quantized_linear(
         x, packed, scale, zero, bias, *weight.prepared.settings, input_scale, input_zero
     )
-    return result
+    return result if result.dtype is given else result.to(given)

@@ -16,7 +16,7 @@ from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.errors import QuantizationError
+from goldstick.errors import KernelError, QuantizationError
 from goldstick.nn import (
     PackedWeight,
     QuantizedConv2d,
@@ -342,3 +342,38 @@ def test_an_order_that_names_an_input_twice_or_has_no_layer_to_undo_it_is_refuse
         dataclasses.replace(tensor, input_order=torch.arange(47))
     with pytest.raises(QuantizationError, match="QuantizedEmbedding runs on columns in the order of its inputs"):
         QuantizedEmbedding(dataclasses.replace(tensor, input_order=torch.arange(48)), scheme)
+
+
+@pytest.mark.parametrize("shape", [(64,), (3, 64), (2, 3, 64)])
+def test_gradients_of_a_linear_layer_reach_its_input_and_its_bias(shape: tuple[int, ...]) -> None:
+    scheme = Scheme.parse("w4a16-g32-asym")
+    tensor = quantize_with_search(torch.randn(24, 64), scheme.weight, "minmax")
+    layer = QuantizedLinear(tensor, scheme, torch.zeros(24))
+    layer.bias.requires_grad_()
+    x = torch.randn(shape, requires_grad=True)
+    y = layer(x)
+    grad = torch.randn_like(y)
+    y.backward(grad)
+    assert x.grad is not None and layer.bias.grad is not None
+    torch.testing.assert_close(x.grad, grad @ layer.dequantized(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer.bias.grad, grad.reshape(-1, 24).sum(dim=0))
+    layer.weight_scale.requires_grad_()
+    with pytest.raises(KernelError, match="no gradient for scales"):
+        layer(x)
+
+
+def test_under_autocast_a_layer_computes_in_its_own_dtype() -> None:
+    scheme = Scheme.parse("w4a16-g32")
+    layer = QuantizedLinear(quantize_with_search(torch.randn(24, 64), scheme.weight, "minmax"), scheme)
+    x = torch.randn(3, 64).bfloat16()
+    with pytest.raises(KernelError, match="cast one of them"):
+        layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(layer(x), layer(x.float()).bfloat16())
+
+
+def test_an_embedding_has_no_row_for_a_negative_id() -> None:
+    scheme = Scheme.parse("w4a16-g32")
+    embedding = QuantizedEmbedding(quantize_with_search(torch.randn(24, 64), scheme.weight, "minmax"), scheme)
+    with pytest.raises(IndexError):
+        embedding(torch.tensor([-1]))

@@ -1,5 +1,5 @@
-// The Python face of what lies between the products. Calls are many and small, so arrays come as addresses: the one
-// caller, kernels/fused.py, has checked types, shapes and strides.
+// The Python face of what lies between the products. Calls are many and small, so arrays come as addresses: their
+// callers, kernels/fused.py, attention.py and rotary.py, have checked types, shapes and strides.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>

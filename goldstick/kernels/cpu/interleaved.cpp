@@ -12,6 +12,9 @@ namespace {
 // A layout of which more than a quarter is filling is not worth its memory.
 constexpr std::int64_t kMostFilling = 4;
 
+// Words below this many take one thread: starting a team costs more than it saves.
+constexpr std::int64_t kThreadedFrom = 1 << 16;
+
 template <typename T>
 Columns columns_of(const LinearCall<T>& call) {
     return {call.columns, call.group_size, call.bits, call.row_bytes, call.rounding, false, Isa::kScalar, true};
@@ -46,7 +49,7 @@ Interleaved::Interleaved(const LinearCall<T>& call)
       has_zero_(call.zero != nullptr) {
     const Columns columns = columns_of(call);
     const std::int64_t blocks = blocks_of(call.rows);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (words_.count() >= kThreadedFrom)
     for (std::int64_t i = 0; i < blocks; ++i) {
         const std::int64_t groups = i * kRows * groups_;
         const RowBlock block = gather_block(call, i * kRows, scale_.data() + groups, zero_.data() + groups);
