@@ -1,6 +1,7 @@
 #include "attention.hpp"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <limits>
 #include <vector>
@@ -9,6 +10,7 @@
 #include "inline.hpp"
 #include "lanes.hpp"
 #include "vector_math.hpp"
+#include "widen.hpp"
 
 namespace goldstick {
 
@@ -17,15 +19,23 @@ namespace {
 constexpr std::int64_t kTile = 32;  // tokens whose keys or values are widened together
 constexpr std::int64_t kParts = 8;  // partial sums of a product of a query and a key
 
+// Ask for memory that is read next; what lies behind the end of a run is asked for, too, and never read.
+GOLDSTICK_INLINE void call_ahead(const std::byte* from, std::int64_t bytes) {
+#if defined(__GNUC__)
+    for (std::int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(from + i, 0, 2);
+#endif
+}
+
 // Tokens `begin` … of a run and head as floats [count][channels].
 template <typename T>
-GOLDSTICK_INLINE const float* widen(const Run& run, std::int64_t batch, std::int64_t head, std::int64_t begin,
-                                    std::int64_t count, std::int64_t channels, float* to) {
+GOLDSTICK_INLINE const float* floats(const Run& run, std::int64_t batch, std::int64_t head, std::int64_t begin,
+                                     std::int64_t count, std::int64_t channels, float* to, bool use_avx2) {
     const std::int64_t at = batch * run.batch_stride + head * run.head_stride + begin * channels;
     const std::int64_t numbers = count * channels;
+    const std::int64_t bytes = run.codes ? 1 : sizeof(T);
+    call_ahead(static_cast<const std::byte*>(run.data) + (at + numbers) * bytes, numbers * bytes);
     if (run.codes) {
-        const auto* from = static_cast<const std::int8_t*>(run.data) + at;
-        for (std::int64_t i = 0; i < numbers; ++i) to[i] = static_cast<float>(from[i]);
+        widen(static_cast<const std::int8_t*>(run.data) + at, numbers, to, use_avx2);
         return to;
     }
     const T* from = static_cast<const T*>(run.data) + at;
@@ -122,7 +132,7 @@ GOLDSTICK_INLINE float exponentiate(float* scores, std::int64_t count) {
 // One sequence and one head of the cache: all query heads that read it. `scratch` holds scratch_size() numbers.
 template <typename T>
 GOLDSTICK_INLINE void attend_head(const AttentionCall<T>& call, std::int64_t batch, std::int64_t head,
-                                  std::int64_t total, float* scratch) {
+                                  std::int64_t total, float* scratch, bool use_avx2) {
     const std::int64_t channels = call.channels, group = call.heads / call.kv_heads;
     float* const tile = scratch;
     float* const plain = tile + kTile * channels;         // [group][channels], q · scaling
@@ -143,7 +153,7 @@ GOLDSTICK_INLINE void attend_head(const AttentionCall<T>& call, std::int64_t bat
             run.token_scale ? run.token_scale + batch * run.scale_batch_stride + head * run.scale_head_stride : nullptr;
         for (std::int64_t begin = 0; begin < call.tokens[r]; begin += kTile, at += kTile) {
             const std::int64_t count = std::min(kTile, call.tokens[r] - begin);
-            const float* const keys = widen<T>(run, batch, head, begin, count, channels, tile);
+            const float* const keys = floats<T>(run, batch, head, begin, count, channels, tile, use_avx2);
             for (std::int64_t g = 0; g < group; ++g) {
                 float* const to = scores + g * total + at;
                 multiply(queries + g * channels, keys, count, channels, to);
@@ -163,7 +173,7 @@ GOLDSTICK_INLINE void attend_head(const AttentionCall<T>& call, std::int64_t bat
             run.token_scale ? run.token_scale + batch * run.scale_batch_stride + head * run.scale_head_stride : nullptr;
         for (std::int64_t begin = 0; begin < call.tokens[r]; begin += kTile, at += kTile) {
             const std::int64_t count = std::min(kTile, call.tokens[r] - begin);
-            const float* const values = widen<T>(run, batch, head, begin, count, channels, tile);
+            const float* const values = floats<T>(run, batch, head, begin, count, channels, tile, use_avx2);
             for (std::int64_t g = 0; g < group; ++g) {
                 float* const weights = scores + g * total + at;
                 for (std::int64_t t = 0; scale && t < count; ++t) weights[t] *= scale[begin + t];
@@ -217,12 +227,12 @@ GOLDSTICK_INLINE void rotate_in(const RotaryCall<T>& call) {
 template <typename T>
 GOLDSTICK_AVX2 void attend_avx2(const AttentionCall<T>& call, std::int64_t batch, std::int64_t head,
                                 std::int64_t total, float* scratch) {
-    attend_head(call, batch, head, total, scratch);
+    attend_head(call, batch, head, total, scratch, true);
 }
 template <typename T>
 void attend_scalar(const AttentionCall<T>& call, std::int64_t batch, std::int64_t head, std::int64_t total,
                    float* scratch) {
-    attend_head(call, batch, head, total, scratch);
+    attend_head(call, batch, head, total, scratch, false);
 }
 template <typename T>
 GOLDSTICK_AVX2 void rotate_avx2(const RotaryCall<T>& call) {
