@@ -21,7 +21,7 @@ class ChannelGate(Relaxation):
     layer is what it was.
 
     Args:
-        layer: The layer.
+        layer: The layer, or another gate on it: a layer may read the channels of one group and make those of another.
         units: For each channel the number of its unit; −1 where it belongs to none.
         count: How many units there are.
         reads: Whether the channels are the layer's inputs instead of its outputs.
@@ -37,6 +37,10 @@ class ChannelGate(Relaxation):
         self.register_buffer("units", torch.tensor(list(units), device=device), persistent=False)
         self.register_buffer("squares", torch.zeros(count + 1, dtype=torch.float64, device=device))
         self.reads = reads
+        own = layer
+        while isinstance(own, ChannelGate):
+            own = own.layer
+        self.axis = 1 if isinstance(own, _ConvNd | _BatchNorm) else -1
 
     @property
     def weight(self) -> Tensor:
@@ -52,7 +56,7 @@ class ChannelGate(Relaxation):
         return self._mixed(self.layer(*inputs, **named))
 
     def _mixed(self, values: Tensor) -> Tensor:
-        axis = 1 if isinstance(self.layer, _ConvNd | _BatchNorm) else values.ndim - 1
+        axis = self.axis % values.ndim
         real, knockoff = values.chunk(2)
         own = torch.cat([self.beta, self.beta.new_ones(1)])[self.units]  # −1, no unit, takes the last
         beta = own.to(values.dtype).reshape([-1 if index == axis else 1 for index in range(values.ndim)])

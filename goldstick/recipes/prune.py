@@ -166,7 +166,7 @@ def _train_gates(
         shown = dataclasses.replace(task, validate=None)
         record = train(RealHalf(model, knockoffs), shown, alone, description=description, progress=progress)
     finally:
-        for group, gate in zip(groups, gates, strict=False):
+        for group, gate in reversed(list(zip(groups, gates, strict=False))):  # the outermost of a layer's gates first
             surgery.replace(model, group.gate.module, gate.layer)
         for parameter in learning:
             parameter.requires_grad_(True)

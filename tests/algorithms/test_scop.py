@@ -57,6 +57,35 @@ def test_a_gate_mixes_the_real_half_alone_and_is_the_layer_in_evaluation_mode() 
     torch.testing.assert_close(reading(x), linear(mixed))
 
 
+class Concatenation(nn.Module):
+    """A layer that alone reads two groups of channels and makes a third, which two layers read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.left, self.right = nn.Conv2d(4, 4, 1), nn.Conv2d(4, 6, 1)
+        self.both = nn.Conv2d(10, 8, 3, padding=1)
+        self.one, self.other = nn.Linear(8, 4), nn.Linear(8, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images).relu()
+        x = self.both(torch.cat([self.left(x).relu(), self.right(x).relu()], 1)).relu().mean((2, 3))
+        scores: Tensor = self.one(x) + self.other(x).tanh()
+        return scores
+
+
+def test_a_layer_that_belongs_to_several_groups_has_a_gate_for_each_and_is_itself_again_afterwards() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Concatenation()
+    result = pruned(model, rate=0.5, task=TrainingTask(batches=batches(2)))
+    (pruning,) = result.report.pruning
+    assert {layer["name"]: layer["kept"] for layer in pruning["layers"]} == {"left": 2, "right": 3, "both": 4}
+    assert all(max(map(abs, layer["scores"])) > 0 for layer in pruning["layers"])
+    assert not any(isinstance(module, ChannelGate) for module in result.model.modules())
+    assert result.model(batches(1)[0][0]).shape == (32, 4)
+
+
 def test_scores_and_choices_are_what_the_formula_says() -> None:
     scores = knockoff_scores(torch.tensor([2.0, -3.0]), torch.tensor([0.75, 0.0]))
     assert scores.tolist() == [1.0, -3.0]
