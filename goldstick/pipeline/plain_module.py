@@ -26,6 +26,7 @@ from goldstick.formats.native import Native, multiplied_in, schemes_of, ties_of
 from goldstick.formats.source import open_tensors, read_json
 from goldstick.formats.transformers_layers import StoredLayers
 from goldstick.nn import PackedWeight, QuantizedExperts
+from goldstick.pipeline.save import packed_paths
 from goldstick.pipeline.staging import MANIFEST_NAME
 from goldstick.structure.cut import prune_from_dict
 from goldstick.structure.network import Network
@@ -99,7 +100,7 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
 
 
 def _load_floats(model: nn.Module, floats: Mapping[str, Tensor], directory: Path) -> None:
-    packed = {name for name, module in model.named_modules() if isinstance(module, PackedWeight)}
+    packed = packed_paths(model)
     expected: dict[str, Tensor] = {
         name: value
         for name, value in model.state_dict(keep_vars=True).items()
@@ -120,7 +121,7 @@ def _load_floats(model: nn.Module, floats: Mapping[str, Tensor], directory: Path
 def tensor_hashes(model: nn.Module) -> dict[str, str]:
     """sha256 of everything a rewritten plain module stores, by the name of its tensor in the checkpoint."""
     hashes = {}
-    modules: dict[str, Any] = dict(model.named_modules())
+    modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
     for name, value in model.state_dict().items():
         owner, _, leaf = name.rpartition(".")
         if isinstance(modules[owner], PackedWeight) and leaf in _PARTS:

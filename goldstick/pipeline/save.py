@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick.core.error import WeightError
 from goldstick.core.kv_cache import KVSettings
@@ -106,6 +106,11 @@ def _layer(name: str, site: Site, tensor: QuantizedTensor, assignment: Assignmen
     )
 
 
+def packed_paths(model: nn.Module) -> set[str]:
+    """Every path of every module on a packed weight; one that is registered in several places has several."""
+    return {name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, PackedWeight)}
+
+
 def float_tensors(
     network: Network, names: CheckpointNames | None, within: Callable[[str], bool] = lambda name: True
 ) -> dict[str, Tensor]:
@@ -116,7 +121,7 @@ def float_tensors(
         names: How the model's checkpoint names tensors; ``None`` keeps the parameters' names.
         within: Which of them, by the model's name.
     """
-    packed = {name for name, module in network.model.named_modules() if isinstance(module, PackedWeight)}
+    packed = packed_paths(network.model)
     state: dict[str, Tensor] = {}
     seen: set[tuple[int, torch.Size]] = set()
     for name, value in network.model.state_dict().items():

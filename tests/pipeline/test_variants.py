@@ -241,6 +241,36 @@ def test_a_plain_module_is_applied_saved_and_loaded_into_a_fresh_one(scheme: str
     assert report.size.bytes_before == sum(value.nbytes for value in module.state_dict().values())
 
 
+class Repeated(nn.Module):
+    """A layer and a norm that are each registered under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(8, 8), nn.LayerNorm(8)
+        self.second, self.second_norm = self.first, self.norm
+        self.last = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.second_norm(self.second(self.norm(self.first(x)).relu()))
+        scores: Tensor = self.last(x)
+        return scores
+
+
+def test_a_plain_module_whose_layers_are_shared_is_read_back_equal_and_shares_them(tmp_path: Path) -> None:
+    result = goldstick.apply(Repeated(), {"stages": [{"rtn": {"scheme": "w8a16"}}]})
+    directory = result.save(tmp_path / "saved")
+    assert not any(
+        "_packed" in name or name.startswith("second") for name in open_tensors(directory) if "weight" not in name
+    )
+    loaded = goldstick.load(directory, model=Repeated())
+    x = torch.randn(3, 8)
+    with torch.no_grad():
+        assert torch.equal(loaded(x), result.model(x))
+    assert isinstance(loaded.get_submodule("first"), QuantizedLinear)
+    assert loaded.get_submodule("second") is loaded.get_submodule("first")
+    assert loaded.get_submodule("second_norm") is loaded.get_submodule("norm")
+
+
 def test_a_plain_checkpoint_says_when_it_is_of_another_module(tmp_path: Path) -> None:
     directory = goldstick.apply(Pictures(), {"stages": [{"rtn": {"scheme": "w8a16"}}]}).save(tmp_path / "saved")
     with pytest.raises(CheckpointError, match="model=module"):
