@@ -8,6 +8,8 @@ from collections.abc import Collection
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.cifar import ResNet
 from goldstick import surgery
@@ -186,3 +188,22 @@ def test_a_cut_that_does_not_fit_is_refused_before_anything_changes() -> None:
     assert model.first.weight.shape == (8, 8, 3, 3)
     with pytest.raises(StructureError, match="makes no sense"):
         prune_from_dict({"slices": [{"module": "first"}]})
+
+
+def test_multiplications_of_every_kind_of_layer_are_those_that_torch_counts() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1),
+        nn.Conv2d(8, 8, 3, stride=2, groups=8),
+        nn.Conv2d(8, 16, 1, groups=4),
+        nn.ConvTranspose2d(16, 6, 2, stride=2),
+        weight_norm(nn.Conv2d(6, 6, 3, bias=False)),
+        nn.Flatten(2),
+        nn.Conv1d(6, 5, 2),
+        nn.Linear(15, 7),
+    ).eval()
+    with FlopCounterMode(display=False) as counter:
+        model(IMAGES)
+    assert costs_of(model, (IMAGES,), {}).of()["macs"] == counter.get_total_flops() // 2 // len(IMAGES)
+    tokens = torch.randn(2, 5, 8)
+    attention = costs_of(nn.MultiheadAttention(8, 2, batch_first=True).eval(), (tokens, tokens, tokens), {})
+    assert attention.of()["macs"] == 5 * 4 * 8 * 8
