@@ -24,7 +24,8 @@ def left_alone(
         skipped: Parameter name → reason, for those a stage skips.
 
     Raises:
-        StructureError: More than a fifth of the matrices are of a kind goldstick does not recognise.
+        StructureError: There are stages, and more than a fifth of the matrices are of a kind goldstick does not
+            recognise.
     """
     sites = {site.parameter_name: site for site in network.sites}
     tied = network.tied()
@@ -42,7 +43,8 @@ def left_alone(
             reasons[name] = skipped.get(name) or _reason(name, site, parameter.ndim, stages, tied)
     for name, _ in network.model.named_buffers():
         reasons[name] = "buffer: state, not a weight"
-    _refuse(unrecognised, total)
+    if stages:  # where nothing is rounded, every layer stays float because the recipe says so
+        _refuse(unrecognised, total)
     return reasons
 
 

@@ -78,7 +78,8 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
 
     Raises:
         RecipeError: A pattern matches nothing, a site is meant twice, a group size does not divide, a tie is undecided.
-        StructureError: More than a fifth of the model's matrices are of a kind goldstick does not recognise.
+        StructureError: A stage quantizes, and more than a fifth of the model's matrices are of a kind goldstick does
+            not recognise.
     """
     problems = misplaced(stages)
     problems += _kept_but_cut(stages, network)

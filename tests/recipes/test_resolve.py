@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from goldstick.algorithms import AWQ, RTN, KVCache, RandomRotation, SmoothQuant
+from goldstick.algorithms import AWQ, RTN, SCOP, Finetune, KVCache, RandomRotation, SmoothQuant
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, StructureError
 from goldstick.nn import PackedWeight, TiedQuantizedLinear
@@ -188,6 +188,12 @@ class Unknown(nn.Module):
 def test_a_big_matrix_that_is_not_recognised_is_an_error() -> None:
     with pytest.raises(StructureError, match=r"50% .*mixing.*structure/overrides\.py"):
         resolve([RTN(scheme="w8a16")], Network(Unknown(64)))
+
+
+def test_it_may_stay_as_it_is_where_nothing_is_quantized() -> None:
+    for stage in (Finetune(), SCOP()):
+        resolution = resolve([stage], Network(Unknown(64)))
+        assert "kind that is not quantized" in resolution.left_alone["mixing"]
 
 
 def test_a_small_one_is_left_alone_with_its_reason() -> None:
