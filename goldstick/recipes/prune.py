@@ -18,6 +18,7 @@ from goldstick.algorithms.channel_choice import Choice, knockoff_scores
 from goldstick.algorithms.channel_gate import ChannelGate
 from goldstick.core.edits import Prune
 from goldstick.errors import DataError, RecipeError, StructureError
+from goldstick.recipes.channel_scores import magnitude
 from goldstick.recipes.run import Progress
 from goldstick.structure.costs import costs_of
 from goldstick.structure.network import Network
@@ -195,22 +196,6 @@ def _float_inputs(model: nn.Module, task: TrainingTask) -> Iterable[Tensor]:
         if found is None:
             raise RecipeError("Gaussian knockoffs are for inputs of floats, such as images; use 'knockoffs: shuffle'.")
         yield found
-
-
-def magnitude(network: Network, group: Prunable) -> Tensor:
-    """|γ| of each unit's batch norm; without one, the norm of the weights that read the unit. float64 [units]."""
-    if group.norm is not None:
-        units = next(member.units for member in group.members if member.module == group.norm)
-        gain = network.model.get_submodule(group.norm)._parameters.get("weight")
-        values = torch.ones(len(units)) if gain is None else gain.detach().abs().cpu()
-        return torch.zeros(group.units, dtype=torch.float64).index_add_(0, torch.tensor(units), values.double())
-    squares = torch.zeros(group.units + 1, dtype=torch.float64)
-    for member in group.members:
-        if member.side == "input":
-            matrix = network.weight(network.by_name[member.module]).double().cpu()
-            per_channel = matrix.reshape(len(matrix), len(member.units), -1).square().sum((0, 2))
-            squares.index_add_(0, torch.tensor(member.units) % len(squares), per_channel)
-    return squares[:-1].sqrt()
 
 
 class _Called(BaseException):

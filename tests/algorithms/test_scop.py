@@ -86,6 +86,38 @@ def test_a_layer_that_belongs_to_several_groups_has_a_gate_for_each_and_is_itsel
     assert result.model(batches(1)[0][0]).shape == (32, 4)
 
 
+class Dense(nn.Module):
+    """A batch norm over a concatenation, as in DenseNets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(3, 4, 3, padding=1)
+        self.grow = nn.Conv2d(4, 6, 3, padding=1)
+        self.norm = nn.BatchNorm2d(10)
+        self.last = nn.Linear(10, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.stem(images)
+        x = self.norm(torch.cat([x, self.grow(x.relu())], 1)).relu()
+        scores: Tensor = self.last(x.mean((2, 3)))
+        return scores
+
+
+@pytest.mark.parametrize("criterion", ["knockoffs", "magnitude"])
+def test_channels_are_as_strong_as_their_part_of_a_norm_over_a_concatenation(criterion: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Dense()
+    with torch.no_grad():
+        model.norm.weight.copy_(torch.arange(10.0))
+    (pruning,) = pruned(model, rate=0.5, criterion=criterion, task=TrainingTask(batches=batches(2))).report.pruning
+    (layer,) = pruning["layers"]
+    assert layer["name"] == "grow"
+    if criterion == "magnitude":
+        assert layer["scores"] == [4.0, 5.0, 6.0, 7.0, 8.0, 9.0]
+        assert layer["dropped"] == [0, 1, 2]
+
+
 def test_scores_and_choices_are_what_the_formula_says() -> None:
     scores = knockoff_scores(torch.tensor([2.0, -3.0]), torch.tensor([0.75, 0.0]))
     assert scores.tolist() == [1.0, -3.0]

@@ -1,0 +1,38 @@
+"""How strong the units of a group are by the network's weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from goldstick.structure.network import Network
+from goldstick.structure.prunable import Prunable
+
+
+def magnitude(network: Network, group: Prunable) -> Tensor:
+    """|γ| of each unit's batch norm, or without one, the norm of the weights that read the unit.
+
+    Of a unit of several channels, the mean of their |γ|. What norms and readers hold beside the group's channels, as
+    behind a concatenation, does not count.
+
+    Returns:
+        float64 [units].
+    """
+    if group.norm is not None:
+        units = next(member.units for member in group.members if member.module == group.norm)
+        gain = network.model.get_submodule(group.norm)._parameters.get("weight")
+        values = torch.ones(len(units)) if gain is None else gain.detach().abs().cpu()
+        return _by_unit(values, units, group.units) / _by_unit(torch.ones(len(units)), units, group.units)
+    squares = torch.zeros(group.units, dtype=torch.float64)
+    for member in group.members:
+        if member.side == "input":
+            matrix = network.weight(network.by_name[member.module]).double().cpu()
+            per_channel = matrix.reshape(len(matrix), len(member.units), -1).square().sum((0, 2))
+            squares += _by_unit(per_channel, member.units, group.units)
+    return squares.sqrt()
+
+
+def _by_unit(values: Tensor, units: tuple[int, ...], count: int) -> Tensor:
+    """The sum of what belongs to each of ``count`` units, float64; a channel of unit −1 belongs to none."""
+    owners = torch.tensor(units)
+    return torch.zeros(count, dtype=torch.float64).index_add_(0, owners[owners >= 0], values.double()[owners >= 0])
