@@ -31,7 +31,7 @@ def lowest(scores: Mapping[str, Tensor], rate: float, scope: Scope, steps: Mappi
         scores: Name of a group → scores [units].
         rate: The share, from 0 to below 1. Of each group the whole part of rate · units.
         scope: Whether the share is taken of each ``layer``, or of all units together (``global``), whose scores must
-            then be of one kind.
+            then be comparable.
         steps: Name of a group → what a group keeps is a multiple of this, or all of it; 1 where there is none. Units
             that would go stay for that.
     """

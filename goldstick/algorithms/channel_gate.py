@@ -29,13 +29,15 @@ class ChannelGate(Relaxation):
 
     units: Tensor
     squares: Tensor
+    counts: Tensor
 
     def __init__(self, layer: nn.Module, units: Sequence[int], count: int, *, reads: bool) -> None:
         super().__init__(layer)
         device = next(layer.parameters()).device
         self.beta = nn.Parameter(torch.full((count,), 0.5, device=device))
         self.register_buffer("units", torch.tensor(list(units), device=device), persistent=False)
-        self.register_buffer("squares", torch.zeros(count + 1, dtype=torch.float64, device=device))
+        for name in ("squares", "counts"):  # of each unit's real numbers; of those of no unit, last
+            self.register_buffer(name, torch.zeros(count + 1, dtype=torch.float64, device=device))
         self.reads = reads
         own = layer
         while isinstance(own, ChannelGate):
@@ -62,7 +64,10 @@ class ChannelGate(Relaxation):
         beta = own.to(values.dtype).reshape([-1 if index == axis else 1 for index in range(values.ndim)])
         with torch.no_grad():
             others = [index for index in range(values.ndim) if index != axis]
-            self.squares.index_add_(0, self.units % len(self.squares), real.double().square().mean(others))
+            squares = real.double().square().sum(others)  # [channels]
+            owners = self.units % len(self.squares)
+            self.squares.index_add_(0, owners, squares)
+            self.counts.index_add_(0, owners, torch.full_like(squares, real.numel() / len(squares)))
         return torch.cat([beta * real + (1 - beta) * knockoff, knockoff])
 
     def anneal(self, progress: float) -> None:
@@ -71,5 +76,5 @@ class ChannelGate(Relaxation):
             self.beta.clamp_(0, 1)
 
     def strength(self) -> Tensor:
-        """The root mean square of each unit's channels over the training's real data, up to a factor in common."""
-        return self.squares[:-1].sqrt()
+        """The root mean square of each unit's channels over the training's real data, float64 [units]."""
+        return (self.squares[:-1] / self.counts[:-1].clamp_min(1)).sqrt()

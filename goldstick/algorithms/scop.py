@@ -23,7 +23,8 @@ class SCOP(Stage):
     With the network frozen, a gate β for each channel learns, from the loss on real data, to mix what real data and
     what their knockoffs give there. Knockoffs look like the data and say nothing of the classes, so a channel that is
     wanted no more of the data is noise: score |γ|·(β − (1 − β)), γ being the gain of its batch norm or, without one,
-    its root mean square. The lowest scores go. Which layers lose channels with it is found by silencing them.
+    its root mean square. Unless all layers have batch norms, |γ| is divided by its mean over each layer, so that layers
+    can be compared. The lowest scores go. Which layers lose channels with it is found by silencing them.
 
     Attributes:
         targets: Layers whose output channels may go; heads go by the name of their value projection.

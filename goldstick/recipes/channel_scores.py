@@ -1,12 +1,30 @@
-"""How strong the units of a group are by the network's weights."""
+"""How strong the units of a group are by the network's weights, and strengths that can be compared between groups."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from goldstick.structure.network import Network
 from goldstick.structure.prunable import Prunable
+
+
+def comparable(strengths: Sequence[Tensor], groups: Sequence[Prunable]) -> list[Tensor]:
+    """Strengths of one kind: as they are where all groups have batch norms, else each group's divided by its mean.
+
+    |γ| of batch norms can be compared between layers. Root mean squares and norms of weights depend on how wide and
+    how deep a layer lies, and are of another size than |γ|.
+
+    Args:
+        strengths: Of each group, ≥ 0 [units].
+        groups: The groups.
+    """
+    if all(group.norm is not None for group in groups):
+        return list(strengths)
+    means = [float(values.double().mean()) for values in strengths]
+    return [values / mean if mean > 0 else values for values, mean in zip(strengths, means, strict=True)]
 
 
 def magnitude(network: Network, group: Prunable) -> Tensor:

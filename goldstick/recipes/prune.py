@@ -18,7 +18,7 @@ from goldstick.algorithms.channel_choice import Choice, knockoff_scores
 from goldstick.algorithms.channel_gate import ChannelGate
 from goldstick.core.edits import Prune
 from goldstick.errors import DataError, RecipeError, StructureError
-from goldstick.recipes.channel_scores import magnitude
+from goldstick.recipes.channel_scores import comparable, magnitude
 from goldstick.recipes.run import Progress
 from goldstick.structure.costs import costs_of
 from goldstick.structure.network import Network
@@ -126,7 +126,8 @@ def _scores(
         generator = torch.Generator().manual_seed(stage.training.seed)
         return {group.name: torch.rand(group.units, generator=generator) for group in groups}, None, {}
     if stage.criterion == "magnitude":
-        return {group.name: magnitude(network, group) for group in groups}, None, {}
+        strengths = comparable([magnitude(network, group) for group in groups], groups)
+        return {group.name: values for group, values in zip(groups, strengths, strict=True)}, None, {}
     knockoffs = _knockoffs(network.model, stage, task)
     real = next((tensor for tensor in tensors_in(whole) if tensor.is_floating_point()), None)
     notes = {}
@@ -134,10 +135,14 @@ def _scores(
         with seeded(stage.training.seed, network.model):
             notes["knockoff_correlation"] = correlation_with(real, knockoffs(real))
     gates, record = _train_gates(network.model, groups, stage, task, knockoffs, description, progress)
-    scores = {}
-    for group, gate in zip(groups, gates, strict=True):
-        strength = gate.strength() if group.norm is None else magnitude(network, group)
-        scores[group.name] = knockoff_scores(strength.cpu(), gate.beta.detach().double().cpu())
+    own = [
+        gate.strength().cpu() if group.norm is None else magnitude(network, group)
+        for group, gate in zip(groups, gates, strict=True)
+    ]
+    scores = {
+        group.name: knockoff_scores(strength, gate.beta.detach().double().cpu())
+        for group, gate, strength in zip(groups, gates, comparable(own, groups), strict=True)
+    }
     return scores, record, notes
 
 

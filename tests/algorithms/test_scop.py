@@ -50,7 +50,10 @@ def test_a_gate_mixes_the_real_half_alone_and_is_the_layer_in_evaluation_mode() 
         torch.testing.assert_close(found[:3, channel], beta * y[:3, channel] + (1 - beta) * y[3:, channel])
     assert torch.equal(gate.eval()(x), y)
     expected = y[:3].double().square().mean((0, 2, 3))
-    torch.testing.assert_close(gate.strength(), torch.stack([expected[:2].sum(), expected[2]]).sqrt())
+    root_mean_squares = torch.stack([expected[:2].mean(), expected[2]]).sqrt()
+    torch.testing.assert_close(gate.strength(), root_mean_squares)
+    gate.train()(x)  # more of the same data
+    torch.testing.assert_close(gate.strength(), root_mean_squares)
     linear = nn.Linear(4, 5)
     reading, x = ChannelGate(linear, (0, 1, 1, 0), 2, reads=True), torch.randn(2, 7, 4)
     mixed = torch.cat([0.5 * x[:1] + 0.5 * x[1:], x[1:]])
@@ -121,6 +124,30 @@ def test_channels_are_as_strong_as_their_part_of_a_norm_over_a_concatenation(cri
 def test_scores_and_choices_are_what_the_formula_says() -> None:
     scores = knockoff_scores(torch.tensor([2.0, -3.0]), torch.tensor([0.75, 0.0]))
     assert scores.tolist() == [1.0, -3.0]
+
+
+@pytest.mark.parametrize("criterion", ["knockoffs", "magnitude"])
+def test_no_layer_goes_because_its_strengths_are_of_another_kind_or_size(criterion: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()),
+            nn.Sequential(nn.Conv2d(4, 8, 3), nn.BatchNorm2d(8), nn.ReLU()),
+            nn.Sequential(nn.Conv2d(8, 8, 3), nn.ReLU()),
+            nn.Sequential(nn.Conv2d(8, 8, 1), nn.ReLU(), nn.AvgPool2d(2), nn.Flatten()),
+            nn.Linear(8, 4),
+        )
+    with torch.no_grad():
+        model[2][0].weight.mul_(100)  # type: ignore[index, operator, union-attr]
+        model[3][0].weight.div_(100)  # type: ignore[index, operator, union-attr]
+    training = {"steps": 1, "rate": 1.0, "norm_batches": 0}  # β is 0 or 1 after such a step: scores are ±strengths
+    options = {"rate": 0.5, "scope": "global", "criterion": criterion, "training": training}
+    result = pruned(model, task=TrainingTask(batches=batches(2)), **options)
+    layers = result.report.pruning[0]["layers"]
+    assert [layer["name"] for layer in layers] == ["1.0", "2.0", "3.0"]
+    assert all(abs(torch.tensor(layer["scores"]).abs().mean() - 1) < 1e-6 for layer in layers)
+    assert all(layer["kept"] >= 2 for layer in layers)
+
     many = {"a": torch.tensor([0.3, 0.1, 0.2, 0.1]), "b": torch.tensor([5.0, 4.0])}
     assert lowest(many, 0.5, "layer") == {"a": [1, 3], "b": [1]}
     assert lowest(many, 0.99, "layer") == {"a": [1, 3, 2], "b": [1]}
