@@ -78,12 +78,15 @@ class SCOP(Stage):
     def layers(self, network: Network) -> list[str]:
         """Paths of the layers whose output channels may go.
 
+        The first layer is spared, unless it lies in a repeated block behind an embedding, which then is the first.
+
         Raises:
             RecipeError: A pattern matches nothing.
         """
         kinds = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D)
         first = next((site.module for site in network.sites if site.role != "embedding"), None)
-        spared = {first} if not self.ends and not network.blocks else set()
+        behind = any(site.role == "embedding" for site in network.sites[:1]) and bool(network.blocks)
+        spared = {first} if not self.ends and not behind else set()
         return [
             site.module for site in self.targets.select(network) if site.layout in kinds and site.module not in spared
         ]

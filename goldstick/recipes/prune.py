@@ -23,7 +23,7 @@ from goldstick.recipes.run import Progress
 from goldstick.structure.costs import costs_of
 from goldstick.structure.network import Network
 from goldstick.structure.prunable import Prunable, cut_of
-from goldstick.structure.prune_probe import find_prunable
+from goldstick.structure.prune_search import find_prunable
 from goldstick.structure.trace import Arguments, evaluating, map_tensors, tensors_in
 from goldstick.training import TrainingRecord, TrainingTask, train
 from goldstick.training.knockoffs import GaussianKnockoffs, correlation_with

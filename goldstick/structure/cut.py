@@ -28,7 +28,7 @@ def apply_cut(model: nn.Module, prune: Prune) -> None:
     Args:
         model: The model.
         prune: What stays. Whether the model computes the same afterwards, but for the cut channels, is the caller's
-            affair: :func:`goldstick.structure.prunable.find_prunable` finds out.
+            affair: :func:`goldstick.structure.prune_search.find_prunable` finds out.
 
     Raises:
         StructureError: A slice names a module that the model does not have or that cannot be cut, or does not fit it.

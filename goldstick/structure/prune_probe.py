@@ -8,84 +8,22 @@ accepted on one condition: that the network, with channels cut, computes what it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from goldstick.structure.cut import channel_count
-from goldstick.structure.double import double_precision
-from goldstick.structure.network import Network
-from goldstick.structure.probe import block_signature
 from goldstick.structure.prunable import Member, Prunable, cut_of
 from goldstick.structure.rotation_trial import distance
 from goldstick.structure.silence import FELT, SilenceTrial
-from goldstick.structure.trace import Arguments, capture_inputs
 
 #: A cut is accepted when the output moves by no more than this part of it, in float64.
 TOLERANCE = 1e-9
 #: How often channels are disturbed, with other noise, until every channel is seen by those who read one.
 ROUNDS = 2
-
-
-def find_prunable(
-    network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], *, layers: Collection[str]
-) -> tuple[list[Prunable], dict[str, str]]:
-    """The channels of a network that can be cut together.
-
-    A network with repeated blocks is looked at block by block, the first of each kind for all of its kind; any other as
-    a whole.
-
-    Args:
-        network: The network, in memory; not changed.
-        args: Positional arguments of its forward; two samples are enough.
-        kwargs: Keyword arguments.
-        layers: Paths of the layers whose output channels may be cut.
-
-    Returns:
-        The groups, in the order of the layers, and for layers whose channels cannot be cut: path → why not.
-
-    Raises:
-        StructureError: The network does not run on the arguments, or gives other outputs each time.
-    """
-    candidates = [site.module for site in network.sites if site.module in layers and site.parameter == "weight"]
-    every = [site.module for site in network.sites if site.parameter == "weight" and site.role == "inner"]
-    if not network.blocks:
-        with double_precision():
-            return find_in(SilenceTrial(network.model, args, kwargs), candidates, every)
-    groups: list[Prunable] = []
-    refused = dict.fromkeys(candidates, "it lies outside the repeated blocks")
-    firsts: dict[object, tuple[str, list[Prunable], dict[str, str]]] = {}
-    wanted = [block for block in network.blocks if any(path.startswith(f"{block}.") for path in candidates)]
-    given = capture_inputs(network.model, wanted, kwargs, args=args)
-    for block in wanted:
-        inside = [path for path in candidates if path.startswith(f"{block}.")]
-        signature = block_signature(network, block), tuple(path.removeprefix(block) for path in inside)
-        if signature not in firsts:
-            relative = [path.removeprefix(f"{block}.") for path in inside]
-            others = [path.removeprefix(f"{block}.") for path in every if path.startswith(f"{block}.")]
-            found, problems = _find_in_block(network.model.get_submodule(block), given[block], relative, others)
-            absolute = [group.moved("", f"{block}.") for group in found]
-            firsts[signature] = block, absolute, {f"{block}.{path}": reason for path, reason in problems.items()}
-        first, found, problems = firsts[signature]
-        groups += [group.moved(first, block) for group in found]
-        for path in inside:
-            refused.pop(path)
-        refused |= {block + path.removeprefix(first): reason for path, reason in problems.items()}
-    return groups, refused
-
-
-def _find_in_block(
-    block: nn.Module, given: Arguments, candidates: Sequence[str], every: Sequence[str]
-) -> tuple[list[Prunable], dict[str, str]]:
-    try:
-        with double_precision():
-            return find_in(SilenceTrial(block, *given), candidates, every)
-    except Exception as error:  # any code of a block may fail in float64, as grouped products of experts do
-        return [], dict.fromkeys(candidates, f"its block cannot be tried: {type(error).__name__}: {error}")
 
 
 def find_in(

@@ -13,13 +13,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.cifar import ResNet
 from goldstick import surgery
+from goldstick.algorithms import SCOP
 from goldstick.core.edits import Prune, Slice
 from goldstick.errors import StructureError
 from goldstick.structure.costs import costs_of
 from goldstick.structure.cut import apply_cut, prune_from_dict
 from goldstick.structure.network import Network
 from goldstick.structure.prunable import Prunable, cut_of
-from goldstick.structure.prune_probe import find_prunable
+from goldstick.structure.prune_search import find_prunable
 from tests.tiny_models import FAMILIES
 from tests.training.networks import TinyResidual
 
@@ -160,6 +161,39 @@ def test_layers_that_cannot_be_cut_are_told_with_the_reason() -> None:
     assert "0" not in found
 
 
+class Listed(nn.Module):
+    """Layers in a ``ModuleList``, run one after the other, and a linear layer behind them."""
+
+    def __init__(self, layers: list[nn.Module], last: nn.Linear) -> None:
+        super().__init__()
+        self.layers, self.last = nn.ModuleList(layers), last
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        scores: Tensor = self.last(x.mean((2, 3)) if x.ndim == 4 else x)
+        return scores
+
+
+def test_layers_in_a_list_are_read_by_their_neighbours_and_found_as_in_a_sequence() -> None:
+    def stage(inputs: int) -> nn.Module:
+        return nn.Sequential(nn.Conv2d(inputs, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU())
+
+    listed, refused = probe(Listed([stage(3), stage(6), stage(6)], nn.Linear(6, 4)), IMAGES)
+    in_order = nn.Sequential(stage(3), stage(6), stage(6), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(6, 4))
+    assert [sorted(side for _, side in sides(group)) for group in listed.values()] == [
+        sorted(side for _, side in sides(group)) for group in probe(in_order, IMAGES)[0].values()
+    ]
+    assert list(listed) == ["layers.0.0", "layers.1.0", "layers.2.0"]
+    assert not any(group.scattered for group in listed.values())
+    assert list(refused) == ["last"]
+    bare, _ = probe(Listed([nn.Linear(5, 6), nn.Linear(6, 7)], nn.Linear(7, 4)), torch.randn(9, 5))
+    assert list(bare) == ["layers.0", "layers.1"]
+    network = Network(Listed([stage(3), stage(6)], nn.Linear(6, 4)))
+    assert SCOP().layers(network) == ["layers.1.0", "last"]
+    assert SCOP(ends=True).layers(network) == ["layers.0.0", "layers.1.0", "last"]
+
+
 def test_the_costs_of_a_cut_are_those_of_the_cut_network() -> None:
     model = TinyResidual().eval()
     found, _ = probe(model, IMAGES)
@@ -170,24 +204,6 @@ def test_the_costs_of_a_cut_are_those_of_the_cut_network() -> None:
     apply_cut(model, cut)
     assert costs.of(cut) == costs_of(model, (IMAGES,), {}).of()
     assert costs.of(cut)["parameters"] == sum(value.numel() for value in model.parameters())
-
-
-def test_a_cut_that_does_not_fit_is_refused_before_anything_changes() -> None:
-    model = TinyResidual()
-    good = Slice(module="first", side="output", kept=(0, 1), width=8)
-    for wrong in (
-        Slice(module="nothing", side="output", kept=(0,), width=8),
-        Slice(module="second", side="input", kept=(0, 1), width=9),
-        Slice(module="second", side="input", kept=(), width=8),
-        Slice(module="second", side="input", kept=(1, 0), width=8),
-        Slice(module="second", side="input", kept=(0, 8), width=8),
-        Slice(module="first_norm", side="input", kept=(0,), width=8),
-    ):
-        with pytest.raises(StructureError):
-            apply_cut(model, Prune(slices=(good, wrong)))
-    assert model.first.weight.shape == (8, 8, 3, 3)
-    with pytest.raises(StructureError, match="makes no sense"):
-        prune_from_dict({"slices": [{"module": "first"}]})
 
 
 def test_multiplications_of_every_kind_of_layer_are_those_that_torch_counts() -> None:
@@ -207,3 +223,21 @@ def test_multiplications_of_every_kind_of_layer_are_those_that_torch_counts() ->
     tokens = torch.randn(2, 5, 8)
     attention = costs_of(nn.MultiheadAttention(8, 2, batch_first=True).eval(), (tokens, tokens, tokens), {})
     assert attention.of()["macs"] == 5 * 4 * 8 * 8
+
+
+def test_a_cut_that_does_not_fit_is_refused_before_anything_changes() -> None:
+    model = TinyResidual()
+    good = Slice(module="first", side="output", kept=(0, 1), width=8)
+    for wrong in (
+        Slice(module="nothing", side="output", kept=(0,), width=8),
+        Slice(module="second", side="input", kept=(0, 1), width=9),
+        Slice(module="second", side="input", kept=(), width=8),
+        Slice(module="second", side="input", kept=(1, 0), width=8),
+        Slice(module="second", side="input", kept=(0, 8), width=8),
+        Slice(module="first_norm", side="input", kept=(0,), width=8),
+    ):
+        with pytest.raises(StructureError):
+            apply_cut(model, Prune(slices=(good, wrong)))
+    assert model.first.weight.shape == (8, 8, 3, 3)
+    with pytest.raises(StructureError, match="makes no sense"):
+        prune_from_dict({"slices": [{"module": "first"}]})
