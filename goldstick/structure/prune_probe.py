@@ -3,7 +3,8 @@
 Channels of a layer are *silenced* by zeros in its rows, and in the gains and shifts of the batch norms right behind it.
 Layers whose columns are then zero read these channels and nothing else, and lose the columns. Where the channels are
 added to others, nobody may lose anything: the batch norm then goes on giving zeros in their place. Everything is
-accepted on one condition: that the network, with channels cut, computes what it computed with them silenced.
+accepted on one condition: that the network, with channels cut, computes what it computed with them silenced, and in
+training mode, where other branches may run, still runs.
 """
 
 from __future__ import annotations
@@ -55,6 +56,7 @@ class _Probe:
         self.trial, self.path = trial, path
         self.moved: dict[tuple[str, int], Tensor] = {}  # (layer, bit) → which of its inputs have moved so far
         self.width = channel_count(trial.module.get_submodule(path), "output") or 0
+        self.training_differs = False  # whether a cut was right in evaluation mode alone
 
     def group(self, every: Sequence[str]) -> Prunable | str:
         """The group, or why there is none."""
@@ -82,6 +84,8 @@ class _Probe:
         scattered = None if last is None else self._accepted(rows, self.width, last, last)
         if scattered is not None:
             return scattered
+        if self.training_differs:
+            return "in training mode more reads its channels than in evaluation mode, and would miss them"
         if readers and not loud:
             return "cutting it, with all that was found to go with it, changes what the network computes"
         return "its channels are added to others or leave the network, and no batch norm stands behind it"
@@ -217,10 +221,16 @@ class _Probe:
             for member in members
             if member.side == "output" and (member.module == self.path or self._is_norm(member.module))
         }
+        cut = cut_of({self.path: dropped}, [group])
         with self.trial.silenced(rows):
-            error = self.trial.error(cut_of({self.path: dropped}, [group]))
+            error = self.trial.error(cut)
             felt = distance(self.trial.output, self.trial.run()) > FELT
-        return replace(group, error=error) if error <= TOLERANCE and felt else None
+        if error > TOLERANCE or not felt:
+            return None
+        if not self.trial.trains(cut):
+            self.training_differs = True
+            return None
+        return replace(group, error=error)
 
 
 def _chosen(units: Tensor, chosen: Tensor) -> Tensor:

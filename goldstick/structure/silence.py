@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -147,6 +148,32 @@ class SilenceTrial:
             return distance(self.run(), self.run(changed))
         except Exception:  # a cut that misses a layer fails wherever that layer meets the others
             return float("inf")
+
+    def trains(self, prune: Prune) -> bool:
+        """Whether a cut copy gives outputs of the same shapes in training mode, where other branches may run.
+
+        Also where the copy itself does not run in training mode on these arguments, so that nothing can be said.
+        """
+        if self.training_shapes is None:
+            return True
+        changed = copy.deepcopy(self.module)
+        apply_cut(changed, prune)
+        return self._shapes_in_training(changed) == self.training_shapes
+
+    @cached_property
+    def training_shapes(self) -> list[torch.Size] | None:
+        """Shapes of what comes out in training mode; ``None`` where that fails."""
+        return self._shapes_in_training(copy.deepcopy(self.module))
+
+    def _shapes_in_training(self, module: nn.Module) -> list[torch.Size] | None:
+        """Of a copy that may be spoiled: its batch norms take note of what they see."""
+        args, kwargs = map_tensors((self.args, self.kwargs), torch.clone)
+        devices = {parameter.device for parameter in module.parameters() if parameter.device.type == "cuda"}
+        with torch.random.fork_rng(devices=sorted(device.index or 0 for device in devices)):
+            try:
+                return [tensor.shape for tensor in tensors_in(module.train()(*args, **kwargs))]
+            except Exception:  # any code of a network may fail, for many reasons
+                return None
 
 
 def channel_axis(module: nn.Module, tensor: Tensor) -> int:

@@ -194,6 +194,36 @@ def test_layers_in_a_list_are_read_by_their_neighbours_and_found_as_in_a_sequenc
     assert SCOP(ends=True).layers(network) == ["layers.0.0", "layers.1.0", "last"]
 
 
+class Auxiliary(nn.Module):
+    """A second classifier, which reads the middle, in training mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(3, 6, 3), nn.BatchNorm2d(6)
+        self.second, self.third = nn.Conv2d(6, 5, 3), nn.Conv2d(5, 6, 3)
+        self.last, self.other, self.another = nn.Linear(6, 4), nn.Linear(6, 4), nn.Linear(5, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        first = nn.functional.dropout(self.norm(self.first(images)).relu(), training=self.training)
+        second = self.second(first).relu()
+        scores: Tensor = self.last(self.third(second).relu().mean((2, 3)))
+        if self.training:
+            scores = scores + self.other(first.mean((2, 3))) + self.another(second.mean((2, 3)))
+        return scores
+
+
+def test_what_a_branch_reads_in_training_mode_alone_keeps_its_width() -> None:
+    model, state = Auxiliary(), torch.get_rng_state()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    found, refused = probe(model, IMAGES)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert {name: group.scattered for name, group in found.items()} == {"first": "norm", "third": None}
+    assert "in training mode" in refused["second"]
+    apply_cut(model, cut_of({"first": [0, 3], "third": [1]}, list(found.values())))
+    assert model.train()(IMAGES).shape == (4, 4)
+
+
 def test_the_costs_of_a_cut_are_those_of_the_cut_network() -> None:
     model = TinyResidual().eval()
     found, _ = probe(model, IMAGES)
