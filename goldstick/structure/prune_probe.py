@@ -62,6 +62,8 @@ class _Probe:
         """The group, or why there is none."""
         if self.path not in self.trial.before:
             return f"it is called {self.trial.calls.get(self.path, 0)} times"
+        if channel_count(self.trial.module.get_submodule(self.path), "output") is None:
+            return "its convolution is grouped, and channels of such cannot be cut one by one"
         if self.width < 2:
             return "it has one channel"
         half = torch.zeros(self.width, dtype=torch.bool)

@@ -159,6 +159,7 @@ def test_layers_that_cannot_be_cut_are_told_with_the_reason() -> None:
     found, refused = probe(nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(4, 2, 1)), IMAGES)
     assert "0" in refused
     assert "0" not in found
+    assert "grouped" in refused["1"]
 
 
 class Listed(nn.Module):
