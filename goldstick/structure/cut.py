@@ -41,6 +41,8 @@ def apply_cut(model: nn.Module, prune: Prune) -> None:
     for path in prune.scattered:
         norm = model.get_submodule(path)
         assert isinstance(norm, _BatchNorm)  # looked at before anything was cut
+        if isinstance(norm, ScatteredBatchNorm):
+            continue  # it was cut before; where the rest of its channels belong was cut with them
         parent, _, name = path.rpartition(".")
         new = ScatteredBatchNorm(norm, kept[path].kept, kept[path].width)
         setattr(model.get_submodule(parent), name, new)
@@ -51,11 +53,15 @@ def restore_scattered(model: nn.Module, prunes: Sequence[Prune]) -> None:
 
     A model that is cut on the meta device and filled from a checkpoint has lost these numbers, which no file holds.
     """
+    places: dict[str, Tensor] = {}
     for prune in prunes:
         kept = {part.module: part.kept for part in prune.slices if part.side == "output"}
         for path in prune.scattered:
-            norm = model.get_submodule(path)
-            norm.kept = torch.tensor(kept[path], device=norm.get_buffer("kept").device)
+            left = torch.tensor(kept[path])  # of the channels that an earlier cut left
+            places[path] = places[path][left] if path in places else left
+    for path, place in places.items():
+        norm = model.get_submodule(path)
+        norm.kept = place.to(norm.get_buffer("kept").device)
 
 
 def prune_from_dict(value: object) -> Prune:

@@ -17,7 +17,7 @@ from goldstick.algorithms import SCOP
 from goldstick.core.edits import Prune, Slice
 from goldstick.errors import StructureError
 from goldstick.structure.costs import costs_of
-from goldstick.structure.cut import apply_cut, prune_from_dict
+from goldstick.structure.cut import apply_cut, prune_from_dict, restore_scattered
 from goldstick.structure.network import Network
 from goldstick.structure.prunable import Prunable, cut_of
 from goldstick.structure.prune_search import find_prunable
@@ -223,6 +223,27 @@ def test_what_a_branch_reads_in_training_mode_alone_keeps_its_width() -> None:
     assert "in training mode" in refused["second"]
     apply_cut(model, cut_of({"first": [0, 3], "third": [1]}, list(found.values())))
     assert model.train()(IMAGES).shape == (4, 4)
+
+
+def test_channels_behind_a_norm_that_gives_zeros_can_be_cut_again() -> None:
+    model = TinyResidual().eval()
+    first, _ = probe(model, IMAGES)
+    cuts = [cut_of({"second": [0, 5]}, list(first.values()))]
+    apply_cut(model, cuts[0])
+    again, _ = probe(model, IMAGES)
+    assert again["second"].scattered == "second_norm"
+    cuts.append(cut_of({"second": [1, 4]}, list(again.values())))  # 2 and 6 of the eight that there were
+    apply_cut(model, cuts[1])
+    assert model.get_submodule("second_norm").kept.tolist() == [1, 3, 4, 7]  # type: ignore[union-attr, operator]
+    assert not model.second_norm(torch.randn(2, 4, 3, 3))[:, [0, 2, 5, 6]].any()
+    loaded = TinyResidual().eval()
+    for cut in cuts:
+        apply_cut(loaded, prune_from_dict(cut.to_dict()))
+    loaded.load_state_dict(model.state_dict())
+    assert torch.equal(loaded(IMAGES), model(IMAGES))
+    loaded.get_submodule("second_norm").kept = torch.zeros(4, dtype=torch.long)
+    restore_scattered(loaded, cuts)
+    assert torch.equal(loaded(IMAGES), model(IMAGES))
 
 
 def test_the_costs_of_a_cut_are_those_of_the_cut_network() -> None:
