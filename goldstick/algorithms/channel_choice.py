@@ -45,18 +45,23 @@ def lowest(scores: Mapping[str, Tensor], rate: float, scope: Scope, steps: Mappi
 def _lowest(scores: Mapping[str, Tensor], rate: float, scope: Scope) -> Choice:
     """The same in steps of one, units of the lowest scores first."""
     if scope == "layer":
-        counts = {name: min(int(rate * len(values)), len(values) - 1) for name, values in scores.items()}
+        counts = {name: min(_whole(rate * len(values)), len(values) - 1) for name, values in scores.items()}
         return {name: _order(values)[: counts[name]] for name, values in scores.items()}
     flat = torch.cat(list(scores.values()))
     owners = [(name, unit) for name, values in scores.items() for unit in range(len(values))]
     chosen: Choice = {name: [] for name in scores}
-    left = int(rate * len(owners))
+    left = _whole(rate * len(owners))
     for index in _order(flat):
         name, unit = owners[index]
         if left and len(chosen[name]) < len(scores[name]) - 1:
             chosen[name].append(unit)
             left -= 1
     return chosen
+
+
+def _whole(count: float) -> int:
+    """The whole part of a product, of which rounding may have taken the last bits: 0.29 · 100 is 29."""
+    return int(count + 1e-6)
 
 
 def _in_steps(units: int, gone: int, step: int) -> int:

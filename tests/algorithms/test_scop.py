@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import goldstick
-from goldstick.algorithms.channel_choice import knockoff_scores, lowest, to_share
+from goldstick.algorithms.channel_choice import Scope, knockoff_scores, lowest, to_share
 from goldstick.algorithms.channel_gate import ChannelGate
 from goldstick.core.scatter import ScatteredBatchNorm
 from goldstick.errors import DataError, RecipeError, StructureError
@@ -19,6 +19,8 @@ from goldstick.pipeline.result import Result
 from goldstick.training import TrainingTask
 from tests.tiny_models import FAMILIES
 from tests.training.networks import TinyResidual, accuracy, batches, trained
+
+SCOPES: tuple[Scope, ...] = ("layer", "global")
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 
@@ -121,11 +123,6 @@ def test_channels_are_as_strong_as_their_part_of_a_norm_over_a_concatenation(cri
         assert layer["dropped"] == [0, 1, 2]
 
 
-def test_scores_and_choices_are_what_the_formula_says() -> None:
-    scores = knockoff_scores(torch.tensor([2.0, -3.0]), torch.tensor([0.75, 0.0]))
-    assert scores.tolist() == [1.0, -3.0]
-
-
 @pytest.mark.parametrize("criterion", ["knockoffs", "magnitude"])
 def test_no_layer_goes_because_its_strengths_are_of_another_kind_or_size(criterion: str) -> None:
     with torch.random.fork_rng():
@@ -148,11 +145,18 @@ def test_no_layer_goes_because_its_strengths_are_of_another_kind_or_size(criteri
     assert all(abs(torch.tensor(layer["scores"]).abs().mean() - 1) < 1e-6 for layer in layers)
     assert all(layer["kept"] >= 2 for layer in layers)
 
+
+def test_scores_and_choices_are_what_the_formula_says() -> None:
+    scores = knockoff_scores(torch.tensor([2.0, -3.0]), torch.tensor([0.75, 0.0]))
+    assert scores.tolist() == [1.0, -3.0]
     many = {"a": torch.tensor([0.3, 0.1, 0.2, 0.1]), "b": torch.tensor([5.0, 4.0])}
     assert lowest(many, 0.5, "layer") == {"a": [1, 3], "b": [1]}
     assert lowest(many, 0.99, "layer") == {"a": [1, 3, 2], "b": [1]}
     assert lowest(many, 0.5, "global") == {"a": [1, 3, 2], "b": []}
     assert lowest(many, 0.99, "global") == {"a": [1, 3, 2], "b": [1]}  # each keeps one
+
+    hundred = {"a": torch.arange(100.0)}  # 0.29 · 100 is 28.999999999999996 in floats
+    assert all(len(lowest(hundred, share / 100, scope)["a"]) == share for share in range(100) for scope in SCOPES)
 
     def left_of(choice: dict[str, list[int]]) -> float:
         return 1 - sum(map(len, choice.values())) / 6
