@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,7 +29,7 @@ from goldstick.structure.trace import Arguments, evaluating, map_tensors, tensor
 from goldstick.training import TrainingRecord, TrainingTask, train
 from goldstick.training.knockoffs import GaussianKnockoffs, correlation_with
 from goldstick.training.loop import seeded
-from goldstick.training.real_half import RealHalf
+from goldstick.training.real_half import RealHalf, takes_others
 from goldstick.training.task import on_device
 
 #: Samples that a network is tried on.
@@ -65,10 +66,7 @@ def prune(network: Network, stage: SCOP, task: TrainingTask, description: str, p
     """
     model = network.model
     with seeded(stage.training.seed, model):
-        first = on_device(next(iter(task.epoch(0)), None), next(model.parameters()).device)
-        if first is None:
-            raise DataError("The task gives no batch, so the network cannot be tried.")
-        whole = call_of(model, lambda: task.loss(model, first))
+        whole = _first_call(model, task)
     args, kwargs = few(whole, _SAMPLES)
     groups, refused = find_prunable(network, args, kwargs, layers=set(stage.layers(network)))
     if not groups:
@@ -97,6 +95,17 @@ def prune(network: Network, stage: SCOP, task: TrainingTask, description: str, p
         "refused": refused,
     }
     return Pruned(network=Network(model, cut=network.cut), edit=edit, account=account, record=record)
+
+
+def _first_call(model: nn.Module, task: TrainingTask) -> Arguments:
+    """What the model is called with for the first batch of two samples or more; where none has, for the first."""
+    device = next(model.parameters()).device
+    placed = (on_device(batch, device) for batch in task.epoch(0))
+    calls = (call_of(model, partial(task.loss, model, batch)) for batch in placed)
+    first = next(calls, None)
+    if first is None:
+        raise DataError("The task gives no batch, so the network cannot be tried.")
+    return first if samples_in(first) > 1 else next((call for call in calls if samples_in(call) > 1), first)
 
 
 def _layer_account(group: Prunable, scores: Tensor, choice: Choice) -> dict[str, Any]:
@@ -129,7 +138,9 @@ def _scores(
         strengths = comparable([magnitude(network, group) for group in groups], groups)
         return {group.name: values for group, values in zip(groups, strengths, strict=True)}, None, {}
     knockoffs = _knockoffs(network.model, stage, task)
-    real = next((tensor for tensor in tensors_in(whole) if tensor.is_floating_point()), None)
+    real = next((tensor for tensor in tensors_in(whole) if tensor.is_floating_point() and tensor.ndim > 1), None)
+    if samples_in(whole) < 2 and (real is None or takes_others(knockoffs)):
+        raise DataError("Every batch is of one sample, which has no knockoffs among the others; give batches of two.")
     notes = {}
     if knockoffs is not None and real is not None:
         with seeded(stage.training.seed, network.model):
@@ -229,9 +240,14 @@ def call_of(model: nn.Module, run: Callable[[], Any]) -> Arguments:
     raise StructureError("The task's loss does not call the model, so it is not known what the model takes.")
 
 
+def samples_in(call: Arguments) -> int:
+    """How many samples the first tensor among the arguments of a call holds."""
+    return next((tensor.shape[0] for tensor in tensors_in(call) if tensor.ndim), 0)
+
+
 def few(whole: Arguments, count: int) -> Arguments:
     """The arguments of a call, less all but a few samples, and without labels."""
-    samples = next((tensor.shape[0] for tensor in tensors_in(whole) if tensor.ndim), 0)
+    samples = samples_in(whole)
 
     def cut(tensor: Tensor) -> Tensor:
         return tensor[:count] if tensor.ndim and tensor.shape[0] == samples else tensor

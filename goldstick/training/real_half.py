@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from goldstick.core.relaxation import Relaxation
 from goldstick.structure.trace import map_tensors, tensors_in
-from goldstick.training.knockoffs import derangement
+from goldstick.training.knockoffs import GaussianKnockoffs, derangement
 from goldstick.training.task import IGNORED
 
 
@@ -23,7 +23,8 @@ class RealHalf(nn.Module):
     Args:
         model: The network.
         knockoffs: Float inputs → their knockoffs; ``None`` takes another sample of the batch. Integers, such as token
-            ids with their masks, are always another sample's.
+            ids with their masks, are always another sample's. A batch of one sample has no other and is its own
+            knockoff there, of which the gates learn nothing.
     """
 
     def __init__(self, model: nn.Module, knockoffs: Callable[[Tensor], Tensor] | None) -> None:
@@ -49,19 +50,31 @@ class RealHalf(nn.Module):
         if not self.training:
             return self.model(*args, **kwargs)
         count = next((tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.ndim), 0)
-        order = derangement(count)
+        order = derangement(count) if count > 1 else torch.zeros(count, dtype=torch.long)
 
         def beside(tensor: Tensor) -> Tensor:
             if tensor.ndim == 0 or tensor.shape[0] != count:
                 return tensor
-            other = tensor[order.to(tensor.device)]
-            made = self.knockoffs is not None and tensor.is_floating_point()
-            return torch.cat([tensor, self.knockoffs(tensor) if made and self.knockoffs is not None else other])
+            if self._makes(tensor):
+                assert self.knockoffs is not None
+                return torch.cat([tensor, self.knockoffs(tensor)])
+            return torch.cat([tensor, tensor[order.to(tensor.device)]])
 
         named = {key: map_tensors(value, beside) for key, value in kwargs.items()}
         if isinstance(labels := kwargs.get("labels"), Tensor):
             named["labels"] = torch.cat([labels, torch.full_like(labels, IGNORED)])
         return _real(self.model(*map_tensors(args, beside), **named), count)
+
+    def _makes(self, tensor: Tensor) -> bool:
+        """Whether the function gives this tensor's knockoffs, instead of the other samples."""
+        if self.knockoffs is None or not tensor.is_floating_point():
+            return False
+        return len(tensor) > 1 or not takes_others(self.knockoffs)
+
+
+def takes_others(knockoffs: Callable[[Tensor], Tensor] | None) -> bool:
+    """Whether knockoffs of a float input are, in part, other samples of its batch."""
+    return knockoffs is None or (isinstance(knockoffs, GaussianKnockoffs) and knockoffs.basis is not None)
 
 
 def _real(output: Any, count: int) -> Any:

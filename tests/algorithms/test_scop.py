@@ -17,6 +17,7 @@ from goldstick.core.scatter import ScatteredBatchNorm
 from goldstick.errors import DataError, RecipeError, StructureError
 from goldstick.pipeline.result import Result
 from goldstick.training import TrainingTask
+from goldstick.training.real_half import RealHalf
 from tests.tiny_models import FAMILIES
 from tests.training.networks import TinyResidual, accuracy, batches, trained
 
@@ -309,6 +310,26 @@ def test_the_caller_s_own_knockoffs_are_used(learned: TinyResidual) -> None:
     result = pruned(learned, knockoffs="given", task=TrainingTask(batches=batches(2), knockoffs=own))
     assert len(made) >= 4
     assert result.report.pruning[0]["knockoff_correlation"] == 0
+
+
+@pytest.mark.parametrize("knockoffs", ["shuffle", "gaussian", "given"])
+def test_a_batch_of_one_sample_teaches_nothing_where_it_has_no_knockoff(knockoffs: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(5, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 4))
+        data = [(torch.randn(count, 5), torch.arange(count) % 4) for count in (1, 8, 1)]
+    options: dict[str, Any] = {"rate": 0.5, "knockoffs": knockoffs}
+    (pruning,) = pruned(model, task=TrainingTask(batches=data, knockoffs=torch.zeros_like), **options).report.pruning
+    assert sum(layer["kept"] for layer in pruning["layers"]) < 12
+    alone = TrainingTask(batches=data[:1] * 2, knockoffs=torch.zeros_like)
+    if knockoffs == "shuffle":
+        with pytest.raises(DataError, match="Every batch is of one sample"):
+            pruned(model, task=alone, **options)
+        gate = ChannelGate(nn.Linear(5, 6), range(6), 6, reads=False)
+        nn.functional.cross_entropy(RealHalf(gate, None)(data[0][0]), data[0][1]).backward()  # type: ignore[no-untyped-call]
+        assert gate.beta.grad is not None and gate.beta.grad.abs().max() < 1e-6
+    elif knockoffs == "given":
+        assert pruned(model, task=alone, **options).report.pruning[0]["knockoff_correlation"] == 0
 
 
 def test_what_has_no_meaning_is_refused(learned: TinyResidual) -> None:
