@@ -27,7 +27,7 @@ from goldstick.structure.prunable import Prunable, cut_of
 from goldstick.structure.prune_search import find_prunable
 from goldstick.structure.trace import Arguments, evaluating, map_tensors, tensors_in
 from goldstick.training import TrainingRecord, TrainingTask, train
-from goldstick.training.knockoffs import GaussianKnockoffs, correlation_with
+from goldstick.training.knockoffs import GaussianKnockoffs, correlation_with, derangement
 from goldstick.training.loop import seeded
 from goldstick.training.real_half import RealHalf, takes_others
 from goldstick.training.task import on_device
@@ -142,9 +142,10 @@ def _scores(
     if samples_in(whole) < 2 and (real is None or takes_others(knockoffs)):
         raise DataError("Every batch is of one sample, which has no knockoffs among the others; give batches of two.")
     notes = {}
-    if knockoffs is not None and real is not None:
+    if real is not None:
         with seeded(stage.training.seed, network.model):
-            notes["knockoff_correlation"] = correlation_with(real, knockoffs(real))
+            made = real[derangement(len(real)).to(real.device)] if knockoffs is None else knockoffs(real)
+            notes["knockoff_correlation"] = correlation_with(real, made)
     gates, record = _train_gates(network.model, groups, stage, task, knockoffs, description, progress)
     own = [
         gate.strength().cpu() if group.norm is None else magnitude(network, group)
