@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick.algorithms.base import Exposure, Stage
 from goldstick.algorithms.channel_choice import Choice, Scope, lowest, to_share
@@ -84,7 +84,7 @@ class SCOP(Stage):
             RecipeError: A pattern matches nothing.
         """
         kinds = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D)
-        first = next((site.module for site in network.sites if site.role != "embedding"), None)
+        first = next((path for path, module in network.model.named_modules() if _multiplies(module)), None)
         behind = any(site.role == "embedding" for site in network.sites[:1]) and bool(network.blocks)
         spared = {first} if not self.ends and not behind else set()
         return [
@@ -107,3 +107,9 @@ class SCOP(Stage):
             return to_share(scores, self.macs, self.scope, lambda choice: left_of(choice)["macs"], steps)
         assert self.rate is not None  # one of the three is given
         return lowest(scores, self.rate, self.scope, steps)
+
+
+def _multiplies(module: nn.Module) -> bool:
+    """Whether a module is a layer of any kind with a matrix, but for embeddings."""
+    weight = getattr(module, "weight", None)
+    return isinstance(weight, Tensor) and weight.ndim > 1 and not isinstance(module, nn.Embedding)

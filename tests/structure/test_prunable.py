@@ -193,6 +193,7 @@ def test_layers_in_a_list_are_read_by_their_neighbours_and_found_as_in_a_sequenc
     network = Network(Listed([stage(3), stage(6)], nn.Linear(6, 4)))
     assert SCOP().layers(network) == ["layers.1.0", "last"]
     assert SCOP(ends=True).layers(network) == ["layers.0.0", "layers.1.0", "last"]
+    assert SCOP().layers(Network(nn.Sequential(nn.Conv1d(3, 6, 3), nn.Linear(6, 4)))) == ["1"]
 
 
 class Auxiliary(nn.Module):
