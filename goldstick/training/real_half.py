@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -63,13 +64,25 @@ class RealHalf(nn.Module):
         named = {key: map_tensors(value, beside) for key, value in kwargs.items()}
         if isinstance(labels := kwargs.get("labels"), Tensor):
             named["labels"] = torch.cat([labels, torch.full_like(labels, IGNORED)])
-        return _real(self.model(*map_tensors(args, beside), **named), count)
+        with _layer_by_layer():
+            return _real(self.model(*map_tensors(args, beside), **named), count)
 
     def _makes(self, tensor: Tensor) -> bool:
         """Whether the function gives this tensor's knockoffs, instead of the other samples."""
         if self.knockoffs is None or not tensor.is_floating_point():
             return False
         return len(tensor) > 1 or not takes_others(self.knockoffs)
+
+
+@contextmanager
+def _layer_by_layer() -> Iterator[None]:
+    """Torch's transformer encoders call their layers inside, instead of one kernel that would pass the gates by."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
 
 
 def takes_others(knockoffs: Callable[[Tensor], Tensor] | None) -> bool:

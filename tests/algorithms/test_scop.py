@@ -314,6 +314,18 @@ def test_the_caller_s_own_knockoffs_are_used(learned: TinyResidual) -> None:
     assert result.report.pruning[0]["knockoff_correlation"] == 0
 
 
+def test_gates_in_a_transformer_encoder_of_torch_learn() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        inner = nn.TransformerEncoderLayer(8, 2, 12, batch_first=True, dropout=0.0)
+        model = nn.Sequential(inner, nn.Flatten(), nn.Linear(24, 4))
+        data = [(torch.randn(8, 3, 8), torch.arange(8) % 4) for _ in range(2)]
+    options = {"rate": 0.5, "ends": True, "targets": {"include": ["*linear1"]}}
+    (layer,) = pruned(model, task=TrainingTask(batches=data), **options).report.pruning[0]["layers"]
+    assert (layer["name"], layer["kept"]) == ("0.linear1", 6)
+    assert max(map(abs, layer["scores"])) > 0
+
+
 @pytest.mark.parametrize("knockoffs", ["shuffle", "gaussian", "given"])
 def test_a_batch_of_one_sample_teaches_nothing_where_it_has_no_knockoff(knockoffs: str) -> None:
     with torch.random.fork_rng():
