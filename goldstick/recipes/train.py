@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
+from pydantic import TypeAdapter
 from torch import Tensor, nn
 
 from goldstick import surgery
-from goldstick.algorithms import SCOP, TrainedQuantizer
+from goldstick.algorithms import SCOP, Stage, TrainedQuantizer
 from goldstick.core.edits import Prune
 from goldstick.core.relaxation import Relaxation
 from goldstick.core.training import TrainingOptions
@@ -21,6 +23,7 @@ from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.recipes.run import Progress, SiteResult, decide
 from goldstick.structure.network import Network, Site
 from goldstick.training import TrainingRecord, TrainingTask, distilled, train
+from goldstick.training.checkpoint import digest_of
 from goldstick.training.float_weights import in_float32
 
 
@@ -70,7 +73,7 @@ def train_stages(network: Network, resolution: Resolution, task: TrainingTask | 
                 "to goldstick.apply, or data (--dataset)."
             )
         description = f"{index + 1}-{stage.name}"
-        own_task = _taught(task, stage.training, teacher)
+        own_task = _of_stage(_taught(task, stage.training, teacher), stage)
         if isinstance(stage, SCOP):
             with in_float32(network.model):
                 pruned = prune(network, stage, own_task, description, progress)
@@ -101,13 +104,22 @@ def train_stages(network: Network, resolution: Resolution, task: TrainingTask | 
     )
 
 
+def _of_stage(task: TrainingTask, stage: Stage) -> TrainingTask:
+    """The task with the stage and all its options, so that no checkpoint of another stage is taken for its own."""
+    options = TypeAdapter(type(stage)).dump_python(stage, mode="json")
+    return replace(task, identity=json.dumps([task.identity, stage.name, options], sort_keys=True))
+
+
 def _taught(task: TrainingTask, options: TrainingOptions, teacher: nn.Module | None) -> TrainingTask:
     """The task with what the teacher adds to its loss."""
     if teacher is None or not options.distill:
         return task
     if task.train is not None:
         raise RecipeError("training.distill is for the loop, and TrainingTask(train=...) stands in its place.")
-    return replace(task, loss=distilled(task.loss, teacher, options.distill, options.distill_temperature))
+    loss = distilled(task.loss, teacher, options.distill, options.distill_temperature)
+    return replace(
+        task, loss=loss, identity=f"{task.identity} {digest_of(teacher)}" if task.directory else task.identity
+    )
 
 
 def _put_in(network: Network, resolution: Resolution, stage: TrainedQuantizer) -> dict[str, tuple[Relaxation, Tensor]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,22 @@ class TrainingState:
     scores: list[float] = field(default_factory=list)
     best: dict[str, Any] | None = None
     stopped: bool = False
+
+
+def digest_of(model: nn.Module) -> str:
+    """A sha256 of a network as it is: its modules' kinds, and its parameters' and buffers' names and numbers.
+
+    Buffers that are not stored count, such as the places to which a cut network's channels belong. Numbers are read
+    one tensor at a time, in the order of their indices, wherever they lie in memory.
+    """
+    digest = hashlib.sha256()
+    for name, module in model.named_modules():
+        digest.update(repr((name, type(module).__qualname__)).encode())
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        digest.update(repr((name, str(value.dtype), tuple(value.shape), value.requires_grad)).encode())
+        # Bytes, since numpy does not know every dtype.
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
 
 
 def save_state(

@@ -16,7 +16,7 @@ from torch import nn
 from goldstick.core.relaxation import Relaxation
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import TrainingError, UsageError
-from goldstick.training.checkpoint import TrainingState, load_state, save_state
+from goldstick.training.checkpoint import TrainingState, digest_of, load_state, save_state
 from goldstick.training.norms import measure_norms
 from goldstick.training.parallel import Workers
 from goldstick.training.task import TrainingTask, on_device
@@ -123,13 +123,14 @@ class _Run:
         self.description = description
         self.path = None if task.directory is None else Path(task.directory) / f"{description}.pt"
         self.state = TrainingState()
+        self.identity = "" if self.path is None else self._identity()
         if self.path is not None and self.workers.of_the_first(self.path.exists()):
-            self.state = load_state(self.path, self.identity(), model, self.optimizer)
+            self.state = load_state(self.path, self.identity, model, self.optimizer)
 
-    def identity(self) -> str:
-        """A digest of what is trained and how; another one means another training."""
-        shapes = [(name, tuple(value.shape)) for name, value in self.model.state_dict().items()]
-        return hashlib.sha256(repr((shapes, self.options, self.description)).encode()).hexdigest()
+    def _identity(self) -> str:
+        """A digest of what is trained, from where, and how; another one means another training."""
+        told = (self.description, self.task.identity, self.options, digest_of(self.model))
+        return hashlib.sha256(repr(told).encode()).hexdigest()
 
     def to_the_end(self, anneal: Callable[[float], None], progress: Progress) -> TrainingRecord:
         """Train epoch after epoch."""
@@ -145,7 +146,7 @@ class _Run:
             if self.task.validate is not None:
                 self._validate(state)
             if self.path is not None and self.workers.writes:
-                save_state(self.path, self.identity(), state, self.model, self.optimizer)
+                save_state(self.path, self.identity, state, self.model, self.optimizer)
         kept = state.epoch
         if state.best is not None:
             self.model.load_state_dict(state.best)

@@ -59,6 +59,9 @@ class TrainingTask:
             epoch. The best epoch's weights are kept.
         directory: Where to leave a checkpoint after each epoch, and to go on from one that lies there; ``None`` for
             nowhere.
+        identity: What else tells this training from another that could leave its checkpoint in the same directory, such
+            as the name of the data; a recipe adds the stage with its options. The network before its first step and
+            the options of the training count anyway.
         train: The caller's own training in the place of the loop: called with the model, which it trains in place, and
             a function to be told the share of the training that is done, from 0 to 1, before each step.
         knockoffs: Float inputs [batch, …] → their knockoffs, of the same shape, for a ``scop`` stage with
@@ -69,6 +72,7 @@ class TrainingTask:
     loss: Callable[[nn.Module, Any], Tensor] = supervised
     validate: Callable[[nn.Module], float] | None = None
     directory: str | Path | None = None
+    identity: str = ""
     train: Callable[[nn.Module, Anneal], None] | None = None
     knockoffs: Callable[[Tensor], Tensor] | None = None
 
