@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.errors import UsageError
+from goldstick.training.float_weights import as_held
 from goldstick.training.task import IGNORED
 
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -23,7 +24,8 @@ def distilled(loss: Loss, teacher: nn.Module, share: float, temperature: float) 
 
     Args:
         loss: (model, batch) → a scalar, which calls the model.
-        teacher: A network with the same inputs and scores; it is frozen, and put in evaluation mode.
+        teacher: A network with the same inputs and scores, which takes floats in its own dtype; it is frozen, and put
+            in evaluation mode.
         share: Of the divergence, from 0 to 1.
         temperature: T, by which scores are divided.
 
@@ -46,8 +48,9 @@ def distilled(loss: Loss, teacher: nn.Module, share: float, temperature: float) 
         if not calls:
             raise UsageError("training.distill compares what the network gives, and the loss does not call it.")
         positional, named, output = calls[-1]
+        in_order, by_name = as_held(teacher, (positional, named))
         with torch.no_grad():
-            wanted = teacher(*positional, **named)
+            wanted = teacher(*in_order, **by_name)
         z, t = (_scores(given, named.get("labels")) / temperature for given in (output, wanted))
         divergence = (t.softmax(-1) * (t.log_softmax(-1) - z.log_softmax(-1))).sum(-1).mean()
         return (1 - share) * own + share * temperature**2 * divergence
