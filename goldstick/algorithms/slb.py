@@ -12,7 +12,14 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from goldstick.algorithms.base import TrainedQuantizer
-from goldstick.algorithms.soft_assignment import MeanCode, fit_scale, warm_logits, with_int8_inputs, zero_of
+from goldstick.algorithms.soft_assignment import (
+    MeanCode,
+    fit_scale,
+    rounded_to,
+    warm_logits,
+    with_int8_inputs,
+    zero_of,
+)
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.relaxation import ParameterGroup, Relaxation
@@ -29,7 +36,9 @@ class SoftLayer(Relaxation):
 
     W = s·(Σ_k P_k·k − zero) with P = softmax(T·A) in training mode while it is soft, and s·(argmax_k A_k − zero)
     otherwise. While T is finite, A has the gradient of the former. It starts from the layer's own weight, s at the step
-    of least squared error; s learns as s₀·exp(δ), so it stays positive.
+    of least squared error; s learns as s₀·exp(δ), so it stays positive. s and W are rounded to the dtype in which the
+    layer came, which is that of the result, and are otherwise computed in float32; the layer may be held in another
+    dtype while it trains, and W is given in that.
 
     Args:
         layer: The layer. Its weight no longer learns; its bias does.
@@ -49,6 +58,7 @@ class SoftLayer(Relaxation):
         self.rounds_inputs = scheme.activation is not None
         parameter = getattr(layer, site.parameter)
         parameter.requires_grad_(False)
+        self.dtype = parameter.dtype
         weight = site.layout.to_matrix(parameter.detach())
         if not bool(weight.isfinite().all()):
             raise QuantizationError(f"{site.name} holds NaN or infinity.")
@@ -62,25 +72,26 @@ class SoftLayer(Relaxation):
     @property
     def weight(self) -> Tensor:
         """The weight in the layer's own form, for the forward and for model code that asks for its dtype or device."""
-        dtype = getattr(self.layer, self.site.parameter).dtype
+        wide = torch.promote_types(self.dtype, torch.float32)
         if self.training and math.isfinite(self.temperature):
             codes = MeanCode.apply(self.logits, self.temperature, self.discrete)  # type: ignore[no-untyped-call]
         else:
             codes = self.logits.argmax(0)
         width = self.grid.group_width(codes.shape[-1])
-        scale = self.scale(dtype)
+        scale = self.scale().to(wide)
         spread = scale if scale.shape[-1] == 1 else scale.repeat_interleave(width, dim=-1)
-        matrix = (codes.to(dtype) - zero_of(self.grid)) * spread
-        return self.site.layout.from_matrix(matrix, self.site.shape)
+        matrix = rounded_to((codes.to(wide) - zero_of(self.grid)) * spread, self.dtype)
+        held = getattr(self.layer, self.site.parameter).dtype
+        return self.site.layout.from_matrix(matrix, self.site.shape).to(held)
 
-    def scale(self, dtype: torch.dtype) -> Tensor:
-        """s, [out, groups], rounded to the dtype it is stored in."""
-        return (self.first_scale * self.log_scale.exp()).to(dtype)
+    def scale(self) -> Tensor:
+        """s, float32 [out, groups], rounded to the dtype it is stored in."""
+        return rounded_to(self.first_scale * self.log_scale.exp(), self.dtype)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """What the layer gives with this weight."""
         if self.rounds_inputs:
-            inputs = with_int8_inputs(inputs[0]), *inputs[1:]
+            inputs = with_int8_inputs(inputs[0], self.dtype), *inputs[1:]
         return functional_call(self.layer, {self.site.parameter: self.weight}, inputs, named)
 
     def anneal(self, progress: float) -> None:
@@ -98,7 +109,7 @@ class SoftLayer(Relaxation):
     def quantized(self) -> QuantizedTensor:
         """The weight as codes, with the scale in the layer's dtype."""
         codes = self.logits.detach().argmax(0).to(torch.uint8)
-        scale = self.scale(getattr(self.layer, self.site.parameter).dtype).detach()
+        scale = self.scale().detach().to(self.dtype)
         zero = None if self.grid.symmetric else torch.full_like(scale, zero_of(self.grid), dtype=torch.float32)
         return QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=self.grid)
 

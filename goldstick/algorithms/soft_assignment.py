@@ -131,14 +131,24 @@ def _rows(logits: Tensor) -> tuple[Tensor, ...]:
     return torch.split(logits, max(1, LOGITS_AT_ONCE // (levels * in_features)), dim=1)
 
 
-def with_int8_inputs(x: Tensor) -> Tensor:
+def rounded_to(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Numbers that a dtype of fewer bits holds, in the dtype they came in; gradients pass."""
+    return x if x.dtype == dtype else x + (x.to(dtype).to(x.dtype) - x).detach()
+
+
+def with_int8_inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Inputs rounded to 8 bits with a scale for each token, as layers with dynamic activations do it; gradients pass.
 
     s = max|x| / 127.5 over the last axis, where that is 0 the dtype's epsilon; s·round(clamp(x / s, −128, 127)).
+
+    Args:
+        x: float [..., features].
+        dtype: In which the layer will compute this.
     """
     with torch.no_grad():
-        steps = torch.tensor(127.5, dtype=x.dtype, device=x.device)
-        scale = x.abs().amax(-1, keepdim=True) / steps
-        scale = torch.where(scale == 0, torch.finfo(x.dtype).eps, scale)
-        rounded = (x / scale).clamp(-128, 127).round() * scale
+        given = x.to(dtype)
+        steps = torch.tensor(127.5, dtype=dtype, device=x.device)
+        scale = given.abs().amax(-1, keepdim=True) / steps
+        scale = torch.where(scale == 0, torch.finfo(dtype).eps, scale)
+        rounded = ((given / scale).clamp(-128, 127).round() * scale).to(x.dtype)
     return x + (rounded - x).detach()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -84,8 +83,7 @@ def train_stages(network: Network, resolution: Resolution, task: TrainingTask | 
                 accounts.append({"stage": stage.name, **_words(pruned.record)})
             continue
         stand_ins = _put_in(network, resolution, stage) if isinstance(stage, TrainedQuantizer) else {}
-        # What is searched is rounded to the dtype it is stored in at every step.
-        with nullcontext() if stand_ins else in_float32(network.model):
+        with in_float32(network.model):  # what is searched is rounded to the dtype of the result all the same
             record = train(network.model, own_task, stage.training, description=description, progress=progress)
         for name, (relaxation, weight) in stand_ins.items():
             assignment = resolution.assignments[name]

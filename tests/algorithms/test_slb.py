@@ -326,3 +326,30 @@ def test_a_shared_weight_is_refused() -> None:
     data = [(torch.randn(3, 4), torch.zeros(3, dtype=torch.long))]
     with pytest.raises(StructureError, match="shares its weight"):
         goldstick.apply(model, {"stages": [stage]}, training=TrainingTask(batches=data))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_of_16_bits_everything_else_learns_in_float32_and_the_result_is_the_trained_network(dtype: torch.dtype) -> None:
+    seen: list[nn.Module] = []
+    held: set[torch.dtype] = set()
+
+    def keep(model: nn.Module) -> float:
+        seen[:] = [copy.deepcopy(model)]
+        held.update(value.dtype for value in model.parameters())
+        return 0.0
+
+    torch.manual_seed(0)
+    model = TinyResidual().to(dtype).eval()
+    data = [(images.to(dtype), classes) for images, classes in batches(4)]
+    task = TrainingTask(batches=data, validate=keep)
+    result = applied(model, "w4a16-channel-asym", task, epochs=1, rate=1e-3)
+    assert held == {torch.float32}
+    assert {value.dtype for value in result.model.parameters()} == {dtype}
+    packed, soft = result.model.get_submodule("first"), seen[0].eval().get_submodule("first")
+    assert isinstance(packed, PackedWeight) and isinstance(soft, SoftLayer)
+    assert torch.equal(packed.dequantized().reshape(soft.weight.shape).float(), soft.weight)
+    assert not torch.equal(result.model.get_submodule("classifier").weight, model.classifier.weight)
+    with torch.no_grad():
+        expected = seen[0](data[0][0])
+        apart = (result.model(data[0][0]).float() - expected).abs().max()
+    assert apart < 20 * torch.finfo(dtype).eps * expected.abs().max()
