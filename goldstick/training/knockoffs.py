@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from goldstick.errors import DataError
+from goldstick.training.components import Gathered
 
 #: Features above which Gaussian knockoffs are made of principal components.
 MOST_FEATURES = 256
-#: Added to the diagonal of a correlation, so that features that depend on each other have an inverse.
-_RIDGE = 1e-6
+#: Below it a correlation has no inverse to speak of: features depend on each other, or samples are fewer.
+_LEAST_EIGENVALUE = 1e-6
+#: Mean s below which knockoffs are the data.
+_LEAST_DIFFERENCE = 1e-3
 _BARRIERS = (1e-1, 1e-2, 1e-3, 1e-4)
 _SWEEPS = 3
 
@@ -66,12 +69,14 @@ class GaussianKnockoffs:
     """Second-order knockoffs: x̃ ~ N(x − (x − μ)·Σ⁻¹·S, 2S − S·Σ⁻¹·S) (arXiv 1610.02351, section 3.1.1).
 
     x̃ has the mean μ and the covariance Σ of the data, and cov(x, x̃) = Σ − S. Where there are more than
-    ``MOST_FEATURES`` features, these are the principal components, which are not correlated: S = Σ, and the knockoffs
-    are independent draws. What lies outside the components is taken from another sample.
+    ``MOST_FEATURES`` features, or Σ has no inverse, these are the principal components that vary, which are not
+    correlated: S = Σ, and the knockoffs are independent draws. What lies outside the components, and features that do
+    not vary, are taken from another sample.
 
     Attributes:
         mean: μ, float64 [features].
-        basis: The components, float64 [features, components]; ``None`` where the features themselves are used.
+        basis: The components, or the axes of the features that vary, float64 [features, components]; ``None`` where all
+            features themselves are used.
         scale: Their standard deviations, [components].
         pull: Σ⁻¹·S of their correlation Σ, [components, components].
         spread: A root of 2S − S·Σ⁻¹·S, [components, components].
@@ -88,24 +93,32 @@ class GaussianKnockoffs:
         """Knockoffs of the samples [n, …] in ``batches``, whose mean and covariance are taken in float64.
 
         Raises:
-            DataError: There are fewer than two samples, or some are not finite.
+            DataError: There are fewer than two samples, some are not finite, all are equal, or the knockoffs would be
+                the data; or neither the samples nor their covariance fit into memory.
         """
-        count, total, squares = 0, torch.zeros(()), torch.zeros(())
-        for batch in batches:
-            flat = batch.detach().cpu().flatten(1).double()
-            count, total, squares = count + len(flat), total + flat.sum(0), squares + flat.T @ flat
-        if count < 2 or not bool(torch.isfinite(squares).all()):
-            raise DataError("Gaussian knockoffs need two samples or more, of finite numbers.")
-        mean = total / count
-        covariance = (squares - count * torch.outer(mean, mean)) / (count - 1)
-        basis = None
-        if len(mean) > MOST_FEATURES:
-            values, vectors = torch.linalg.eigh(covariance)
-            basis, covariance = vectors[:, -MOST_FEATURES:], values[-MOST_FEATURES:].diag()
-        scale = covariance.diagonal().clamp_min(1e-12).sqrt()
-        correlation = covariance / torch.outer(scale, scale)
-        correlation = (correlation + _RIDGE * torch.eye(len(scale), dtype=torch.float64)) / (1 + _RIDGE)
-        s = ascending(correlation) if kind == "ascent" and basis is None else equicorrelated(correlation)
+        gathered = Gathered.of(batches)
+        if len(gathered.origin) <= MOST_FEATURES:
+            mean, covariance = gathered.covariance()
+            varies = covariance.diagonal() > 0
+            scale = covariance.diagonal()[varies].sqrt()
+            correlation = covariance[varies][:, varies] / torch.outer(scale, scale)
+            if len(scale) and torch.linalg.eigvalsh(correlation)[0] > _LEAST_EIGENVALUE:
+                basis = None if bool(varies.all()) else torch.eye(len(mean), dtype=torch.float64)[:, varies]
+                s = ascending(correlation) if kind == "ascent" else equicorrelated(correlation)
+                return cls._of(mean, basis, scale, correlation, s)
+        mean, basis, variances = gathered.components(MOST_FEATURES)
+        none = torch.eye(len(variances), dtype=torch.float64)
+        return cls._of(mean, basis, variances.sqrt(), none, none.diagonal())
+
+    @classmethod
+    def _of(
+        cls, mean: Tensor, basis: Tensor | None, scale: Tensor, correlation: Tensor, s: Tensor
+    ) -> GaussianKnockoffs:
+        if float(s.mean()) < _LEAST_DIFFERENCE:
+            raise DataError(
+                "Gaussian knockoffs would be the data: features depend on each other, so that their mean correlation "
+                f"with their knockoffs is {1 - float(s.mean()):.5f}. Give more samples, or use 'knockoffs: shuffle'."
+            )
         pull = torch.linalg.solve(correlation, s.diag())
         values, vectors = torch.linalg.eigh(2 * s.diag() - s.unsqueeze(1) * pull)
         return cls(mean=mean, basis=basis, scale=scale, pull=pull, spread=vectors * values.clamp_min(0).sqrt())

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.errors import DataError
+from goldstick.training import components
 from goldstick.training import knockoffs as module
+from goldstick.training.components import Gathered
 from goldstick.training.knockoffs import GaussianKnockoffs, ascending, correlation_with, derangement, equicorrelated
 from goldstick.training.real_half import RealHalf
 
@@ -64,6 +66,84 @@ def test_many_features_become_components_whose_knockoffs_are_independent(monkeyp
     tolerance = 0.05 * float(true.diagonal().max())
     torch.testing.assert_close(covariance(made, made), true, atol=tolerance, rtol=0)
     assert correlation_with(real, made) < 0.05
+
+
+def smooth(count: int, size: int = 10, seed: int = 1) -> Tensor:
+    """Images whose neighbouring pixels are alike: [count, 3, size, size]."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = torch.randn(count, 3, size // 2, size // 2, generator=generator)
+    fine = 0.05 * torch.randn(count, 3, size, size, generator=generator)
+    return nn.functional.interpolate(coarse, size=size, mode="bilinear") + fine
+
+
+@pytest.mark.parametrize("samples", [64, 280])
+def test_with_fewer_samples_than_features_knockoffs_are_no_copies(samples: int) -> None:
+    real, others = smooth(samples), smooth(400, seed=2)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        knockoffs = GaussianKnockoffs.fit(real.split(100))
+        assert correlation_with(real, knockoffs(real)) < 0.15
+        assert correlation_with(others, knockoffs(others)) < 0.1
+    assert knockoffs.basis is not None and knockoffs.basis.shape == (300, min(samples - 1, 256))
+
+
+def test_components_of_few_samples_are_those_of_their_covariance() -> None:
+    real = smooth(30, 4).flatten(1)
+    gathered = Gathered.of(real.split(7))
+    assert gathered.held and gathered.squares is None
+    mean, vectors, variances = gathered.components(12)
+    expected, directions = torch.linalg.eigh(torch.cov(real.double().T))
+    torch.testing.assert_close(mean, real.double().mean(0))
+    torch.testing.assert_close(variances, expected[-12:])
+    torch.testing.assert_close((vectors * directions[:, -12:]).sum(0).abs(), torch.ones(12, dtype=torch.float64))
+    found, covariance = Gathered.of([real]).covariance()
+    torch.testing.assert_close(found, mean)
+    torch.testing.assert_close(covariance, torch.cov(real.double().T))
+
+
+def test_features_that_do_not_vary_stay_and_make_no_copies_of_the_others() -> None:
+    real = correlated(4_000)
+    real[:, 2], real[:, 5] = 0.1, 0.0
+    varying = [0, 1, 3, 4, 6, 7]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = GaussianKnockoffs.fit(real.split(1_500), "equicorrelated")(real)
+        alone = GaussianKnockoffs.fit([real[:, varying]], "equicorrelated")(real[:, varying])
+    assert torch.equal(made[:, [2, 5]], real[:, [2, 5]])
+    assert correlation_with(real, made) == pytest.approx(correlation_with(real[:, varying], alone), abs=0.02)
+    many = smooth(600)
+    many[:, :, :4] = 0.0  # a black border
+    assert correlation_with(many, GaussianKnockoffs.fit([many])(many)) < 0.1
+
+
+def test_features_that_depend_on_each_other_become_components() -> None:
+    real = correlated(2_000)
+    real[:, 7] = real[:, :7].sum(1)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        made = GaussianKnockoffs.fit([real])(real)
+    assert correlation_with(real, made) < 0.1
+    torch.testing.assert_close(made[:, 7], made[:, :7].sum(1), atol=1e-3, rtol=1e-4)
+
+
+def test_knockoffs_of_large_images_fit_where_samples_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = torch.randn(6, 3, 224, 224)
+    knockoffs = GaussianKnockoffs.fit(real.split(2))
+    assert knockoffs(real).shape == real.shape
+    monkeypatch.setattr(components, "MOST_BYTES", 10_000)
+    with pytest.raises(DataError, match=r"of 150,528 features would take .* smaller batches"):
+        GaussianKnockoffs.fit([real])
+    with pytest.raises(DataError, match="40 features would take"):  # 12,800 bytes of the covariance
+        GaussianKnockoffs.fit([torch.randn(50, 40)])
+
+
+def test_knockoffs_that_would_be_the_data_are_refused() -> None:
+    with pytest.raises(DataError, match="All samples are equal"):
+        GaussianKnockoffs.fit([torch.ones(9, 5)])
+    almost = correlated(3_000)
+    almost[:, 7] = almost[:, :7].sum(1) + 0.03 * torch.randn(3_000)
+    with pytest.raises(DataError, match=r"would be the data: .* Give more samples"):
+        GaussianKnockoffs.fit([almost], "equicorrelated")
 
 
 def test_no_sample_is_its_own_knockoff() -> None:
