@@ -136,12 +136,12 @@ class _Run:
         """Train epoch after epoch."""
         state = self.state
         while not state.stopped:
-            batches = self.task.epoch(state.epoch)
-            total = self._total(batches)
-            mean = self._epoch(batches, total, anneal, progress)
-            state.losses.append(mean)
+            state.losses.append(self._epoch(self.task.epoch(state.epoch), anneal, progress))
             state.epoch += 1
-            state.stopped = state.step >= total
+            if self.options.steps is not None:
+                state.stopped = state.step >= self.options.steps
+            else:
+                state.stopped = state.epoch >= self.options.epochs
             self.workers.average_buffers(self.model)
             if self.task.validate is not None:
                 self._validate(state)
@@ -153,28 +153,36 @@ class _Run:
             kept = 1 + state.scores.index(max(state.scores))
         return TrainingRecord(steps=state.step, losses=tuple(state.losses), scores=tuple(state.scores), kept_epoch=kept)
 
-    def _total(self, batches: Any) -> int:
-        """Steps of the whole training."""
-        if self.options.steps is not None:
-            return self.options.steps
+    def _placed(self, batches: Any) -> Iterator[tuple[Any, int, int]]:
+        """An epoch's batches, or as many as are left of the steps, each with its place in the training: (done, total).
+
+        Of epochs that may differ in length, a place is what it would be if all were as long as this one.
+        """
+        state, steps = self.state, self.options.steps
+        if steps is not None:
+            for batch in batches:
+                if state.step >= steps:
+                    return
+                yield batch, state.step, steps
+            return
         try:
-            return self.options.epochs * len(batches)
+            length = max(1, len(batches))
         except TypeError as error:
             raise UsageError(
                 "The batches of an epoch have no length, so epochs cannot be told in steps; set training.steps, or "
                 "give batches that have a len()."
             ) from error
+        for index, batch in enumerate(batches):
+            yield batch, state.epoch * length + min(index, length - 1), self.options.epochs * length
 
-    def _epoch(self, batches: Any, total: int, anneal: Callable[[float], None], progress: Progress) -> float:
+    def _epoch(self, batches: Any, anneal: Callable[[float], None], progress: Progress) -> float:
         """One pass over the data, or what is left of the steps; the mean of its losses."""
         state, model = self.state, self.model
         losses: list[float] = []
         learning = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         model.train()
-        for batch in batches:
-            if state.step >= total:
-                break
-            share = state.step / total
+        for batch, done, total in self._placed(batches):
+            share = done / total
             anneal(share)
             for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
                 group["lr"] = peak * self.options.factor(share)
@@ -194,7 +202,7 @@ class _Run:
             self.workers.draw_alike()
             losses.append(value)
             state.step += 1
-            progress(self.description, state.step, total)
+            progress(self.description, done + 1, total)
         if not losses:
             raise TrainingError("An epoch holds no batch, so there is nothing to train with.")
         return math.fsum(losses) / len(losses)

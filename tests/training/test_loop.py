@@ -220,6 +220,23 @@ def supervised_on_pooled(model: nn.Module, batch: Any) -> Tensor:
     return nn.functional.cross_entropy(model(batch[0]).mean((2, 3)), batch[1])
 
 
+@pytest.mark.parametrize("lengths", [[4, 2], [2, 4], [1, 3, 2]])
+def test_epochs_of_different_lengths_are_counted_and_the_schedule_goes_by_their_shares(lengths: list[int]) -> None:
+    model = nn.Sequential(Recording(nn.Linear(4, 4)))
+    told: list[tuple[int, int]] = []
+    task = TrainingTask(batches=lambda epoch: [(torch.randn(2, 4), torch.zeros(2).long())] * lengths[epoch])
+    count = len(lengths)
+    record = train(model, task, options(epochs=count), progress=lambda _, done, total: told.append((done, total)))
+    assert (record.steps, len(record.losses)) == (sum(lengths), count)
+    recording = model[0]
+    assert isinstance(recording, Recording)
+    shares = [(epoch + index / length) / count for epoch, length in enumerate(lengths) for index in range(length)]
+    assert recording.told == pytest.approx([*shares, 1.0])
+    assert told[-1][0] == told[-1][1]
+    record = train(model, task, options(steps=sum(lengths) - 1, norm_batches=0))
+    assert (record.steps, len(record.losses)) == (sum(lengths) - 1, count)
+
+
 def test_what_cannot_be_trained_is_refused() -> None:
     model = TinyResidual()
     with pytest.raises(UsageError, match="an iterator, which serves one epoch"):
