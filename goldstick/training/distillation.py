@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from goldstick.errors import UsageError
+from goldstick.structure.trace import tensors_in
 from goldstick.training.float_weights import as_held
 from goldstick.training.task import IGNORED
 
@@ -19,8 +20,9 @@ def distilled(loss: Loss, teacher: nn.Module, share: float, temperature: float) 
     """A loss with a teacher (arXiv 1503.02531): (1 − share)·loss + share·T²·KL(softmax(t / T) ‖ softmax(z / T)).
 
     z and t are the scores that the network and its teacher give for the same inputs, in the one forward that the loss
-    makes; the divergence is a mean over rows, or over the tokens whose next one is a target. Without gradients, when
-    statistics are measured, it is the loss alone.
+    makes; the divergence is a mean over rows, over the tokens whose next one is a target, or over the places of a dense
+    prediction. Where classes lie is told by the batch (see :func:`class_axis`). Without gradients, when statistics are
+    measured, it is the loss alone.
 
     Args:
         loss: (model, batch) → a scalar, which calls the model.
@@ -51,20 +53,35 @@ def distilled(loss: Loss, teacher: nn.Module, share: float, temperature: float) 
         in_order, by_name = as_held(teacher, (positional, named))
         with torch.no_grad():
             wanted = teacher(*in_order, **by_name)
-        z, t = (_scores(given, named.get("labels")) / temperature for given in (output, wanted))
+        z, t = (_scores(given, named.get("labels"), batch) / temperature for given in (output, wanted))
         divergence = (t.softmax(-1) * (t.log_softmax(-1) - z.log_softmax(-1))).sum(-1).mean()
         return (1 - share) * own + share * temperature**2 * divergence
 
     return with_teacher
 
 
-def _scores(output: Any, labels: Tensor | None) -> Tensor:
-    """Float32 [rows or tokens, classes]; of a language model, those whose next token is a target."""
+def class_axis(scores: Tensor, batch: Any) -> int:
+    """The axis of the classes: the last of [batch, tokens, classes], the second of [batch, classes, …].
+
+    Three axes are tokens where the batch is a mapping, as language models take them. In any other batch integers say
+    it, token ids or targets, whose shape fits one of both; where they fit both or none, classes are the second axis, as
+    for cross entropy.
+    """
+    shape = scores.shape
+    if isinstance(batch, Mapping):
+        return -1 if len(shape) == 3 else 1
+    shapes = {tensor.shape for tensor in tensors_in(batch) if not tensor.is_floating_point()}
+    return -1 if shape[:-1] in shapes and (shape[0], *shape[2:]) not in shapes else 1
+
+
+def _scores(output: Any, labels: Tensor | None, batch: Any) -> Tensor:
+    """Float32 [..., classes]; of a language model, of the tokens whose next one is a target."""
     scores = getattr(output, "logits", output)
     if not isinstance(scores, Tensor) or scores.ndim < 2:
         raise UsageError(
             f"training.distill compares scores [rows, classes], and the network gives a {type(output).__name__}."
         )
-    if labels is None or scores.ndim != 3:
-        return scores.float()
+    axis = class_axis(scores, batch)
+    if labels is None or scores.ndim != 3 or axis == 1:
+        return scores.movedim(axis, -1).float()
     return scores[:, :-1][labels[:, 1:] != IGNORED].float()

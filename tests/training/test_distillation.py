@@ -14,6 +14,7 @@ import goldstick
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError, UsageError
 from goldstick.training import TrainingTask, distilled
+from goldstick.training.distillation import class_axis
 from goldstick.training.task import supervised
 from tests.training.networks import TinyResidual, batches, images, trained
 
@@ -64,6 +65,27 @@ def test_of_a_language_model_the_tokens_count_whose_next_one_is_a_target() -> No
     apart = divergence(student.table(ids), teacher.table(ids), 1.0)
     counted = [*apart[0, :3], *apart[1, :5]]  # the last of each predicts nothing that is asked
     torch.testing.assert_close(found.double(), torch.stack(counted).mean(), rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dimensions", [1, 2])
+def test_of_a_dense_prediction_classes_are_where_the_loss_has_them(dimensions: int) -> None:
+    kind = nn.Conv1d if dimensions == 1 else nn.Conv2d
+    student, teacher = kind(3, 5, 1), kind(3, 5, 1)
+    x, classes = torch.randn(2, 3, *[4] * dimensions), torch.randint(5, (2, *[4] * dimensions))
+    expected = divergence(student(x).movedim(1, -1), teacher(x).movedim(1, -1), 2.0).mean()
+    found = distilled(supervised, teacher, 1.0, 2.0)(student, (x, classes))
+    torch.testing.assert_close(found.double(), 4.0 * expected, rtol=1e-5, atol=1e-7)
+
+
+def test_classes_are_looked_for_by_the_batch_and_its_targets() -> None:
+    tokens, image = torch.zeros(2, 7, 5), torch.zeros(2, 5, 4, 4)
+    assert class_axis(tokens, {"input_ids": torch.zeros(2, 7)}) == -1
+    assert class_axis(image, {"pixel_values": torch.zeros(2, 3, 4, 4)}) == 1
+    assert class_axis(tokens, (torch.zeros(2, 7).long(), torch.zeros(2, 7).long())) == -1
+    assert class_axis(tokens, torch.zeros(2, 7).long()) == -1
+    assert class_axis(tokens, (torch.zeros(2, 3, 5), torch.zeros(2, 5).long())) == 1
+    assert class_axis(torch.zeros(2, 5, 5), (torch.zeros(2, 3, 5), torch.zeros(2, 5).long())) == 1
+    assert class_axis(tokens, torch.zeros(2, 3, 5)) == 1
 
 
 def test_a_cut_network_comes_nearer_to_its_teacher() -> None:
