@@ -65,8 +65,8 @@ def train(
         progress: Told the steps.
 
     Raises:
-        TrainingError: The loss is not finite; there is nothing to train or to train with; the checkpoint is of another
-            training.
+        TrainingError: The loss is not finite, or in the end what was learned is not; there is nothing to train or to
+            train with; the checkpoint is of another training.
         UsageError: The batches cannot be counted or iterated again, or there is patience without a validation.
         OutputError: A checkpoint cannot be written.
     """
@@ -89,6 +89,7 @@ def train(
         else:
             run = _Run(model, task, options, relaxations, description)
             record = run.to_the_end(anneal, progress)
+        _check_finite(model, description)
         anneal(1.0)
         _measure(model, task, options)
     model.train(was_training)
@@ -250,6 +251,16 @@ def make_optimizer(
     if options.optimizer == "sgd":
         return torch.optim.SGD(groups, lr=options.rate, momentum=0.9, nesterov=True)
     return torch.optim.AdamW(groups, lr=options.rate, betas=options.betas)
+
+
+def _check_finite(model: nn.Module, description: str) -> None:
+    """The loss of the next step would tell that a step went wrong, and behind the last there is none."""
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and not bool(parameter.detach().isfinite().all()):
+            raise TrainingError(
+                f"{name} holds NaN or infinity at the end of {description}: the training diverged in its last step. "
+                "Lower training.rate, or look for NaN in the data."
+            )
 
 
 def _measure(model: nn.Module, task: TrainingTask, options: TrainingOptions) -> None:

@@ -256,6 +256,22 @@ def test_what_cannot_be_trained_is_refused() -> None:
         train(TinyResidual().requires_grad_(False), TrainingTask(batches=batches(1)), options())
 
 
+def test_a_last_step_that_diverges_is_noticed() -> None:
+    class Rootless(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.root = nn.Parameter(torch.zeros(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return (x * self.root).norm() * 0 + self.root.abs().sqrt().sum()  # finite at 0, with a slope that is not
+
+    task = TrainingTask(batches=[torch.ones(2)], loss=lambda model, batch: model(batch))
+    with pytest.raises(
+        TrainingError, match=r"root holds NaN or infinity at the end of training: .* Lower training\.rate"
+    ):
+        train(Rootless(), task, options(epochs=1))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [{"epochs": 0}, {"rate": 0.0}, {"rate": float("nan")}, {"warmup": 1.0}, {"norm_batches": -1}, {"patience": 0}],
