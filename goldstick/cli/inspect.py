@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import console, print_json
+from goldstick.errors import DataError
 
 
 @click.command()
@@ -62,8 +63,12 @@ def report(directory: Path, sensitivity: Path | None) -> None:
 
     if sensitivity is not None:
         from goldstick.report.report import Report
-        from goldstick.report.sensitivity import read_sensitivity
+        from goldstick.report.sensitivity import read_sensitivity, refuse_another_network
 
-        found = read_sensitivity(sensitivity)
-        dataclasses.replace(Report.read(directory), sensitivity=found.to_dict()).write(directory)
+        found, read = read_sensitivity(sensitivity), Report.read(directory)
+        try:
+            refuse_another_network(found, read)
+        except DataError as error:
+            raise DataError(f"{sensitivity}: {error}") from error
+        dataclasses.replace(read, sensitivity=found.to_dict()).write(directory)
     click.echo(write_page(directory))

@@ -17,7 +17,8 @@ from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout
 from goldstick.pipeline.planned_tensors import PlannedTensor, read_tensors, with_outputs
 from goldstick.pipeline.whole_network import inputs_for, refuse_without_cache
 from goldstick.recipes import Recipe
-from goldstick.recipes.resolve import Resolution, resolve
+from goldstick.recipes.measured import resolve_recipe
+from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.rotate import FoundRotation, find_rotation
 from goldstick.recipes.run import needs_data
 from goldstick.structure.blocks import block_of
@@ -152,7 +153,7 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
     rotation = find_rotation(recipe.stages, network, inputs_for(model))
     if rotation is not None:
         network = Network(model, cut=rotation.plan.unties)
-    resolution = resolve(recipe.stages, network)
+    resolution = resolve_recipe(recipe, network)
     refuse_without_cache(model, resolution)
     names = CheckpointNames(model)
     tensors = read_tensors(source, network, resolution, names, ties)

@@ -36,7 +36,8 @@ from goldstick.pipeline.staging import staged
 from goldstick.pipeline.structure import structure_of
 from goldstick.pipeline.whole_network import inputs_for, refuse_without_cache, run_on_whole
 from goldstick.recipes import Recipe
-from goldstick.recipes.resolve import Resolution, resolve
+from goldstick.recipes.measured import resolve_recipe
+from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.rotate import find_rotation
 from goldstick.recipes.run import Progress, quiet
 from goldstick.report import Report, SizeSummary
@@ -129,7 +130,7 @@ def apply_recipe(
     rotation = find_rotation(recipe.stages, original, inputs_for(model, batches))
     if rotation is not None:
         original = Network(model, cut=rotation.plan.unties)
-    resolution = resolve(recipe.stages, original)
+    resolution = resolve_recipe(recipe, original)
     refuse_without_cache(model, resolution)
     before = {name: value.nbytes for name, value in float_tensors(original, None).items()}
     shapes, structure = shapes_of(original), structure_of(model)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,6 +154,9 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Measured]]:
             raise ValueError("its layers were not measured at the same widths")
         if not isinstance(data["grid"], Mapping):
             raise TypeError("its grid is no mapping")
+        for layer in data["layers"]:
+            if math.prod(map(int, layer["shape"])) != layer["elements"]:
+                raise ValueError(f"{layer['name']} has another number of elements than its shape")
         return data, layers
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise RecipeError(f"precision.sensitivity: {path} is no sensitivity file ({error}); {_MEASURE}.") from error

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from goldstick.errors import DataError
+from goldstick.report.report import Report
 from goldstick.report.storage import parse_json
 from goldstick.report.terminal import print_table
 
@@ -100,6 +102,25 @@ def read_sensitivity(path: Path) -> Sensitivity:
         raise DataError(f"{path}: cannot be read ({error})") from error
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
+
+
+def refuse_another_network(found: Sensitivity, report: Report) -> None:
+    """Refuse a sensitivity whose layers are not those of a report; DataError, naming the first.
+
+    The layers of a report are parameters: ``name`` or ``name.weight``. Where channels were cut, the shape before
+    counts.
+    """
+    weights = {layer.name: layer for layer in report.layers}
+    for layer in found.layers:
+        held = weights.get(layer.name) or weights.get(f"{layer.name}.weight")
+        before = str(held.notes.get("shape_before", "")) if held else ""
+        elements = math.prod(map(int, before.split("×"))) if before else held.elements if held else 0
+        if elements != layer.elements:
+            here = f"has {elements:,}" if held else "has no such layer"
+            raise DataError(
+                f"it was measured on another model, {found.model!r}: {layer.name} has {layer.elements:,} weights "
+                f"there, and {report.model!r} of the report {here}; measure that one with 'goldstick sensitivity'"
+            )
 
 
 def print_sensitivity(console: Console, found: Sensitivity) -> None:

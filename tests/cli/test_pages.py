@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -113,16 +114,27 @@ def test_quantize_evaluates_before_and_after_and_compares_predictions(
 
 def test_report_takes_in_what_sensitivity_found(made: Path, tmp_path: Path) -> None:
     copy = Path(shutil.copytree(made, tmp_path / "copy"))
-    (tmp_path / "found.json").write_text(json.dumps(SENSITIVITY.to_dict()))
+    names = [f"model.layers.{number}.mlp.up_proj" for number in range(2)]
+    layers = [
+        dataclasses.replace(layer, name=name, shape=(128, 64), elements=8192)
+        for layer, name in zip(SENSITIVITY.layers, names, strict=False)
+    ]
+    measured = dataclasses.replace(SENSITIVITY, layers=tuple(layers)).to_dict()
+    (tmp_path / "found.json").write_text(json.dumps(measured))
     shown = run("report", str(copy), "--sensitivity", str(tmp_path / "found.json"))
     assert shown.exit_code == 0, shown.output
-    assert (copy / "report.html").read_text().count('class="cell"') == 6
-    assert json.loads((copy / "report.json").read_text())["sensitivity"] == json.loads(
-        json.dumps(SENSITIVITY.to_dict())
-    )
+    assert (copy / "report.html").read_text().count('class="cell"') == 4
+    assert json.loads((copy / "report.json").read_text())["sensitivity"] == json.loads(json.dumps(measured))
     refused = run("report", str(copy), "--sensitivity", str(copy / "config.json"))
     assert refused.exit_code == 1
     assert "config.json: no sensitivity file of goldstick" in refused.stderr
+    for change in ({"name": "layers.9.up"}, {"shape": (64, 64), "elements": 4096}):
+        other = dataclasses.replace(SENSITIVITY, layers=(layers[0], dataclasses.replace(layers[1], **change)))  # type: ignore[arg-type]
+        (tmp_path / "found.json").write_text(json.dumps(other.to_dict()))
+        refused = run("report", str(copy), "--sensitivity", str(tmp_path / "found.json"))
+        assert refused.exit_code == 1
+        assert "found.json: it was measured on another model, 'tiny'" in refused.stderr
+        assert json.loads((copy / "report.json").read_text())["sensitivity"] == json.loads(json.dumps(measured))
 
 
 def test_a_directory_without_a_report_is_one_paragraph(source: Path) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import itertools
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
+import goldstick
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.precision import Measured, choose_widths
@@ -76,6 +79,7 @@ def measured(tmp_path: Path) -> Path:
     found = [
         {
             "name": layer.name,
+            "shape": [layer.elements // 32, 32],
             "elements": layer.elements,
             "kl": {str(bits): value for bits, value in layer.kl.items()},
             "bits_per_weight": {str(bits): value for bits, value in layer.stored.items()},
@@ -131,3 +135,42 @@ def test_the_schema_knows_the_key() -> None:
 def test_what_cannot_be_meant_is_refused(measured: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         recipe(measured, **changes)
+
+
+@pytest.fixture
+def small_model() -> nn.Module:
+    """Linear layers with the names and shapes of ``measured``."""
+    blocks = [nn.ModuleDict({"up": nn.Linear(32, layer.elements // 32, bias=False)}) for layer in layers(1)]
+    return nn.ModuleDict({"layers": nn.ModuleList(blocks)})
+
+
+def test_the_model_that_was_measured_gets_what_was_chosen(measured: Path, small_model: nn.Module) -> None:
+    done = goldstick.apply(small_model, recipe(measured))
+    chosen = choose_widths(layers(1), 4.0)
+    assert {layer.name.removesuffix(".weight"): layer.scheme for layer in done.report.layers} == {
+        name: Scheme.parse(f"w{bits}a16-g32").label for name, bits in chosen.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda model: model["layers"].append(nn.ModuleDict({"up": nn.Linear(32, 8)})), r"lacks layers\.5\.up"),
+        (lambda model: model["layers"].__delitem__(4), r"layers\.4\.up is \d+×32 there and is missing here"),
+        (lambda model: model["layers"][0].update({"up": nn.Linear(64, 32)}), r"layers\.0\.up .* and is 32×64 here"),
+    ],
+)
+def test_a_file_of_another_model_is_refused(
+    measured: Path, small_model: nn.Module, change: Callable[[Any], object], said: str
+) -> None:
+    change(small_model)
+    with pytest.raises(RecipeError, match=said):
+        goldstick.apply(small_model, recipe(measured))
+
+
+def test_a_recipe_that_rounds_fewer_layers_than_were_measured_is_refused(
+    measured: Path, small_model: nn.Module
+) -> None:
+    stages = [{"rtn": {"scheme": "w4a16-g32", "targets": {"exclude": ["layers.2.up"]}}}]
+    with pytest.raises(RecipeError, match=r"budget was counted over layers\.2\.up .* does not round"):
+        goldstick.apply(small_model, recipe(measured, stages=stages))
