@@ -64,6 +64,7 @@ def apply(
 
     Raises:
         RecipeError: The recipe is wrong, or illegal for this model.
+        SourceError: The model is in float64, in which no quantized layer runs.
         QuantizationError: A weight is not finite.
         TrainingError: A training diverged, or its checkpoint is of another.
     """

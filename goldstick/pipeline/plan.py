@@ -13,6 +13,7 @@ from goldstick.formats import StorageFormat
 from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.pipeline.choose_format import choose_format
+from goldstick.pipeline.float_types import refuse_float64
 from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout
 from goldstick.pipeline.planned_tensors import PlannedTensor, read_tensors, with_outputs
 from goldstick.pipeline.whole_network import inputs_for, refuse_without_cache
@@ -142,7 +143,7 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
     """Plan a recipe for a checkpoint directory; reads its config and file headers only.
 
     Raises:
-        SourceError: The directory is no readable float model.
+        SourceError: The directory is no readable float model, or one in float64.
         RecipeError: The recipe is illegal for the model.
         FormatError: The storage format the recipe asks for cannot hold the result.
     """
@@ -155,6 +156,11 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         network = Network(model, cut=rotation.plan.unties)
     resolution = resolve_recipe(recipe, network)
     refuse_without_cache(model, resolution)
+    if resolution.assignments:
+        named = {"dtype of config.json": model.config.dtype}
+        stored = {info.name: info.dtype for info in source.tensors.values()}
+        remedy = "Convert it to float32 first: load it with transformers and dtype=torch.float32, and save_pretrained."
+        refuse_float64(named | stored, str(directory), remedy)
     names = CheckpointNames(model)
     tensors = read_tensors(source, network, resolution, names, ties)
     chosen, warnings = choose_format(

@@ -19,6 +19,7 @@ from goldstick.formats.transformers_cache import quantized_cache_of
 from goldstick.pipeline.choose_format import format_in_memory
 from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
+from goldstick.pipeline.float_types import refuse_float64
 from goldstick.pipeline.model_in_memory import config_of, float_matrices, is_transformers, names_of
 from goldstick.pipeline.observation import Observation, buffer_dtypes, observe
 from goldstick.pipeline.plain_module import tensor_hashes
@@ -132,6 +133,9 @@ def apply_recipe(
         original = Network(model, cut=rotation.plan.unties)
     resolution = resolve_recipe(recipe, original)
     refuse_without_cache(model, resolution)
+    if resolution.assignments:
+        dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+        refuse_float64(dtypes, f"The {type(model).__name__}", "Convert it to float32 first: model.float().")
     before = {name: value.nbytes for name, value in float_tensors(original, None).items()}
     shapes, structure = shapes_of(original), structure_of(model)
     target = model if inplace else copy.deepcopy(model)

@@ -153,6 +153,16 @@ def test_a_weight_that_is_not_finite(assert_refused: Refused, source: Path, name
     assert_refused(*quantize(source), says=(name, file.name, "holds 1 value", "NaN or infinite"))
 
 
+@pytest.mark.parametrize("place", ["the config", "a weight"])
+def test_a_model_in_float64(assert_refused: Refused, source: Path, place: str) -> None:
+    if place == "the config":
+        change_json(source / "config.json", lambda config: config.update(dtype="float64"))
+    else:
+        file = shards(source)[0]
+        save_file({name: value.double() for name, value in load_file(file).items()}, file)
+    assert_refused(*quantize(source, "--proof", "tensors"), says=("is float64", "Convert it to float32 first"))
+
+
 def test_a_checkpoint_that_is_quantized_already(assert_refused: Refused, made: Path, tmp_path: Path) -> None:
     output = str(tmp_path / "again")
     arguments = ("quantize", str(made), "-o", output, "--recipe", "rtn-w4a16-g32")

@@ -9,9 +9,10 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+import goldstick
 from goldstick.algorithms import AWQ, RTN, SCOP, Finetune, KVCache, RandomRotation, SmoothQuant
 from goldstick.core.scheme import Scheme
-from goldstick.errors import QuantizationError, RecipeError, StructureError
+from goldstick.errors import QuantizationError, RecipeError, SourceError, StructureError
 from goldstick.nn import PackedWeight, TiedQuantizedLinear
 from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.recipes.run import run
@@ -287,3 +288,10 @@ def test_a_tie_that_the_rotation_cuts_is_no_tie() -> None:
     assert resolution.untied
     with pytest.raises(RecipeError, match=r"stages\[1\]\.rtn: 'tie: keep' cannot be.*lm_head\.weight"):
         resolve([RandomRotation(), RTN(scheme="w8a16", tie="keep", targets=only("lm_head"))], cut)
+
+
+def test_a_float64_model_is_refused_while_it_is_still_whole() -> None:
+    model = nn.Sequential(nn.Linear(64, 64)).double()
+    with pytest.raises(SourceError, match=r"The Sequential is float64 \(0\.weight and 1 more\).*model\.float\(\)"):
+        goldstick.apply(model, "rtn-w8a16", inplace=True)
+    assert type(model[0]) is nn.Linear
