@@ -185,9 +185,7 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
     warnings = [f"{name} is not used by the model as transformers loads it; {fate}." for name in unused] + warnings
     made = dataclasses.replace(made, warnings=tuple(warnings))
     if not made.streams and not made.by_blocks and not obstacles:
-        reason = "while it is calibrated" if made.calibrated else "since its recipe acts on it as a whole"
-        whole = f"The whole model is held in memory {reason}, and a run that is stopped starts anew."
-        made = dataclasses.replace(made, warnings=(*made.warnings, whole))
+        made = dataclasses.replace(made, warnings=(*made.warnings, _whole(made)))
     if any(isinstance(stage, SCOP) for stage in recipe.stages):
         cut = "Shapes and sizes are those before scop cuts channels; how many go is known only when it has scored them."
         made = dataclasses.replace(made, warnings=(cut, *made.warnings))
@@ -199,6 +197,17 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
             )
         planned_gguf(made)
     return made
+
+
+def _whole(plan: Plan) -> str:
+    """The warning of a plan that holds the whole model in memory: why, and what becomes of a run that is stopped."""
+    if plan.resolution.training:
+        return (
+            "The whole model is held in memory while it is trained. A run that is stopped goes on with --resume behind "
+            "its last whole epoch; what comes after the training starts anew."
+        )
+    reason = "while it is calibrated" if plan.calibrated else "since its recipe acts on it as a whole"
+    return f"The whole model is held in memory {reason}, and a run that is stopped starts anew."
 
 
 def planned_gguf(plan: Plan) -> GgufLayout | None:

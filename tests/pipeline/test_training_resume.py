@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import goldstick
+from goldstick import api
 from goldstick.errors import OutputError
 from goldstick.pipeline.staging import working_directory
 from tests.tiny_models import FAMILIES
@@ -92,6 +93,12 @@ def test_a_stopped_training_goes_on_after_its_last_epoch_to_the_same_bytes(
     assert not working_directory(out).exists()
     again = goldstick.quantize(source, wanted, output=out, resume=True)
     assert again.finished_before
+
+
+def test_the_plan_says_that_a_stopped_training_goes_on(source: Path, tmp_path: Path) -> None:
+    (warning,) = [one for one in api.plan(source, recipe(tmp_path / "text.txt")).warnings if "stopped" in one]
+    assert "while it is trained" in warning
+    assert "--resume" in warning
 
 
 def test_what_has_not_finished_an_epoch_leaves_nothing(source: Path, tmp_path: Path) -> None:
