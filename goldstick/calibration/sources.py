@@ -69,16 +69,24 @@ def read_documents(dataset: str, data_dir: Path | None, text_field: str | None =
         text_field: The field of a row that counts, instead of those above.
 
     Raises:
-        DataError: There is no such file or name, it holds no rows, or a row has none of the fields.
+        DataError: There is no such file or name, its ending is of no kind that is read, it holds no rows, or a row has
+            none of the fields.
     """
     path = Path(dataset)
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     if dataset in KNOWN and not path.is_file():  # a folder of that name may well lie here: the data themselves
         source, known = DataSource(data_dir), KNOWN[dataset]
         return _rows(source, known, text_field) if dataset in _KNOWN_ROWS else _text(source, known, text_field)
-    if plain.suffix in (*_TEXT_SUFFIXES, *_ROW_SUFFIXES) or path.exists():
+    known_suffix = plain.suffix in (*_TEXT_SUFFIXES, *_ROW_SUFFIXES)
+    if known_suffix or path.exists():
         if not path.is_file():
             raise DataError(f"there is no calibration file {dataset!r}")
+        if plain.suffix and not known_suffix:
+            raise DataError(
+                f"{dataset}: calibration files end in {', '.join(_TEXT_SUFFIXES)} or nothing (one text), .jsonl or .parquet "
+                "(a text or a conversation in each row), all but .parquet with .gz behind it where compressed; write "
+                "the data as one of these, or rename a file that is one"
+            )
         if plain.suffix == ".parquet":
             columns = (*((text_field,) if text_field else FIELDS), _PART)
             return _documents(dataset, "row", read_parquet(path, columns), text_field)

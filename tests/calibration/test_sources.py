@@ -54,6 +54,13 @@ def test_a_text_file_is_one_text(name: str, tmp_path: Path) -> None:
     assert contents(write(tmp_path / name, TEXT)) == [TEXT]
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.csv", "a.csv.gz", "a.bogus"])
+def test_a_file_of_any_other_ending_is_refused(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path / name, TEXT)
+    with pytest.raises(DataError, match=r"calibration files end in \.txt, \.raw, \.tokens .*\.jsonl or \.parquet"):
+        read_documents(path, None)
+
+
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
 def test_each_row_is_a_text_and_parts_for_tests_are_left_out(name: str, tmp_path: Path) -> None:
     assert contents(write_rows(tmp_path / name, ROWS)) == ["first", "third"]
