@@ -14,6 +14,7 @@ from goldstick.calibration.packing import pack, pad_rows
 from goldstick.calibration.sources import Document, read_documents
 from goldstick.errors import DataError
 from goldstick.evaluation.language_model import LanguageModel
+from goldstick.pipeline.models import REFERENCE, data_directory
 from goldstick.pipeline.runnable import with_tokenizer
 from goldstick.recipes.recipe import Calibration
 
@@ -26,7 +27,7 @@ def calibration_data(
     Args:
         settings: The recipe's ``calibration``.
         directory: Where the tokenizer lies.
-        data_dir: Where sets known by name lie.
+        data_dir: Where sets known by name lie; ``reference`` comes with goldstick where it is not among them.
 
     Raises:
         DataError: When called: the data are missing, malformed or too few, or are not for this model.
@@ -34,7 +35,7 @@ def calibration_data(
 
     def read(model: nn.Module) -> CalibrationData:
         language_model = with_tokenizer(model, directory)
-        documents = read_documents(settings.dataset, data_dir, settings.text_field)
+        documents = read_documents(settings.dataset, _home(settings.dataset, data_dir), settings.text_field)
         make = pack if settings.packing else pad_rows
         data = make(
             (_encode(document, language_model) for document in documents),
@@ -49,6 +50,13 @@ def calibration_data(
         return data
 
     return read
+
+
+def _home(dataset: str, data_dir: Path | None) -> Path | None:
+    """Where a set known by name lies: the set ``reference`` is bundled, whatever the model."""
+    if dataset == REFERENCE and (data_dir is None or not any(data_dir.glob("text/calibration.txt*"))):
+        return data_directory(REFERENCE, None)
+    return data_dir
 
 
 def _encode(document: Document, language_model: LanguageModel) -> list[int]:

@@ -122,3 +122,14 @@ def test_data_given_in_memory_is_counted_in_the_report(model: PreTrainedModel) -
     report = goldstick.apply(model, recipe, data=[ids[:4], {"input_ids": ids[4:]}]).report
     assert report.calibration == {"batches": 2, "samples": 6, "tokens": 96}
     assert goldstick.apply(model, {"stages": [{"rtn": {"scheme": "w4a16-g32"}}]}).report.calibration == {}
+
+
+def test_the_set_called_reference_is_bundled_for_every_model(
+    model: PreTrainedModel, source: Path, tmp_path: Path
+) -> None:
+    settings = Calibration(dataset="reference", samples=2, seq_len=8)
+    bundled = calibration_data(settings, source, None)(model)
+    assert torch.equal(calibration_data(settings, source, tmp_path)(model).ids, bundled.ids)
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "calibration.txt").write_text("la la la la " * 50)
+    assert not torch.equal(calibration_data(settings, source, tmp_path)(model).ids, bundled.ids)
