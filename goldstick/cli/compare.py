@@ -70,10 +70,12 @@ def compare(
     from goldstick.report.comparison_page import render_comparison
     from goldstick.report.comparison_tree import print_model_comparison
     from goldstick.report.generation import print_generation
-    from goldstick.report.storage import write_atomically
+    from goldstick.report.storage import check_writable, write_atomically
 
     if dataset is None and (attribute or generate):
         raise click.UsageError("--attribute and --generate look at text: give --dataset PATH|NAME")
+    if html is not None:
+        check_writable(html)
     text = Calibration(dataset=dataset, samples=samples, seq_len=seq_len) if dataset else None
     known = REFERENCE if REFERENCE in (first, second) else None
     with progress_bar(not as_json) as progress, contextlib.ExitStack() as stack:
@@ -86,16 +88,16 @@ def compare(
         if text is not None and generate:
             written = compare_generation(right, other, text, generate, data_dir=where, progress=progress)
     found = dataclasses.replace(found, first=first, second=second)
-    if html is not None:
-        write_atomically(html, render_comparison(found, split, written).encode())
     if as_json:
         more = {name: part.to_dict() for name, part in (("attribution", split), ("generation", written)) if part}
         print_json(found.to_dict() | more)
-        return
-    print_model_comparison(console(), found, depth)
-    if split is not None:
-        print_attribution(console(), split)
-    if written is not None:
-        print_generation(console(), written)
+    else:
+        print_model_comparison(console(), found, depth)
+        if split is not None:
+            print_attribution(console(), split)
+        if written is not None:
+            print_generation(console(), written)
     if html is not None:
-        click.echo(f"page: {html}")
+        write_atomically(html, render_comparison(found, split, written).encode())
+        if not as_json:
+            click.echo(f"page: {html}")

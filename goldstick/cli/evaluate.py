@@ -55,11 +55,13 @@ def evaluate(
     from goldstick.pipeline.models import REFERENCE, data_directory, find_model
     from goldstick.report.divergence_view import divergence_words
     from goldstick.report.page import write_page
-    from goldstick.report.storage import dump_json, write_atomically
+    from goldstick.report.storage import check_writable, dump_json, write_atomically
     from goldstick.report.terminal import print_comparison, print_evaluation
 
     if data_dir is None and REFERENCE in (model, baseline):
         data_dir = REFERENCE
+    if report_dir is not None:
+        check_writable(report_dir, directory=True)
     kept = cache_directory() if cache else None
     with progress_bar(not as_json) as progress:
 
@@ -81,10 +83,6 @@ def evaluate(
                     limit=limit,
                     progress=progress,
                 )
-    if report_dir is not None:
-        report_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(report_dir / "report.json", dump_json(result).encode())
-        write_page(report_dir)
     if as_json:
         print_json(result)
     elif before is not None:
@@ -93,6 +91,10 @@ def evaluate(
             click.echo(line)
     else:
         print_evaluation(console(), found)
+    if report_dir is not None:
+        report_dir.mkdir(parents=True, exist_ok=True)
+        write_atomically(report_dir / "report.json", dump_json(result).encode())
+        write_page(report_dir)
 
 
 def _tokenizers(found: dict[str, Any]) -> set[str]:

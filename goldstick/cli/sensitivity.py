@@ -81,8 +81,11 @@ def sensitivity(
     from goldstick.recipes.recipe import Calibration, Recipe
     from goldstick.report.sensitivity import print_sensitivity
     from goldstick.report.sensitivity_page import render_sensitivity
-    from goldstick.report.storage import dump_json, write_atomically
+    from goldstick.report.storage import check_writable, dump_json, write_atomically
 
+    for path in (output, html):
+        if path is not None:
+            check_writable(path)
     loaded = Recipe.load(recipe)
     if indivisible:
         stages = tuple(
@@ -96,13 +99,14 @@ def sensitivity(
             find_model(model), loaded, bits, text, data_dir=data_directory(data_dir, model), progress=progress
         )
     found = dataclasses.replace(found, model=model)
-    for path, content in ((output, dump_json(found.to_dict())), (html, render_sensitivity(found))):
-        if path is not None:
-            write_atomically(path, content.encode())
     if as_json:
         print_json(found.to_dict())
-        return
-    print_sensitivity(console(), found)
+    else:
+        print_sensitivity(console(), found)
+    if output is not None:
+        write_atomically(output, dump_json(found.to_dict()).encode())
+    if html is not None:
+        write_atomically(html, render_sensitivity(found).encode())
     for name, path in (("sensitivity", output), ("page", html)):
-        if path is not None:
+        if path is not None and not as_json:
             click.echo(f"{name}: {path}")

@@ -51,6 +51,31 @@ def write_atomically(path: Path, content: bytes) -> None:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
+def check_writable(path: Path, *, directory: bool = False) -> None:
+    """Try whether a file can be written, before the work is done that gives its content.
+
+    Args:
+        path: The file, in a directory that is there; or, with ``directory``, a directory that may have to be made.
+        directory: Whether it is a directory.
+
+    Raises:
+        OutputError: It cannot.
+    """
+    place = path.absolute() if directory else path.absolute().parent
+    while directory and not place.exists():
+        place = place.parent
+    if not directory and path.is_dir():
+        raise OutputError(f"{path} cannot be written: it is a directory. Name a file.")
+    if not place.is_dir():
+        raise OutputError(f"{path} cannot be written: {place} is no directory. Name another place.")
+    trial = place / f".goldstick.{os.getpid()}.tmp"
+    try:
+        trial.touch()
+        trial.unlink()
+    except OSError as error:
+        raise OutputError(f"{path} cannot be written: {error.strerror or error}. Name another place.") from error
+
+
 def _fsync_directory(directory: Path) -> None:
     descriptor = os.open(directory, os.O_RDONLY)
     try:
