@@ -59,8 +59,10 @@ def verify(directory: Path, as_json: bool) -> None:
 )
 def report(directory: Path, sensitivity: Path | None) -> None:
     """Render DIRECTORY's report.json anew as report.html, a page that opens from disk."""
+    from goldstick.formats.source import require_model
     from goldstick.report.page import write_page
 
+    require_model(directory, local=True)
     if sensitivity is not None:
         from goldstick.report.report import Report
         from goldstick.report.sensitivity import read_sensitivity, refuse_another_network

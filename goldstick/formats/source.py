@@ -60,6 +60,30 @@ class SourceCheckpoint:
         return tuple(dict.fromkeys(info.file for info in self.tensors.values()))
 
 
+def require_model(path: Path, *, local: bool = False) -> Path:
+    """The path of a model, a directory or a file, that is there.
+
+    Args:
+        path: The path.
+        local: Whether nothing but a path may be given for it, no hub id and no name.
+
+    Raises:
+        SourceError: Nothing is there.
+    """
+    if not path.exists():
+        raise _no_model(path, local)
+    return path
+
+
+def _no_model(path: Path, local: bool = False) -> SourceError:
+    remedy = (
+        "Give the directory of a checkpoint."
+        if local
+        else "MODEL is a local directory in the hub's layout, a hub id (owner/name), or the word 'reference'."
+    )
+    return SourceError(f"There is no model directory {str(path)!r}. {remedy}")
+
+
 def open_source(directory: Path) -> SourceCheckpoint:
     """Look at a model directory: config, file headers, nothing else.
 
@@ -67,10 +91,7 @@ def open_source(directory: Path) -> SourceCheckpoint:
         SourceError: It is missing, is not a model, is quantized already, or must not be trusted.
     """
     if not directory.is_dir():
-        raise SourceError(
-            f"There is no model directory {str(directory)!r}. MODEL is a local directory in the hub's layout, a hub id "
-            "(owner/name), or the word 'reference'."
-        )
+        raise _no_model(directory)
     config = read_json(directory / "config.json", "not a model directory: it has no config.json")
     if "quantization_config" in config:
         table = config["quantization_config"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from goldstick.errors import CheckpointError, DataError
 from goldstick.formats.gguf_directory import checkpoint_directory, made_by_another_tool
-from goldstick.formats.source import open_tensors, read_json
+from goldstick.formats.source import open_tensors, read_json, require_model
 from goldstick.pipeline.staging import MANIFEST_NAME
 from goldstick.report import Report
 from goldstick.report.report import FILE_NAME
@@ -19,8 +19,9 @@ def read_report(directory: Path) -> Report:
 
     Raises:
         CheckpointError: It is no checkpoint of goldstick, or the sizes of files and report differ.
-        SourceError: A file is missing or damaged.
+        SourceError: The directory or a file of it is missing, or damaged.
     """
+    require_model(directory, local=True)
     if made_by_another_tool(directory):
         with checkpoint_directory(directory) as made:
             return read_report(made)

@@ -13,7 +13,7 @@ from torch import nn
 
 from goldstick.errors import CheckpointError, UsageError
 from goldstick.formats.gguf_directory import checkpoint_directory, made_by_another_tool
-from goldstick.formats.source import open_source, read_json
+from goldstick.formats.source import open_source, read_json, require_model
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.structure.network import Network
 
@@ -43,7 +43,7 @@ def load(
         FormatError: The checkpoint is of a kind goldstick does not read.
         SourceError: There is no such directory, or it must not be trusted.
     """
-    loaded = _load(Path(directory), model, dtype)
+    loaded = _load(require_model(Path(directory), local=True), model, dtype)
     if optimize:
         from goldstick.pipeline.optimize import optimize as optimize_model
 

@@ -7,6 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from goldstick.errors import SourceError
+from goldstick.formats.source import require_model
 
 REFERENCE = "reference"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -27,7 +28,7 @@ def find_model(model: str | Path) -> Path:
         return reference_directory()
     path = Path(model)
     if path.exists() or not _HUB_ID.fullmatch(str(model)):
-        return path
+        return require_model(path)
     return _download(str(model))
 
 

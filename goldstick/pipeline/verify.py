@@ -8,7 +8,7 @@ from typing import Any
 
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats.gguf_directory import checkpoint_directory, made_by_another_tool
-from goldstick.formats.source import refuse_links_out
+from goldstick.formats.source import refuse_links_out, require_model
 from goldstick.pipeline.finish import file_sha256
 from goldstick.pipeline.inspect import made_elsewhere, read_manifest
 from goldstick.pipeline.proof import TOLERANCE, prove
@@ -28,8 +28,10 @@ def verify_checkpoint(directory: Path) -> dict[str, Any]:
         ``files``: how many were hashed, ``proof``: the finding in words, ``passed``: true.
 
     Raises:
+        SourceError: There is no such directory.
         CheckpointError: A file is missing or changed, or the model gives other outputs than it did.
     """
+    require_model(directory, local=True)
     if made_by_another_tool(directory):
         with checkpoint_directory(directory) as made:
             return verify_checkpoint(made)

@@ -12,6 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+import goldstick
+from goldstick.errors import SourceError
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import INDEX_NAME
 from tests.cli.conftest import run
@@ -36,6 +38,29 @@ def shards(source: Path) -> list[Path]:
 
 def test_a_directory_that_is_not_there(assert_refused: Refused, tmp_path: Path) -> None:
     assert_refused(*quantize(tmp_path / "nowhere"), says=("nowhere", "hub id", "reference"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "compare reference {}",
+        "evaluate {} --tasks wikitext2",
+        "generate {} --prompt once",
+        "bench {}",
+        "export {} --format native -o {}-out",
+        "doctor {}",
+        "inspect {}",
+        "verify {}",
+        "report {}",
+    ],
+)
+def test_every_command_says_that_a_directory_is_not_there(
+    assert_refused: Refused, tmp_path: Path, arguments: str
+) -> None:
+    nowhere = str(tmp_path / "nowhere")
+    assert_refused(*arguments.format(nowhere, nowhere).split(), says=(f"There is no model directory {nowhere!r}.",))
+    with pytest.raises(SourceError, match="There is no model directory"):
+        goldstick.load(nowhere)
 
 
 def test_a_directory_that_is_no_model(assert_refused: Refused, tmp_path: Path) -> None:
