@@ -52,7 +52,7 @@ def evaluate(
     from goldstick.pipeline.about import about_model
     from goldstick.pipeline.divergence import compare_predictions
     from goldstick.pipeline.evaluation_cache import cache_directory
-    from goldstick.pipeline.models import REFERENCE, data_directory, find_model
+    from goldstick.pipeline.models import REFERENCE, check_model, data_directory, find_model
     from goldstick.report.divergence_view import divergence_words
     from goldstick.report.page import write_page
     from goldstick.report.storage import check_writable, dump_json, write_atomically
@@ -69,6 +69,9 @@ def evaluate(
             found = api.evaluate(name, tasks, data_dir=data_dir, limit=limit, cache=kept, progress=progress)
             return {"model": about_model(name, find_model(name)), **found.to_dict()}
 
+        for name in (model, baseline):
+            if name is not None:
+                check_model(name)
         found = measure(model)
         result = found
         before = None if baseline is None else measure(baseline)

@@ -7,7 +7,8 @@ from importlib import resources
 from pathlib import Path
 
 from goldstick.errors import SourceError
-from goldstick.formats.source import require_model
+from goldstick.formats.gguf_directory import checkpoint_directory
+from goldstick.formats.source import open_tensors, read_json, require_model
 
 REFERENCE = "reference"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -30,6 +31,17 @@ def find_model(model: str | Path) -> Path:
     if path.exists() or not _HUB_ID.fullmatch(str(model)):
         return require_model(path)
     return _download(str(model))
+
+
+def check_model(model: str | Path) -> None:
+    """Look whether a model is there and its config and file headers can be read, before anything long is done.
+
+    Raises:
+        SourceError: It is not, with the file and the reason.
+    """
+    with checkpoint_directory(find_model(model)) as directory:
+        read_json(directory / "config.json", "not a model directory: it has no config.json")
+        open_tensors(directory)
 
 
 def _download(name: str) -> Path:

@@ -46,6 +46,14 @@ def test_a_path_that_cannot_be_written(command: list[str], assert_refused: Refus
         assert_refused(*command, str(tmp_path / "none" / "found"), says=("found cannot be written", "directory"))
 
 
+def test_a_baseline_that_is_not_there(assert_refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("goldstick.api.evaluate", _measured)
+    arguments = ("evaluate", "reference", "--tasks", "text", "--baseline")
+    assert_refused(*arguments, str(tmp_path / "nowhere"), says=("There is no model directory", "nowhere"))
+    (tmp_path / "empty").mkdir()
+    assert_refused(*arguments, str(tmp_path / "empty"), says=("empty is not a model directory",))
+
+
 def test_what_was_measured_is_shown_though_it_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
