@@ -83,9 +83,9 @@ def read_documents(dataset: str, data_dir: Path | None, text_field: str | None =
             raise DataError(f"there is no calibration file {dataset!r}")
         if plain.suffix and not known_suffix:
             raise DataError(
-                f"{dataset}: calibration files end in {', '.join(_TEXT_SUFFIXES)} or nothing (one text), .jsonl or .parquet "
-                "(a text or a conversation in each row), all but .parquet with .gz behind it where compressed; write "
-                "the data as one of these, or rename a file that is one"
+                f"{dataset}: calibration files end in {', '.join(_TEXT_SUFFIXES)} or nothing (one text), .jsonl or "
+                ".parquet (a text or a conversation in each row), all but .parquet with .gz behind it where "
+                "compressed; write the data as one of these, or rename a file that is one"
             )
         if plain.suffix == ".parquet":
             columns = (*((text_field,) if text_field else FIELDS), _PART)
