@@ -10,6 +10,7 @@ from typing import Literal
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar
+from goldstick.cli.unused import note_private
 
 
 @click.command()
@@ -59,6 +60,7 @@ def export(
     from goldstick.report.words import format_bytes
 
     check_repository(repository)
+    note_private(private, repository is not None)
     give_large_blocks_back()
     with progress_bar(not as_json) as progress:
         made = api.export(directory, format_, output=output, overwrite=overwrite, proof=proof, progress=progress)

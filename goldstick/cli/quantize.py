@@ -13,6 +13,7 @@ import click
 
 from goldstick.cli.console import console, print_json, progress_bar, split_names
 from goldstick.cli.further_formats import export_further, further_directories, refuse_formats
+from goldstick.cli.unused import note_unused
 
 if TYPE_CHECKING:
     from goldstick.pipeline.plan import Plan
@@ -108,6 +109,10 @@ def quantize(
     check_repository(repository)
     formats: tuple[str, ...] = recipe_options["formats"]
     recipe = _recipe(**recipe_options)
+    note_unused(
+        recipe, evaluates=bool(recipe.evaluate if tasks is None else tasks), pushes=repository is not None,
+        limit=limit, data_dir=data_dir, max_memory=max_memory, private=private,
+    )  # fmt: skip
     further = further_directories(output, formats)
     for directory in (output, *further.values()):
         check_output(directory, overwrite, resume)

@@ -19,6 +19,7 @@ from goldstick.evaluation.kl import token_kl
 from goldstick.pipeline.block_runs import BlockRuns
 from goldstick.pipeline.calibrate import calibration_data
 from goldstick.pipeline.load import load_float
+from goldstick.recipes.idle import refuse_idle
 from goldstick.recipes.order import rotation_of
 from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.recipes.resolve import Resolution, resolve
@@ -66,6 +67,7 @@ def measure_sensitivity(
     model = load_float(directory)
     network = Network(model)
     resolution = resolve(stages, network)
+    refuse_idle(network, resolution)
     data = calibration_data(text, directory, data_dir)(model)
     runs = BlockRuns(model.float(), data.batches())
     right = list(runs.logits())

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from goldstick.algorithms import Quantizer
 from goldstick.errors import RecipeError
+from goldstick.recipes.idle import refuse_idle
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.structure.network import Network
@@ -14,18 +15,20 @@ _REMEDY = "Measure this model with this recipe's targets: 'goldstick sensitivity
 
 
 def resolve_recipe(recipe: Recipe, network: Network) -> Resolution:
-    """What a recipe means for a network: :func:`resolve`, and that its budget was counted over the layers it rounds.
+    """What a recipe means for a network, as :func:`resolve`, provided that it rounds something.
+
+    Where its bits were chosen by a sensitivity file, the budget was counted over the very layers that it rounds.
 
     Raises:
         RecipeError: The sensitivity file lacks a targeted layer, holds one that is not targeted, or one of another
-            shape; or the recipe is illegal for the network.
+            shape; or the recipe is illegal for the network, or leaves it nothing to round.
         StructureError: More than a fifth of the model's matrices are of a kind goldstick does not recognise.
     """
     measured: Mapping[str, Sequence[int]] = {
         layer["name"]: layer["shape"] for layer in recipe.sensitivity.get("layers", ())
     }
     if not measured:
-        return resolve(recipe.stages, network)
+        return _resolve(recipe, network)
     of_model = repr(str(recipe.sensitivity.get("model", "a model without a name")))
     _refuse_another_network(measured, of_model, network)
     targeted = {
@@ -39,12 +42,18 @@ def resolve_recipe(recipe: Recipe, network: Network) -> Resolution:
             f"precision: the budget was counted over {_some(others)} of the sensitivity file, measured on {of_model}, "
             f"which this recipe does not round. {_REMEDY}"
         )
-    resolution = resolve(recipe.stages, network)
+    resolution = _resolve(recipe, network)
     if missing := [name for name in resolution.assignments if name not in measured]:
         raise RecipeError(
             f"precision: the sensitivity file, measured on {of_model}, lacks {_some(missing)}, which this recipe "
             f"rounds; the budget would be missed. {_REMEDY}"
         )
+    return resolution
+
+
+def _resolve(recipe: Recipe, network: Network) -> Resolution:
+    resolution = resolve(recipe.stages, network)
+    refuse_idle(network, resolution)
     return resolution
 
 

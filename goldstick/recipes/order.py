@@ -6,10 +6,12 @@ from collections.abc import Sequence
 
 from goldstick.algorithms import (
     SCOP,
+    Algorithm,
     BlockFinisher,
     Exposure,
     Finetune,
     KVCache,
+    Quantizer,
     RandomRotation,
     Stage,
     TrainedQuantizer,
@@ -41,7 +43,23 @@ def misplaced(stages: Sequence[Stage]) -> list[str]:
                 f"stages[{found[0]}].{kind.name}: {stages[0].name} comes before it and would decide on weights that "
                 "are turned afterwards; make it the first stage."
             )
-    return problems + _after_others(stages)
+    return problems + _balancing_for_nothing(stages) + _after_others(stages)
+
+
+def _balancing_for_nothing(stages: Sequence[Stage]) -> list[str]:
+    """Stages that choose scales for a stage that rounds behind them, where there is none."""
+    rounding = [index for index, stage in enumerate(stages) if isinstance(stage, Quantizer) and stage.quantizes]
+    problems = []
+    for index, stage in enumerate(stages):
+        if not (isinstance(stage, Algorithm) and stage.balances) or index in rounding:
+            continue
+        if index > max(rounding, default=-1):
+            remedy = f"put it before {stages[rounding[-1]].name}" if rounding else "put one behind it, such as gptq"
+            problems.append(
+                f"stages[{index}].{stage.name}: it scales inputs for a stage that rounds, and none comes after it, so "
+                f"it would do nothing; {remedy}."
+            )
+    return problems
 
 
 def _after_others(stages: Sequence[Stage]) -> list[str]:

@@ -79,6 +79,16 @@ def test_a_dry_run_writes_nothing(llama: Path, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_options_that_change_nothing_are_noted(llama: Path, tmp_path: Path) -> None:
+    arguments = ["quantize", str(llama), "-o", str(tmp_path / "out"), "--recipe", "rtn-w4a16-g32", "--dry-run"]
+    options = ["--limit", "3", "--max-memory", "8GB", "--private", "--data-dir", str(tmp_path)]
+    shown = run(*arguments, *options)
+    assert shown.exit_code == 0
+    for option in ("--limit", "--max-memory", "--private", "--data-dir"):
+        assert f"note: {option} changes nothing" in shown.stderr
+    assert "note" not in run(*arguments, "--limit", "3", "--evaluate", "boolq", "--data-dir", str(tmp_path)).stderr
+
+
 def test_the_flag_for_indivisible_layers_overrides_the_recipe(llama: Path) -> None:
     refused = run("plan", str(llama), "--recipe", "rtn-w4a16-g128")
     assert refused.exit_code == 2

@@ -295,3 +295,35 @@ def test_a_float64_model_is_refused_while_it_is_still_whole() -> None:
     with pytest.raises(SourceError, match=r"The Sequential is float64 \(0\.weight and 1 more\).*model\.float\(\)"):
         goldstick.apply(model, "rtn-w8a16", inplace=True)
     assert type(model[0]) is nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        ([SmoothQuant()], r"stages\[0\]\.smoothquant: .* none comes after it.* put one behind it, such as gptq"),
+        ([AWQ(quantize=False)], r"stages\[0\]\.awq: .* none comes after it"),
+        ([RTN(scheme="w8a16"), SmoothQuant()], r"stages\[1\]\.smoothquant: .* put it before rtn"),
+        ([RTN(scheme="w8a16"), AWQ(quantize=False)], r"stages\[1\]\.awq: .* put it before rtn"),
+    ],
+)
+def test_stages_that_would_do_nothing_are_refused(stages: list[Any], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        resolve(stages, meta("llama_gqa"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"scheme": "w4a16-g32", "targets": {"exclude": ["*"]}}, r"none is \(excluded by the pattern '\*'\)"),
+        ({"scheme": "w4a16-g48", "indivisible": "skip"}, r"none is \(skipped: 64 inputs do not divide"),
+    ],
+)
+def test_a_recipe_that_leaves_nothing_to_round_is_refused(options: dict[str, Any], said: str) -> None:
+    model = FAMILIES["llama_gqa"]()
+    with pytest.raises(RecipeError, match=r"stages\[0\]\.rtn: of 16 layers that could be rounded " + said):
+        goldstick.apply(model, {"stages": [{"rtn": options}]})
+
+
+def test_a_network_without_a_layer_to_round_is_refused() -> None:
+    with pytest.raises(RecipeError, match=r"stages\[0\]\.rtn: the network has no layer that could be rounded"):
+        goldstick.apply(nn.ReLU(), "rtn-w8a16")

@@ -1,0 +1,37 @@
+"""Idle: a recipe whose stages that round have not a single layer to act on."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from goldstick.algorithms import Quantizer
+from goldstick.errors import RecipeError
+from goldstick.recipes.resolve import Resolution
+from goldstick.structure.network import Network
+
+
+def refuse_idle(network: Network, resolution: Resolution) -> None:
+    """Refuse stages that round where no layer is left to them; a recipe without such stages may do other things.
+
+    Raises:
+        RecipeError: There are such stages and no layer; the message says why most layers are left alone.
+    """
+    idle = [
+        f"stages[{index}].{stage.name}"
+        for index, stage in enumerate(resolution.stages)
+        if isinstance(stage, Quantizer) and stage.quantizes
+    ]
+    if not idle or resolution.assignments:
+        return
+    stages = ", ".join(idle)
+    if not network.sites:
+        raise RecipeError(
+            f"{stages}: the network has no layer that could be rounded (linear, convolution, embedding, experts), so "
+            "nothing would be done. Give a network that has one."
+        )
+    reasons = Counter(resolution.left_alone[site.parameter_name] for site in network.sites if site.role == "inner")
+    why = f" ({reasons.most_common(1)[0][0]})" if reasons else ""
+    raise RecipeError(
+        f"{stages}: of {len(network.sites)} layers that could be rounded none is{why}, so nothing would be done. Widen "
+        "'targets', choose a group size that divides, or leave the stage out."
+    )
