@@ -13,6 +13,8 @@ from goldstick.errors import SourceError
 
 CONTEXT_ATTRIBUTES = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len", "seq_length")
 DEFAULT_CONTEXT = 2048
+#: Files that hold a tokenizer's vocabulary.
+VOCABULARIES = ("tokenizer.json", "vocab.*", "*.model", "*.tiktoken", "tekken.json")
 
 
 def read_tokenizer(directory: Path | str) -> Any:
@@ -27,8 +29,17 @@ def read_tokenizer(directory: Path | str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # its parser, written in Rust, raises nothing more specific
+        if not any(any(Path(directory).glob(pattern)) for pattern in VOCABULARIES):
+            raise SourceError(
+                f"{directory}: its tokenizer cannot be read, since its files are missing (tokenizer.json, "
+                "tokenizer.model or vocab.json). Copy the tokenizer files of the model it was made from beside its "
+                "weights; without them it can be given no text"
+            ) from error
         reason = " ".join(str(error).split())[:500]
-        raise SourceError(f"{directory}: its tokenizer cannot be read ({reason}); evaluation needs it") from error
+        raise SourceError(
+            f"{directory}: its tokenizer cannot be read ({reason}); fetch its files again, or a transformers that "
+            "knows them"
+        ) from error
 
 
 def tokenizer_digest(tokenizer: Any) -> str:

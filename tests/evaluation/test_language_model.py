@@ -297,8 +297,15 @@ def test_a_directory_without_a_tokenizer_is_a_source_error(
 ) -> None:
     with pytest.raises(SourceError, match="no such directory"):
         LanguageModel.from_directory(tiny_model, tmp_path / "nowhere")
-    with pytest.raises(SourceError, match="tokenizer cannot be read"):
+    for present in (), ("config.json",), ("tokenizer_config.json",):
+        for name in present:
+            (tmp_path / name).write_text("{}")
+        with pytest.raises(SourceError, match=r"tokenizer cannot be read, since its files are missing.*Copy"):
+            LanguageModel.from_directory(tiny_model, tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(SourceError, match=r"tokenizer cannot be read \(.*fetch its files again"):
         LanguageModel.from_directory(tiny_model, tmp_path)
+    (tmp_path / "config.json").unlink()
     byte_tokenizer.save_pretrained(tmp_path)
     loaded = LanguageModel.from_directory(tiny_model, tmp_path)
     assert loaded.encode("abc") == LanguageModel(tiny_model, byte_tokenizer).encode("abc")
