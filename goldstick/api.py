@@ -68,6 +68,11 @@ def apply(
         QuantizationError: A weight is not finite.
         TrainingError: A training diverged, or its checkpoint is of another.
     """
+    if not isinstance(model, nn.Module):
+        raise UsageError(
+            f"apply takes an nn.Module, not {model!r}. Load a checkpoint with goldstick.load(directory), or compress "
+            "its directory with goldstick.quantize(directory, recipe, output=…)."
+        )
     loaded = Recipe.load(recipe)
     if data is not None and not needs_data(loaded.stages):
         raise UsageError("None of the recipe's algorithms looks at data; leave out data=.")

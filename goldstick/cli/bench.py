@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from goldstick.cli.console import print_json
+from goldstick.cli.console import finite, print_json
 
 
 @click.command()
@@ -15,7 +15,14 @@ from goldstick.cli.console import print_json
 @click.option("--shape", metavar="OUTxIN", help="Of the layers of 'kernels' [default: 4096x4096]; of 'decode' the "
               "MLP's first layer, inner and hidden width [default: 5632x2048].")  # fmt: skip
 @click.option("--blocks", type=click.IntRange(1), default=4, show_default=True, help="Of the networks of 'decode'.")
-@click.option("--seconds", type=float, default=1.0, show_default=True, help="For each line.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0, min_open=True),
+    callback=finite,
+    default=1.0,
+    show_default=True,
+    help="For each line.",
+)
 @click.option("--threads", type=click.IntRange(1), help="How many to use; as many as torch has by default.")
 @click.option("--as-loaded", is_flag=True, help="Time layers with weights as they are loaded, not as optimized models "
               "have them.")  # fmt: skip

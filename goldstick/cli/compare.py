@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from goldstick.cli.console import console, print_json, progress_bar
+from goldstick.cli.console import console, finite, print_json, progress_bar
 
 
 @click.command()
@@ -19,7 +19,12 @@ from goldstick.cli.console import console, print_json, progress_bar
 @click.option("--samples", type=click.IntRange(1), default=4, show_default=True, help="Samples of the text.")
 @click.option("--seq-len", type=click.IntRange(1), default=128, show_default=True, help="Tokens of a sample.")
 @click.option(
-    "--threshold", type=float, default=10.0, show_default=True, help="SQNR in dB below which they have parted."
+    "--threshold",
+    type=float,
+    callback=finite,
+    default=10.0,
+    show_default=True,
+    help="SQNR in dB below which they have parted.",
 )
 @click.option("--depth", type=click.IntRange(0), default=3, show_default=True, help="Levels of the tree to print.")
 @click.option("--attribute", is_flag=True, help="Split SECOND's loss by source and layer; takes --dataset.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -69,6 +70,13 @@ def _lines() -> Progress:
             click.echo(description + place, err=True)
 
     return advance
+
+
+def finite(_: click.Context, __: click.Parameter, value: float) -> float:
+    """A number that is neither NaN nor infinite."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no number to compare with")
+    return value
 
 
 def split_names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:

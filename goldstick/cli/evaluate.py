@@ -113,6 +113,8 @@ def _tokenizers(found: dict[str, Any]) -> set[str]:
 )
 def generate(model: str, prompt: str, max_new_tokens: int, optimize: bool) -> None:
     """Let MODEL, float, compressed or a GGUF file, go on from a prompt (greedily)."""
+    if any("\ud800" <= sign <= "\udfff" for sign in prompt):  # how Python reads bytes of the command line
+        raise click.BadParameter("it is not UTF-8; give it in that encoding", param_hint="--prompt")
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()

@@ -105,6 +105,8 @@ def find_device(name: str) -> torch.device:
         device = torch.device(name)
         if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun gives each process a device of its own
             device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        if device.type == "meta":
+            raise RuntimeError("On the device meta nothing is computed.")
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         raise UsageError(f"There is no device {name!r} here: {str(error).splitlines()[0]} Use --device cpu.") from error

@@ -13,6 +13,9 @@ from goldstick.errors import OutputError
 
 MANIFEST_NAME = "goldstick.json"
 
+#: Bytes of a name that leave room, among the 255 of most file systems, for what a directory is called while it grows.
+_LONGEST_NAME = 220
+
 #: The way out of an unfinished run that cannot be gone on with.
 ANEW = "Give --overwrite, without --resume, to start anew."
 
@@ -29,6 +32,12 @@ def check_output(output: Path, overwrite: bool, resume: bool = False) -> None:
     Raises:
         OutputError: It exists and may not be overwritten, or its parent cannot be written.
     """
+    nbytes = len(os.fsencode(output.name))
+    if nbytes > _LONGEST_NAME:
+        raise OutputError(
+            f"The name of the output, {output.name[:40]}…, has {nbytes} bytes, and goldstick makes directories with "
+            f"names of up to {_LONGEST_NAME}. Choose a shorter -o."
+        )
     if output.is_symlink():
         raise OutputError(f"The output {output} is a symbolic link; name the directory itself.")
     if output.exists() and not (resume and (is_put_in_place(output) or _has_no_unfinished_run(output))):

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import goldstick
-from goldstick.errors import SourceError
+from goldstick.errors import SourceError, UsageError
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import INDEX_NAME
 from tests.cli.conftest import run
@@ -202,6 +202,36 @@ def test_a_group_size_that_does_not_divide(assert_refused: Refused, source: Path
 
 def test_a_device_that_is_not_there(assert_refused: Refused, source: Path) -> None:
     assert_refused(*quantize(source, "--device", "warp9"), code=2, says=("'warp9'", "--device cpu"))
+
+
+def test_a_device_on_which_nothing_is_computed(assert_refused: Refused, source: Path) -> None:
+    assert_refused(*quantize(source, "--device", "meta"), code=2, says=("'meta'", "--device cpu"))
+
+
+def test_an_output_of_a_name_that_no_directory_can_have(assert_refused: Refused, source: Path) -> None:
+    arguments = ("quantize", str(source), "-o", str(source.parent / ("o" * 300)), "--recipe", "rtn-w4a16-g32")
+    assert_refused(*arguments, says=("300 bytes", "Choose a shorter -o"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "compare reference reference --threshold nan",
+        "bench kernels --seconds nan",
+        "bench kernels --seconds -1",
+        "bench kernels --seconds 0",
+        "generate reference --prompt \udcff",
+    ],
+)
+def test_an_option_that_no_value_is_given_for(arguments: str) -> None:
+    refused = run(*arguments.split())
+    assert refused.exit_code == 2
+    assert "Invalid value for" in refused.stderr
+
+
+def test_a_name_where_a_module_is_meant() -> None:
+    with pytest.raises(UsageError, match=r"apply takes an nn\.Module, not 'reference'.*goldstick\.quantize"):
+        goldstick.apply("reference", "rtn-w8a16")  # type: ignore[arg-type]
 
 
 def test_a_task_that_is_not_there(assert_refused: Refused, source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
