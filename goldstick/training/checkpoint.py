@@ -47,7 +47,7 @@ def digest_of(model: nn.Module) -> str:
     for name, value in [*model.named_parameters(), *model.named_buffers()]:
         digest.update(repr((name, str(value.dtype), tuple(value.shape), value.requires_grad)).encode())
         # Bytes, since numpy does not know every dtype.
-        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        digest.update(value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

@@ -124,7 +124,7 @@ class Gathered:
 
 
 def _columns(samples: Tensor, origin: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    return zip(samples.split(_AT_ONCE, 1), origin.split(_AT_ONCE), strict=True)
+    return zip(torch.split(samples, _AT_ONCE, 1), torch.split(origin, _AT_ONCE), strict=True)
 
 
 def _kept(variances: Tensor, most: int) -> Tensor:
