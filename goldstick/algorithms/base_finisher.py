@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from goldstick.algorithms.base import Exposure, Stage
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.seed import check_seed
 from goldstick.errors import RecipeError
 
 
@@ -50,6 +51,7 @@ class BlockFinisher(Stage):
     def __post_init__(self) -> None:
         if self.steps < 1:
             raise RecipeError(f"steps is at least 1, not {self.steps}.")
+        check_seed(self.seed)
 
     @abstractmethod
     def search(self, tensor: QuantizedTensor, weight: Tensor) -> CodeSearch:

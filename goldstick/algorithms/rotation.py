@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from goldstick.algorithms.base import Exposure, Stage
 from goldstick.core.edits import Rotate
+from goldstick.core.seed import check_seed
 from goldstick.errors import RecipeError
 from goldstick.structure.network import Network
 from goldstick.structure.rotation import find_rotation
@@ -35,6 +36,7 @@ class RandomRotation(Stage):
     heads: bool = True
 
     def __post_init__(self) -> None:
+        check_seed(self.seed)
         if not (self.residual or self.heads):
             raise RecipeError("rotate turns nothing with residual: false and heads: false; leave the stage out.")
 

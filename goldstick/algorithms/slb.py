@@ -155,9 +155,10 @@ class SLB(TrainedQuantizer):
                 f"anneal_from, discrete_from and harden_at are shares of the training, the first below the others and "
                 f"the last not below them, not {self.anneal_from}, {self.discrete_from} and {self.harden_at}."
             )
-        if not self.temperature >= 1 or not self.logits_rate > 0:
+        if not 1 <= self.temperature < math.inf or not 0 < self.logits_rate < math.inf:
             raise RecipeError(
-                f"temperature is at least 1 and logits_rate positive, not {self.temperature} and {self.logits_rate}."
+                f"temperature is at least 1 and logits_rate positive, both finite, not {self.temperature} and "
+                f"{self.logits_rate}."
             )
         for scheme in self.schemes():
             if scheme.static_input:

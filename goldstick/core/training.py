@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from goldstick.core.seed import check_seed
 from goldstick.errors import RecipeError
 
 Optimizer = Literal["adamw", "sgd"]
@@ -62,9 +63,10 @@ class TrainingOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise RecipeError(f"training.{name} is at least 1, not {value}.")
-        if not (math.isfinite(self.rate) and self.rate > 0) or not self.weight_decay >= 0:
+        check_seed(self.seed, "training.seed")
+        if not (math.isfinite(self.rate) and self.rate > 0) or not 0 <= self.weight_decay < math.inf:
             raise RecipeError(
-                f"Training needs a positive rate and a weight_decay of 0 or more, not {self.rate} and "
+                f"training.rate is positive and training.weight_decay 0 or more, both finite, not {self.rate} and "
                 f"{self.weight_decay}."
             )
         if not all(0 <= beta < 1 for beta in self.betas):

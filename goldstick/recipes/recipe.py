@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
 import yaml
 from pydantic import (
@@ -26,6 +26,7 @@ from pydantic import (
 from goldstick.algorithms import ALGORITHMS, Stage
 from goldstick.core.grid import Grid
 from goldstick.core.scheme import Scheme
+from goldstick.core.seed import LEAST, MOST
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError
 from goldstick.recipes.precision import Precision, with_precision
@@ -45,7 +46,7 @@ class Calibration(BaseModel):
     dataset: str = "wikitext2"
     samples: int = Field(default=128, ge=1)
     seq_len: int = Field(default=2048, ge=1)
-    seed: int = 0
+    seed: int = Field(default=0, ge=LEAST, le=MOST)
     text_field: str | None = Field(default=None, min_length=1, description="the field of a row that counts")
     packing: bool = Field(default=True, description="one stream cut into windows; else a padded sample for each row")
     training_batch: int = Field(default=8, ge=2, description="samples of a step, for stages that train")
@@ -177,12 +178,27 @@ def _stage(index: int, entry: Any) -> Stage:
     options = {} if options is None else options
     if not isinstance(options, Mapping):
         raise RecipeError(f"stages[{index}].{name}: its options must be a mapping, not {options!r}.")
+    if problem := _boolean_number(algorithm, options):
+        raise RecipeError(f"stages[{index}].{name}: {problem}")
     try:
         return TypeAdapter(algorithm).validate_python(dict(options))
     except ValidationError as error:
         raise RecipeError(f"stages[{index}].{name}: " + _explain(error, algorithm.__dataclass_fields__)) from error
     except RecipeError as error:
         raise RecipeError(f"stages[{index}].{name}: {error}") from error
+
+
+def _boolean_number(kind: type, options: Mapping[Any, Any], place: str = "") -> str:
+    """What is wrong with a number given as true or false, which pydantic takes for 1 and 0; empty for nothing."""
+    hints = get_type_hints(kind)
+    for key, value in options.items():
+        kinds = [hints.get(key), *get_args(hints.get(key))]
+        if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
+            return f"{place}{key}: Input should be a number, not {str(value).lower()}."
+        inner = next((one for one in kinds if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
+        if isinstance(value, Mapping) and inner is not None and (problem := _boolean_number(inner, value, f"{key}.")):
+            return place + problem
+    return ""
 
 
 def _explain(error: ValidationError, fields: Mapping[str, Any]) -> str:

@@ -287,6 +287,8 @@ def problems(value: Any, schema: dict[str, Any], definitions: dict[str, Any]) ->
                 found += [] if not isinstance(value, list) or len(value) >= rule else ["too few"]
             case "minimum":
                 found += [] if not isinstance(value, int) or value >= rule else [f"{value} is below {rule}"]
+            case "maximum":
+                found += [] if not isinstance(value, int) or value <= rule else [f"{value} is above {rule}"]
             case "$ref" | "$defs" | "title" | "description" | "default":
                 pass
             case _:
@@ -330,3 +332,28 @@ def test_the_json_schema_knows_every_algorithm() -> None:
     items = recipe_schema()["properties"]["stages"]["items"]["anyOf"]
     assert items[0]["enum"] == list(ALGORITHMS)
     assert [name for one in items[1:] for name in one["properties"]] == list(ALGORITHMS)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "options", "key"),
+    [
+        ("finetune", {"training": {"epochs": True}}, "training.epochs: Input should be a number, not true"),
+        ("slb", {"training": {"rate": False}}, "training.rate: Input should be a number, not false"),
+        ("rtn", {"scheme": {"weight": {"bits": True}}}, "scheme.weight.bits: Input should be a number"),
+        ("finetune", {"training": {"weight_decay": float("inf")}}, "training.weight_decay"),
+        ("finetune", {"training": {"seed": 10**23}}, "training.seed is a whole number of 64 bits"),
+        ("rotate", {"seed": 10**23}, "seed is a whole number of 64 bits"),
+        ("slb_finish", {"seed": -(10**23)}, "seed is a whole number of 64 bits"),
+        ("slb", {"logits_rate": float("inf")}, "logits_rate"),
+        ("slb", {"temperature": float("inf")}, "temperature"),
+    ],
+)
+def test_numbers_that_would_fail_or_mean_nothing_later_are_refused(chosen: str, options: Any, key: str) -> None:
+    with pytest.raises(RecipeError, match=key.replace(".", r"\.")):
+        Recipe.load({"stages": [{chosen: options}]})
+
+
+def test_a_seed_of_the_data_has_64_bits_too() -> None:
+    with pytest.raises(RecipeError, match=r"calibration\.seed"):
+        Recipe.load({"stages": ["rtn"], "calibration": {"seed": 10**23}})
+    assert Recipe.load({"stages": ["rtn"], "calibration": {"seed": (1 << 64) - 1}}).calibration.seed == (1 << 64) - 1

@@ -274,7 +274,16 @@ def test_a_last_step_that_diverges_is_noticed() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"epochs": 0}, {"rate": 0.0}, {"rate": float("nan")}, {"warmup": 1.0}, {"norm_batches": -1}, {"patience": 0}],
+    [
+        {"epochs": 0},
+        {"rate": 0.0},
+        {"rate": float("nan")},
+        {"weight_decay": float("inf")},
+        {"warmup": 1.0},
+        {"norm_batches": -1},
+        {"patience": 0},
+        {"seed": 1 << 64},
+    ],
 )
 def test_options_without_meaning_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(RecipeError):
