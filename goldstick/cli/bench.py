@@ -17,7 +17,7 @@ from goldstick.cli.console import finite, print_json
 @click.option("--blocks", type=click.IntRange(1), default=4, show_default=True, help="Of the networks of 'decode'.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=click.FloatRange(0),
     callback=finite,
     default=1.0,
     show_default=True,
