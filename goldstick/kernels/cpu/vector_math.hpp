@@ -25,9 +25,9 @@ GOLDSTICK_INLINE float exponential(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     const float fraction = p * (r * r) + r + 1.0f;
-    std::int32_t bits;
+    std::uint32_t bits;
     std::memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits + 127) << 23;  // the low bits of `shifted` are n
+    bits = (bits + 127u) << 23;  // the low bits of `shifted` are n
     float power;
     std::memcpy(&power, &bits, sizeof power);
     const float result = x > kMost ? std::numeric_limits<float>::infinity() : fraction * power;
