@@ -25,7 +25,7 @@ from goldstick.structure.costs import costs_of
 from goldstick.structure.network import Network
 from goldstick.structure.prunable import Prunable, cut_of
 from goldstick.structure.prune_search import find_prunable
-from goldstick.structure.trace import Arguments, evaluating, map_tensors, tensors_in
+from goldstick.structure.trace import Arguments, evaluating, map_tensors, samples_in, tensors_in
 from goldstick.training import TrainingRecord, TrainingTask, train
 from goldstick.training.knockoffs import GaussianKnockoffs, correlation_with, derangement
 from goldstick.training.loop import seeded
@@ -239,11 +239,6 @@ def call_of(model: nn.Module, run: Callable[[], Any]) -> Arguments:
     finally:
         handle.remove()
     raise StructureError("The task's loss does not call the model, so it is not known what the model takes.")
-
-
-def samples_in(call: Arguments) -> int:
-    """How many samples the first tensor among the arguments of a call holds."""
-    return next((tensor.shape[0] for tensor in tensors_in(call) if tensor.ndim), 0)
 
 
 def few(whole: Arguments, count: int) -> Arguments:

@@ -13,7 +13,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from goldstick.core.edits import Prune
 from goldstick.structure.cut import channel_count
 from goldstick.structure.network import Layout, layout_of
-from goldstick.structure.trace import evaluating, tensors_in
+from goldstick.structure.trace import evaluating, samples_in, tensors_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Costs:
 def costs_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Costs:
     """The costs of a model, whose forward is run once on these arguments."""
     macs: dict[str, int] = {}
-    samples = next((tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.ndim), 1)
+    samples = samples_in((args, kwargs)) or 1
 
     def hook_for(path: str) -> Any:
         def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:

@@ -173,6 +173,11 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
             yield from tensors_in(item)
 
 
+def samples_in(value: Any) -> int:
+    """How many samples the first tensor in nested tuples, lists and mappings holds that has an axis for them, or 0."""
+    return next((tensor.shape[0] for tensor in tensors_in(value) if tensor.ndim), 0)
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode inside the context; afterwards each module is in the mode it was in."""

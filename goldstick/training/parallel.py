@@ -18,7 +18,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor, nn
 
-from goldstick.structure.trace import map_tensors, tensors_in
+from goldstick.structure.trace import map_tensors, samples_in
 
 #: The first process may have to write and measure for long while the others wait.
 _PATIENCE = timedelta(days=7)
@@ -101,7 +101,7 @@ class Workers:
         """
         if self.count == 1:
             return batch, 1.0
-        total = next((tensor.shape[0] for tensor in tensors_in(batch) if tensor.ndim), 0)
+        total = samples_in(batch)
         mine = torch.arange(total).tensor_split(self.count)[self.rank].tolist()
         start, end = (mine[0], mine[-1] + 1) if mine else (0, 1)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.core.relaxation import Relaxation
-from goldstick.structure.trace import map_tensors, tensors_in
+from goldstick.structure.trace import map_tensors, samples_in
 from goldstick.training.knockoffs import GaussianKnockoffs, derangement
 from goldstick.training.task import IGNORED
 
@@ -50,7 +50,7 @@ class RealHalf(nn.Module):
         """What the network gives for the real half."""
         if not self.training:
             return self.model(*args, **kwargs)
-        count = next((tensor.shape[0] for tensor in tensors_in((args, kwargs)) if tensor.ndim), 0)
+        count = samples_in((args, kwargs))
         order = derangement(count) if count > 1 else torch.zeros(count, dtype=torch.long)
 
         def beside(tensor: Tensor) -> Tensor:
