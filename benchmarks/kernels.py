@@ -200,6 +200,7 @@ def kernels(rows: int, columns: int) -> Iterator[tuple[str, Kernel | str]]:
     yield "W4A16 g128", goldstick_kernel(rows, columns, 4, 128, None)
     yield "W4A16 g128, from C++", goldstick_kernel(rows, columns, 4, 128, None, from_cpp=True)
     yield "W4A16 g128 bfloat16", goldstick_kernel(rows, columns, 4, 128, None, torch.bfloat16)
+    yield "W4A16 g128 float16", goldstick_kernel(rows, columns, 4, 128, None, torch.float16)
     yield "W4A16 g128, not interleaved", goldstick_kernel(rows, columns, 4, 128, None, interleaved=False)
     yield "W4A16 g32", goldstick_kernel(rows, columns, 4, 32, None)
     yield "W8A16 channel", goldstick_kernel(rows, columns, 8, columns, None)

@@ -40,7 +40,7 @@ def attend(
     """Σ over t softmax(scaling · q·k[t])[t] · v[t], over runs of tokens one after the other, in float32.
 
     Args:
-        q: [batch, heads, channels], float32 or bfloat16.
+        q: [batch, heads, channels], a float of 16 or 32 bits.
         keys: Up to three runs [batch, kv_heads, tokens, channels], in the dtype of q or, one of them, int8.
         values: The same for values; a run is int8 in both or in none.
         scaling: What products are multiplied by before the softmax.
@@ -128,7 +128,7 @@ def _attend(
         channels,
         heads * channels,
         scaling,
-        q.dtype is torch.bfloat16,
+        cpu.PRECISIONS[q.dtype],
         torch.get_num_threads() if tokens * batch * heads * channels >= THREADED_FROM else 1,
     )
     return out

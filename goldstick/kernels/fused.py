@@ -1,6 +1,6 @@
 """What lies between the products of a decoder block as torch operators: a norm, a gated activation.
 
-On the CPU, for float32 and bfloat16, C++ does each in one pass over memory; elsewhere plain torch does the same
+On the CPU, for floats of 16 and 32 bits, C++ does each in one pass over memory; elsewhere plain torch does the same
 arithmetic, to the rounding of sums.
 """
 
@@ -57,7 +57,7 @@ def gated_silu(x: Tensor) -> Tensor:
 
 def in_cpp(x: Tensor) -> bool:
     """Whether there is a C++ kernel for a tensor's device and dtype."""
-    return cpu._C is not None and x.is_cpu and x.dtype in (torch.float32, torch.bfloat16)
+    return cpu._C is not None and x.is_cpu and x.dtype in cpu.PRECISIONS
 
 
 def _check_norm(x: Tensor, weight: Tensor) -> None:
@@ -87,7 +87,7 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
         x.numel() // max(columns, 1),
         columns,
         epsilon,
-        x.dtype is torch.bfloat16,
+        cpu.PRECISIONS[x.dtype],
         torch.get_num_threads() if x.numel() >= _THREADED_FROM else 1,
     )
     return y
@@ -106,7 +106,7 @@ def _gated_silu(x: Tensor) -> Tensor:
         y.data_ptr(),
         y.numel() // max(columns, 1),
         columns,
-        x.dtype is torch.bfloat16,
+        cpu.PRECISIONS[x.dtype],
         torch.get_num_threads() if y.numel() >= _THREADED_FROM else 1,
     )
     return y

@@ -26,7 +26,7 @@ def _gptq_block(
     weight: Tensor, factor: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor, bits: int
 ) -> tuple[Tensor, Tensor]:
     """Codes uint8 and errors float64 [rows, width], as ``algorithms/column_loop.py`` computes them."""
-    if scale.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+    if scale.dtype not in cpu.PRECISIONS:
         raise KernelError(f"gptq_block takes scales in float32, bfloat16 or float16, not {scale.dtype}")
     codes = torch.empty(weight.shape, dtype=torch.uint8)
     errors = torch.empty(weight.shape, dtype=torch.float64)
@@ -39,7 +39,7 @@ def _gptq_block(
         codes,
         errors,
         bits,
-        str(scale.dtype).removeprefix("torch."),
+        cpu.PRECISIONS[scale.dtype],
         torch.get_num_threads() if len(weight) >= _THREADED_FROM else 1,
         cpu._C.isa() != "scalar",
     )

@@ -124,7 +124,7 @@ def _rotate_into(x: Tensor, cos: Tensor, sin: Tensor, keys: Tensor, values: Tens
         channels if cos.shape[0] > 1 else 0,
         keys.stride(0),
         keys.stride(1),
-        x.dtype is torch.bfloat16,
+        cpu.PRECISIONS[x.dtype],
     )
     return q
 
@@ -190,7 +190,7 @@ def _attend_token(
         capacity,
         filled,
         scaling,
-        x.dtype is torch.bfloat16,
+        cpu.PRECISIONS[x.dtype],
         torch.get_num_threads() if filled * batch * heads * channels >= THREADED_FROM else 1,
     )
     return out

@@ -143,7 +143,7 @@ def _way_to_attend(module: Any) -> object:
 
 def _sees_all(mask: Tensor, tokens: int) -> bool:
     """Whether a mask (what is added, or whether a token is seen) hides none of the tokens."""
-    if mask.shape[-1] != tokens or mask.dtype not in (torch.bool, torch.float32, torch.bfloat16):
+    if mask.shape[-1] != tokens or mask.dtype not in (torch.bool, torch.float32, torch.bfloat16, torch.float16):
         return False
     return bool(mask.all()) if mask.dtype is torch.bool else not bool(mask.any())
 

@@ -39,7 +39,7 @@ def norms(model: nn.Module) -> Iterator[tuple[str, Forward | str]]:
         if weight is None or weight.ndim != 1 or epsilon is None or "forward" in module.__dict__:
             continue
         if set(own) != {"weight"} or list(module.children()) or not in_cpp(weight):
-            yield path, "it is no root-mean-square norm in float32 or bfloat16 on the CPU"
+            yield path, "it is no root-mean-square norm in floats of 16 or 32 bits on the CPU"
             continue
         new = NormForward(module, float(epsilon))
         x = torch.randn(3, len(weight), generator=torch.Generator().manual_seed(0)).to(weight.dtype) * 3

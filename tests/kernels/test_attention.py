@@ -16,11 +16,11 @@ from goldstick.kernels.rotary import attend_token, rotate_into
 from tests.kernels.guarded import before_a_forbidden_page
 from tests.kernels.layers import normalized_error
 
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 #: (batch, kv_heads, heads, channels, tokens)
 SHAPES = [(1, 1, 1, 2, 1), (2, 2, 4, 8, 33), (1, 4, 32, 64, 100), (1, 2, 6, 50, 32), (3, 1, 8, 128, 65)]
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
-ERROR = {torch.float32: 1e-12, torch.bfloat16: 1e-5}
+ERROR = {torch.float32: 1e-12, torch.bfloat16: 1e-5, torch.float16: 2e-7}
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

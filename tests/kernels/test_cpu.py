@@ -20,7 +20,7 @@ if cpu._missing:
     pytest.skip(cpu._missing, allow_module_level=True)
 
 ours, reference = CpuBackend(), ReferenceBackend()
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 both_isas = pytest.mark.parametrize("isa", ["scalar", "best"])
 SHAPES = [(1, 1, None), (3, 7, None), (5, 64, 8), (4, 96, 32), (3, 100, 25), (2, 50, 16), (300, 256, 128)]
 
@@ -31,10 +31,10 @@ def choose_isa(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def bits_of(tensor: Tensor) -> Tensor:
-    return tensor.view(torch.int16 if tensor.dtype == torch.bfloat16 else torch.int32)
+    return tensor.view(torch.int32 if tensor.dtype == torch.float32 else torch.int16)
 
 
-@both_dtypes
+@every_dtype
 @both_isas
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("asymmetric", [False, True])
@@ -55,7 +55,7 @@ def test_weights_equal_a_slow_loop(bits: int) -> None:
     assert normalized_error(weight, weight_slowly(layer)) < 1e-13
 
 
-@both_dtypes
+@every_dtype
 @pytest.mark.parametrize("activation", [None, "int8-token"])
 @pytest.mark.parametrize("shape", [(1, 64), (7, 64), (2, 5, 64), (0, 64)], ids=str)
 def test_outputs_are_bit_equal_to_the_reference(
@@ -68,7 +68,7 @@ def test_outputs_are_bit_equal_to_the_reference(
         assert torch.equal(bits_of(ours.linear(x, *operands)), bits_of(reference.linear(x, *operands)))
 
 
-@both_dtypes
+@every_dtype
 @both_isas
 @pytest.mark.usefixtures("choose_isa")
 def test_extreme_scales_and_zeros_round_as_torch_rounds(dtype: torch.dtype) -> None:
@@ -80,7 +80,7 @@ def test_extreme_scales_and_zeros_round_as_torch_rounds(dtype: torch.dtype) -> N
     assert torch.equal(bits_of(ours.dequantize(layer.packed, scale, zero, layer.spec)), bits_of(theirs))
 
 
-@both_dtypes
+@every_dtype
 @both_isas
 @pytest.mark.usefixtures("choose_isa")
 def test_numbers_that_are_not_numbers_stay_so(dtype: torch.dtype) -> None:

@@ -22,7 +22,7 @@ if cpu._missing:
 reference = ReferenceBackend()
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("isa", ["scalar", ""], ids=["scalar", "best"])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_nothing_past_the_end_of_a_buffer_is_touched(

@@ -15,9 +15,9 @@ from tests.kernels.guarded import before_a_forbidden_page
 
 SHAPES = [(1, 1), (1, 31), (3, 32), (2, 3, 100), (5, 2048), (0, 8)]
 every_shape = pytest.mark.parametrize("shape", SHAPES)
-every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 #: What rounding the result, and one operation before it, costs relative to the largest.
-STEP = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+STEP = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -23,7 +23,7 @@ if cpu._missing:
     pytest.skip(cpu._missing, allow_module_level=True)
 
 ours, reference = IntegerCpuBackend(), ReferenceBackend()
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 every_activation = pytest.mark.parametrize("activation", [None, "int8-token", "int8-tensor"])
 
 TOKENS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 63, 65, 127, 128, 129, 193, 200]
@@ -54,7 +54,7 @@ def sample(choice: random.Random, bits: int, dtype: torch.dtype, activation: Act
     return layer, torch.randn(tokens, columns, generator=torch.Generator().manual_seed(choice.randrange(99))).to(dtype)
 
 
-@both_dtypes
+@every_dtype
 @every_activation
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 def test_all_shapes_are_near_float64_and_the_same_in_any_batch_on_any_instructions(
@@ -62,7 +62,8 @@ def test_all_shapes_are_near_float64_and_the_same_in_any_batch_on_any_instructio
 ) -> None:
     monkeypatch.setattr(integer, "THREADED_FROM", 1)
     choice = random.Random(f"{dtype} {activation} {bits}")
-    allowed = 5e-5 if dtype == torch.bfloat16 else 5e-9 if activation is None else 1e-11
+    exact = 5e-9 if activation is None else 1e-11
+    allowed = {torch.float32: exact, torch.bfloat16: 5e-5, torch.float16: 1e-6}[dtype]
     for _ in range(SAMPLES if bits in (4, 8) else SAMPLES // 4):
         layer, x = sample(choice, bits, dtype, activation)
         bias = layer.bias if choice.random() < 0.5 else None
@@ -148,7 +149,7 @@ def test_neighbouring_extremes_are_summed_exactly(bits: int, share: float, token
     assert torch.equal(y, sums.float() * layer.scale.T)
 
 
-@both_dtypes
+@every_dtype
 @pytest.mark.parametrize("isa", ["scalar", ""], ids=["scalar", "best"])
 def test_8_bit_activations_have_the_codes_of_the_reference(
     dtype: torch.dtype, isa: str, monkeypatch: pytest.MonkeyPatch
@@ -200,7 +201,7 @@ def test_inputs_of_any_size_keep_their_precision(size: float) -> None:
     assert torch.equal(run(layer, torch.zeros(2, 256)), torch.zeros(2, 64))
 
 
-@both_dtypes
+@every_dtype
 def test_operands_may_lie_anywhere_and_in_any_order(dtype: torch.dtype) -> None:
     layer = random_layer(40, 200, group_size=40, asymmetric=True, dtype=dtype)
     x = torch.randn(6, 200).to(dtype)

@@ -36,7 +36,7 @@ EDGES = [
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @every_isa
 @pytest.mark.parametrize("bits", range(1, 9))
 @pytest.mark.parametrize("activation", [None, "int8-token"])

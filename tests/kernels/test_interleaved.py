@@ -45,7 +45,7 @@ def outputs(run: PreparedLinear, layer: Layer, tokens: int = 3) -> Tensor:
 
 
 @pytest.mark.parametrize("activation", [None, "int8-token", "int8-tensor"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("asymmetric", [True, False])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_the_bits_are_those_of_the_weight_as_it_lies(

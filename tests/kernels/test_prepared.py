@@ -38,7 +38,7 @@ def by_operator(layer: Layer, x: Tensor, given: Operands) -> Tensor:
 
 @pytest.mark.parametrize("activation", [None, "int8-token", "int8-tensor"])
 @pytest.mark.parametrize("asymmetric", [True, False])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(64,), (1, 64), (2, 3, 64), (0, 64)])
 def test_results_are_the_operators(

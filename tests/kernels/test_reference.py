@@ -15,7 +15,7 @@ from goldstick.kernels.reference import ReferenceBackend, fake_quantize_per_tens
 from tests.kernels.layers import normalized_error, random_layer, weight_slowly
 
 reference = ReferenceBackend()
-both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -36,7 +36,7 @@ def test_the_linear_is_the_matrix_product() -> None:
     assert normalized_error(y, exact) < 1e-12
 
 
-@both_dtypes
+@every_dtype
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
 @pytest.mark.parametrize("asymmetric", [False, True])
 @pytest.mark.parametrize("group_size", [16, None])
@@ -62,7 +62,7 @@ def test_weights_are_bit_equal_to_those_of_compressed_tensors(
     assert torch.equal(reference.dequantize(layer.packed, layer.scale, zero, layer.spec), theirs)
 
 
-@both_dtypes
+@every_dtype
 def test_activations_are_bit_equal_to_those_of_compressed_tensors(dtype: torch.dtype) -> None:
     args = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
     x = (torch.randn(3, 50, 96) * torch.logspace(-6, 3, 50)[:, None]).to(dtype)
@@ -72,7 +72,7 @@ def test_activations_are_bit_equal_to_those_of_compressed_tensors(dtype: torch.d
     assert torch.equal(fake_quantize_per_token(x), fake_quantize(x, scale, zero, args))
 
 
-@both_dtypes
+@every_dtype
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_static_activations_are_bit_equal_to_those_of_compressed_tensors(dtype: torch.dtype, symmetric: bool) -> None:
     args = QuantizationArgs(num_bits=8, type="int", symmetric=symmetric, strategy="tensor", dynamic=False)

@@ -39,7 +39,7 @@ def quantized(name: str, *shape: int, dtype: torch.dtype = torch.float32) -> tup
 
 
 @every_scheme
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])
 def test_a_linear_layer_equals_the_float_one_on_the_dequantized_weight(
     name: str, dtype: torch.dtype, bias: bool
@@ -61,7 +61,7 @@ def test_8_bit_activations_round_every_token_by_itself() -> None:
     assert not torch.allclose(layer(x), F.linear(x, tensor.dequantize()), rtol=1e-5, atol=1e-3)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["w4a16-g16", "w8a8-dynamic", "w8a8-static"])
 def test_an_input_is_multiplied_before_anything_else(name: str, dtype: torch.dtype) -> None:
     tensor, scheme = quantized(name, 24, 48, dtype=dtype)
@@ -85,7 +85,7 @@ def test_a_multiplied_layer_compiles_into_one_graph() -> None:
     assert torch.equal(compiled(x), layer(x))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["w8a8-static", "w4a8-static-g16", "w8a8-static-shifted"])
 def test_a_static_input_is_rounded_with_the_scale_it_was_given(name: str, dtype: torch.dtype) -> None:
     tensor, scheme = quantized(name, 24, 48, dtype=dtype)
@@ -316,7 +316,7 @@ def test_a_packed_weight_takes_the_bits_it_promises() -> None:
     assert Grid(bits=3, granularity="group", group_size=16) == layer.grid
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_linear_layer_with_columns_in_an_order_of_their_own_equals_the_one_with_them_in_place(
     dtype: torch.dtype,
 ) -> None:

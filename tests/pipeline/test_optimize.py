@@ -220,7 +220,7 @@ def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return made
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("recipe", ["rtn-w4a16-g32", "rtn-w8a8"])
 @pytest.mark.parametrize("family", ["llama_gqa", "qwen2"])
 def test_a_block_in_one_call_gives_the_bits_of_its_parts(

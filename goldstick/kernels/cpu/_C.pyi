@@ -53,9 +53,9 @@ def search_ranges(
 ) -> None: ...
 def add_products(left: Tensor, right: Tensor, sums: Tensor, threads: int = 1, use_avx2: bool = False) -> None: ...
 def rms_norm(
-    x: int, weight: int, y: int, rows: int, columns: int, epsilon: float, half: bool, threads: int
+    x: int, weight: int, y: int, rows: int, columns: int, epsilon: float, precision: str, threads: int
 ) -> None: ...
-def gated_silu(x: int, y: int, rows: int, columns: int, half: bool, threads: int) -> None: ...
+def gated_silu(x: int, y: int, rows: int, columns: int, precision: str, threads: int) -> None: ...
 def rotate(
     x: int,
     cos: int,
@@ -70,7 +70,7 @@ def rotate(
     angle_stride: int,
     batch_stride: int,
     head_stride: int,
-    half: bool,
+    precision: str,
 ) -> None: ...
 def attend_token(
     x: int,
@@ -88,7 +88,7 @@ def attend_token(
     capacity: int,
     filled: int,
     scaling: float,
-    half: bool,
+    precision: str,
     threads: int,
 ) -> None: ...
 def attend(
@@ -103,7 +103,7 @@ def attend(
     channels: int,
     q_stride: int,
     scaling: float,
-    half: bool,
+    precision: str,
     threads: int,
 ) -> None: ...
 

@@ -27,6 +27,12 @@ except ImportError as error:
         f"the compiled kernels cannot be imported ({error}); install goldstick with a C++ compiler",
     )
 
+PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+"""What C++ calls the dtypes that layers compute in."""
+
+_STORED = {torch.bfloat16: torch.int16, torch.float16: torch.uint16}
+"""As what elements cross into C++ that are no type there."""
+
 _THREADED_FROM = 1 << 16
 """Weights below this many elements take one thread: starting a team costs more than it saves."""
 
@@ -42,13 +48,13 @@ class CpuBackend:
     name = "cpu"
 
     def supports(self, spec: WeightSpec, device: torch.device) -> str | None:
-        """Float32 and bfloat16 layers on the CPU, where the extension was built."""
+        """Float layers of 16 and 32 bits on the CPU, where the extension was built."""
         if _missing:
             return _missing
         if device.type != "cpu":
             return f"it runs on the CPU, not on {device.type}"
-        if spec.dtype not in (torch.float32, torch.bfloat16):
-            return f"it computes in float32 and bfloat16, not {spec.dtype}"
+        if spec.dtype not in PRECISIONS:
+            return f"it computes in {', '.join(PRECISIONS.values())}, not in {spec.dtype}"
         return None
 
     def linear(
@@ -91,9 +97,9 @@ class CpuBackend:
 
 
 def _as_stored(tensor: Tensor) -> Tensor:
-    """A dense tensor as it crosses into C++: bfloat16 travels as int16."""
+    """A dense tensor as it crosses into C++."""
     dense = tensor.detach().contiguous()
-    return dense.view(torch.int16) if dense.dtype == torch.bfloat16 else dense
+    return dense.view(_STORED.get(dense.dtype, dense.dtype))
 
 
 def _scratch_matrix(spec: WeightSpec) -> Tensor:

@@ -4,7 +4,7 @@
 #include <cstring>
 #include <limits>
 
-#include "dequantize.hpp"
+#include "floats.hpp"
 #include "inline.hpp"
 #include "linear.hpp"
 
@@ -21,18 +21,9 @@ template <typename T>
 GOLDSTICK_INLINE std::int32_t largest_bits(const T* x, std::int64_t count) {
     std::int32_t largest = 0;
     for (std::int64_t i = 0; i < count; ++i) {
-        const float value = to_float(x[i]);
-        std::int32_t bits;
-        std::memcpy(&bits, &value, sizeof bits);
-        largest = std::max(largest, bits & 0x7fffffff);
+        largest = std::max(largest, static_cast<std::int32_t>(bits_of(to_float(x[i])) & 0x7fffffffu));
     }
     return largest;
-}
-
-GOLDSTICK_INLINE float as_float(std::int32_t bits) {
-    float value;
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
 }
 
 // To the nearest integer, ties to even, for |value| < 2^22.
@@ -113,8 +104,8 @@ GOLDSTICK_INLINE float token_scale(const LinearCall<T>& call, const T* x) {
     if (largest >= kInfinity) {
         return std::numeric_limits<float>::quiet_NaN();
     }
-    const float scale = round_to<T>(as_float(largest) / 127.5f);
-    return scale != 0.0f ? scale : (sizeof(T) == 2 ? 0x1p-7f : 0x1p-23f);  // the type's epsilon, as the reference
+    const float scale = round_to<T>(float_of(static_cast<std::uint32_t>(largest)) / 127.5f);
+    return scale != 0.0f ? scale : kEpsilon<T>;  // as the reference
 }
 
 // Codes of one chunk in order, and their scale.
@@ -123,7 +114,7 @@ GOLDSTICK_INLINE float quantize_chunk(const LinearCall<T>& call, const T* x, std
                                       std::int16_t* q) {
     if (call.rounding == Rounding::kInt16) {
         const std::int32_t largest = largest_bits(x, count);
-        scale = largest < kInfinity ? std::max(as_float(largest) / kLargest16, kLeastScale)
+        scale = largest < kInfinity ? std::max(float_of(static_cast<std::uint32_t>(largest)) / kLargest16, kLeastScale)
                                     : std::numeric_limits<float>::quiet_NaN();
     }
     if (scale != scale) {
@@ -189,6 +180,8 @@ void quantize_token(const LinearCall<T>& call, const Columns& columns, const Act
 
 template void quantize_token<float>(const LinearCall<float>&, const Columns&, const Activations&, std::int64_t, Isa);
 template void quantize_token<bfloat16>(const LinearCall<bfloat16>&, const Columns&, const Activations&, std::int64_t,
+                                       Isa);
+template void quantize_token<float16>(const LinearCall<float16>&, const Columns&, const Activations&, std::int64_t,
                                        Isa);
 
 }  // namespace goldstick

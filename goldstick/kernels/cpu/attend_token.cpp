@@ -1,6 +1,6 @@
 // One token of each sequence into its cache, and its attention to all that are there.
 #include "attention.hpp"
-#include "dequantize.hpp"
+#include "floats.hpp"
 
 namespace goldstick {
 
@@ -28,5 +28,6 @@ void attend_token(const TokenCall<T>& call, int threads, bool use_avx2) {
 
 template void attend_token<float>(const TokenCall<float>&, int, bool);
 template void attend_token<bfloat16>(const TokenCall<bfloat16>&, int, bool);
+template void attend_token<float16>(const TokenCall<float16>&, int, bool);
 
 }  // namespace goldstick

@@ -6,7 +6,7 @@
 #include <limits>
 #include <vector>
 
-#include "dequantize.hpp"
+#include "floats.hpp"
 #include "inline.hpp"
 #include "lanes.hpp"
 #include "vector_math.hpp"
@@ -42,7 +42,7 @@ GOLDSTICK_INLINE const float* floats(const Run& run, std::int64_t batch, std::in
     if constexpr (sizeof(T) == sizeof(float)) {
         return from;
     } else {
-        for (std::int64_t i = 0; i < numbers; ++i) to[i] = to_float(from[i]);
+        widen(from, numbers, to, use_avx2);
         return to;
     }
 }
@@ -270,7 +270,9 @@ void rotate(const RotaryCall<T>& call, bool use_avx2) {
 
 template void attend<float>(const AttentionCall<float>&, int, bool);
 template void attend<bfloat16>(const AttentionCall<bfloat16>&, int, bool);
+template void attend<float16>(const AttentionCall<float16>&, int, bool);
 template void rotate<float>(const RotaryCall<float>&, bool);
 template void rotate<bfloat16>(const RotaryCall<bfloat16>&, bool);
+template void rotate<float16>(const RotaryCall<float16>&, bool);
 
 }  // namespace goldstick

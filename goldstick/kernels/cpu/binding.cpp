@@ -24,11 +24,12 @@ using namespace nb::literals;
 namespace {
 
 using goldstick::bfloat16;
+using goldstick::float16;
 
 template <typename T>
 using Array = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-// `Stored` is how an element crosses the border (bfloat16 travels as int16), `T` how the kernel sees it.
+// `Stored` is how an element crosses the border (bfloat16 travels as int16, float16 as uint16), `T` how the kernel sees it.
 template <typename T, typename Stored>
 void dequantize_rows(Array<const std::int32_t> packed, Array<const Stored> scale,
                      nb::object zero_or_none, Array<Stored> out, int bits, std::int64_t group_size, int threads) {
@@ -79,6 +80,7 @@ NB_MODULE(_C, module) {
     module.doc() = "CPU kernels of goldstick. Import torch first, so that both share one OpenMP runtime.";
     define_dequantize_rows<float, float>(module);
     define_dequantize_rows<bfloat16, std::int16_t>(module);
+    define_dequantize_rows<float16, std::uint16_t>(module);
     define_gptq_block(module);
     define_fused(module);
     define_add_products(module);

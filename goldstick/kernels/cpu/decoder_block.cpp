@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "attention.hpp"
-#include "dequantize.hpp"
+#include "floats.hpp"
 #include "fused.hpp"
 
 namespace goldstick {
@@ -58,5 +58,6 @@ void decoder_block(const BlockCall<T>& call, int threads, bool use_avx2) {
 
 template void decoder_block<float>(const BlockCall<float>&, int, bool);
 template void decoder_block<bfloat16>(const BlockCall<bfloat16>&, int, bool);
+template void decoder_block<float16>(const BlockCall<float16>&, int, bool);
 
 }  // namespace goldstick

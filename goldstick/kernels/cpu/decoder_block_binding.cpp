@@ -8,7 +8,7 @@
 #include "attention.hpp"
 #include "decoder_block.hpp"
 #include "decoder_block_binding.hpp"
-#include "dequantize.hpp"
+#include "floats.hpp"
 #include "isa.hpp"
 
 namespace nb = nanobind;
@@ -17,6 +17,7 @@ using namespace nb::literals;
 namespace {
 
 using goldstick::bfloat16;
+using goldstick::float16;
 using goldstick::PreparedLinear;
 using Address = std::uintptr_t;
 
@@ -49,7 +50,8 @@ public:
             gate_up.rows() != 2 * down.columns()) {
             throw std::invalid_argument("the layers of a block do not fit each other");
         }
-        if (qkv.half() != output.half() || qkv.half() != gate_up.half() || qkv.half() != down.half()) {
+        if (qkv.precision() != output.precision() || qkv.precision() != gate_up.precision() ||
+            qkv.precision() != down.precision()) {
             throw std::invalid_argument("the layers of a block compute in different types");
         }
     }
@@ -64,11 +66,9 @@ public:
             throw std::invalid_argument("there is no room for another token");
         }
         nb::gil_scoped_release released;
-        if (layers_.qkv->half()) {
-            run_as<bfloat16>(x, y, batch, cos, sin, angle_stride, keys, values, capacity, filled, std::max(threads, 1));
-        } else {
-            run_as<float>(x, y, batch, cos, sin, angle_stride, keys, values, capacity, filled, std::max(threads, 1));
-        }
+        const auto run = goldstick::choose(layers_.qkv->precision(), &PreparedBlock::run_as<float>,
+                                           &PreparedBlock::run_as<bfloat16>, &PreparedBlock::run_as<float16>);
+        (this->*run)(x, y, batch, cos, sin, angle_stride, keys, values, capacity, filled, std::max(threads, 1));
         return true;
     }
 

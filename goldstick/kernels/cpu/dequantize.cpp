@@ -49,7 +49,7 @@ void dequantize_matrix(const Matrix<T>& matrix, int threads, bool use_avx2) {
 
 bool has_avx2() {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
 #else
     return false;
 #endif
@@ -57,5 +57,6 @@ bool has_avx2() {
 
 template void dequantize_matrix<float>(const Matrix<float>&, int, bool);
 template void dequantize_matrix<bfloat16>(const Matrix<bfloat16>&, int, bool);
+template void dequantize_matrix<float16>(const Matrix<float16>&, int, bool);
 
 }  // namespace goldstick

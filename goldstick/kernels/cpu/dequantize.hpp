@@ -5,53 +5,10 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
+
+#include "floats.hpp"
 
 namespace goldstick {
-
-// The upper half of a float, rounded to nearest even: torch.bfloat16 without torch.
-struct bfloat16 {
-    std::uint16_t bits;
-};
-
-inline float to_float(float value) { return value; }
-
-inline float to_float(bfloat16 value) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(value.bits) << 16;
-    float result;
-    std::memcpy(&result, &bits, sizeof result);
-    return result;
-}
-
-// `value` rounded to the precision of T, still as a float.
-template <typename T>
-float round_to(float value);
-
-template <>
-inline float round_to<float>(float value) {
-    return value;
-}
-
-template <>
-inline float round_to<bfloat16>(float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) {
-        bits = 0x7fc00000u;  // NaN, as torch writes it
-    } else {
-        bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
-    }
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-inline void store(float* out, float value) { *out = value; }
-
-inline void store(bfloat16* out, float rounded) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &rounded, sizeof bits);
-    out->bits = static_cast<std::uint16_t>(bits >> 16);
-}
 
 // One weight matrix; all arrays are dense and row-major.
 template <typename T>

@@ -58,6 +58,15 @@ GOLDSTICK_AVX2 inline void write(bfloat16* out, __m256 centred, __m256 scale) {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), halves);
 }
 
+GOLDSTICK_AVX2 inline __m128i to_halves(__m256 value) {
+    return _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+GOLDSTICK_AVX2 inline void write(float16* out, __m256 centred, __m256 scale) {
+    const __m256 rounded = _mm256_cvtph_ps(to_halves(centred));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), to_halves(_mm256_mul_ps(rounded, scale)));
+}
+
 template <int bits, typename T>
 GOLDSTICK_AVX2 std::int64_t dequantize_octets(const Segment<T>& segment) {
     const __m256 zero = _mm256_set1_ps(segment.zero);
@@ -104,5 +113,6 @@ std::int64_t dequantize_avx2(const Segment<T>& segment, int) {
 
 template std::int64_t dequantize_avx2<float>(const Segment<float>&, int);
 template std::int64_t dequantize_avx2<bfloat16>(const Segment<bfloat16>&, int);
+template std::int64_t dequantize_avx2<float16>(const Segment<float16>&, int);
 
 }  // namespace goldstick

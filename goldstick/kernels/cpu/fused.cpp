@@ -2,7 +2,7 @@
 
 #include <cmath>
 
-#include "dequantize.hpp"
+#include "floats.hpp"
 #include "inline.hpp"
 #include "vector_math.hpp"
 
@@ -82,7 +82,9 @@ void gated_silu(const GateCall<T>& call, int threads, bool use_avx2) {
 
 template void rms_norm<float>(const NormCall<float>&, int, bool);
 template void rms_norm<bfloat16>(const NormCall<bfloat16>&, int, bool);
+template void rms_norm<float16>(const NormCall<float16>&, int, bool);
 template void gated_silu<float>(const GateCall<float>&, int, bool);
 template void gated_silu<bfloat16>(const GateCall<bfloat16>&, int, bool);
+template void gated_silu<float16>(const GateCall<float16>&, int, bool);
 
 }  // namespace goldstick

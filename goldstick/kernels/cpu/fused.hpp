@@ -1,6 +1,6 @@
 // What lies between the products of a decoder block, one pass over memory each.
 //
-// T is float or bfloat16. Sums are taken in float32 over kLanes partial sums, whatever the instructions, and nothing is
+// T is float, bfloat16 or float16. Sums are taken in float32 over kLanes partial sums, whatever the instructions, and nothing is
 // contracted: the results are the same bits with and without AVX2, alone and in a batch, on any number of threads.
 #pragma once
 

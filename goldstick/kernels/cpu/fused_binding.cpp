@@ -1,16 +1,18 @@
 // The Python face of what lies between the products. Calls are many and small, so arrays come as addresses: their
 // callers, kernels/fused.py, attention.py and rotary.py, have checked types, shapes and strides.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
 #include <stdexcept>
+#include <string>
 #include <tuple>
 #include <vector>
 
 #include "attention.hpp"
-#include "dequantize.hpp"
+#include "floats.hpp"
 #include "fused.hpp"
 #include "fused_binding.hpp"
 #include "isa.hpp"
@@ -21,6 +23,9 @@ using namespace nb::literals;
 namespace {
 
 using goldstick::bfloat16;
+using goldstick::choose;
+using goldstick::float16;
+using goldstick::precision_of;
 using Address = std::uintptr_t;
 
 template <typename T>
@@ -35,9 +40,10 @@ void norm_of(Address x, Address weight, Address y, std::int64_t rows, std::int64
                            goldstick::uses_avx2());
 }
 
-void rms_norm(Address x, Address weight, Address y, std::int64_t rows, std::int64_t columns, float epsilon, bool half,
-              int threads) {
-    (half ? norm_of<bfloat16> : norm_of<float>)(x, weight, y, rows, columns, epsilon, std::max(threads, 1));
+void rms_norm(Address x, Address weight, Address y, std::int64_t rows, std::int64_t columns, float epsilon,
+              const std::string& precision, int threads) {
+    const auto run = choose(precision_of(precision), norm_of<float>, norm_of<bfloat16>, norm_of<float16>);
+    run(x, weight, y, rows, columns, epsilon, std::max(threads, 1));
 }
 
 template <typename T>
@@ -45,8 +51,10 @@ void gate_of(Address x, Address y, std::int64_t rows, std::int64_t columns, int 
     goldstick::gated_silu<T>({at<const T>(x), at<T>(y), rows, columns}, threads, goldstick::uses_avx2());
 }
 
-void gated_silu(Address x, Address y, std::int64_t rows, std::int64_t columns, bool half, int threads) {
-    (half ? gate_of<bfloat16> : gate_of<float>)(x, y, rows, columns, std::max(threads, 1));
+void gated_silu(Address x, Address y, std::int64_t rows, std::int64_t columns, const std::string& precision,
+                int threads) {
+    const auto run = choose(precision_of(precision), gate_of<float>, gate_of<bfloat16>, gate_of<float16>);
+    run(x, y, rows, columns, std::max(threads, 1));
 }
 
 void check_heads(std::int64_t heads, std::int64_t kv_heads, std::int64_t channels) {
@@ -70,9 +78,9 @@ void rotate_of(Address x, Address cos, Address sin, Address q, Address keys, Add
 
 void rotate(Address x, Address cos, Address sin, Address q, Address keys, Address values, std::int64_t batch,
             std::int64_t heads, std::int64_t kv_heads, std::int64_t channels, std::int64_t angle_stride,
-            std::int64_t batch_stride, std::int64_t head_stride, bool half) {
-    (half ? rotate_of<bfloat16> : rotate_of<float>)(x, cos, sin, q, keys, values, batch, heads, kv_heads, channels,
-                                                    angle_stride, batch_stride, head_stride);
+            std::int64_t batch_stride, std::int64_t head_stride, const std::string& precision) {
+    const auto run = choose(precision_of(precision), rotate_of<float>, rotate_of<bfloat16>, rotate_of<float16>);
+    run(x, cos, sin, q, keys, values, batch, heads, kv_heads, channels, angle_stride, batch_stride, head_stride);
 }
 
 template <typename T>
@@ -92,11 +100,12 @@ void attend_token_of(Address x, Address cos, Address sin, Address q, Address out
 
 void attend_token(Address x, Address cos, Address sin, Address q, Address out, Address keys, Address values,
                   std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t channels,
-                  std::int64_t angle_stride, std::int64_t capacity, std::int64_t filled, float scaling, bool half,
-                  int threads) {
-    (half ? attend_token_of<bfloat16> : attend_token_of<float>)(x, cos, sin, q, out, keys, values, batch, heads,
-                                                                kv_heads, channels, angle_stride, capacity, filled,
-                                                                scaling, threads);
+                  std::int64_t angle_stride, std::int64_t capacity, std::int64_t filled, float scaling,
+                  const std::string& precision, int threads) {
+    const auto run = choose(precision_of(precision), attend_token_of<float>, attend_token_of<bfloat16>,
+                            attend_token_of<float16>);
+    run(x, cos, sin, q, out, keys, values, batch, heads, kv_heads, channels, angle_stride, capacity, filled, scaling,
+        threads);
 }
 
 // Tokens, whether they are codes, and of keys and values each: address, address of the tokens' scales (or 0), strides of
@@ -146,22 +155,22 @@ void attend_of(Address q, Address out, const std::vector<Given>& runs, Address k
 
 void attend(Address q, Address out, const std::vector<Given>& runs, Address key_scale, Address value_scale,
             std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t channels,
-            std::int64_t q_stride, float scaling, bool half, int threads) {
-    (half ? attend_of<bfloat16> : attend_of<float>)(q, out, runs, key_scale, value_scale, batch, heads, kv_heads,
-                                                    channels, q_stride, scaling, threads);
+            std::int64_t q_stride, float scaling, const std::string& precision, int threads) {
+    const auto run = choose(precision_of(precision), attend_of<float>, attend_of<bfloat16>, attend_of<float16>);
+    run(q, out, runs, key_scale, value_scale, batch, heads, kv_heads, channels, q_stride, scaling, threads);
 }
 
 }  // namespace
 
 void define_fused(nb::module_& module) {
-    module.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "y"_a, "rows"_a, "columns"_a, "epsilon"_a, "half"_a,
+    module.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "y"_a, "rows"_a, "columns"_a, "epsilon"_a, "precision"_a,
                "threads"_a);
-    module.def("gated_silu", &gated_silu, "x"_a, "y"_a, "rows"_a, "columns"_a, "half"_a, "threads"_a);
+    module.def("gated_silu", &gated_silu, "x"_a, "y"_a, "rows"_a, "columns"_a, "precision"_a, "threads"_a);
     module.def("rotate", &rotate, "x"_a, "cos"_a, "sin"_a, "q"_a, "keys"_a, "values"_a, "batch"_a, "heads"_a,
-               "kv_heads"_a, "channels"_a, "angle_stride"_a, "batch_stride"_a, "head_stride"_a, "half"_a);
+               "kv_heads"_a, "channels"_a, "angle_stride"_a, "batch_stride"_a, "head_stride"_a, "precision"_a);
     module.def("attend_token", &attend_token, "x"_a, "cos"_a, "sin"_a, "q"_a, "out"_a, "keys"_a, "values"_a, "batch"_a,
-               "heads"_a, "kv_heads"_a, "channels"_a, "angle_stride"_a, "capacity"_a, "filled"_a, "scaling"_a, "half"_a,
-               "threads"_a);
+               "heads"_a, "kv_heads"_a, "channels"_a, "angle_stride"_a, "capacity"_a, "filled"_a, "scaling"_a,
+               "precision"_a, "threads"_a);
     module.def("attend", &attend, "q"_a, "out"_a, "runs"_a, "key_scale"_a, "value_scale"_a, "batch"_a, "heads"_a,
-               "kv_heads"_a, "channels"_a, "q_stride"_a, "scaling"_a, "half"_a, "threads"_a);
+               "kv_heads"_a, "channels"_a, "q_stride"_a, "scaling"_a, "precision"_a, "threads"_a);
 }

@@ -8,7 +8,7 @@
 #include <xmmintrin.h>
 #endif
 
-#include "dequantize.hpp"
+#include "floats.hpp"
 #include "linear.hpp"
 
 namespace goldstick {
@@ -20,6 +20,10 @@ inline __m128 load_four(const float* from) { return _mm_loadu_ps(from); }
 inline __m128 load_four(const bfloat16* from) {
     const __m128i halves = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
     return _mm_castsi128_ps(_mm_unpacklo_epi16(_mm_setzero_si128(), halves));
+}
+
+inline __m128 load_four(const float16* from) {
+    return _mm_setr_ps(to_float(from[0]), to_float(from[1]), to_float(from[2]), to_float(from[3]));
 }
 
 // Four rows of four, which are `stride` apart, as columns. Returns how many of `groups` it took, four by four.

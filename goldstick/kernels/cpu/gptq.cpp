@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "dequantize.hpp"
+#include "floats.hpp"
 #include "inline.hpp"
 
 namespace goldstick {
@@ -23,30 +23,12 @@ GOLDSTICK_INLINE float round_half_even(float value) {
     return (value + kMagic) - kMagic;
 }
 
-// `value` rounded to half precision, still as a float.
-GOLDSTICK_INLINE float round_to_half(float value) {
-    std::uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    const std::uint32_t sign = bits & 0x80000000u;
-    const std::uint32_t size = bits & 0x7fffffffu;
-    std::uint32_t normal = (size + 0x0fffu + ((size >> 13) & 1u)) & 0xffffe000u;
-    normal = size >= 0x477ff000u ? 0x7f800000u : normal;  // 65520 and more are infinity
-    float magnitude;
-    std::memcpy(&magnitude, &size, sizeof magnitude);
-    const float small = (magnitude + 0.5f) - 0.5f;  // below 2^-14 the steps are 2^-24, those of a float near 0.5
-    std::uint32_t subnormal;
-    std::memcpy(&subnormal, &small, sizeof subnormal);
-    bits = sign | (size < 0x38800000u ? subnormal : normal);
-    std::memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 template <Precision precision>
 GOLDSTICK_INLINE float rounded(float value) {
     if constexpr (precision == Precision::bfloat16) {
         return round_to<bfloat16>(value);
     } else if constexpr (precision == Precision::float16) {
-        return round_to_half(value);
+        return round_to<float16>(value);
     } else {
         return value;
     }

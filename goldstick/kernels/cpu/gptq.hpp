@@ -10,10 +10,9 @@
 
 #include <cstdint>
 
-namespace goldstick {
+#include "floats.hpp"
 
-// How (code − zero) and its product with the scale are rounded: to the type in which the weight will be run.
-enum class Precision { float32, bfloat16, float16 };
+namespace goldstick {
 
 // All arrays are dense and row-major.
 struct GptqBlock {
@@ -26,7 +25,7 @@ struct GptqBlock {
     double* errors;             // [rows, width]
     std::int64_t rows, width, groups;
     int bits;
-    Precision precision;
+    Precision precision;  // to which (code − zero) and its product with the scale are rounded: that of the layer
 };
 
 // Solve the whole block on `threads` threads.

@@ -21,13 +21,6 @@ template <typename T>
 using Array = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Groups = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
-goldstick::Precision precision_of(const std::string& name) {
-    if (name == "float32") return goldstick::Precision::float32;
-    if (name == "bfloat16") return goldstick::Precision::bfloat16;
-    if (name == "float16") return goldstick::Precision::float16;
-    throw std::invalid_argument("precision is '" + name + "', expected float32, bfloat16 or float16");
-}
-
 void gptq_block(Array<const double> weight, Array<const double> factor, Array<const float> scale,
                 nb::object zero_or_none, Groups group, Array<std::uint8_t> codes, Array<double> errors, int bits,
                 const std::string& precision, int threads, bool use_avx2) {
@@ -68,7 +61,7 @@ void gptq_block(Array<const double> weight, Array<const double> factor, Array<co
     block.width = static_cast<std::int64_t>(width);
     block.groups = static_cast<std::int64_t>(groups);
     block.bits = bits;
-    block.precision = precision_of(precision);
+    block.precision = goldstick::precision_of(precision);
     if (use_avx2 && !goldstick::has_avx2()) {
         throw std::invalid_argument("this processor has no avx2");
     }

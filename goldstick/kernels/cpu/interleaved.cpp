@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "dequantize.hpp"
+#include "floats.hpp"
 #include "gather.hpp"
 
 namespace goldstick {
@@ -66,6 +66,7 @@ Interleaved::Interleaved(const LinearCall<T>& call)
 
 template Interleaved::Interleaved(const LinearCall<float>&);
 template Interleaved::Interleaved(const LinearCall<bfloat16>&);
+template Interleaved::Interleaved(const LinearCall<float16>&);
 
 RowBlock Interleaved::block(std::int64_t first) const {
     RowBlock block{};
@@ -84,5 +85,6 @@ bool Interleaved::pays(const LinearCall<T>& call) {
 
 template bool Interleaved::pays(const LinearCall<float>&);
 template bool Interleaved::pays(const LinearCall<bfloat16>&);
+template bool Interleaved::pays(const LinearCall<float16>&);
 
 }  // namespace goldstick

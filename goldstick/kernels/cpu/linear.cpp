@@ -2,7 +2,7 @@
 #include "linear.hpp"
 
 #include "buffer.hpp"
-#include "dequantize.hpp"
+#include "floats.hpp"
 #include "gather.hpp"
 #include "interleaved.hpp"
 #include "plan.hpp"
@@ -155,5 +155,6 @@ void quantized_linear(const LinearCall<T>& call, int threads, Isa isa) {
 
 template void quantized_linear<float>(const LinearCall<float>&, int, Isa);
 template void quantized_linear<bfloat16>(const LinearCall<bfloat16>&, int, Isa);
+template void quantized_linear<float16>(const LinearCall<float16>&, int, Isa);
 
 }  // namespace goldstick

@@ -45,7 +45,7 @@ inline Rounding rounding_of(const std::string& activation) {
 
 class Interleaved;
 
-// One call; all arrays are dense and row-major. T is float or bfloat16.
+// One call; all arrays are dense and row-major. T is float, bfloat16 or float16.
 template <typename T>
 struct LinearCall {
     const T* x;                  // [tokens, columns]

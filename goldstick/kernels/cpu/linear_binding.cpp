@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "dequantize.hpp"
+#include "floats.hpp"
 #include "linear.hpp"
 #include "linear_binding.hpp"
 #include "shapes.hpp"
@@ -18,11 +18,12 @@ using namespace nb::literals;
 namespace {
 
 using goldstick::bfloat16;
+using goldstick::float16;
 
 template <typename T, int dimensions>
 using Array = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
 
-// `Stored` is how an element crosses the border (bfloat16 travels as int16), `T` how the kernel sees it.
+// `Stored` is how an element crosses the border (bfloat16 travels as int16, float16 as uint16), `T` how the kernel sees it.
 template <typename T, typename Stored>
 void quantized_linear(Array<const Stored, 2> x, Array<const std::int32_t, 2> packed, Array<const Stored, 2> scale,
                       nb::object zero_or_none, nb::object bias_or_none, Array<Stored, 2> y, int bits,
@@ -106,5 +107,6 @@ void define(nb::module_& module) {
 void define_quantized_linear(nb::module_& module) {
     define<float, float>(module);
     define<bfloat16, std::int16_t>(module);
+    define<float16, std::uint16_t>(module);
     module.def("read_words", &read_words, "words"_a.noconvert(), "threads"_a = 1);
 }

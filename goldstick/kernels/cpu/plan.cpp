@@ -1,6 +1,6 @@
 #include "plan.hpp"
 
-#include "dequantize.hpp"
+#include "floats.hpp"
 
 namespace goldstick {
 
@@ -55,6 +55,7 @@ Plan plan_of(const LinearCall<T>& call, Isa isa, bool bytes) {
 
 template Plan plan_of<float>(const LinearCall<float>&, Isa, bool);
 template Plan plan_of<bfloat16>(const LinearCall<bfloat16>&, Isa, bool);
+template Plan plan_of<float16>(const LinearCall<float16>&, Isa, bool);
 
 BlockKernel* Plan::kernel() const {
 #if defined(__x86_64__)

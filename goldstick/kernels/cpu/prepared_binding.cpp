@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "dequantize.hpp"
+#include "floats.hpp"
 #include "interleaved.hpp"
 #include "isa.hpp"
 #include "linear.hpp"
@@ -23,6 +23,7 @@ using namespace nb::literals;
 namespace {
 
 using goldstick::bfloat16;
+using goldstick::float16;
 
 template <typename T, int dimensions>
 using Array = nb::ndarray<T, nb::ndim<dimensions>, nb::c_contig, nb::device::cpu>;
@@ -82,7 +83,7 @@ public:
 
     std::int64_t rows() const override { return call_.rows; }
     std::int64_t columns() const override { return call_.columns; }
-    bool half() const override { return sizeof(T) == 2; }
+    goldstick::Precision precision() const override { return goldstick::kPrecision<T>; }
     bool interleaved() const override { return interleaved_ != nullptr; }
 
     void multiply(const void* x, void* y, std::int64_t tokens, int threads) const override {
@@ -145,4 +146,5 @@ void define_prepared_linear(nb::module_& module) {
         .def("run", &run, "x"_a, "y"_a, "tokens"_a, "threads"_a);
     define<float, float>(module);
     define<bfloat16, std::int16_t>(module);
+    define<float16, std::uint16_t>(module);
 }

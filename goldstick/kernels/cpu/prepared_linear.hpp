@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "floats.hpp"
+
 namespace goldstick {
 
 class PreparedLinear {
@@ -10,7 +12,7 @@ public:
     virtual ~PreparedLinear() = default;
     virtual std::int64_t rows() const = 0;
     virtual std::int64_t columns() const = 0;
-    virtual bool half() const = 0;  // whether it computes in bfloat16, and not in float32
+    virtual Precision precision() const = 0;  // of inputs, outputs and scales
 
     virtual bool interleaved() const = 0;  // whether it holds a copy of the weight, laid out anew for this processor
 
