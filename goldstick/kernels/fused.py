@@ -75,10 +75,11 @@ def _check_gate(x: Tensor) -> None:
 
 def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     _check_norm(x, weight)
+    x = x.contiguous()
     if not in_cpp(x) or not weight.is_cpu:
         wide = x.float()
         return weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)).to(x.dtype)
-    x, weight = x.contiguous(), weight.contiguous()
+    weight = weight.contiguous()
     y, columns = torch.empty_like(x, memory_format=torch.contiguous_format), x.shape[-1]
     cpu._C.rms_norm(
         x.data_ptr(),
@@ -95,11 +96,10 @@ def _rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 def _gated_silu(x: Tensor) -> Tensor:
     _check_gate(x)
-    columns = x.shape[-1] // 2
+    x, columns = x.contiguous(), x.shape[-1] // 2
     if not in_cpp(x):
         gate, up = x.split(columns, dim=-1)  # type: ignore[no-untyped-call]
         return F.silu(gate) * cast(Tensor, up)
-    x = x.contiguous()
     y = x.new_empty((*x.shape[:-1], columns))
     cpu._C.gated_silu(
         x.data_ptr(),

@@ -49,7 +49,7 @@ def _gptq_block(
 def _fake_gptq_block(
     weight: Tensor, factor: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor, bits: int
 ) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(weight, dtype=torch.uint8), torch.empty_like(weight)
+    return weight.new_empty(weight.shape, dtype=torch.uint8), weight.new_empty(weight.shape)
 
 
 if available:

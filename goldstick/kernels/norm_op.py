@@ -45,6 +45,7 @@ def _run(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     wanted = os.environ.get("GOLDSTICK_BACKEND")
     if wanted in (None, "", "triton") and triton.why_not_on(x.device) is None:
         return triton.rms_norm_quantize(x, weight, epsilon)
+    x = x.contiguous()
     wide = x.float()
     unit = (wide * torch.rsqrt(wide.pow(2).mean(dim=-1, keepdim=True) + epsilon)).to(x.dtype)
     return quantize_per_token(unit * weight)

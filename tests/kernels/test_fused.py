@@ -10,6 +10,7 @@ from torch import Tensor
 
 from goldstick.errors import KernelError
 from goldstick.kernels import cpu
+from goldstick.kernels import norm_op as _norm_op  # noqa: F401  (registers goldstick::rms_norm_quantize)
 from goldstick.kernels.fused import gated_silu, rms_norm
 from tests.kernels.guarded import before_a_forbidden_page
 
@@ -105,6 +106,15 @@ def test_the_operators_pass_torchs_checks_and_compile() -> None:
     torch.library.opcheck(torch.ops.goldstick.gated_silu.default, (x,))
     compiled = torch.compile(lambda x: gated_silu(rms_norm(x, weight, 1e-6)), fullgraph=True, backend="aot_eager")
     assert torch.equal(compiled(x), gated_silu(rms_norm(x, weight, 1e-6)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_results_lie_as_compilers_are_told_whatever_the_inputs_strides(dtype: torch.dtype) -> None:
+    x, weight = random(2, 8, 3).to(dtype).transpose(1, 2), random(8, seed=1).to(dtype)
+    torch.library.opcheck(torch.ops.goldstick.rms_norm.default, (x, weight, 1e-6))
+    torch.library.opcheck(torch.ops.goldstick.gated_silu.default, (x,))
+    if dtype != torch.float64:
+        torch.library.opcheck(torch.ops.goldstick.rms_norm_quantize.default, (x, weight, 1e-6))
 
 
 @pytest.mark.skipif(cpu._C is None, reason="the extension is not built")

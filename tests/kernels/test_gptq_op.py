@@ -107,6 +107,8 @@ def test_torchs_own_checks_pass() -> None:
             torch.ops.goldstick.gptq_block.default,
             problem(20, 12, 2, torch.bfloat16, asymmetric=asymmetric, bits=4),
         )
+    weight, *rest = problem(20, 12, 2, torch.float32, asymmetric=False, bits=4)
+    opcheck(torch.ops.goldstick.gptq_block.default, (weight.T.contiguous().T, *rest))
 
 
 @pytest.mark.parametrize("rows", [1, 16, 19])
