@@ -90,11 +90,15 @@ class PreparedLinear:
         return self._layer is not None and bool(self._layer.interleaved)
 
     def ready(self, weight: Operands) -> Any:
-        """The layer in C++, or ``None`` where it cannot run there; prepared anew for tensors in other places."""
-        places: tuple[object, ...] = (weight[1].dtype, *[0 if one is None else one.data_ptr() for one in weight])
+        """The layer in C++, or ``None`` where it cannot run there; prepared anew for other tensors or places."""
+        places: tuple[object, ...] = (
+            weight[1].dtype,
+            *[None if one is None else (one.data_ptr(), one.requires_grad) for one in weight],
+        )
         if self.interleaved:
             places = (*places, *versions(weight[:3]))
-        if places != self._places:
+        # Some rows of a tensor may begin where it does: the place alone does not tell them from all.
+        if places != self._places or self._packed is None or self._packed() is not weight[0]:
             self._layer = self._prepared(*weight)
             self._places = places
             self._packed = weakref.ref(weight[0], self._forget)

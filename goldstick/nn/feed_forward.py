@@ -53,7 +53,7 @@ class GatedForward:
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
         shared = self.gate.shared
-        if shared is None or not runs_at_once(x) or not self.inside:
+        if shared is None or shared.learns() or not runs_at_once(x) or not self.inside:
             found: Tensor = type(self.module).forward(self.module, x)
             return found
         return self.down(gated_silu(shared.together(x)))

@@ -76,7 +76,7 @@ class SharedInput:
     def output(self, part: QuantizedLinear, x: Tensor) -> Tensor:
         """[..., in] → [..., out] of one layer."""
         place = next((place for place, own in enumerate(self.parts) if own is part), None)
-        if place is None or x.requires_grad:
+        if place is None or x.requires_grad or self.learns():
             return part.alone(x)
         held = self._held
         if held is not None and held[0] is x and _unchanged(x, held[1]) and held[3] == self._state():
@@ -90,6 +90,13 @@ class SharedInput:
         # Inference tensors do not count their changes: a copy shows whether there were any.
         self._held = (x, x.clone() if x.is_inference() else x._version, pieces, self._state())
         return own
+
+    def learns(self) -> bool:
+        """Whether a gradient is wanted for a bias: the stacked weights give none."""
+        if not torch.is_grad_enabled():
+            return False
+        biases = [part._parameters["bias"] for part in self.parts]
+        return any(bias is not None and bias.requires_grad for bias in biases)
 
     def together(self, x: Tensor) -> Tensor:
         """[..., in] → [..., all rows], what the layers give side by side."""

@@ -79,7 +79,8 @@ class TokenAttention:
 
         Either transformers' ``DynamicLayer``, which holds floats, or a layer with ``QuantizedStates``.
         """
-        if x.ndim != 3 or x.shape[1] != 1 or self.query.shared is None or not (runs_at_once(x) and in_cpp(x)):
+        shared = self.query.shared
+        if x.ndim != 3 or x.shape[1] != 1 or shared is None or shared.learns() or not (runs_at_once(x) and in_cpp(x)):
             return None
         if angles is None or angles[0].shape[-1] != self.channels or angles[0].dtype is not x.dtype:
             return None

@@ -84,6 +84,29 @@ def test_a_weight_is_not_kept_alive_and_one_in_its_place_is_prepared_anew() -> N
     assert torch.equal(found, by_operator(random_layer(19, 64, group_size=32), x, given))
 
 
+def test_some_rows_of_a_weight_are_not_taken_for_all_of_it() -> None:
+    layer, x = random_layer(19, 64, group_size=32), torch.randn(3, 64)
+    call, given = prepared(layer), operands(layer)
+    expected = call(x, given)
+    assert expected is not None
+    packed, scale, _, bias, *_ = given
+    assert bias is not None
+    first = call(x, (packed[:7], scale[:7], None, bias[:7], None, None))
+    assert first is not None
+    assert torch.equal(first, expected[:, :7])
+
+
+def test_tensors_that_come_to_want_gradients_are_left_to_the_operator() -> None:
+    layer, x = random_layer(8, 64), torch.randn(2, 64)
+    run, given = prepared(layer), operands(layer)
+    assert run(x, given) is not None
+    assert given[3] is not None
+    given[3].requires_grad_()
+    assert run(x, given) is None
+    given[3].requires_grad_(False)
+    assert run(x, given) is not None
+
+
 def test_another_backend_instruction_set_or_device_is_obeyed(monkeypatch: pytest.MonkeyPatch) -> None:
     layer, x = random_layer(8, 64), torch.randn(2, 64)
     run, given = prepared(layer), operands(layer)

@@ -16,6 +16,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import StructureError
 from goldstick.kernels.cpu import _C
 from goldstick.nn import QuantizedLinear, SharedInput
+from goldstick.nn.feed_forward import GatedForward
 from goldstick.nn.shared_input import obstacle
 
 pytestmark = pytest.mark.skipif(
@@ -204,3 +205,35 @@ def test_a_weight_that_changes_between_two_layers_is_seen() -> None:
     for one in (parts[1], unshared[1]):
         one.weight_scale.mul_(2)
     assert torch.equal(parts[1](x), unshared[1](x))
+
+
+def test_gradients_reach_biases_that_are_trained_after_a_first_call() -> None:
+    parts, x = trio(bias=True), torch.randn(5, 48)
+    SharedInput(parts)
+    [part(x) for part in parts]
+    for part in parts:
+        assert part.bias is not None
+        part.bias.requires_grad_()
+        part(x).sum().backward()
+        assert part.bias.grad is not None
+        assert torch.equal(part.bias.grad, torch.full_like(part.bias, 5))
+
+
+def test_gradients_reach_biases_of_a_gated_feed_forward() -> None:
+    class Feed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = layer(32, bias=True), layer(32, bias=True), layer(48, columns=32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.down(nn.functional.silu(self.gate(x)) * self.up(x))
+            return found
+
+    feed, x = Feed(), torch.randn(5, 48)
+    SharedInput([feed.gate, feed.up])
+    run = GatedForward(feed, feed.gate, feed.down)
+    run(x)
+    assert feed.up.bias is not None
+    feed.up.bias.requires_grad_()
+    run(x).sum().backward()
+    assert feed.up.bias.grad is not None and bool(feed.up.bias.grad.any())
