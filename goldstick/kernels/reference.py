@@ -37,7 +37,9 @@ def quantize_per_token(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def _token_codes(x: Tensor) -> tuple[Tensor, Tensor]:
     """Whole numbers [..., in] and scales [..., 1], both in x's dtype."""
-    steps = torch.tensor(127.5, dtype=x.dtype, device=x.device)
+    # Made on the device: a copy from the host waits, and no CUDA graph captures it. A plain number would be turned into
+    # its reciprocal there, and multiplied.
+    steps = x.new_full((), 127.5)
     scale = x.abs().amax(dim=-1, keepdim=True) / steps
     scale = torch.where(scale == 0, torch.finfo(x.dtype).eps, scale)
     return (x / scale).clamp_(-128, 127).round_(), scale

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
 from compressed_tensors.quantization import QuantizationArgs
 from compressed_tensors.quantization.lifecycle.forward import dequantize, fake_quantize
 from compressed_tensors.quantization.utils import compute_dynamic_scales_and_zp
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from goldstick.errors import KernelError
 from goldstick.kernels import WeightSpec
-from goldstick.kernels.reference import ReferenceBackend, fake_quantize_per_tensor, fake_quantize_per_token
+from goldstick.kernels.reference import (
+    ReferenceBackend,
+    fake_quantize_per_tensor,
+    fake_quantize_per_token,
+    quantize_per_token,
+)
 from tests.kernels.layers import normalized_error, random_layer, weight_slowly
 
 reference = ReferenceBackend()
@@ -128,3 +139,20 @@ def test_impossible_layers_are_refused(change: dict[str, object], complaint: str
     }
     with pytest.raises(KernelError, match=complaint):
         WeightSpec(**{**fields, **change})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("rounding", [fake_quantize_per_token, quantize_per_token])
+def test_nothing_is_copied_to_a_gpu_while_tokens_are_rounded_there(rounding: Callable[[Tensor], object]) -> None:
+    copied = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, operator: Any, types: Any, given: Any = (), named: Any = None) -> Any:
+            if any(isinstance(one, Tensor) and one.is_cpu for one in given):
+                copied.append(str(operator))
+            return operator(*given, **(named or {}))
+
+    with FakeTensorMode():
+        x = torch.empty(2, 8, device="cuda", dtype=torch.float16)
+        with Watched():
+            rounding(x)
+    assert not copied, "a graph that is captured cannot hold a copy from the host"
