@@ -147,7 +147,8 @@ def test_the_parts_of_a_row_hold_every_tile_once_and_none_is_empty(tokens: int) 
                     assert (count - 1) * each < tiles <= count * each
                     assert count >= 1 and each >= 1
                     assert count == 1 or count * tokens * 2 * 32 <= columns * 4 / 4, "sums cost more than they gain"
-    assert tuning.tile_tokens(tokens) == {1: 8, 8: 8, 64: 64, 65: 64}[tokens]
+    assert tuning.tile_tokens(tokens, torch.float16) == {1: 8, 8: 8, 64: 64, 65: 64}[tokens]
+    assert tuning.tile_tokens(tokens, torch.float32) == {1: 8, 8: 8, 64: 16, 65: 16}[tokens]
 
 
 @installed
@@ -157,6 +158,15 @@ def test_few_tokens_keep_a_whole_gpu_busy(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(tuning, "_processors", lambda device: 132)
     square = spec(out_features=4096, in_features=4096, group_size=128)
     assert 4096 // 64 * tuning.splits(1, square, 128, CPU)[0] >= 2 * 132
+
+
+@installed
+def test_of_float32_only_the_smallest_tile_is_tried() -> None:
+    from goldstick.kernels.triton import tuning
+
+    configs = [*tuning.CONFIGS, *tuning.CONFIGS]
+    assert tuning.worth_trying(configs, {"x": torch.ones(1)}) == configs[:1]
+    assert tuning.worth_trying(configs, {"x": torch.ones(1).bfloat16()}) == configs
 
 
 @pytest.mark.parametrize(

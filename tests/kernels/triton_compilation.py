@@ -4,28 +4,42 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import JITFunction
 
-from goldstick.kernels.triton import dequantize, integers, partial_sums, quantize, weight_only
+from goldstick.kernels.triton import dequantize, integers, partial_sums, quantize, tuning, weight_only
 
 WEIGHT = ("scale", "zero", "bias", "y")
 
 
-def compile_for(capability: int, kernel: Any, types: dict[str, str], **constants: Any) -> None:
-    """Compile down to machine code; arguments without a type or a value are 32-bit integers."""
+LEAST_SHARED_MEMORY = 99 * 1024
+"""Bytes that a program may have on the smallest of the GPUs, of capabilities 8.6, 8.9 and 12.0."""
+
+
+def compile_for(
+    capability: int, kernel: Any, types: dict[str, str], config: triton.Config | None = None, **constants: Any
+) -> None:
+    """Compile down to machine code; arguments without a type or a value are 32-bit integers.
+
+    With a configuration, as it is launched for tensors that are aligned, which must leave it enough shared memory.
+    """
     while not isinstance(kernel, JITFunction):
         kernel = kernel.fn
     names = kernel.arg_names
     assert set(types) | set(constants) <= set(names)
     signature = {name: types.get(name, "constexpr" if name in constants else "i32") for name in names}
     values = {(names.index(name),): value for name, value in constants.items()}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=values)
-    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32))
+    aligned = [place for place, name in enumerate(names) if config and name not in constants]
+    attributes = {(place,): [["tt.divisibility", 16]] for place in aligned}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=values, attrs=attributes)
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages} if config else {}
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     assert compiled.asm["cubin"]
+    assert not config or compiled.metadata.shared <= LEAST_SHARED_MEMORY, compiled.metadata.shared
 
 
 def of_dtype(dtype: str, *names: str) -> dict[str, str]:
@@ -37,8 +51,8 @@ def main() -> None:
     """Each kernel once for each way through it, on the oldest supported GPU and on a newer one."""
     tiles = {"tile_tokens": 8, "tile_rows": 64, "has_bias": True, "token_count": 1}  # Triton compiles ones as constants
     products = [("fp16", tl.float16, 4, True, True), ("bf16", tl.bfloat16, 4, False, True)]
-    products += [("bf16", tl.bfloat16, 8, True, False), ("fp32", tl.float32, 8, False, False)]
-    for capability, (dtype, product, bits, one_group, has_zero) in zip((80, 90, 80, 90), products, strict=True):
+    products += [("bf16", tl.bfloat16, 8, True, False)]
+    for capability, (dtype, product, bits, one_group, has_zero) in zip((80, 90, 80), products, strict=True):
         compile_for(
             capability,
             weight_only._multiply,
@@ -47,9 +61,22 @@ def main() -> None:
             one_group=one_group,
             has_zero=has_zero,
             product=product,
-            tile_columns=128 if product != tl.float32 else 64,
+            tile_columns=weight_only.TILE_COLUMNS,
             **tiles,
         )
+    largest = tuning.tile_tokens(1 << 20, torch.float32)
+    compile_for(
+        89,
+        weight_only._multiply,
+        {"packed": "*i32", **of_dtype("fp32", "x", *WEIGHT)},
+        tuning.worth_trying(tuning.CONFIGS, {"x": torch.empty(0)})[-1],
+        bits=8,
+        one_group=False,
+        has_zero=True,
+        product=tl.float32,
+        tile_columns=weight_only.TILE_COLUMNS,
+        **{**tiles, "tile_tokens": largest},
+    )
     sums = {"code_sums": "*i32", **of_dtype("bf16", "token_scale", *WEIGHT)}
     for capability, bits, whole_row in ((80, 8, True), (90, 4, False)):
         compile_for(

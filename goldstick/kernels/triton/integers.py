@@ -177,7 +177,7 @@ def linear(
     if columns is None:
         raise KernelError(f"groups of {spec.group_size} codes of {spec.bits} bits fill no tile of integers")
     split_count, tiles_per_split = tuning.splits(tokens, spec, columns, x.device)
-    tile_tokens = tuning.tile_tokens(tokens)
+    tile_tokens = tuning.tile_tokens(tokens, codes.dtype)
     split_rows = split_count > 1
     sums_dtype = torch.int32 if whole_row else torch.float32
     target = x.new_empty(split_count, tokens, spec.out_features, dtype=sums_dtype) if split_rows else y

@@ -7,6 +7,7 @@ alone. The autotuner chooses only what does not: rows in a tile, warps and stage
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 import triton
@@ -34,6 +35,10 @@ CONFIGS = [
 
 _FEWEST_TILE_TOKENS = 8
 _MOST_TILE_TOKENS = 64
+_MOST_TILE_TOKENS_OF_FLOAT32 = 16
+"""Tensor cores do not multiply float32, so its tiles go through shared memory, of which some GPUs have 99 KiB, and each
+product is an instruction of its own: 64 tokens fit no such GPU, and are compiled for a minute."""
+
 _NOMINAL_TILE_ROWS = 64
 _PROGRAMS_PER_PROCESSOR = 4
 _BITS_OF_A_SUM = 4 * 2 * 32
@@ -42,9 +47,15 @@ _BITS_OF_A_SUM = 4 * 2 * 32
 _INTERPRETED_PROCESSORS = 1
 
 
-def tile_tokens(tokens: int) -> int:
-    """Tokens in a tile: the next power of two, from 8 (what tensor cores multiply at least) to 64."""
-    return min(_MOST_TILE_TOKENS, max(_FEWEST_TILE_TOKENS, 1 << (tokens - 1).bit_length()))
+def worth_trying(configs: list[triton.Config], given: dict[str, Any], **_: Any) -> list[triton.Config]:
+    """What the autotuner tries of the configurations: of float32, which takes long to compile, the smallest alone."""
+    return configs[:1] if given["x"].dtype == torch.float32 else configs
+
+
+def tile_tokens(tokens: int, dtype: torch.dtype) -> int:
+    """Tokens in a tile of a dtype: the next power of two, from 8 (what tensor cores multiply at least) to 64."""
+    most = _MOST_TILE_TOKENS_OF_FLOAT32 if dtype == torch.float32 else _MOST_TILE_TOKENS
+    return min(most, max(_FEWEST_TILE_TOKENS, 1 << (tokens - 1).bit_length()))
 
 
 def words_per_group(spec: WeightSpec) -> int:

@@ -27,6 +27,7 @@ _PRODUCTS = {
 @triton.autotune(
     configs=tuning.CONFIGS,
     key=["row_count", "columns", "tiles_per_split", "tile_tokens", "bits", "one_group", "has_zero"],
+    prune_configs_by={"early_config_prune": tuning.worth_trying},
 )
 @triton.jit
 def _multiply(
@@ -99,7 +100,7 @@ def linear(
     split_count, tiles_per_split = tuning.splits(tokens, spec, TILE_COLUMNS, x.device)
     whole = split_count == 1
     target = y if whole else x.new_empty(split_count, tokens, spec.out_features, dtype=torch.float32)
-    tile_tokens = tuning.tile_tokens(tokens)
+    tile_tokens = tuning.tile_tokens(tokens, x.dtype)
 
     def grid(chosen: dict[str, int]) -> tuple[int, int]:
         tiles = triton.cdiv(tokens, tile_tokens) * triton.cdiv(spec.out_features, chosen["tile_rows"])
