@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ if triton._missing() and os.environ.get("CI"):
 if triton._missing():
     pytest.skip(str(triton._missing()), allow_module_level=True)
 
-from goldstick.kernels.triton import partial_sums, quantize, tuning, words
+from goldstick.kernels.triton import integers, partial_sums, quantize, tuning, weight_only, words
 
 if not tuning.interpreted and not torch.cuda.is_available():
     pytest.skip("compiled Triton kernels need a GPU: set TRITON_INTERPRET=1", allow_module_level=True)
@@ -85,6 +86,23 @@ def test_all_shapes_are_near_float64(dtype: torch.dtype, bits: int, activation: 
         y = run(layer, x, bias)
         assert y.dtype == dtype
         assert product_error(layer, x, y, bias) < ALLOWED[dtype], (layer.spec, tokens)
+
+
+@pytest.mark.parametrize("activation", [None, "int8-token"])
+def test_tuned_kernels_are_launched_by_one_thread_at_a_time(
+    activation: Activation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+
+    class Watched:
+        def __getitem__(self, grid: object) -> Callable[..., None]:
+            return lambda *given, **named: taken.append(tuning.launching.locked())
+
+    for kernels in (weight_only, integers):
+        monkeypatch.setattr(kernels, "_multiply", Watched())
+    run(random_layer(8, 32, activation=activation), torch.randn(2, 32))
+    assert taken == [True]
+    assert not tuning.launching.locked()
 
 
 def test_more_tokens_than_a_tile_holds_are_multiplied_tile_by_tile() -> None:

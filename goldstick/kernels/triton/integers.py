@@ -188,26 +188,27 @@ def linear(
         tiles = triton.cdiv(tokens, tile_tokens) * triton.cdiv(spec.out_features, chosen["tile_rows"])
         return tiles, split_count
 
-    _multiply[grid](
-        codes,
-        token_scale,
-        code_sums,
-        packed.contiguous().view(torch.uint8),
-        *weight,
-        target,
-        tokens,
-        spec.out_features,
-        spec.in_features,
-        spec.packed_width * 4,
-        spec.groups,
-        spec.group_size,
-        tiles_per_split,
-        bits=spec.bits,
-        whole_row=whole_row,
-        split_rows=split_rows,
-        tile_columns=columns,
-        **flags,
-    )
+    with tuning.launching:
+        _multiply[grid](
+            codes,
+            token_scale,
+            code_sums,
+            packed.contiguous().view(torch.uint8),
+            *weight,
+            target,
+            tokens,
+            spec.out_features,
+            spec.in_features,
+            spec.packed_width * 4,
+            spec.groups,
+            spec.group_size,
+            tiles_per_split,
+            bits=spec.bits,
+            whole_row=whole_row,
+            split_rows=split_rows,
+            tile_columns=columns,
+            **flags,
+        )
     if split_rows and whole_row:
         _finish[(triton.cdiv(spec.out_features, 64), triton.cdiv(tokens, tile_tokens))](
             target,

@@ -6,6 +6,7 @@ alone. The autotuner chooses only what does not: rows in a tile, warps and stage
 
 from __future__ import annotations
 
+import threading
 from functools import lru_cache
 from typing import Any
 
@@ -32,6 +33,9 @@ CONFIGS = [
     )
 ]
 """What the autotuner tries for each layer shape and size of batch; the interpreter has nothing to gain."""
+
+launching = threading.Lock()
+"""Held while a tuned kernel is launched: Triton keeps a call's arguments where those of another thread go, too."""
 
 _FEWEST_TILE_TOKENS = 8
 _MOST_TILE_TOKENS = 64

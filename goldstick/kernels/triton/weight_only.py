@@ -106,28 +106,29 @@ def linear(
         tiles = triton.cdiv(tokens, tile_tokens) * triton.cdiv(spec.out_features, chosen["tile_rows"])
         return tiles, split_count
 
-    _multiply[grid](
-        x.contiguous(),
-        packed.contiguous(),
-        dense(scale, x),
-        dense(zero, x),
-        dense(bias, x),
-        target,
-        tokens,
-        spec.out_features,
-        spec.in_features,
-        spec.packed_width,
-        spec.groups,
-        tuning.words_per_group(spec),
-        tiles_per_split,
-        bits=spec.bits,
-        has_zero=zero is not None,
-        has_bias=bias is not None and whole,
-        one_group=spec.groups == 1 or spec.group_size % TILE_COLUMNS == 0,
-        product=_PRODUCTS[spec.dtype],
-        tile_tokens=tile_tokens,
-        tile_columns=TILE_COLUMNS,
-    )
+    with tuning.launching:
+        _multiply[grid](
+            x.contiguous(),
+            packed.contiguous(),
+            dense(scale, x),
+            dense(zero, x),
+            dense(bias, x),
+            target,
+            tokens,
+            spec.out_features,
+            spec.in_features,
+            spec.packed_width,
+            spec.groups,
+            tuning.words_per_group(spec),
+            tiles_per_split,
+            bits=spec.bits,
+            has_zero=zero is not None,
+            has_bias=bias is not None and whole,
+            one_group=spec.groups == 1 or spec.group_size % TILE_COLUMNS == 0,
+            product=_PRODUCTS[spec.dtype],
+            tile_tokens=tile_tokens,
+            tile_columns=TILE_COLUMNS,
+        )
     if not whole:
         add_partial_sums(target, bias, y)
     return y
