@@ -42,8 +42,7 @@ def rms_norm_quantize(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor
 
 def _run(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     _check(x, weight)
-    wanted = os.environ.get("GOLDSTICK_BACKEND")
-    if wanted in (None, "", "triton") and triton.why_not_on(x.device) is None:
+    if os.environ.get("GOLDSTICK_BACKEND") == "triton" and triton.why_not_on(x.device) is None:
         return triton.rms_norm_quantize(x, weight, epsilon)
     x = x.contiguous()
     wide = x.float()

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.library import opcheck
 
 from goldstick.core.bitpack import pack_rows
+from goldstick.errors import KernelError
 from goldstick.kernels import Activation, ops, triton
 from goldstick.kernels.norm_op import rms_norm_quantize
 from goldstick.kernels.reference import ReferenceBackend, fake_quantize_per_token, quantize_per_token
@@ -86,6 +87,19 @@ def test_all_shapes_are_near_float64(dtype: torch.dtype, bits: int, activation: 
         y = run(layer, x, bias)
         assert y.dtype == dtype
         assert product_error(layer, x, y, bias) < ALLOWED[dtype], (layer.spec, tokens)
+
+
+def test_tensors_on_several_devices_are_refused() -> None:
+    layer, x = random_layer(8, 32, asymmetric=True, group_size=8), torch.randn(2, 32).to(DEVICE)
+    operands = [x, *map(here, (layer.packed, layer.scale, layer.zero, layer.bias))]
+    for place in range(len(operands)):
+        given = [tensor.to("meta") if at == place else tensor for at, tensor in enumerate(operands)]  # type: ignore[union-attr]
+        with pytest.raises(KernelError, match=f"lie on {DEVICE.type}.* and meta"):
+            ours.linear(*given, layer.spec)  # type: ignore[arg-type]
+    with pytest.raises(KernelError, match="and meta"):
+        ours.dequantize(*operands[1:3], operands[3].to("meta"), layer.spec)  # type: ignore[arg-type, union-attr]
+    with pytest.raises(KernelError, match="and meta"):
+        triton.rms_norm_quantize(x, torch.ones(32, device="meta"), 1e-6)
 
 
 @pytest.mark.parametrize("activation", [None, "int8-token"])

@@ -184,6 +184,15 @@ def test_a_norm_that_does_not_fit_is_refused(x: torch.Tensor, weight: torch.Tens
         rms_norm_quantize(x, weight, 1e-6)
 
 
+def test_a_norm_runs_on_triton_where_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "why_not_on", lambda device: None)
+    monkeypatch.setattr(triton, "rms_norm_quantize", lambda x, weight, epsilon: (x.to(torch.int8), x[..., :1]))
+    x, weight = torch.rand(2, 8), torch.ones(8)
+    assert rms_norm_quantize(x, weight, 1e-6)[0].any()
+    monkeypatch.setenv("GOLDSTICK_BACKEND", "triton")
+    assert not rms_norm_quantize(x, weight, 1e-6)[0].any(), "the stand-in cuts fractions off"
+
+
 def test_a_norm_without_triton_gives_codes_of_the_normalized_tokens() -> None:
     x, weight = torch.randn(3, 2, 64).bfloat16(), torch.rand(64).bfloat16()
     x[1, 0, 5] = float("inf")

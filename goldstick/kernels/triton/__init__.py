@@ -11,6 +11,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from goldstick.errors import KernelError
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
 from goldstick.kernels.reference import fake_quantize_per_token
 
@@ -71,6 +72,7 @@ class TritonBackend:
         """Multiply integers if the input is to be rounded to 8 bits and the groups allow it, otherwise floats."""
         check_input(x, bias, spec, input_scale, input_zero)
         check_weight(packed, scale, zero, spec)
+        _check_devices(x, packed, scale, zero, bias)
         inputs = x.detach().reshape(x.numel() // spec.in_features, spec.in_features)
         zero = None if zero is None else zero.to(scale.dtype)
         with _current(x.device):
@@ -86,6 +88,7 @@ class TritonBackend:
     def dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> Tensor:
         """(u − zero) · scale, both operations rounded to the dtype of the scale."""
         check_weight(packed, scale, zero, spec)
+        _check_devices(packed, scale, zero)
         zero = None if zero is None else zero.to(scale.dtype)
         with _current(scale.device):
             weight: Tensor = _module("dequantize").dequantize(packed, scale, zero, spec)
@@ -94,10 +97,18 @@ class TritonBackend:
 
 def rms_norm_quantize(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """What ``kernels/norm_op.py`` defines, in one kernel; the device must be one that ``why_not_on`` allows."""
+    _check_devices(x, weight)
     tokens = x.detach().reshape(x.numel() // x.shape[-1], x.shape[-1])
     with _current(x.device):
         codes, scale, _ = _module("quantize").quantize_tokens(tokens, weight.detach(), epsilon)
     return codes.reshape(x.shape), scale.reshape(*x.shape[:-1], 1)
+
+
+def _check_devices(*tensors: Tensor | None) -> None:
+    """Raise a KernelError unless all lie on one device: Triton would follow an address into another one's memory."""
+    devices = sorted({str(tensor.device) for tensor in tensors if tensor is not None})
+    if len(devices) > 1:
+        raise KernelError(f"tensors of one call lie on {' and '.join(devices)}: move them to one device")
 
 
 @lru_cache
