@@ -161,12 +161,16 @@ def test_few_tokens_keep_a_whole_gpu_busy(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @installed
-def test_of_float32_only_the_smallest_tile_is_tried() -> None:
+def test_of_float32_the_smallest_tile_is_tried_and_for_few_tokens_four_warps() -> None:
+    import triton as library
+
     from goldstick.kernels.triton import tuning
 
-    configs = [*tuning.CONFIGS, *tuning.CONFIGS]
-    assert tuning.worth_trying(configs, {"x": torch.ones(1)}) == configs[:1]
-    assert tuning.worth_trying(configs, {"x": torch.ones(1).bfloat16()}) == configs
+    configs = [library.Config({"tile_rows": 64}, num_warps=warps) for warps in (4, 4, 8)]
+    wide, half = {"x": torch.ones(1)}, {"x": torch.ones(1).half()}
+    assert tuning.worth_trying(configs, wide, tile_tokens=16) == configs[:1]
+    assert tuning.worth_trying(configs, half, tile_tokens=16) == configs
+    assert tuning.worth_trying(configs, half, tile_tokens=8) == configs[:2]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import torch
@@ -22,10 +23,10 @@ LEAST_SHARED_MEMORY = 99 * 1024
 
 def compile_for(
     capability: int, kernel: Any, types: dict[str, str], config: triton.Config | None = None, **constants: Any
-) -> None:
+) -> Any:
     """Compile down to machine code; arguments without a type or a value are 32-bit integers.
 
-    With a configuration, as it is launched for tensors that are aligned, which must leave it enough shared memory.
+    With a configuration, as it is launched for tensors that are aligned.
     """
     while not isinstance(kernel, JITFunction):
         kernel = kernel.fn
@@ -39,12 +40,40 @@ def compile_for(
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages} if config else {}
     compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     assert compiled.asm["cubin"]
-    assert not config or compiled.metadata.shared <= LEAST_SHARED_MEMORY, compiled.metadata.shared
+    return compiled
 
 
 def of_dtype(dtype: str, *names: str) -> dict[str, str]:
     """Pointers to one dtype."""
     return {name: f"*{dtype}" for name in names}
+
+
+def few_tokens() -> list[triton.Config]:
+    """What the autotuner tries for the fewest tokens in 16 bits."""
+    return tuning.worth_trying(tuning.CONFIGS, {"x": torch.empty(0).half()}, tile_tokens=8)
+
+
+def order_of_sums(config: triton.Config) -> str:
+    """How the inputs of a token are dealt out to threads, which decides in which order they are added up."""
+    compiled = compile_for(
+        90,
+        weight_only._multiply,
+        {"packed": "*i32", **of_dtype("fp16", "x", *WEIGHT)},
+        config,
+        bits=4,
+        one_group=True,
+        has_zero=True,
+        has_bias=False,
+        product=tl.float16,
+        tile_tokens=8,
+        tile_columns=weight_only.TILE_COLUMNS,
+        **config.kwargs,
+    )
+    code = compiled.asm["ttgir"]
+    (layout,) = set(re.findall(r"\(tensor<8x128xf32, (#\w+)>\) -> tensor<8xf32", code))
+    found = re.search(rf"^{layout} = (.*)$", code, re.MULTILINE)
+    assert found
+    return found[1]
 
 
 def main() -> None:
@@ -65,11 +94,11 @@ def main() -> None:
             **tiles,
         )
     largest = tuning.tile_tokens(1 << 20, torch.float32)
-    compile_for(
+    wide = compile_for(
         89,
         weight_only._multiply,
         {"packed": "*i32", **of_dtype("fp32", "x", *WEIGHT)},
-        tuning.worth_trying(tuning.CONFIGS, {"x": torch.empty(0)})[-1],
+        tuning.worth_trying(tuning.CONFIGS, {"x": torch.empty(0)}, tile_tokens=largest)[-1],
         bits=8,
         one_group=False,
         has_zero=True,
@@ -77,6 +106,8 @@ def main() -> None:
         tile_columns=weight_only.TILE_COLUMNS,
         **{**tiles, "tile_tokens": largest},
     )
+    assert wide.metadata.shared <= LEAST_SHARED_MEMORY, wide.metadata.shared
+    assert len({order_of_sums(config) for config in few_tokens()}) == 1, "bits would depend on what the autotuner finds"
     sums = {"code_sums": "*i32", **of_dtype("bf16", "token_scale", *WEIGHT)}
     for capability, bits, whole_row in ((80, 8, True), (90, 4, False)):
         compile_for(

@@ -39,6 +39,7 @@ launching = threading.Lock()
 
 _FEWEST_TILE_TOKENS = 8
 _MOST_TILE_TOKENS = 64
+_WARPS_OF_FEW_TOKENS = 4
 _MOST_TILE_TOKENS_OF_FLOAT32 = 16
 """Tensor cores do not multiply float32, so its tiles go through shared memory, of which some GPUs have 99 KiB, and each
 product is an instruction of its own: 64 tokens fit no such GPU, and are compiled for a minute."""
@@ -51,9 +52,17 @@ _BITS_OF_A_SUM = 4 * 2 * 32
 _INTERPRETED_PROCESSORS = 1
 
 
-def worth_trying(configs: list[triton.Config], given: dict[str, Any], **_: Any) -> list[triton.Config]:
-    """What the autotuner tries of the configurations: of float32, which takes long to compile, the smallest alone."""
-    return configs[:1] if given["x"].dtype == torch.float32 else configs
+def worth_trying(configs: list[triton.Config], given: dict[str, Any], **named: Any) -> list[triton.Config]:
+    """What the autotuner tries of the configurations for a call.
+
+    Of float32, which takes long to compile, the smallest alone. For the fewest tokens, those of four warps: eight would
+    deal out the few inputs otherwise, and so add them up in another order.
+    """
+    if given["x"].dtype == torch.float32:
+        return configs[:1]
+    if named["tile_tokens"] == _FEWEST_TILE_TOKENS:
+        return [config for config in configs if config.num_warps <= _WARPS_OF_FEW_TOKENS]
+    return configs
 
 
 def tile_tokens(tokens: int, dtype: torch.dtype) -> int:
