@@ -103,9 +103,10 @@ class Preparation:
     def _target(self, height: int, width: int) -> tuple[int, int] | None:
         if self.shortest_edge is None:
             return self.resize
-        share = self.shortest_edge / min(height, width)
         edge = self.shortest_edge
-        return (edge, int(share * width)) if height <= width else (int(share * height), edge)
+        # Multiplied before it is divided, as transformers does: a quotient first may fall short of a whole number.
+        longer = int(edge * max(height, width) / min(height, width))
+        return (edge, longer) if height <= width else (longer, edge)
 
 
 def _height_and_width(size: Any) -> tuple[int, int]:

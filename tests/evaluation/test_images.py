@@ -85,6 +85,16 @@ def test_images_are_prepared_as_transformers_does_it(name: str, size: tuple[int,
     torch.testing.assert_close(Preparation.from_config(CONFIGS[name])(file.getvalue(), "noise"), expected)
 
 
+def test_an_edge_that_divides_evenly_is_not_a_pixel_short() -> None:
+    from transformers.image_transforms import get_resize_output_image_size
+
+    prepared = Preparation(mean=(0.0,) * 3, std=(1.0,) * 3, shortest_edge=224)
+    for height, width in ((55, 55), (110, 55), (95, 190), (375, 500), (83, 249)):
+        shape = np.zeros((3, height, width), dtype=np.uint8)
+        expected = get_resize_output_image_size(shape, 224, default_to_square=False, input_data_format="channels_first")
+        assert prepared(png(1, size=(width, height)), "plain").shape[1:] == expected
+
+
 def test_a_gray_image_has_three_equal_channels_and_the_middle_is_kept() -> None:
     pixels = np.arange(48, dtype=np.uint8).reshape(6, 8)
     file = io.BytesIO()
