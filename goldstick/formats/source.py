@@ -112,11 +112,11 @@ def open_tensors(directory: Path) -> dict[str, TensorInfo]:
     """
     index = directory / INDEX_NAME
     try:
+        single = directory / SINGLE_NAME
+        if single.exists():  # transformers takes it before an index, which may be left of an earlier save
+            return read_header(_inside(directory, single.name))
         if index.exists():
             return _indexed(directory, index)
-        single = directory / SINGLE_NAME
-        if single.exists():
-            return read_header(_inside(directory, single.name))
         named = named_by_autogptq(directory)
         if named is not None:
             return read_header(_inside(directory, named))

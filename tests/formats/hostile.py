@@ -177,8 +177,9 @@ def weights_that_are_a_link_elsewhere(folder: Path) -> None:
     (folder / WEIGHTS).symlink_to("../elsewhere.safetensors")
 
 
-# --- the index
+# --- the index, which is read where there is no model.safetensors
 
+SHARD = "model-00001-of-00001.safetensors"
 SHARDS = {
     "a_shard_in_the_directory_above": "../elsewhere.safetensors",
     "a_shard_with_an_absolute_path": "/etc/passwd",
@@ -192,7 +193,8 @@ SHARDS = {
 
 def spoil_index(folder: Path, shard: Any) -> None:
     header, _ = parts_of(folder)
-    names = {name: WEIGHTS for name in header if name != "__metadata__"}
+    (folder / WEIGHTS).rename(folder / SHARD)
+    names = {name: SHARD for name in header if name != "__metadata__"}
     (folder / INDEX_NAME).write_text(json.dumps({"weight_map": {**names, NORM: shard}}))
 
 
@@ -201,11 +203,13 @@ add_many("compressed-tensors", spoil_index, SHARDS)
 
 @case()
 def an_index_of_a_million_empty_tables(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / SHARD)
     (folder / INDEX_NAME).write_text('{"weight_map":{"a":[' + "{}," * 1_000_000 + "0]}}")
 
 
 @case()
 def an_index_that_is_deep(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / SHARD)
     (folder / INDEX_NAME).write_text('{"weight_map":' * 500 + "{}" + "}" * 500)
 
 

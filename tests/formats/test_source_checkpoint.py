@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
 from goldstick.errors import FormatError, SourceError
 from goldstick.formats.safetensors_file import read_header
@@ -98,9 +99,23 @@ def test_an_index_without_a_table_of_names_is_refused(source: Path, weight_map: 
         open_tensors(source)
 
 
-def test_the_index_is_believed_over_a_single_file_beside_it(source: Path) -> None:
-    save_file({"z": torch.ones(1)}, source / "model.safetensors")
-    assert "z" not in open_tensors(source)
+def test_a_single_file_is_believed_over_an_index_beside_it_as_transformers_does(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    first, second = LlamaForCausalLM(config), LlamaForCausalLM(config)
+    first.save_pretrained(tmp_path, max_shard_size="4KB")
+    shards = {path.name: path.read_bytes() for path in tmp_path.glob("model-*")}
+    second.save_pretrained(tmp_path)  # removes the shards, and leaves their index
+    assert len(shards) > 1
+    assert (tmp_path / INDEX_NAME).is_file()
+    for left in ({}, shards):
+        for name, content in left.items():
+            (tmp_path / name).write_bytes(content)
+        read = {name: info.read() for name, info in open_tensors(tmp_path).items()}
+        loaded = LlamaForCausalLM.from_pretrained(tmp_path).state_dict()
+        assert read.keys() == loaded.keys()
+        assert all(torch.equal(read[name], value) for name, value in loaded.items())
 
 
 @pytest.mark.parametrize(

@@ -84,6 +84,10 @@ def both(*plants: Plant) -> Plant:
     return lambda folder: [plant(folder) for plant in plants]
 
 
+def as_shard(folder: Path) -> None:
+    (folder / WEIGHTS).rename(folder / "model-00001-of-00001.safetensors")
+
+
 def fewer_rows(found: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: value[:60] for name, value in found.items() if Q in name}
 
@@ -152,7 +156,9 @@ PLANTED: dict[str, tuple[str, Plant, str, str, str]] = {
     ),
     "a_pickle": ("float", add("pytorch_model.bin", b""), "pickles", "remark", "pytorch_model.bin"),
     "a_file_cut_short": (CT, add(WEIGHTS, b"\0" * 99), "unreadable", "fault", "safetensors"),
-    "an_index_of_nothing": (CT, add(INDEX_NAME, b"{}"), "unreadable", "fault", "weight_map"),
+    "an_index_of_other_files": (CT, add(INDEX_NAME, b'{"weight_map": {"a": "b"}}'), "index", "fault", INDEX_NAME),
+    "an_index_of_nothing": (CT, add(INDEX_NAME, b"{}"), "index", "fault", INDEX_NAME),
+    "an_index_of_nothing_alone": (CT, both(as_shard, add(INDEX_NAME, b"{}")), "unreadable", "fault", "weight_map"),
 }  # fmt: skip
 
 

@@ -17,12 +17,21 @@ def file_findings(directory: Path) -> Iterator[Finding]:
     files = sorted(path for path in directory.iterdir() if path.suffix == ".safetensors" and path.is_file())
     yield from _equal(files)
     used = _used(directory)
-    index = (directory / INDEX_NAME).is_file()
+    single, index = ((directory / name).is_file() for name in (SINGLE_NAME, INDEX_NAME))
+    if single and index and _named(directory) != {SINGLE_NAME}:
+        yield Finding(
+            severity="fault",
+            check="index",
+            what=f"an index of other files beside {SINGLE_NAME}: transformers and goldstick read that one file, others "
+            "what the index names",
+            where=(INDEX_NAME,),
+            remedy="remove the index, which an earlier save may have left, or the file, whichever is not meant",
+        )
     if used is not None and (left := [path.name for path in files if path.name not in used]):
         yield Finding(
             severity="remark",
             check="unused-files",
-            what=f"weight files that {INDEX_NAME if index else next(iter(used))} leaves out",
+            what=f"weight files that {next(iter(used)) if single or not index else INDEX_NAME} leaves out",
             where=tuple(left),
             remedy="remove them; some readers load every *.safetensors in a directory",
         )
@@ -67,10 +76,20 @@ def _equal(files: list[Path]) -> Iterator[Finding]:
 
 def _used(directory: Path) -> set[Any] | None:
     """The files that the weights are read from, or ``None`` where nothing sensible says so."""
+    if (directory / SINGLE_NAME).is_file():
+        return {SINGLE_NAME}
+    if (directory / INDEX_NAME).is_file():
+        return _named(directory)
     try:
-        if not (directory / INDEX_NAME).is_file():
-            name = SINGLE_NAME if (directory / SINGLE_NAME).is_file() else named_by_autogptq(directory)
-            return {name} if name is not None else None
+        name = named_by_autogptq(directory)
+    except GoldstickError:
+        return None
+    return {name} if name is not None else None
+
+
+def _named(directory: Path) -> set[Any] | None:
+    """The files that the index names, or ``None`` where it makes no sense."""
+    try:
         weight_map = read_json(directory / INDEX_NAME, "missing").get("weight_map")
     except GoldstickError:
         return None
