@@ -8,7 +8,7 @@ from typing import Any
 
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats.gguf_directory import checkpoint_directory, made_by_another_tool
-from goldstick.formats.source import refuse_links_out, require_model
+from goldstick.formats.source import INDEX_NAME, refuse_links_out, require_model
 from goldstick.pipeline.finish import file_sha256
 from goldstick.pipeline.inspect import made_elsewhere, read_manifest
 from goldstick.pipeline.proof import TOLERANCE, prove
@@ -29,7 +29,7 @@ def verify_checkpoint(directory: Path) -> dict[str, Any]:
 
     Raises:
         SourceError: There is no such directory.
-        CheckpointError: A file is missing or changed, or the model gives other outputs than it did.
+        CheckpointError: A file is missing, changed or a stranger, or the model gives other outputs than it did.
     """
     require_model(directory, local=True)
     if made_by_another_tool(directory):
@@ -54,7 +54,23 @@ def verify_checkpoint(directory: Path) -> dict[str, Any]:
                 "Copy "
                 "the checkpoint again; if you meant to change the file, the checkpoint is no longer the proven one."
             )
+    _refuse_strangers(directory, files)
     return {"files": len(files), "proof": _prove_again(directory, manifest.get("proof")), "passed": True}
+
+
+def _refuse_strangers(directory: Path, files: Mapping[str, Any]) -> None:
+    """Refuse weight files that the manifest does not name: readers may load them instead of those that were proven.
+
+    Raises:
+        CheckpointError: There is one.
+    """
+    weights = sorted(path.name for path in directory.iterdir() if path.suffix == ".safetensors")
+    strangers = [name for name in (*weights, INDEX_NAME) if name not in files and (directory / name).exists()]
+    if strangers:
+        raise CheckpointError(
+            f"{strangers[0]} lies in {directory}, and the manifest does not name it: it came after the proof, and "
+            "readers may load it instead of what was proven. Remove it, or copy the checkpoint again."
+        )
 
 
 def _read_through(directory: Path) -> str:
