@@ -53,6 +53,7 @@ def evaluate(
     from goldstick.pipeline.divergence import compare_predictions
     from goldstick.pipeline.evaluation_cache import cache_directory
     from goldstick.pipeline.models import REFERENCE, check_model, data_directory, find_model
+    from goldstick.pipeline.staging import refuse_checkpoint
     from goldstick.report.divergence_view import divergence_words
     from goldstick.report.page import write_page
     from goldstick.report.storage import check_writable, dump_json, write_atomically
@@ -62,6 +63,7 @@ def evaluate(
         data_dir = REFERENCE
     if report_dir is not None:
         check_writable(report_dir, directory=True)
+        refuse_checkpoint(report_dir)
     kept = cache_directory() if cache else None
     with progress_bar(not as_json) as progress:
 

@@ -54,6 +54,18 @@ def check_output(output: Path, overwrite: bool, resume: bool = False) -> None:
         raise OutputError(f"Nothing can be written in {parent}. Choose another -o.")
 
 
+def refuse_checkpoint(directory: Path) -> None:
+    """Refuse to write another report where a checkpoint has its own.
+
+    Raises:
+        OutputError: The directory is a checkpoint that goldstick wrote.
+    """
+    if (directory / MANIFEST_NAME).is_file():
+        raise OutputError(
+            f"{directory} is a checkpoint, whose own report.json and report.html would be lost. Name another directory."
+        )
+
+
 def working_directory(output: Path) -> Path:
     """Where a run that can be gone on with works."""
     return output.with_name(f".{output.name}.work")

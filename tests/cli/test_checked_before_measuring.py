@@ -46,6 +46,17 @@ def test_a_path_that_cannot_be_written(command: list[str], assert_refused: Refus
         assert_refused(*command, str(tmp_path / "none" / "found"), says=("found cannot be written", "directory"))
 
 
+def test_a_report_is_not_written_over_that_of_a_checkpoint(
+    assert_refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("goldstick.api.evaluate", _measured)
+    for name in ("goldstick.json", "report.json"):
+        (tmp_path / name).write_text("{}")
+    arguments = ("evaluate", "reference", "--tasks", "text", "--report", str(tmp_path))
+    assert_refused(*arguments, says=(f"{tmp_path} is a checkpoint", "would be lost", "Name another directory"))
+    assert (tmp_path / "report.json").read_text() == "{}"
+
+
 def test_a_baseline_that_is_not_there(assert_refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("goldstick.api.evaluate", _measured)
     arguments = ("evaluate", "reference", "--tasks", "text", "--baseline")
