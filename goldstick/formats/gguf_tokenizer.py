@@ -62,7 +62,7 @@ def tokenizer_metadata(directory: Path, vocab_size: int) -> dict[str, Any]:
     if "tokenizer.ggml.scores" in found:
         ranks = found["tokenizer.ggml.scores"]
         found["tokenizer.ggml.scores"] = [_score(token, kind, ranks) for token, kind in zip(tokens, types, strict=True)]
-    return found | _specials(tokenizer, settings, tokens) | _chat_template(directory, settings)
+    return found | _special_ids(directory, settings, tokens) | _adds(tokenizer, settings) | _chat_template(directory, settings)
 
 
 def _refused(reason: str) -> FormatError:
@@ -144,14 +144,31 @@ def _tokens(tokenizer: Mapping[str, Any], vocab_size: int) -> tuple[list[str], l
     return [token for token, _ in pairs], [kind for _, kind in pairs]
 
 
-def _specials(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
+def _special_ids(directory: Path, settings: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
+    """The tokens that begin and end a text, by name in the tokenizer's files, or else by number in config.json.
+
+    llama.cpp takes numbers of its own for those that a file does not name, and would not stop where a text ends.
+    """
     numbers = {token: number for number, token in enumerate(tokens)}
+    former, config = (
+        read_json(directory / name, "no checkpoint") if (directory / name).is_file() else {}
+        for name in ("special_tokens_map.json", "config.json")
+    )
     found: dict[str, Any] = {}
     for name, key in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
-        token = settings.get(f"{name}_token")
+        token = settings.get(f"{name}_token") or former.get(f"{name}_token")
         token = token.get("content") if isinstance(token, Mapping) else token
+        number = config.get(f"{name}_token_id")
+        number = number[0] if isinstance(number, list) and number else number
         if token in numbers:
             found[f"tokenizer.ggml.{key}_token_id"] = numbers[token]
+        elif type(number) is int and 0 <= number < len(tokens):
+            found[f"tokenizer.ggml.{key}_token_id"] = number
+    return found
+
+
+def _adds(tokenizer: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Whether a text begins and ends with those tokens."""
     template = next(
         (
             step
@@ -165,7 +182,7 @@ def _specials(tokenizer: Mapping[str, Any], settings: Mapping[str, Any], tokens:
         adds = {"bos": around[0] == "SpecialToken", "eos": around[-1] == "SpecialToken"}
     else:
         adds = {name: bool(settings.get(f"add_{name}_token")) for name in ("bos", "eos")}
-    return found | {f"tokenizer.ggml.add_{name}_token": value for name, value in adds.items()}
+    return {f"tokenizer.ggml.add_{name}_token": value for name, value in adds.items()}
 
 
 def _chat_template(directory: Path, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -111,6 +111,22 @@ def test_transformers_reads_the_same_tokenizer_back(name: str, tmp_path: Path) -
     assert again.eos_token == "<|end|>"
 
 
+@pytest.mark.parametrize("home", ["special_tokens_map.json", "config.json"])
+def test_special_tokens_are_found_where_other_readers_find_them(home: str, tmp_path: Path) -> None:
+    save(byte_level(), tmp_path, bos_token="<|user|>", eos_token="<|end|>", pad_token="<|end|>")
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    names = {key: settings.pop(key) for key in ("bos_token", "eos_token", "pad_token")}
+    numbers = {"bos_token_id": 265, "eos_token_id": [0, 265], "pad_token_id": 0}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / home).write_text(json.dumps(names if home.startswith("special") else numbers))
+    found = tokenizer_metadata(tmp_path, ROWS)
+    assert found["tokenizer.ggml.tokens"][265] == "<|user|>"
+    assert [found[f"tokenizer.ggml.{name}_token_id"] for name in ("bos", "eos", "padding")] == [265, 0, 0]
+    if home.startswith("special"):
+        theirs = AutoTokenizer.from_pretrained(tmp_path, local_files_only=True)
+        assert (theirs.bos_token_id, theirs.eos_token_id, theirs.pad_token_id) == (265, 0, 0)
+
+
 def test_a_sentencepiece_tokenizer_is_written_with_scores_that_rank_its_merges(tmp_path: Path) -> None:
     tokenizer = sentencepiece()
     save(tokenizer, tmp_path, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
