@@ -65,7 +65,10 @@ def unpack_rows(packed: Tensor, bits: int, n: int) -> Tensor:
     count = math.prod(lead)
     codes = torch.empty(count, n, dtype=torch.uint8, device=packed.device)
     if not packed.is_meta:
-        stream = packed.reshape(count, width).contiguous().view(torch.uint8)  # [rows, bytes]
+        # A copy where rows of one word lie in a transposed tensor: torch calls that contiguous, and has no bytes of it.
+        rows = packed.reshape(count, width)
+        rows = rows if rows.stride(-1) == 1 else rows.clone(memory_format=torch.contiguous_format)
+        stream = rows.contiguous().view(torch.uint8)  # [rows, bytes]
         for start, stop in _row_chunks(count, n):
             _unpack_into(codes[start:stop], stream[start:stop], bits)
     return codes.reshape(*lead, n)

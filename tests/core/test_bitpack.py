@@ -86,6 +86,15 @@ def test_strided_tensors_are_packed_by_value() -> None:
     assert torch.equal(unpack_rows(strided, 4, 24), codes)
 
 
+@pytest.mark.parametrize("rows", [2, 3])
+def test_rows_of_one_word_are_unpacked_from_a_transposed_tensor(rows: int) -> None:
+    # torch calls it contiguous, whatever the stride over its one column.
+    codes = random_codes((rows, 8), 4)
+    stored = pack_rows(codes, 4).T.contiguous()
+    assert torch.equal(unpack_rows(stored.T.contiguous(), 4, 8), codes)
+    assert torch.equal(unpack_rows(pack_rows(codes, 4).reshape(1, rows).clone().T, 4, 8), codes)
+
+
 def test_meta_tensors_get_their_shapes() -> None:
     codes = torch.empty(2, 5, 33, dtype=torch.uint8, device="meta")
     packed = pack_rows(codes, 3)
