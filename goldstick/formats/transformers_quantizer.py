@@ -62,7 +62,7 @@ class StoredWeight(nn.Module):
     def __getattr__(self, name: str) -> Any:
         # Initialisers of some models reach for the float weight; there is none to initialise.
         if name == "weight" and name not in self._buffers and any("weight" in key for key in self._buffers):
-            return torch.empty(0)
+            return _nothing()
         return super().__getattr__(name)
 
 
@@ -148,7 +148,7 @@ class GoldstickQuantizer(HfQuantizer):
         parts = {suffix: torch.empty(shape, dtype=dtype, device="meta") for suffix, (shape, dtype) in specs.items()}
         if _fused(site):
             del module._parameters[site.parameter]
-            setattr(module, site.parameter, torch.empty(0))  # initialisers of some models reach for it
+            setattr(module, site.parameter, _nothing())  # initialisers of some models reach for it
             for suffix, part in parts.items():
                 module.register_buffer(site.parameter + suffix, part)
         else:
@@ -278,6 +278,13 @@ def _fused(site: Site) -> bool:
 def _expert_specs(layer: StoredLayer, dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
     # Experts are gathered into one tensor of rows whatever the format; asymmetric ones exist in the native format only.
     return Native().specs(layer, dtype)
+
+
+def _nothing() -> Tensor:
+    """What stands for a float weight that is not there; marked as transformers marks what needs no initial values."""
+    weight: Any = torch.empty(0)
+    weight._is_hf_initialized = True  # some initialisers count inputs and outputs, of which it has none
+    return weight  # type: ignore[no-any-return]
 
 
 def _replace(model: nn.Module, path: str, new: nn.Module) -> None:
