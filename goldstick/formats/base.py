@@ -95,7 +95,7 @@ class StorageFormat(Protocol):
 
         Args:
             layers: Everything quantized.
-            left_alone: Names of the matrices that stay float, as the checkpoint calls their modules.
+            left_alone: Modules whose matrices stay float, as the checkpoint and the model call them.
             ties: Sites that run on another's quantized weight: site → owner.
         """
         ...

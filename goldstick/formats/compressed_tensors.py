@@ -21,7 +21,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError, RecipeError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import input_specs, pack_input
-from goldstick.formats.name_patterns import name_matcher, patterns_for
+from goldstick.formats.name_patterns import module_names, name_matcher, patterns_for
 
 
 class CompressedTensors:
@@ -148,7 +148,10 @@ class CompressedTensors:
         by_scheme: dict[str, list[StoredLayer]] = {}
         for layer in layers:
             by_scheme.setdefault(layer.scheme.label, []).append(layer)
-        modules = {label: [_module(layer.name) for layer in group] for label, group in by_scheme.items()}
+        modules = {
+            label: [name for layer in group for name in module_names(layer.name, _parameter(layer))]
+            for label, group in by_scheme.items()
+        }
         groups = {}
         for index, (label, group) in enumerate(by_scheme.items()):
             others = [name for other, names in modules.items() if other != label for name in names]
@@ -168,8 +171,9 @@ class CompressedTensors:
         return config
 
 
-def _module(tensor_name: str) -> str:
-    return tensor_name.removesuffix(".weight")
+def _parameter(layer: StoredLayer) -> str:
+    """The weight of a layer as the model calls it; readers know experts by the checkpoint's names alone."""
+    return f"{layer.site}.weight" if layer.kind == "linear" else layer.name
 
 
 def _group(scheme: Scheme, targets: list[str]) -> dict[str, Any]:

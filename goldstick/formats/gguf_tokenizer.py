@@ -62,7 +62,8 @@ def tokenizer_metadata(directory: Path, vocab_size: int) -> dict[str, Any]:
     if "tokenizer.ggml.scores" in found:
         ranks = found["tokenizer.ggml.scores"]
         found["tokenizer.ggml.scores"] = [_score(token, kind, ranks) for token, kind in zip(tokens, types, strict=True)]
-    return found | _special_ids(directory, settings, tokens) | _adds(tokenizer, settings) | _chat_template(directory, settings)
+    specials = _special_ids(directory, settings, tokens) | _adds(tokenizer, settings)
+    return found | specials | _chat_template(directory, settings)
 
 
 def _refused(reason: str) -> FormatError:

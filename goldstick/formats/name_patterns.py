@@ -31,6 +31,18 @@ def patterns_for(names: Sequence[str], others: Sequence[str]) -> list[str]:
     return result
 
 
+def module_names(tensor: str, parameter: str) -> list[str]:
+    """What the module of a weight is called: in the checkpoint and, where that is another name, in the model.
+
+    Readers look for either: vLLM for what the checkpoint says, transformers 5 for what its model does. Empty where the
+    tensor is no module's ``weight``.
+    """
+    if not tensor.endswith(".weight"):
+        return []
+    names = (name for name in (tensor, parameter) if name.endswith(".weight"))
+    return list(dict.fromkeys(name.removesuffix(".weight") for name in names))
+
+
 def _generalise(name: str) -> str:
     return r"\d+".join(re.escape(part) for part in _NUMBER.split(name))
 

@@ -19,6 +19,7 @@ from goldstick.formats.base import StoredLayer
 from goldstick.formats.gguf_directory import missing_tokenizer
 from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
 from goldstick.formats.kv_cache import StoredKV, attention_modules, read_kv, stored_kv
+from goldstick.formats.name_patterns import module_names
 from goldstick.formats.source import read_json, sidecars_of
 from goldstick.formats.transformers_checkpoint import QuantizedCheckpoint, open_quantized, tied_to_codes
 from goldstick.formats.transformers_pruned import is_marked
@@ -233,15 +234,16 @@ def _content(plan: ExportPlan) -> Content:
 
 
 def _float_matrices(checkpoint: QuantizedCheckpoint) -> list[str]:
-    """Modules whose matrices stay float, as the checkpoint calls them, less the embeddings."""
+    """Modules whose matrices stay float, by all their names, less the embeddings."""
     stored, network = checkpoint.stored, checkpoint.network
     names = {name: checkpoint.names.piece(name).parameter for name in stored.tensors}
     embeddings = {site.parameter_name for site in network.sites if site.role == "embedding"}
     codes = {layer.name for layer in stored.layers}
     found = [
-        name.removesuffix(".weight")
+        module
         for name, info in stored.tensors.items()
-        if len(info.shape) == 2 and name.endswith(".weight") and name not in codes and names[name] not in embeddings
+        if len(info.shape) == 2 and name not in codes and names[name] not in embeddings
+        for module in module_names(name, names[name])
     ]
     quantized = {layer.site for layer in stored.layers}
     present = set(names.values())

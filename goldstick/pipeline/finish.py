@@ -34,7 +34,7 @@ class Content:
         sidecars: Files carried on byte for byte.
         format: The storage format.
         layers: Everything quantized, as stored.
-        left_alone: Modules whose matrices stay float, as the checkpoint calls them.
+        left_alone: Modules whose matrices stay float, as the checkpoint and the model call them.
         ties: Sites that run on another's quantized weight.
         untied: Whether embeddings are no longer tied in the way the config says.
         recipe: The recipe; ``None`` where the checkpoint was exported from one that says nothing of its own.

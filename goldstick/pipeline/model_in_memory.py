@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from goldstick.formats.name_patterns import module_names
 from goldstick.formats.transformers_names import CheckpointNames, empty_model
 from goldstick.formats.transformers_pruned import marked
 from goldstick.pipeline.save import StoredPiece
@@ -46,7 +47,7 @@ def config_of(model: nn.Module) -> dict[str, Any] | None:
 def float_matrices(
     network: Network, pieces: Sequence[StoredPiece], floats: Mapping[str, Any], names: CheckpointNames | None
 ) -> list[str]:
-    """Modules of a rewritten network whose matrices stayed float, as a checkpoint calls them, less the embeddings.
+    """Modules of a rewritten network whose matrices stayed float, by all their names, less the embeddings.
 
     Args:
         network: Rewritten; its ``sites`` are those it had before.
@@ -57,9 +58,10 @@ def float_matrices(
     embeddings = {site.parameter_name for site in network.sites if site.role == "embedding"}
     skip = set(names.to_checkpoint(dict.fromkeys(embeddings, _NOTHING))) if names else embeddings
     stored = [
-        name.removesuffix(".weight")
+        module
         for name, value in floats.items()
-        if value.ndim == 2 and name.endswith(".weight") and name not in skip
+        if value.ndim == 2 and name not in skip
+        for module in module_names(name, names.piece(name).parameter if names else name)
     ]
     quantized = {piece.layer.site for piece in pieces}
     tied_heads = [site.module for site in network.sites if site.role == "head" and site.name not in quantized]

@@ -11,6 +11,7 @@ from typing import Any
 
 from goldstick.core.error import WeightError
 from goldstick.errors import UsageError
+from goldstick.formats.name_patterns import module_names
 from goldstick.formats.source import SourceCheckpoint
 from goldstick.pipeline.by_blocks import prepare
 from goldstick.pipeline.finish import Content, add_accuracy, prove_and_record, write_rest
@@ -196,15 +197,13 @@ def _content(plan: Plan, base_model: str, outcome: Outcome) -> Content:
 
 
 def float_matrices(plan: Plan) -> list[str]:
-    """Modules whose matrices stay float, as the checkpoint calls them; embeddings are none of a linear's business."""
+    """Modules whose matrices stay float, by all their names; embeddings are none of a linear's business."""
     embeddings = {site.parameter_name for site in plan.network.sites if site.role == "embedding"}
     return [
-        tensor.name.removesuffix(".weight")
+        name
         for tensor in plan.tensors
-        if tensor.assignment is None
-        and len(tensor.source.shape) == 2
-        and tensor.name.endswith(".weight")
-        and tensor.parameter not in embeddings
+        if tensor.assignment is None and len(tensor.source.shape) == 2 and tensor.parameter not in embeddings
+        for name in module_names(tensor.name, tensor.parameter)
     ] + _tied_heads(plan)
 
 

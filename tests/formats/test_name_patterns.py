@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goldstick.errors import FormatError
-from goldstick.formats.name_patterns import name_matcher, patterns_for
+from goldstick.formats.name_patterns import module_names, name_matcher, patterns_for
 
 PARTS = st.sampled_from(["model", "layers", "0", "1", "12", "mlp", "experts", "up-proj", "w1", "a+b", "layer_2"])
 NAMES = st.lists(st.lists(PARTS, min_size=1, max_size=5).map(".".join), max_size=25, unique=True)
@@ -43,6 +43,13 @@ def test_the_layers_of_a_model_are_said_in_one_line() -> None:
 def test_a_layer_left_out_makes_the_others_be_listed() -> None:
     names = [f"model.layers.{layer}.up" for layer in range(3)]
     assert patterns_for(names[:2], names[2:]) == names[:2]
+
+
+def test_a_module_has_its_name_in_the_model_where_that_is_another() -> None:
+    assert module_names("model.norm.weight", "model.norm.weight") == ["model.norm"]
+    assert module_names("a.lm_head.weight", "lm_head.weight") == ["a.lm_head", "lm_head"]
+    assert module_names("x.experts.0.w1.weight", "x.experts.gate_up_proj") == ["x.experts.0.w1"]
+    assert module_names("x.experts.gate_up_proj", "x.experts.gate_up_proj") == []
 
 
 def test_nothing_gives_nothing() -> None:
