@@ -163,6 +163,10 @@ def test_squad_prompts_and_scores_the_first_line(tmp_path: Path) -> None:
     assert result.metrics == {"exact_match": 100.0, "f1": 100.0}
     wrong = Squad().run(Parrot(texts=["the river Nile"]), DataSource(tmp_path), None, None)
     assert wrong.metrics == {"exact_match": 0.0, "f1": 100.0}
+    paragraph["qas"] = [{"id": "2", "question": "Who?", "answers": []}]  # as in version 2.0
+    put(tmp_path, "squad/dev_small-v1.1.json", document)
+    with pytest.raises(DataError, match=r"the question 'Who\?' of 'Egypt' has no answer"):
+        Squad().load(DataSource(tmp_path))
     put(tmp_path, "squad/dev_small-v1.1.json", {"data": [{"title": "Egypt"}]})
     with pytest.raises(DataError, match=r"not the official SQuAD 1\.1 layout"):
         Squad().load(DataSource(tmp_path))

@@ -105,4 +105,9 @@ def _official(document: Any, path: Path) -> list[ReadingQuestion]:
 
 
 def _question(row: Mapping[str, Any], title: str, context: str, answers: Sequence[str]) -> ReadingQuestion:
+    if not answers:
+        raise DataError(
+            f"squad: the question {row['question']!r} of {title!r} has no answer; SQuAD 1.1 has none without, and "
+            "those of version 2.0 are another task"
+        )
     return ReadingQuestion(title=title, context=context, question=row["question"], answers=list(answers))
