@@ -120,12 +120,14 @@ def generate(model: str, prompt: str, max_new_tokens: int, optimize: bool) -> No
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
+    from goldstick.evaluation.measurable import require_causal
     from goldstick.pipeline.load import load
     from goldstick.pipeline.models import find_model
     from goldstick.pipeline.runnable import with_tokenizer
 
     directory = find_model(model)
     loaded = load(directory)
+    require_causal(loaded)
     if optimize:
         from goldstick.pipeline.optimize import optimize as optimize_model
 

@@ -9,7 +9,7 @@ from torch import nn
 from goldstick.errors import SourceError
 from goldstick.evaluation.image_classifier import ImageClassifier
 from goldstick.evaluation.language_model import LanguageModel
-from goldstick.evaluation.measurable import measurable
+from goldstick.evaluation.measurable import measurable, require_causal
 from goldstick.evaluation.span_model import SpanModel
 from goldstick.formats.gguf_directory import checkpoint_directory, missing_tokenizer
 from goldstick.pipeline.load import load
@@ -30,9 +30,15 @@ def load_with_inputs(path: Path) -> LanguageModel | SpanModel | ImageClassifier:
 
 
 def load_language_model(path: Path) -> LanguageModel:
-    """A causal language model with its tokenizer; see :func:`load_with_inputs`."""
+    """A causal language model with its tokenizer; see :func:`load_with_inputs`.
+
+    Raises:
+        UsageError: It is a model of another kind.
+    """
     with checkpoint_directory(path) as directory:
-        return with_tokenizer(load(directory), directory)
+        model = load(directory)
+        require_causal(model)
+        return with_tokenizer(model, directory)
 
 
 def with_tokenizer(model: nn.Module, path: Path) -> LanguageModel:

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import BertConfig, BertForMaskedLM
 
 import goldstick
 from goldstick.errors import SourceError, UsageError
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import INDEX_NAME
 from tests.cli.conftest import run
+from tests.tiny_models import FAMILIES
 
 Refused = Callable[..., str]
 
@@ -352,3 +354,15 @@ def test_inspect_and_verify_say_what_is_no_checkpoint(assert_refused: Refused, s
     for command in ("inspect", "verify"):
         assert_refused(command, str(source), says=("goldstick.json", "no checkpoint made by goldstick"))
         assert_refused(command, str(tmp_path / "nowhere"), says=("nowhere",))
+
+
+@pytest.mark.parametrize("kind", ["masked", "t5", "vit"])
+def test_a_model_that_does_not_go_on_from_a_text(kind: str, assert_refused: Refused, tmp_path: Path) -> None:
+    config = BertConfig(vocab_size=32, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16)
+    model: Any = BertForMaskedLM(config) if kind == "masked" else FAMILIES[kind]()
+    model.save_pretrained(tmp_path / "model")
+    says = (type(model).__name__, "no causal language model")
+    assert_refused("generate", str(tmp_path / "model"), "--prompt", "a", code=2, says=says)
+    if kind != "vit":
+        arguments = ("--tasks", "text", "--data-dir", "reference")
+        assert_refused("evaluate", str(tmp_path / "model"), *arguments, code=2, says=says)
