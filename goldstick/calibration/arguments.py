@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.errors import StructureError
-from goldstick.structure.trace import is_cache, map_tensors, without_caches
+from goldstick.structure.trace import is_cache, map_tensors, tensor_identity, tensors_in, without_caches
 
 #: Name of the hidden state where a block takes it by keyword.
 _HIDDEN = "hidden_states"
@@ -80,10 +80,13 @@ def block_calls(
             anything behind the last.
 
     Raises:
-        StructureError: The model does not call its blocks in this way, or one of them more than once.
+        StructureError: The model does not call its blocks in this way, or one of them more than once; it does
+            something with a hidden state between two blocks; they hand on a second one beside it, or share layers.
     """
+    _refuse_shared_layers(model, blocks)
     calls: dict[str, BlockCall] = {}
     starts: list[Tensor] = []
+    handed: list[Tensor] = []  # what the block before gave
     rest: list[Any] = []
     seen = [] if known is None else known
 
@@ -98,6 +101,10 @@ def block_calls(
             hidden = kwargs[_HIDDEN] if by_keyword else args[0]
             if path in calls:
                 raise StructureError(f"The model's forward calls {path} more than once.")
+            if path != blocks[len(calls)]:
+                raise StructureError(f"The model's forward calls {path} before {blocks[len(calls)]}.")
+            if handed and tensor_identity(hidden) != tensor_identity(handed[-1]):
+                raise StructureError(f"{path} is not given what the block before it gives, but something made of it.")
             others = {name: value for name, value in kwargs.items() if name != _HIDDEN}
             rest_of_args = args if by_keyword else args[1:]
             calls[path] = BlockCall(
@@ -110,6 +117,7 @@ def block_calls(
                 starts.append(hidden.detach().clone())
                 if bare:
                     rest.append(None)
+                    handed.append(hidden)
             if bare:
                 if len(calls) == len(blocks):
                     raise _Enough
@@ -119,7 +127,10 @@ def block_calls(
                 if hidden_of(output).shape != hidden.shape:
                     raise StructureError(f"{path} gives its successor another shape than it got.")
                 rest.append(output[1:] if isinstance(output, tuple) else None)
+                handed.append(hidden_of(output))
                 return output
+            if len(calls) == 2:
+                _refuse_second_state(model.get_submodule(blocks[0]), rest[0], args, kwargs)
             return hidden if rest[0] is None else (hidden, *rest[0])
 
         return forward
@@ -137,6 +148,38 @@ def block_calls(
     if missing:
         raise StructureError(f"The model's forward does not call its block {missing[0]}.")
     return starts[0], {path: replace(call, rest=rest[0]) for path, call in calls.items()}
+
+
+def _refuse_shared_layers(model: nn.Module, blocks: Sequence[str]) -> None:
+    """Refuse blocks that run the same layer: what the others give it would not count."""
+    owner: dict[nn.Module, str] = {}
+    for path in blocks:
+        for layer in model.get_submodule(path).modules():
+            holds_matrix = any(parameter.ndim >= 2 for parameter in layer.parameters(recurse=False))
+            if holds_matrix and owner.setdefault(layer, path) != path:
+                raise StructureError(f"{path} runs layers of {owner[layer]}.")
+
+
+def _refuse_second_state(
+    block: nn.Module, rest: tuple[Any, ...] | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse what a block gives behind its hidden state and its successor is given, if blocks change it on their way.
+
+    T5's position bias is handed on as it is; a residual that every block adds to would be that of the first for all.
+
+    Args:
+        block: The first block.
+        rest: What it gave behind its hidden state.
+        args: Positional arguments of its successor, which it is tried with.
+        kwargs: The same, by keyword.
+    """
+    given = [*tensors_in((args, kwargs))]
+    places = [place for place, value in enumerate(rest or ()) if any(value is tensor for tensor in given)]
+    if not places:
+        return
+    output = type(block).forward(block, *without_caches(args), **without_caches(kwargs))
+    if not all(torch.equal(output[1 + place], (rest or ())[place]) for place in places):
+        raise StructureError("The model's blocks hand on a second state beside the hidden one.")
 
 
 class _Enough(BaseException):

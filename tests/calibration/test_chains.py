@@ -1,0 +1,162 @@
+"""Blocks are calibrated one by one only where each is given what the one before it gives, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from goldstick.calibration.arguments import block_calls
+from goldstick.calibration.sweep import sweep
+from goldstick.calibration.task import Task, Work
+from goldstick.core.edits import Quantize
+from goldstick.errors import StructureError
+from goldstick.recipes.recipe import Recipe
+from goldstick.recipes.resolve import resolve
+from goldstick.recipes.run import quiet
+from goldstick.structure.network import Network
+
+WIDTH = 16
+
+
+class Block(nn.Module):
+    """A residual block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.up, self.down = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 32), nn.Linear(32, WIDTH)
+
+    def branch(self, x: Tensor) -> Tensor:
+        found: Tensor = self.down(self.up(self.norm(x)).relu())
+        return found
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.branch(x)
+
+
+class Stack(nn.Module):
+    """Blocks in a list, and a way through them."""
+
+    def __init__(self, way: Callable[[Any, Tensor], Tensor], make: Callable[[], nn.Module] = Block) -> None:
+        super().__init__()
+        self.layers, self.way = nn.ModuleList(make() for _ in range(4)), way
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.way(self.layers, x)
+
+
+def straight(layers: Any, x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def with_activations_between(layers: Any, x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x).relu()
+    return x
+
+
+def with_a_skip(layers: Any, x: Tensor) -> Tensor:
+    first = layers[0](x)
+    return straight(layers[3:], layers[2](layers[1](first)) + 3 * first)
+
+
+def backwards(layers: Any, x: Tensor) -> Tensor:
+    return straight(layers[::-1], x)
+
+
+class Streams(Block):
+    """A block that hands on its residual beside what it gives, as those of mamba_ssm do."""
+
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Any:
+        residual = x if residual is None else residual + x
+        return self.branch(residual), residual
+
+
+def two_streams(layers: Any, x: Tensor) -> Tensor:
+    residual = None
+    for layer in layers:
+        x, residual = layer(x, residual)
+    found: Tensor = x + residual
+    return found
+
+
+def sharing() -> Callable[[], nn.Module]:
+    layer = nn.Linear(WIDTH, 32)
+
+    def make() -> nn.Module:
+        block = Block()
+        block.up = layer
+        return block
+
+    return make
+
+
+def linear() -> nn.Module:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+NO_CHAINS = {
+    "activations between linear layers": (lambda: Stack(with_activations_between, linear), "something made of it"),
+    "a skip": (lambda: Stack(with_a_skip), "something made of it"),
+    "backwards": (lambda: Stack(backwards), r"calls layers\.3 before layers\.0"),
+    "two streams": (lambda: Stack(two_streams, Streams), "hand on a second state"),
+    "a shared layer": (lambda: Stack(straight, sharing()), r"layers\.1 runs layers of layers\.0"),
+}
+
+
+def batches() -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    return [{"x": torch.randn(4, 12, WIDTH, generator=generator)} for _ in range(3)]
+
+
+def calibrated(model: nn.Module) -> dict[str, Tensor]:
+    """Calibrate a model in place; the mean squares of the inputs on which each layer was solved."""
+    network, found = Network(model), dict[str, Tensor]()
+    assignments = resolve(Recipe.load({"stages": [{"gptq": {"scheme": "w4a16-channel"}}]}).stages, network).assignments
+
+    def decide(task: Task, weight: Tensor, state: Any, notes: Any) -> Quantize:
+        found[task.site.name] = state.mean_square()
+        (edit,) = task.stage.solve(task.site, weight, state, task.scheme)
+        assert isinstance(edit, Quantize)
+        return edit
+
+    tasks = {name: Task(site=one.site, stage=one.stage, scheme=one.scheme) for name, one in assignments.items()}
+    sweep(network, Work(tasks=tasks, decide=decide), batches(), quiet)
+    return found
+
+
+def given(model: nn.Module, names: Any) -> dict[str, Tensor]:
+    """The same of what the layers of a finished model are given."""
+    seen: dict[str, list[Tensor]] = {name: [] for name in names}
+    for name in names:
+        model.get_submodule(name).register_forward_pre_hook(
+            lambda _, args, name=name: seen[name].append(args[0].reshape(-1, args[0].shape[-1]).double())
+        )
+    with torch.no_grad():
+        for batch in batches():
+            model(**batch)
+    return {name: torch.cat(rows).square().mean(0) for name, rows in seen.items()}
+
+
+@pytest.mark.parametrize("kind", [*NO_CHAINS, "a chain"])
+def test_every_layer_is_solved_on_what_the_finished_model_gives_it(kind: str) -> None:
+    torch.manual_seed(1)
+    model = Stack(straight) if kind == "a chain" else NO_CHAINS[kind][0]()
+    seen = calibrated(model)
+    finished = given(model, seen)
+    once = [name for name in seen if kind != "a shared layer" or not name.endswith("up")]  # whose inputs change again
+    for name in once:
+        torch.testing.assert_close(seen[name], finished[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", NO_CHAINS)
+def test_what_is_no_chain_is_refused_as_one(kind: str) -> None:
+    make, reason = NO_CHAINS[kind]
+    model = make()
+    with torch.no_grad(), pytest.raises(StructureError, match=reason):
+        block_calls(model, Network(model).blocks, batches()[0])
