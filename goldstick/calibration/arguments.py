@@ -28,6 +28,7 @@ class BlockCall:
         cache: Where the model passed a cache of keys and values, in whose place there is ``None`` now: a name in
             ``kwargs`` or a place in ``args``; ``None`` where it passed no cache.
         rest: What blocks give behind their hidden state; ``None`` where they give nothing else.
+        overwrites: Whether blocks write into what they are given, so that each run needs a copy.
     """
 
     args: tuple[Any, ...]
@@ -35,6 +36,7 @@ class BlockCall:
     by_keyword: bool
     cache: str | int | None = None
     rest: tuple[Any, ...] | None = None
+    overwrites: bool = False
 
     def arguments(self, hidden: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """All arguments, with a given hidden state."""
@@ -45,6 +47,8 @@ class BlockCall:
     def run(self, block: nn.Module, hidden: Tensor) -> Tensor:
         """The block's next hidden state."""
         args, kwargs = self.arguments(hidden)
+        if self.overwrites:
+            args, kwargs = map_tensors((args, kwargs), torch.clone)
         return hidden_of(block(*args, **kwargs))
 
 
@@ -88,6 +92,7 @@ def block_calls(
     starts: list[Tensor] = []
     handed: list[Tensor] = []  # what the block before gave
     rest: list[Any] = []
+    overwrites = False
     seen = [] if known is None else known
 
     def kept(value: Any) -> Any:
@@ -97,6 +102,7 @@ def block_calls(
         real = type(block).forward
 
         def forward(*args: Any, **kwargs: Any) -> Any:
+            nonlocal overwrites
             by_keyword = _HIDDEN in kwargs
             hidden = kwargs[_HIDDEN] if by_keyword else args[0]
             if path in calls:
@@ -123,7 +129,9 @@ def block_calls(
                     raise _Enough
                 return hidden
             if not rest:
+                before = _versions((args, kwargs))
                 output = real(block, *args, **kwargs)
+                overwrites = _versions((args, kwargs)) != before
                 if hidden_of(output).shape != hidden.shape:
                     raise StructureError(f"{path} gives its successor another shape than it got.")
                 rest.append(output[1:] if isinstance(output, tuple) else None)
@@ -147,7 +155,7 @@ def block_calls(
     missing = [path for path in blocks if path not in calls]
     if missing:
         raise StructureError(f"The model's forward does not call its block {missing[0]}.")
-    return starts[0], {path: replace(call, rest=rest[0]) for path, call in calls.items()}
+    return starts[0], {path: replace(call, rest=rest[0], overwrites=overwrites) for path, call in calls.items()}
 
 
 def _refuse_shared_layers(model: nn.Module, blocks: Sequence[str]) -> None:
@@ -223,6 +231,11 @@ def _standing_in(model: nn.Module, forwards: Mapping[str, Callable[..., Any]]) -
 def _cache_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | int | None:
     places: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
     return next((place for place, value in places if is_cache(value)), None)
+
+
+def _versions(value: Any) -> list[int]:
+    """How often each of the tensors in some arguments was written to, as far as that is counted."""
+    return [0 if tensor.is_inference() else tensor._version for tensor in tensors_in(value)]
 
 
 def _once(tensor: Tensor, seen: list[Tensor]) -> Tensor:

@@ -142,7 +142,11 @@ def starts(model: nn.Module, chain: Sequence[str], batches: Batches) -> tuple[li
         bare = bool(found) and found[0][1][chain[0]].rest is None
         found.append(block_calls(model, chain, batch, known, bare=bare))
         first = first or known
-    return [hidden for hidden, _ in found], [calls for _, calls in found]
+    overwrites = any(calls[chain[0]].overwrites for _, calls in found)  # which blocks that do not run do not show
+    every = [
+        {path: dataclasses.replace(call, overwrites=overwrites) for path, call in each.items()} for _, each in found
+    ]
+    return [hidden for hidden, _ in found], every
 
 
 def find_absorbers(network: Network, chain: Sequence[str], batch: Mapping[str, Tensor]) -> Absorbers:

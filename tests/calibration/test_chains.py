@@ -100,6 +100,34 @@ def linear() -> nn.Module:
     return nn.Linear(WIDTH, WIDTH)
 
 
+class Overwriting(Block):
+    """A block that adds to what it is given in its place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x += self.branch(x)
+        return x
+
+
+class Counting(Block):
+    """A block that adds to a state that it is handed for all of its tokens, as RWKV's do."""
+
+    def forward(self, x: Tensor, state: list[Tensor]) -> Tensor:
+        state[0] += x.mean(1)
+        return x + self.branch(x + state[0].unsqueeze(1))
+
+
+def with_states(layers: Any, x: Tensor) -> Tensor:
+    for layer in layers:
+        x = layer(x, [torch.zeros(len(x), WIDTH)])
+    return x
+
+
+CHAINS = {
+    "a chain": lambda: Stack(straight),
+    "blocks that overwrite their input": lambda: Stack(lambda layers, x: straight(layers, x.clone()), Overwriting),
+    "blocks that add to a state": lambda: Stack(with_states, Counting),
+}
+
 NO_CHAINS = {
     "activations between linear layers": (lambda: Stack(with_activations_between, linear), "something made of it"),
     "a skip": (lambda: Stack(with_a_skip), "something made of it"),
@@ -143,15 +171,23 @@ def given(model: nn.Module, names: Any) -> dict[str, Tensor]:
     return {name: torch.cat(rows).square().mean(0) for name, rows in seen.items()}
 
 
-@pytest.mark.parametrize("kind", [*NO_CHAINS, "a chain"])
+@pytest.mark.parametrize("kind", [*CHAINS, *NO_CHAINS])
 def test_every_layer_is_solved_on_what_the_finished_model_gives_it(kind: str) -> None:
     torch.manual_seed(1)
-    model = Stack(straight) if kind == "a chain" else NO_CHAINS[kind][0]()
+    model = CHAINS[kind]() if kind in CHAINS else NO_CHAINS[kind][0]()
     seen = calibrated(model)
     finished = given(model, seen)
     once = [name for name in seen if kind != "a shared layer" or not name.endswith("up")]  # whose inputs change again
     for name in once:
         torch.testing.assert_close(seen[name], finished[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", CHAINS)
+def test_what_is_a_chain_is_taken_for_one(kind: str) -> None:
+    model = CHAINS[kind]()
+    with torch.no_grad():
+        _, calls = block_calls(model, Network(model).blocks, batches()[0])
+    assert all(call.overwrites is (kind != "a chain") for call in calls.values())
 
 
 @pytest.mark.parametrize("kind", NO_CHAINS)
