@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from goldstick.algorithms import Quantizer
 from goldstick.errors import StructureError
 from goldstick.structure.network import Layout, Network, Site
+from goldstick.structure.plain_layers import computes_plainly
 
 #: Share of a model's matrices that may stay float because goldstick does not recognise them.
 UNRECOGNISED_LIMIT = 0.20
@@ -40,7 +41,7 @@ def left_alone(
             if site is None or site.layout is not Layout.EMBEDDING:
                 total += parameter.numel()
         if site is None or site.name not in quantized:
-            reasons[name] = skipped.get(name) or _reason(name, site, parameter.ndim, stages, tied)
+            reasons[name] = skipped.get(name) or _reason(name, site, network, parameter.ndim, stages, tied)
     for name, _ in network.model.named_buffers():
         reasons[name] = "buffer: state, not a weight"
     if stages:  # where nothing is rounded, every layer stays float because the recipe says so
@@ -48,11 +49,17 @@ def left_alone(
     return reasons
 
 
-def _reason(name: str, site: Site | None, ndim: int, stages: Sequence[Quantizer], tied: Mapping[str, str]) -> str:
+def _reason(
+    name: str, site: Site | None, network: Network, ndim: int, stages: Sequence[Quantizer], tied: Mapping[str, str]
+) -> str:
     if name in tied:
         return f"tied to {tied[name]}"
+    if site is None and ndim < 2:
+        return "not a matrix (bias, norm)"
     if site is None:
-        return "not a matrix (bias, norm)" if ndim < 2 else "a parameter of a kind that is not quantized"
+        module = network.model.get_submodule(name.rpartition(".")[0])
+        own = "" if computes_plainly(module) else f": {type(module).__name__} computes more than W·x + b"
+        return f"a parameter of a kind that is not quantized{own}"
     for stage in stages:
         pattern = stage.targets.excludes(site)
         if pattern:
@@ -67,7 +74,7 @@ def _refuse(unrecognised: Mapping[str, int], total: int) -> None:
     if total and size > UNRECOGNISED_LIMIT * total:
         shown = ", ".join(sorted(unrecognised, key=lambda name: -unrecognised[name])[:5])
         raise StructureError(
-            f"{size / total:.0%} of this model's matrix weights are parameters goldstick does not recognise ({shown}) "
-            "and would stay float although no rule asked for that. Please report the architecture; its parameters "
-            "belong into goldstick/structure/overrides.py."
+            f"{size / total:.0%} of this model's matrix weights are parameters goldstick does not recognise, or of "
+            f"layers that compute more than W·x + b ({shown}), and would stay float although no rule asked for that. "
+            "Please report the architecture; its parameters belong into goldstick/structure/overrides.py."
         )

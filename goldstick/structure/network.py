@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from goldstick.errors import StructureError
 from goldstick.structure.blocks import block_of, find_blocks
 from goldstick.structure.overrides import (
+    BATCHED_EXPERT_CLASSES,
     FUSED_EXPERT_PARAMETERS,
     TRANSPOSED_EXPERTS_FLAG,
     TRANSPOSED_LINEAR_CLASSES,
 )
+from goldstick.structure.plain_layers import computes_plainly
 
 Role = Literal["inner", "embedding", "head"]
 
@@ -116,7 +118,7 @@ class Network:
         for path, module in self.model.named_modules():
             for parameter_name, parameter in module.named_parameters(recurse=False):
                 layout = layout_of(module, parameter_name, parameter)
-                if layout is None:
+                if layout is None or not computes_plainly(module) or _is_batched(module, layout):
                     continue
                 full = f"{path}.{parameter_name}" if path else parameter_name
                 owner = self._owner[full]
@@ -167,6 +169,11 @@ def layout_of(module: nn.Module, parameter_name: str, parameter: Tensor) -> Layo
         transposed = getattr(module, TRANSPOSED_EXPERTS_FLAG, False)
         return Layout.TRANSPOSED_EXPERTS if transposed else Layout.EXPERTS
     return None
+
+
+def _is_batched(module: nn.Module, layout: Layout) -> bool:
+    fused = layout in (Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS)
+    return fused and type(module).__name__ in BATCHED_EXPERT_CLASSES
 
 
 def _output_head(model: nn.Module) -> nn.Module | None:
