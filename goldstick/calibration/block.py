@@ -62,9 +62,10 @@ class BlockCalibration:
         look: Callable[[], Tensor] | None = None,
     ) -> None:
         self._network, self._work, self._masks, self._pairs = network, work, masks, pairs
-        self._groups = input_groups(network, work.tasks, look or runs[0])
+        self._groups, again = input_groups(network, work.tasks, look or runs[0])
+        self._called_again = {task.site.name for number in again for task in self._groups[number]}
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
-        self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules)
+        self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules, again)
         self._beside: OriginalPasses | None = None
         if original is not None:
             sites = [[task.site for task in group] for group in self._groups]
@@ -153,9 +154,15 @@ class BlockCalibration:
 
     def _observe(self, group: Sequence[Task], scale: Tensor | None) -> InputObserver:
         found: InputObserver | None = None
-        if self._beside is not None and any(task.stage.asymmetric for task in group) and not self._chosen(group[0]):
+        if self._beside is not None and self._pairs_tokens(group):
             found = observe_drift(self._passes, self._beside, group, self._masks, scale)
         return found if found is not None else observe_group(self._passes, group, self._masks)
+
+    def _pairs_tokens(self, group: Sequence[Task]) -> bool:
+        """Whether a stage wants what the float model gives a group, and its tokens may be those that come to it."""
+        if not any(task.stage.asymmetric for task in group) or group[0].site.name in self._called_again:
+            return False
+        return not self._chosen(group[0])
 
     def _chosen(self, task: Task) -> bool:
         """Whether a layer may be given a choice of tokens, as one of a list of experts: the float model may choose

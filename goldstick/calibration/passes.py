@@ -8,13 +8,15 @@ one batch, for a part of a pass more with every group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Protocol
 
+import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor, nn
 
 from goldstick.calibration.pauses import Arrival
+from goldstick.structure.trace import map_tensors
 
 Runs = Sequence[Callable[[], Tensor]]
 Groups = Sequence[Sequence[nn.Module]]
@@ -23,14 +25,16 @@ Groups = Sequence[Sequence[nn.Module]]
 class Passes(Protocol):
     """Passes through one block; use one object once: ``groups`` to its end, then ``outputs``."""
 
-    #: Whether what arrives may be held until the group is solved; if not, it is seen one batch at a time.
-    together: bool
+    @property
+    def together(self) -> bool:
+        """Whether what arrives may be held until the group is solved; if not, it is seen one batch at a time."""
 
     def groups(self) -> Iterator[int]:
         """Numbers of the groups in the order they are reached. Asking for the next says that this one is solved."""
 
     def arrivals(self) -> Iterator[Arrival]:
-        """The batches that reach the group at hand, in their order; as often as wanted."""
+        """The batches that reach the group at hand, in their order; as often as wanted. Where its layers are called
+        more than once, a batch comes once for each call."""
 
     def again(self) -> None:
         """Start over up to the group at hand: something before it has changed."""
@@ -45,18 +49,24 @@ class PausedPasses:
     Args:
         runs: A block's forward on each batch.
         groups: The layers of each group, in order of execution; a pass pauses at the first of a group it reaches.
+        again: Numbers of the groups whose layers are called more than once. What they are given is seen in passes of
+            their own, which do not pause.
     """
 
-    together = True
-
-    def __init__(self, runs: Runs, groups: Groups) -> None:
-        self._runs, self._groups = runs, groups
+    def __init__(self, runs: Runs, groups: Groups, again: Collection[int] = ()) -> None:
+        self._runs, self._groups, self._called_again = runs, groups, frozenset(again)
+        self._pausing = True
         self._number_of = {module: number for number, group in enumerate(groups) for module in group}
         self._workers: list[greenlet] = []
         self._at: list[Any] = [None] * len(runs)
         self._solved: set[int] = set()
         self._hub = getcurrent()
         self._number = -1
+
+    @property
+    def together(self) -> bool:
+        """See :class:`Passes`."""
+        return self._number not in self._called_again
 
     def groups(self) -> Iterator[int]:
         """See :class:`Passes`."""
@@ -68,6 +78,8 @@ class PausedPasses:
             while any(not worker.dead for worker in self._workers):
                 self._number = min(at[0] for at, worker in zip(self._at, self._workers, strict=True) if not worker.dead)
                 yield self._number
+                if self._number in self._called_again:  # whoever takes note of passes has seen others since
+                    self.again()
                 here = self._here()
                 self._solved.add(self._number)
                 for index in here:
@@ -79,6 +91,14 @@ class PausedPasses:
     def arrivals(self) -> Iterator[Arrival]:
         """See :class:`Passes`."""
         for index in self._here():
+            if self._number in self._called_again:
+                self._pausing = False
+                try:
+                    calls = _every_call(self._runs[index], self._groups[self._number], index)
+                finally:
+                    self._pausing = True
+                yield from calls
+                continue
             module, args, kwargs = self._at[index][1]
             yield Arrival(module=module, args=args, kwargs=kwargs, batch=index)
 
@@ -104,7 +124,7 @@ class PausedPasses:
         self._at[index] = self._workers[index].switch()
 
     def _pause(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._number_of[module] not in self._solved:
+        if self._pausing and self._number_of[module] not in self._solved:
             self._hub.switch((self._number_of[module], (module, args, kwargs)))
 
 
@@ -114,12 +134,13 @@ class RepeatedPasses:
     Args:
         runs: A block's forward on each batch.
         groups: The layers of each group, in order of execution.
+        again: Numbers of the groups whose layers are called more than once.
     """
 
     together = False
 
-    def __init__(self, runs: Runs, groups: Groups) -> None:
-        self._runs, self._groups = runs, groups
+    def __init__(self, runs: Runs, groups: Groups, again: Collection[int] = ()) -> None:
+        self._runs, self._groups, self._called_again = runs, groups, frozenset(again)
         self._number = -1
 
     def groups(self) -> Iterator[int]:
@@ -131,6 +152,9 @@ class RepeatedPasses:
     def arrivals(self) -> Iterator[Arrival]:
         """See :class:`Passes`."""
         for index, run in enumerate(self._runs):
+            if self._number in self._called_again:
+                yield from _every_call(run, self._groups[self._number], index)
+                continue
             found: list[Arrival] = []
 
             def stop(
@@ -158,6 +182,24 @@ class RepeatedPasses:
         """See :class:`Passes`."""
         for run in self._runs:
             yield run()
+
+
+def _every_call(run: Callable[[], Tensor], group: Sequence[nn.Module], batch: int) -> list[Arrival]:
+    """What the first layer of a group that a pass reaches is given, call by call, in copies that do not change."""
+    found: list[Arrival] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not found or found[0].module is module:
+            args, kwargs = map_tensors((args, kwargs), torch.clone)
+            found.append(Arrival(module=module, args=args, kwargs=kwargs, batch=batch))
+
+    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in group]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return found
 
 
 class _Reached(BaseException):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import goldstick
 from goldstick.calibration.absorbers import Absorbers, small
@@ -132,3 +132,80 @@ def test_padding_is_no_input() -> None:
     result = goldstick.apply(model, {"stages": [{"gptq": {"scheme": "w4a16-g32"}}]}, data=[padded])
     tokens = {layer.notes["tokens"] for layer in result.report.layers if layer.scheme}
     assert tokens == {int(mask.sum())}
+
+
+class Loop(nn.Module):
+    """A layer that is called three times; two that share two inputs, and one that reads only the first of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.again, self.out = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.query, self.key, self.value = (nn.Linear(16, 16) for _ in range(3))
+        self.places = nn.Parameter(torch.randn(7, 16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(3):
+            x = x + 4 * self.again(x).relu()
+        places = self.places * 2
+        near = self.query(x) @ self.key(x).mT + self.query(places).sum() - self.key(places).sum()
+        found: Tensor = self.out(near.softmax(-1) @ self.value(x))
+        return found
+
+
+def looped(
+    *, together: bool, stage: Mapping[str, Any]
+) -> tuple[Any, dict[str, Quantize], dict[str, Tensor], list[Tensor]]:
+    """The model calibrated as one block, what was decided, the inputs of its float layers, and what it then gives."""
+    torch.manual_seed(3)
+    model = Loop()
+    network, data = Network(model), [torch.randn(2, 9, 16) for _ in range(3)]
+    given: dict[str, list[Tensor]] = {}
+    for name, layer in model.named_children():
+        layer.register_forward_pre_hook(lambda _, args, name=name: given.setdefault(name, []).append(args[0]))
+    with torch.no_grad():
+        for x in data:
+            model(x)
+    rows = {name: torch.cat([x.reshape(-1, 16) for x in inputs]).double() for name, inputs in given.items()}
+    edits: dict[str, Quantize] = {}
+
+    def note(task: Task, edit: Quantize, error: WeightError) -> None:
+        edits[task.site.name] = edit
+
+    work = calibrated_work(resolve(Recipe.load({"stages": [stage]}).stages, network), note)
+    runs = [lambda x=x: model(x) for x in data]
+    with torch.no_grad():
+        outputs = calibrate(BlockCalibration(network, work, runs, [None] * 3, together=together))
+    return model, edits, rows, outputs
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_all_calls_of_a_layer_count(together: bool) -> None:
+    _, edits, rows, _ = looped(together=together, stage={"gptq": {"scheme": "w8a16"}})
+    tokens = {name: edit.notes["tokens"] for name, edit in edits.items()}
+    assert tokens == {"again": 162, "query": 75, "key": 75, "value": 54, "out": 54}
+    assert {name: len(inputs) for name, inputs in rows.items()} == tokens
+    model, _, rows, _ = looped(together=together, stage={"rtn": {"scheme": "w8a8-static"}})
+    largest = float(rows["again"].abs().max())  # nothing before the layer is rounded: its inputs are the float model's
+    torch.testing.assert_close(float(model.again.input_scale), largest / 127.5, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("stage", [{"gptq": {"scheme": "w4a16-channel"}}, {"awq": {"scheme": "w4a16-channel"}}])
+def test_layers_that_are_called_again_are_solved_alike_in_both_ways(stage: Mapping[str, Any]) -> None:
+    _, together, _, outputs = looped(together=True, stage=stage)
+    _, alone, _, others = looped(together=False, stage=stage)
+    for name, edit in together.items():
+        assert torch.equal(edit.tensor.codes, alone[name].tensor.codes), name
+        assert edit.notes == alone[name].notes
+    assert all(torch.equal(one, other) for one, other in zip(outputs, others, strict=True))
+
+
+def test_layers_that_are_called_again_are_not_paired_with_those_of_the_float_model() -> None:
+    torch.manual_seed(3)
+    data = [{"x": torch.randn(2, 9, 16)} for _ in range(3)]
+    result = goldstick.apply(Loop(), {"stages": [{"gptq": {"scheme": "w4a16-channel", "asymmetric": True}}]}, data=data)
+    notes = {layer.name: layer.notes for layer in result.report.layers if layer.scheme}
+    assert {name for name, note in notes.items() if "symmetric" in note} == {
+        "again.weight",
+        "query.weight",
+        "key.weight",
+    }
