@@ -23,8 +23,9 @@ from goldstick.surgery import Forward
 TOLERANCE = {True: 1e-10, False: 1e-4}
 
 #: The same for a whole model, which may magnify a step by much more, and where wrong wiring shows as errors near 1. The
-#: integer kernels round inputs to 16 bits, which has an error of 1e-9 by itself.
-MODEL_TOLERANCE = {True: 1e-7, False: 1e-2}
+#: integer kernels round inputs to 16 bits, which has an error of 1e-9 by itself. Of 8-bit inputs, 22 blocks of random
+#: weights make up to 1e-2.
+MODEL_TOLERANCE = {True: 1e-7, False: 5e-2}
 
 #: What attention modules are called to have when they do more than a softmax of scaled products.
 _MORE = ("attn_logit_softcapping", "softcap", "softcapping", "sinks", "sliding_window", "sink", "attention_chunk_size")

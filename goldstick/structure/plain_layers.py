@@ -32,28 +32,35 @@ def computes_plainly(module: nn.Module) -> bool:
         return True
     if inherits:
         return True
-    generator = torch.Generator().manual_seed(0)
+    # On the processor whatever the caller's default device is: while a model is loaded, that is the meta device.
+    with torch.device("cpu"), torch.inference_mode(False), torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        twin = _with_few_rows(module, generator)
+        x = torch.randn(_input_shape(module), generator=generator)
+        forward: Any = type(module).forward
+        try:
+            found = forward(twin, x)
+        except Exception:  # any code of the layer may fail, in any way
+            return False
+        expected = _plain(twin, x)
+        if not isinstance(found, Tensor) or found.shape != expected.shape:
+            return False
+        return bool((found - expected).norm() <= _TOLERANCE * expected.norm())
+
+
+def _with_few_rows(module: nn.Linear | nn.Conv2d, generator: torch.Generator) -> nn.Linear | nn.Conv2d:
+    """The module in evaluation mode, with random weights of the same columns."""
     twin = copy.copy(module)
     twin._parameters = dict(module._parameters)
+    in_groups = isinstance(module, nn.Conv2d) and module.groups > 1
     for name in ("weight", "bias"):
         parameter = module._parameters.get(name)
         if parameter is not None:
-            in_groups = isinstance(module, nn.Conv2d) and module.groups > 1
             rows = len(parameter) if in_groups else min(len(parameter), _ROWS)
             values = torch.randn(rows, *parameter.shape[1:], generator=generator)
             twin._parameters[name] = nn.Parameter(values, requires_grad=False)
     twin.training = False
-    x = torch.randn(_input_shape(module), generator=generator)
-    forward: Any = type(module).forward
-    try:
-        with torch.inference_mode(False), torch.no_grad():
-            found = forward(twin, x)
-    except Exception:  # any code of the layer may fail, in any way
-        return False
-    expected = _plain(twin, x)
-    if not isinstance(found, Tensor) or found.shape != expected.shape:
-        return False
-    return bool((found - expected).norm() <= _TOLERANCE * expected.norm())
+    return twin
 
 
 def _input_shape(module: nn.Linear | nn.Conv2d) -> tuple[int, ...]:
@@ -64,8 +71,7 @@ def _input_shape(module: nn.Linear | nn.Conv2d) -> tuple[int, ...]:
 
 
 def _plain(module: Any, x: Tensor) -> Tensor:
-    with torch.inference_mode(False), torch.no_grad():
-        if isinstance(module, nn.Linear):
-            return nn.Linear.forward(module, x)
-        found: Tensor = nn.Conv2d._conv_forward(module, x, module.weight, module.bias)
-        return found
+    if isinstance(module, nn.Linear):
+        return nn.Linear.forward(module, x)
+    found: Tensor = nn.Conv2d._conv_forward(module, x, module.weight, module.bias)
+    return found

@@ -40,7 +40,7 @@ def no_override(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_layers_are_counted_by_the_kernels_that_take_them() -> None:
     found = report(
         ((64, 64), "float32", "w4a16-g32"),
-        ((64, 64), "float16", "w4a16-g32-asym"),
+        ((64, 64), "float64", "w4a16-g32-asym"),
         ((64, 64), "bfloat16", None),
         ((8, 64, 64), "bfloat16", "w8a8-dynamic"),
         ((16, 3, 3, 3), "float32", "w8a16"),

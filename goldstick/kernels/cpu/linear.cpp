@@ -4,6 +4,7 @@
 #include "buffer.hpp"
 #include "floats.hpp"
 #include "gather.hpp"
+#include "inline.hpp"
 #include "interleaved.hpp"
 #include "plan.hpp"
 #include "shares.hpp"
@@ -19,19 +20,31 @@ constexpr std::int64_t kExcessShare = 4;  // with more than one excess in so man
 
 // The rows of some blocks, from `first` on, for the tokens begin … end, as far as there are any.
 template <typename T>
-void write_blocks(const LinearCall<T>& call, std::int64_t blocks, const float* sums, std::int64_t first,
-                  std::int64_t begin, std::int64_t end) {
+GOLDSTICK_INLINE void write_in(const LinearCall<T>& call, std::int64_t blocks, const float* sums, std::int64_t first,
+                               std::int64_t begin, std::int64_t end) {
     for (std::int64_t token = begin; token < std::min(end, call.tokens); ++token) {
         for (std::int64_t b = 0; b < blocks; ++b) {
             const std::int64_t row = first + b * kRows, count = std::min(kRows, call.rows - row);
             const float* sum = sums + (b * (end - begin) + token - begin) * kRows;
             T* y = call.y + token * call.rows + row;
-            for (std::int64_t r = 0; r < count; ++r) {
-                const float value = call.bias ? sum[r] + to_float(call.bias[row + r]) : sum[r];
-                store(y + r, round_to<T>(value));
+            if (const T* const bias = call.bias ? call.bias + row : nullptr) {
+                for (std::int64_t r = 0; r < count; ++r) store(y + r, round_to<T>(sum[r] + to_float(bias[r])));
+            } else {
+                for (std::int64_t r = 0; r < count; ++r) store(y + r, round_to<T>(sum[r]));
             }
         }
     }
+}
+
+template <typename T>
+GOLDSTICK_AVX2 void write_avx2(const LinearCall<T>& call, std::int64_t blocks, const float* sums, std::int64_t first,
+                               std::int64_t begin, std::int64_t end) {
+    write_in(call, blocks, sums, first, begin, end);
+}
+template <typename T>
+void write_scalar(const LinearCall<T>& call, std::int64_t blocks, const float* sums, std::int64_t first,
+                  std::int64_t begin, std::int64_t end) {
+    write_in(call, blocks, sums, first, begin, end);
 }
 
 }  // namespace
@@ -117,6 +130,7 @@ bool multiply(const LinearCall<T>& call, int threads, const Plan& plan) {
         return false;
     }
     BlockKernel* const run = plan.kernel();
+    auto* const write = plan.isa != Isa::kScalar ? write_avx2<T> : write_scalar<T>;
     const std::int64_t together = plan.blocks() * kRows, blocks = (call.rows + together - 1) / together;
     const std::int64_t at_most = plan.tokens_of_part(blocks, threads);
     const std::int64_t items = blocks * ((activations.tokens + at_most - 1) / at_most);
@@ -138,7 +152,7 @@ bool multiply(const LinearCall<T>& call, int threads, const Plan& plan) {
                                            : gather_block(call, row, scale.data() + at, zero.data() + at);
             }
             run(columns, rows, activations, begin, end, sums.data());
-            write_blocks(call, plan.blocks(), sums.data(), first, begin, end);
+            write(call, plan.blocks(), sums.data(), first, begin, end);
         }
     }
     return true;
