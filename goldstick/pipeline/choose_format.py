@@ -9,6 +9,7 @@ from torch import nn
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS, ORDERED_COLUMNS, StorageFormat
 from goldstick.formats.base import StoredLayer
+from goldstick.formats.transformers_initialisers import initialisers_fail
 from goldstick.formats.transformers_pruned import cuts_something
 from goldstick.pipeline.model_in_memory import is_transformers
 from goldstick.pipeline.save import StoredPiece
@@ -51,7 +52,8 @@ def format_in_memory(
     if not is_transformers(model):
         return choose_format("native", layers, ties)
     if not cuts_something(model):
-        return choose_format(wanted, layers, ties)
+        storage, remarks = choose_format(wanted, layers, ties)
+        return storage, [*remarks, *loader_remarks(storage, layers, model)]
     reason = (
         "no config of this transformers model can say what was pruned: its blocks have lost different numbers of "
         "channels, or so many heads are left that the config refuses them"
@@ -62,6 +64,25 @@ def format_in_memory(
             "in every block, and another share of the heads."
         )
     return FORMATS["native"], [f"Only goldstick.load reads the result, since {reason}."]
+
+
+def loader_remarks(storage: StorageFormat, layers: Sequence[StoredLayer], model: nn.Module) -> list[str]:
+    """What the user should know where transformers by itself does not load the result.
+
+    Args:
+        storage: The format that was chosen.
+        layers: Everything quantized.
+        model: The model, float or quantized.
+    """
+    packed = {layer.site for layer in layers if layer.kind == "linear" and not layer.scheme.activation}
+    reason = initialisers_fail(model, packed) if storage.name == "compressed-tensors" and packed else None
+    if reason is None:
+        return []
+    return [
+        f"transformers alone does not load a {type(model).__name__} from compressed-tensors, since its initialisers "
+        f"reach for the weights of packed layers ({reason}). goldstick.load does; so does from_pretrained behind "
+        "'import goldstick' with --format native."
+    ]
 
 
 def refusals(storage: StorageFormat, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> list[str]:

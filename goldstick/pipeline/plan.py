@@ -12,7 +12,7 @@ from goldstick.errors import FormatError
 from goldstick.formats import StorageFormat
 from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
-from goldstick.pipeline.choose_format import choose_format
+from goldstick.pipeline.choose_format import choose_format, loader_remarks
 from goldstick.pipeline.float_types import refuse_float64
 from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout
 from goldstick.pipeline.planned_tensors import PlannedTensor, read_tensors, with_outputs
@@ -163,9 +163,9 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         refuse_float64(named | stored, str(directory), remedy)
     names = CheckpointNames(model)
     tensors = read_tensors(source, network, resolution, names, ties)
-    chosen, warnings = choose_format(
-        recipe.export.format, [tensor.stored for tensor in tensors if tensor.stored], resolution.ties
-    )
+    layers = [tensor.stored for tensor in tensors if tensor.stored]
+    chosen, warnings = choose_format(recipe.export.format, layers, resolution.ties)
+    warnings += loader_remarks(chosen, layers, model)
     planned = tuple(with_outputs(tensor, chosen) for tensor in tensors)
     obstacles = [f"{tensor.name}: {tensor.obstacle}" for tensor in planned if tensor.obstacle]
     if obstacles:
