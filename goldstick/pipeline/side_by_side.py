@@ -89,6 +89,12 @@ def _inputs(
 ) -> tuple[Mapping[str, Any], str]:
     """The keyword arguments of both models' forward, and what they are in words."""
     model: Any = models[0].model
+    taken, other = (sorted(fixed_inputs(each.model)) for each in models)
+    if taken != other:
+        raise UsageError(
+            f"The two models do not take the same inputs: {first} takes {', '.join(taken)}, "
+            f"{models[1].directory} takes {', '.join(other)}. Compare models of one kind."
+        )
     if text is None:
         inputs = fixed_inputs(model)
         shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in inputs.items())

@@ -152,6 +152,14 @@ def test_a_model_that_cannot_read_the_ids_is_refused(source: Path, tmp_path: Pat
         compare_models(source, tmp_path / "other")
 
 
+@pytest.mark.parametrize("family", ["resnet", "t5"])
+def test_a_model_that_takes_other_inputs_is_refused(family: str, source: Path, tmp_path: Path) -> None:
+    FAMILIES[family]().save_pretrained(tmp_path)
+    for pair in ((source, tmp_path), (tmp_path, source)):
+        with pytest.raises(UsageError, match=r"do not take the same inputs: .*input_ids.*models of one kind"):
+            compare_models(*pair)
+
+
 @pytest.mark.parametrize("family", ["mixtral", "resnet", "t5"])
 def test_other_families_run_side_by_side(family: str, tmp_path: Path) -> None:
     FAMILIES[family]().save_pretrained(tmp_path)
