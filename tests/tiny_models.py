@@ -68,7 +68,7 @@ _SHAPE: dict[str, Any] = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-_GROUPED: dict[str, Any] = {**_SHAPE, "num_key_value_heads": 2}
+GROUPED: dict[str, Any] = {**_SHAPE, "num_key_value_heads": 2}
 _MHA: dict[str, Any] = {**_SHAPE, "num_key_value_heads": 4}
 
 
@@ -123,13 +123,13 @@ def meta_model(family: str) -> PreTrainedModel:
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
     "llama_mha": _tiny(LlamaForCausalLM, LlamaConfig(**_MHA)),
-    "llama_gqa": _tiny(LlamaForCausalLM, LlamaConfig(**_GROUPED)),
-    "mistral": _tiny(MistralForCausalLM, MistralConfig(**_GROUPED, sliding_window=None)),
-    "qwen2": _tiny(Qwen2ForCausalLM, Qwen2Config(**_GROUPED)),
-    "qwen3": _tiny(Qwen3ForCausalLM, Qwen3Config(**_GROUPED, head_dim=16)),
-    "gemma2": _tiny(Gemma2ForCausalLM, Gemma2Config(**_GROUPED, head_dim=16, query_pre_attn_scalar=16)),
-    "gemma3": _tiny(Gemma3ForCausalLM, Gemma3TextConfig(**_GROUPED, head_dim=16, query_pre_attn_scalar=16)),
-    "phi3": _tiny(Phi3ForCausalLM, Phi3Config(**_GROUPED)),
+    "llama_gqa": _tiny(LlamaForCausalLM, LlamaConfig(**GROUPED)),
+    "mistral": _tiny(MistralForCausalLM, MistralConfig(**GROUPED, sliding_window=None)),
+    "qwen2": _tiny(Qwen2ForCausalLM, Qwen2Config(**GROUPED)),
+    "qwen3": _tiny(Qwen3ForCausalLM, Qwen3Config(**GROUPED, head_dim=16)),
+    "gemma2": _tiny(Gemma2ForCausalLM, Gemma2Config(**GROUPED, head_dim=16, query_pre_attn_scalar=16)),
+    "gemma3": _tiny(Gemma3ForCausalLM, Gemma3TextConfig(**GROUPED, head_dim=16, query_pre_attn_scalar=16)),
+    "phi3": _tiny(Phi3ForCausalLM, Phi3Config(**GROUPED)),
     "opt": _tiny(
         OPTForCausalLM,
         OPTConfig(
@@ -174,11 +174,11 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
         BloomForCausalLM,
         BloomConfig(vocab_size=VOCABULARY, hidden_size=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2),
     ),
-    "mixtral": _tiny(MixtralForCausalLM, MixtralConfig(**_GROUPED, num_local_experts=4, num_experts_per_tok=2)),
+    "mixtral": _tiny(MixtralForCausalLM, MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)),
     "qwen3_moe": _tiny(
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig(
-            **_GROUPED,
+            **GROUPED,
             head_dim=16,
             num_experts=4,
             num_experts_per_tok=2,

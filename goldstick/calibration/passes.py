@@ -9,13 +9,14 @@ one batch, for a part of a pass more with every group.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor, nn
 
-from goldstick.calibration.pauses import Arrival
+from goldstick.calibration.pauses import Arrival, called_before
 from goldstick.structure.trace import map_tensors
 
 Runs = Sequence[Callable[[], Tensor]]
@@ -70,8 +71,7 @@ class PausedPasses:
 
     def groups(self) -> Iterator[int]:
         """See :class:`Passes`."""
-        handles = [module.register_forward_pre_hook(self._pause, with_kwargs=True) for module in self._number_of]
-        try:
+        with called_before(self._number_of, self._pause):
             self._workers = [greenlet(run) for run in self._runs]
             for index in range(len(self._runs)):
                 self._go_on(index)
@@ -84,9 +84,6 @@ class PausedPasses:
                 self._solved.add(self._number)
                 for index in here:
                     self._go_on(index)
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def arrivals(self) -> Iterator[Arrival]:
         """See :class:`Passes`."""
@@ -164,15 +161,8 @@ class RepeatedPasses:
                 found.append(Arrival(module=module, args=args, kwargs=kwargs, batch=index))
                 raise _Reached
 
-            group = self._groups[self._number]
-            handles = [module.register_forward_pre_hook(stop, with_kwargs=True) for module in group]
-            try:
+            with suppress(_Reached), called_before(self._groups[self._number], stop):
                 run()
-            except _Reached:
-                pass
-            finally:
-                for handle in handles:
-                    handle.remove()
             yield from found  # the hooks are gone: whoever looks may run the layer
 
     def again(self) -> None:
@@ -193,12 +183,8 @@ def _every_call(run: Callable[[], Tensor], group: Sequence[nn.Module], batch: in
             args, kwargs = map_tensors((args, kwargs), torch.clone)
             found.append(Arrival(module=module, args=args, kwargs=kwargs, batch=batch))
 
-    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in group]
-    try:
+    with called_before(group, note):
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     return found
 
 

@@ -8,7 +8,8 @@ of one block.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from goldstick.structure.trace import tensor_identity
 
 Solve = Callable[[int, list["Arrival"]], None]
+Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +45,17 @@ class Arrival:
         return found
 
 
+@contextmanager
+def called_before(modules: Iterable[nn.Module], hook: Hook) -> Iterator[None]:
+    """Inside the context, a hook is called before each module's forward with all that the module is given."""
+    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
 def run_with_pauses(
     passes: Sequence[Callable[[], Any]], groups: Sequence[Sequence[nn.Module]], solve: Solve
 ) -> list[Any]:
@@ -64,9 +77,8 @@ def run_with_pauses(
         if number_of[module] not in solved:
             hub.switch((number_of[module], Arrival(module=module, args=args, kwargs=kwargs)))
 
-    handles = [module.register_forward_pre_hook(pause, with_kwargs=True) for module in number_of]
     workers = [greenlet(run) for run in passes]
-    try:
+    with called_before(number_of, pause):
         at = {index: worker.switch() for index, worker in enumerate(workers)}
         while waiting := {index: where for index, where in at.items() if not workers[index].dead}:
             number = min(where[0] for where in waiting.values())
@@ -75,9 +87,6 @@ def run_with_pauses(
             solved.add(number)
             for index in here:
                 at[index] = workers[index].switch()
-    finally:
-        for handle in handles:
-            handle.remove()
     return [at[index] for index in range(len(workers))]
 
 
@@ -91,10 +100,6 @@ def inputs_in_order(modules: Sequence[nn.Module], run: Callable[[], Tensor]) -> 
         held.append(tensor)
         found.append((module, tensor_identity(tensor)))
 
-    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in modules]
-    try:
+    with called_before(modules, note):
         run()
-    finally:
-        for handle in handles:
-            handle.remove()
     return found

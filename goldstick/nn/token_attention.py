@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.kernels.attention import attend
+from goldstick.kernels.cpu import PRECISIONS
 from goldstick.kernels.fused import in_cpp
 from goldstick.kernels.prepared import runs_at_once
 from goldstick.kernels.rotary import attend_token, rotate_into
@@ -144,7 +145,7 @@ def _way_to_attend(module: Any) -> object:
 
 def _sees_all(mask: Tensor, tokens: int) -> bool:
     """Whether a mask (what is added, or whether a token is seen) hides none of the tokens."""
-    if mask.shape[-1] != tokens or mask.dtype not in (torch.bool, torch.float32, torch.bfloat16, torch.float16):
+    if mask.shape[-1] != tokens or not (mask.dtype is torch.bool or mask.dtype in PRECISIONS):
         return False
     return bool(mask.all()) if mask.dtype is torch.bool else not bool(mask.any())
 

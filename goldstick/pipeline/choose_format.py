@@ -52,8 +52,7 @@ def format_in_memory(
     if not is_transformers(model):
         return choose_format("native", layers, ties)
     if not cuts_something(model):
-        storage, remarks = choose_format(wanted, layers, ties)
-        return storage, [*remarks, *loader_remarks(storage, layers, model)]
+        return choose_format(wanted, layers, ties)
     reason = (
         "no config of this transformers model can say what was pruned: its blocks have lost different numbers of "
         "channels, or so many heads are left that the config refuses them"

@@ -16,7 +16,7 @@ from goldstick.core.edits import Prune
 from goldstick.core.error import WeightError
 from goldstick.formats.source import sidecars_of
 from goldstick.formats.transformers_cache import quantized_cache_of
-from goldstick.pipeline.choose_format import format_in_memory
+from goldstick.pipeline.choose_format import format_in_memory, loader_remarks
 from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
 from goldstick.pipeline.float_types import refuse_float64
@@ -148,6 +148,8 @@ def apply_recipe(
     notes = {name: result.notes for name, result in results.items()}
     pieces = quantized_pieces(network, resolution, names_of(target))
     storage, warnings = format_in_memory(target, recipe.export.format, pieces, resolution.ties)
+    if is_transformers(target) and not whole.cuts:
+        warnings += loader_remarks(storage, [piece.layer for piece in pieces], target)
     floats, quantized = stored_bytes(network, pieces, storage)
     layers = layer_records(network, shapes, resolution, errors, before, floats | quantized, notes, cut=bool(whole.cuts))
     report = Report(

@@ -89,14 +89,14 @@ def _inputs(
 ) -> tuple[Mapping[str, Any], str]:
     """The keyword arguments of both models' forward, and what they are in words."""
     model: Any = models[0].model
-    taken, other = (sorted(fixed_inputs(each.model)) for each in models)
-    if taken != other:
+    fixed, others = (fixed_inputs(each.model) for each in models)
+    if fixed.keys() != others.keys():
         raise UsageError(
-            f"The two models do not take the same inputs: {first} takes {', '.join(taken)}, "
-            f"{models[1].directory} takes {', '.join(other)}. Compare models of one kind."
+            f"The two models do not take the same inputs: {first} takes {', '.join(fixed)}, "
+            f"{models[1].directory} takes {', '.join(others)}. Compare models of one kind."
         )
     if text is None:
-        inputs = fixed_inputs(model)
+        inputs: Mapping[str, Any] = fixed
         shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in inputs.items())
         words = f"the fixed inputs of a proof: {shapes}"
     else:

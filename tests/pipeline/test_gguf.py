@@ -30,7 +30,7 @@ from goldstick.formats.transformers_checkpoint import open_quantized
 from goldstick.pipeline.inspect import read_report
 from goldstick.pipeline.verify import verify_checkpoint
 from tests.pipeline.conftest import answer
-from tests.tiny_models import _GROUPED, FAMILIES, _tiny, sample_inputs
+from tests.tiny_models import FAMILIES, GROUPED, _tiny, sample_inputs
 
 pytestmark = pytest.mark.usefixtures("all_proofs_here")
 
@@ -38,11 +38,11 @@ WEIGHTS = "model.safetensors"
 #: Built with the head width that transformers assumes for a Qwen3 file, whose own it does not read.
 BUILDERS: dict[str, Callable[[], Any]] = {
     "llama": FAMILIES["llama_gqa"],
-    "llama_biased": _tiny(LlamaForCausalLM, LlamaConfig(**_GROUPED, attention_bias=True, mlp_bias=True)),
-    "llama_tied": _tiny(LlamaForCausalLM, LlamaConfig(**_GROUPED, tie_word_embeddings=True)),
+    "llama_biased": _tiny(LlamaForCausalLM, LlamaConfig(**GROUPED, attention_bias=True, mlp_bias=True)),
+    "llama_tied": _tiny(LlamaForCausalLM, LlamaConfig(**GROUPED, tie_word_embeddings=True)),
     "mistral": FAMILIES["mistral"],
     "qwen2": FAMILIES["qwen2"],
-    "qwen3": _tiny(Qwen3ForCausalLM, Qwen3Config(**_GROUPED, head_dim=128)),
+    "qwen3": _tiny(Qwen3ForCausalLM, Qwen3Config(**GROUPED, head_dim=128)),
     "gemma2": FAMILIES["gemma2"],
 }
 #: transformers reads the biases of these from no GGUF file.
@@ -297,7 +297,7 @@ def test_a_recipe_that_looks_at_data_is_exported_afterwards(source: Callable[[st
     assert list(tmp_path.iterdir()) == []
 
 
-CONFIG: dict[str, Any] = {**LlamaConfig(**_GROUPED).to_dict(), "architectures": ["LlamaForCausalLM"]}
+CONFIG: dict[str, Any] = {**LlamaConfig(**GROUPED).to_dict(), "architectures": ["LlamaForCausalLM"]}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 500000.0,
@@ -329,7 +329,7 @@ def test_the_window_of_mistral_bounds_the_context() -> None:
 
 
 def test_the_factors_of_llama_3_are_those_of_transformers() -> None:
-    config = LlamaConfig(**{**_GROUPED, "head_dim": 64}, rope_parameters=LLAMA3)
+    config = LlamaConfig(**{**GROUPED, "head_dim": 64}, rope_parameters=LLAMA3)
     frequencies, _ = ROPE_INIT_FUNCTIONS["llama3"](config, device=torch.device("cpu"))
     plain = 1.0 / 500000.0 ** (torch.arange(0, 64, 2, dtype=torch.float32) / 64)
     factors = rope_factors(config.to_dict())
@@ -340,7 +340,7 @@ def test_the_factors_of_llama_3_are_those_of_transformers() -> None:
 
 
 def test_the_scaling_of_llama_3_is_recognised_in_a_file(tmp_path: Path) -> None:
-    model = _tiny(LlamaForCausalLM, LlamaConfig(**_GROUPED, rope_parameters=LLAMA3))()
+    model = _tiny(LlamaForCausalLM, LlamaConfig(**GROUPED, rope_parameters=LLAMA3))()
     model.to(torch.bfloat16).save_pretrained(tmp_path / "float")
     recipe = {"stages": [{"rtn": {"scheme": "w8a16-g32"}}], "export": {"format": "gguf"}}
     goldstick.quantize(tmp_path / "float", recipe, output=tmp_path / "out", proof="tensors")

@@ -22,17 +22,7 @@ import goldstick
 from goldstick.errors import StructureError
 from goldstick.structure.network import Network
 from goldstick.structure.plain_layers import computes_plainly
-from tests.tiny_models import VOCABULARY, sample_inputs
-
-_SHAPE: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-}
+from tests.tiny_models import GROUPED, sample_inputs
 
 
 class Longhand(nn.Linear):
@@ -124,7 +114,7 @@ def test_falcon_s_own_linear_layers_are_sites() -> None:
 
 
 def test_routers_that_are_linear_layers_stay_float_and_the_model_runs() -> None:
-    model = PhimoeForCausalLM(PhimoeConfig(**_SHAPE, num_local_experts=4)).eval()
+    model = PhimoeForCausalLM(PhimoeConfig(**GROUPED, num_local_experts=4)).eval()
     result = goldstick.apply(model, {"stages": [{"rtn": {"scheme": "w8a16"}}]})
     with torch.no_grad():
         assert torch.isfinite(result.model(**sample_inputs(model)).logits).all()
@@ -132,7 +122,7 @@ def test_routers_that_are_linear_layers_stay_float_and_the_model_runs() -> None:
 
 
 def test_experts_that_are_multiplied_all_at_once_are_refused() -> None:
-    config = Llama4TextConfig(**_SHAPE, head_dim=16, num_local_experts=4, interleave_moe_layer_step=1)
+    config = Llama4TextConfig(**GROUPED, head_dim=16, num_local_experts=4, interleave_moe_layer_step=1)
     with torch.device("meta"):
         model = Llama4ForCausalLM(config)
     assert not any(".experts" in site.name or site.name.endswith("router") for site in Network(model).sites)

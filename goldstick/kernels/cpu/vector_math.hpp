@@ -1,10 +1,9 @@
 // e^x from operations that vectorize, the same with any instructions.
 #pragma once
 
-#include <cstdint>
-#include <cstring>
 #include <limits>
 
+#include "floats.hpp"
 #include "inline.hpp"
 
 namespace goldstick {
@@ -25,11 +24,7 @@ GOLDSTICK_INLINE float exponential(float x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     const float fraction = p * (r * r) + r + 1.0f;
-    std::uint32_t bits;
-    std::memcpy(&bits, &shifted, sizeof bits);
-    bits = (bits + 127u) << 23;  // the low bits of `shifted` are n
-    float power;
-    std::memcpy(&power, &bits, sizeof power);
+    const float power = float_of((bits_of(shifted) + 127u) << 23);  // the low bits of `shifted` are n
     const float result = x > kMost ? std::numeric_limits<float>::infinity() : fraction * power;
     return x < kLeast ? 0.0f : result;  // NaN is no number up to here, and stays
 }
