@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import console, print_json
+from goldstick.cli.streams import showing
 from goldstick.errors import DataError
 
 
@@ -73,4 +74,6 @@ def report(directory: Path, sensitivity: Path | None) -> None:
         except DataError as error:
             raise DataError(f"{sensitivity}: {error}") from error
         dataclasses.replace(read, sensitivity=found.to_dict()).write(directory)
-    click.echo(write_page(directory))
+    page = write_page(directory)
+    with showing(page):
+        click.echo(page)
