@@ -35,6 +35,7 @@ from goldstick.cli.console import console, finite, print_json, progress_bar
     help="Let both go on for N tokens from each sample; takes --dataset.",
 )
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the whole tree.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE where it exists.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(
@@ -49,6 +50,7 @@ def compare(
     attribute: bool,
     generate: int | None,
     html: Path | None,
+    overwrite: bool,
     threads: int | None,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -80,7 +82,7 @@ def compare(
     if dataset is None and (attribute or generate):
         raise click.UsageError("--attribute and --generate look at text: give --dataset PATH|NAME")
     if html is not None:
-        check_writable(html)
+        check_writable(html, overwrite=overwrite)
     text = Calibration(dataset=dataset, samples=samples, seq_len=seq_len) if dataset else None
     known = REFERENCE if REFERENCE in (first, second) else None
     with progress_bar(not as_json) as progress, contextlib.ExitStack() as stack:
@@ -103,6 +105,6 @@ def compare(
         if written is not None:
             print_generation(console(), written)
     if html is not None:
-        write_atomically(html, render_comparison(found, split, written).encode())
+        write_atomically(html, render_comparison(found, split, written).encode(), replace=overwrite)
         if not as_json:
             click.echo(f"page: {html}")
