@@ -26,7 +26,7 @@ from goldstick.pipeline.plan import Plan, make_plan
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.quantize import Quantized, execute, help_the_first
 from goldstick.pipeline.result import Result, apply_recipe
-from goldstick.pipeline.staging import check_output
+from goldstick.pipeline.staging import check_output, refuse_overlap
 from goldstick.recipes.order import training_of
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import Progress, needs_data, quiet
@@ -154,8 +154,10 @@ def quantize(
         calibrate = calibration_data(planned.recipe.calibration, planned.source.directory, local)
         return help_the_first(planned, Path(output), device, calibrate)
     tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
-    check_output(Path(output), overwrite, resume)
     local = data_directory(data_dir, model)
+    data = {"data directory": local, "calibration data": planned.recipe.calibration.dataset}
+    refuse_overlap(Path(output), {name: Path(path) for name, path in data.items() if path is not None})
+    check_output(Path(output), overwrite, resume)
     measure = before_and_after(planned.source.directory, tasks, local, limit, progress, cache) if tasks else None
     made = execute(
         planned,

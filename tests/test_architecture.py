@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "calibration": {"core", "structure", "surgery", "algorithms.base", "evaluation"},
     "training": {"core", "structure", "surgery", "algorithms.base"},
     "evaluation": set(),
-    "report": {"evaluation"},
+    "report": {"core", "evaluation"},
     "recipes": {"algorithms", "calibration", "training", "surgery", "structure", "core"},
     "pipeline": EVERYTHING_BUT_THE_TOP,
     "api": EVERYTHING_BUT_THE_TOP | {"api"},

@@ -36,6 +36,7 @@ from goldstick.cli.streams import showing
     help="Let both go on for N tokens from each sample; takes --dataset.",
 )
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the whole tree.")
+@click.option("--overwrite", is_flag=True, help="Replace FILE where it exists.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(
@@ -50,6 +51,7 @@ def compare(
     attribute: bool,
     generate: int | None,
     html: Path | None,
+    overwrite: bool,
     threads: int | None,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -81,7 +83,7 @@ def compare(
     if dataset is None and (attribute or generate):
         raise click.UsageError("--attribute and --generate look at text: give --dataset PATH|NAME")
     if html is not None:
-        check_writable(html)
+        check_writable(html, overwrite=overwrite)
     text = Calibration(dataset=dataset, samples=samples, seq_len=seq_len) if dataset else None
     known = REFERENCE if REFERENCE in (first, second) else None
     with progress_bar(not as_json) as progress, contextlib.ExitStack() as stack:
@@ -105,7 +107,7 @@ def compare(
             if written is not None:
                 print_generation(console(), written)
     if html is not None:
-        write_atomically(html, render_comparison(found, split, written).encode())
+        write_atomically(html, render_comparison(found, split, written).encode(), replace=overwrite)
         with showing(html):
             if not as_json:
                 click.echo(f"page: {html}")

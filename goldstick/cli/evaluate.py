@@ -21,6 +21,7 @@ from goldstick.cli.console import console, print_json, progress_bar, split_names
 @click.option(
     "--report", "report_dir", type=click.Path(path_type=Path), help="Write report.json and report.html there."
 )
+@click.option("--overwrite", is_flag=True, help="Replace report.json and report.html there.")
 @click.option("--cache/--no-cache", default=True, show_default=True, help="Use and keep results of earlier runs.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -31,6 +32,7 @@ def evaluate(
     data_dir: str | None,
     limit: int | None,
     report_dir: Path | None,
+    overwrite: bool,
     cache: bool,
     threads: int | None,
     as_json: bool,
@@ -55,7 +57,8 @@ def evaluate(
     from goldstick.pipeline.models import REFERENCE, check_model, data_directory, find_model
     from goldstick.pipeline.staging import refuse_checkpoint
     from goldstick.report.divergence_view import divergence_words
-    from goldstick.report.page import write_page
+    from goldstick.report.page import PAGE_NAME, write_page
+    from goldstick.report.report import FILE_NAME as REPORT_NAME
     from goldstick.report.storage import check_writable, dump_json, write_atomically
     from goldstick.report.terminal import print_comparison, print_evaluation
 
@@ -64,6 +67,9 @@ def evaluate(
     if report_dir is not None:
         check_writable(report_dir, directory=True)
         refuse_checkpoint(report_dir)
+        if report_dir.is_dir():
+            for file in (REPORT_NAME, PAGE_NAME):
+                check_writable(report_dir / file, overwrite=overwrite)
     kept = cache_directory() if cache else None
     with progress_bar(not as_json) as progress:
 
@@ -98,8 +104,8 @@ def evaluate(
         print_evaluation(console(), found)
     if report_dir is not None:
         report_dir.mkdir(parents=True, exist_ok=True)
-        write_atomically(report_dir / "report.json", dump_json(result).encode())
-        write_page(report_dir)
+        write_atomically(report_dir / REPORT_NAME, dump_json(result).encode(), replace=overwrite)
+        write_page(report_dir, replace=overwrite)
 
 
 def _tokenizers(found: dict[str, Any]) -> set[str]:

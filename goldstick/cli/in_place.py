@@ -20,10 +20,12 @@ def naming_what_is_in_place(outputs: Sequence[Path], repository: str | None) -> 
         yield
     except BaseException as error:
         made = [output for output in outputs if _identity(output) not in (None, before[output])]
-        if made:
-            error.add_note(f"{' and '.join(map(str, made))} {'is' if len(made) == 1 else 'are'} complete.")
-        if made and repository is not None:
-            error.add_note(f"Nothing was pushed: 'hf upload {repository} {outputs[0]}' does that.")
+        notes = [f"{output} is finished and in its place." for output in made]
+        if outputs[0] in made and repository is not None:
+            notes.append(f"Nothing was pushed: 'hf upload {repository} {outputs[0]}' does that.")
+        for note in notes:
+            if note not in getattr(error, "__notes__", ()):  # who put it there may have said so
+                error.add_note(note)
         raise
 
 

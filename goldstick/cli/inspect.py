@@ -58,12 +58,14 @@ def verify(directory: Path, as_json: bool) -> None:
     metavar="FILE",
     help="Take in what 'goldstick sensitivity -o FILE' found, as a heat map.",
 )
-def report(directory: Path, sensitivity: Path | None) -> None:
+@click.option("--overwrite", is_flag=True, help="Replace a report.html that goldstick did not render.")
+def report(directory: Path, sensitivity: Path | None, overwrite: bool) -> None:
     """Render DIRECTORY's report.json anew as report.html, a page that opens from disk."""
     from goldstick.formats.source import require_model
-    from goldstick.report.page import write_page
+    from goldstick.report.page import check_page, write_page
 
     require_model(directory, local=True)
+    check_page(directory, overwrite)
     if sensitivity is not None:
         from goldstick.report.report import Report
         from goldstick.report.sensitivity import read_sensitivity, refuse_another_network

@@ -20,7 +20,7 @@ def push(output: Path, repository: str, *, private: bool, as_json: bool) -> None
     try:
         address = push_to_hub(output, repository, private=private)
     except (KeyboardInterrupt, SystemExit) as error:
-        error.add_note(f"{output} is complete, and may be pushed in part: 'hf upload {repository} {output}' does that.")
+        error.add_note(f"{output} is finished and in its place. 'hf upload {repository} {output}' pushes it.")
         raise
     with showing(output):
         click.echo(f"pushed: {address}", err=as_json)

@@ -48,6 +48,7 @@ def _widths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
     help="Write the JSON that a recipe's 'precision' reads.",
 )
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with a heat map.")
+@click.option("--overwrite", is_flag=True, help="Replace the files where they exist.")
 @click.option("--threads", type=click.IntRange(1), help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sensitivity(
@@ -61,6 +62,7 @@ def sensitivity(
     indivisible: Literal["error", "channel", "skip"] | None,
     output: Path | None,
     html: Path | None,
+    overwrite: bool,
     threads: int | None,
     as_json: bool,
 ) -> None:  # fmt: skip
@@ -84,9 +86,11 @@ def sensitivity(
     from goldstick.report.sensitivity_page import render_sensitivity
     from goldstick.report.storage import check_writable, dump_json, write_atomically
 
+    if output is not None and output == html:
+        raise click.UsageError("-o and --html name the same file; give each its own")
     for path in (output, html):
         if path is not None:
-            check_writable(path)
+            check_writable(path, overwrite=overwrite)
     loaded = Recipe.load(recipe)
     if indivisible:
         stages = tuple(
@@ -105,11 +109,13 @@ def sensitivity(
             print_json(found.to_dict())
         else:
             print_sensitivity(console(), found)
-    if output is not None:
-        write_atomically(output, dump_json(found.to_dict()).encode())
-    if html is not None:
-        write_atomically(html, render_sensitivity(found).encode())
-    with showing(output, html):
-        for name, path in (("sensitivity", output), ("page", html)):
-            if path is not None and not as_json:
-                click.echo(f"{name}: {path}")
+    files = (
+        ("sensitivity", output, lambda: dump_json(found.to_dict())),
+        ("page", html, lambda: render_sensitivity(found)),
+    )
+    for name, path, content in files:
+        if path is not None:
+            write_atomically(path, content().encode(), replace=overwrite)
+            with showing(path):
+                if not as_json:
+                    click.echo(f"{name}: {path}")

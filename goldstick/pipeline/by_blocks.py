@@ -20,13 +20,14 @@ from goldstick.formats.transformers_streaming import StreamedModel
 from goldstick.pipeline.block_tensors import BlockTensors
 from goldstick.pipeline.blockwise_model import BlockwiseModel
 from goldstick.pipeline.hidden_states import HiddenStates, write_hidden_states
-from goldstick.pipeline.journal import WorkDirectory, uninterrupted
+from goldstick.pipeline.journal import WorkDirectory
 from goldstick.pipeline.memory_budget import peak_memory
 from goldstick.pipeline.observation import Observation, model_inputs
 from goldstick.pipeline.plan import Plan
 from goldstick.pipeline.rotation_by_blocks import prove_where_it_fits
 from goldstick.pipeline.save import kv_to_store
 from goldstick.pipeline.shards import ShardedWriter
+from goldstick.pipeline.signals import uninterrupted
 from goldstick.pipeline.write import Calibrate, Outcome
 from goldstick.recipes.run import Progress
 

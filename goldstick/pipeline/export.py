@@ -32,7 +32,7 @@ from goldstick.pipeline.observe_streamed import observe_checkpoint
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.quantize import Quantized
 from goldstick.pipeline.records import environment
-from goldstick.pipeline.staging import MANIFEST_NAME, check_output, check_space, staged
+from goldstick.pipeline.staging import MANIFEST_NAME, check_output, check_space, refuse_overlap, staged
 from goldstick.pipeline.stored_report import bytes_by_parameter, report_of_files
 from goldstick.recipes import Recipe
 from goldstick.recipes.run import Progress, quiet
@@ -126,6 +126,7 @@ def export_checkpoint(
         CheckpointError: The result is not what it should be.
         FormatError: See :func:`plan_export`, which comes first.
     """
+    refuse_overlap(output, {"source": directory})
     check_output(output, overwrite)
     started = time.perf_counter()
     plan = plan_export(directory, format_name)

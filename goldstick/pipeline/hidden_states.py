@@ -9,9 +9,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from goldstick.core.whole_file import sync_directory
 from goldstick.errors import OutputError
 from goldstick.formats.safetensors_file import SafetensorsWriter, read_header
-from goldstick.pipeline.staging import ANEW, sync_directory
+from goldstick.pipeline.staging import ANEW
 
 Specs = Sequence[tuple[torch.Size, torch.dtype]]
 

@@ -1,14 +1,12 @@
 """Journal: what a long run has finished, so that a kill at any instant costs the block or the epoch at hand, no more.
 
-A run works in a directory of its own beside the output::
+A run works in a directory beside the output (see :mod:`goldstick.pipeline.working_directory`) and adds to it::
 
     .NAME.work/
-        lock                     held by the process that writes here
         run.json                 what the run is of: recipe, source, data, versions
         journal.json             what is finished; replaced as a whole after every block
         hidden-00012.safetensors the hidden states that block 12 is given
         training/                how far each training is, replaced as a whole after every epoch
-        checkpoint/              becomes the output, by one rename
 
 The weights of a block are appended to the checkpoint's files and synced, the hidden states behind it get a file of a
 new name, and only then the journal says so. Bytes behind the journal's word are cut off by the next run.
@@ -20,22 +18,30 @@ do but to tidy up, and one that finds neither puts the former output back.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import shutil
-import signal
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
+from goldstick.core.whole_file import sync_directory
 from goldstick.errors import DataError, OutputError
-from goldstick.pipeline.staging import ANEW, check_output, is_put_in_place, sync_directory, working_directory
+from goldstick.pipeline.staging import (
+    ANEW,
+    RUN_NAME,
+    check_output,
+    is_put_in_place,
+    located,
+    put_in_place,
+    recover,
+    unfinished,
+    writing,
+)
+from goldstick.pipeline.working_directory import CHECKPOINT, clear, held, remove, sign, working_directory
 from goldstick.report.storage import dump_json, parse_json, write_atomically
 
-_RUN, _JOURNAL, _LOCK, _FORMER = "run.json", "journal.json", "lock", "former"
+_JOURNAL = "journal.json"
 
 
 class WorkDirectory:
@@ -48,7 +54,7 @@ class WorkDirectory:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.checkpoint = path / "checkpoint"
+        self.checkpoint = path / CHECKPOINT
 
     def journal(self) -> dict[str, Any]:
         """What is finished; empty at the start."""
@@ -66,7 +72,7 @@ class WorkDirectory:
 
 def training_directory(output: Path) -> Path:
     """Where the trainings of a run leave their checkpoints."""
-    return working_directory(output.absolute()) / "training"
+    return working_directory(located(output)) / "training"
 
 
 @contextmanager
@@ -87,41 +93,35 @@ def work_directory(output: Path, run: Mapping[str, str], *, resume: bool, overwr
             nor ``overwrite`` was given, or it is of something else.
     """
     check_output(output, overwrite)
-    output = output.absolute()
-    path = working_directory(output)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        with _locked(path, output):
-            _prepare(path, output, run, resume, overwrite)
-            work = WorkDirectory(path)
-            try:
-                yield work
-            except BaseException as error:
-                _keep_or_remove(work, error)
-                raise
-            with uninterrupted():
-                _put_in_place(work, output)
-    except OSError as error:
-        raise OutputError(
-            f"Writing {output} failed: {error.strerror or error}. Free space or choose another -o; nothing that "
-            f"existed before was touched. {' '.join(getattr(error, '__notes__', []))}".rstrip()
-        ) from error
+    output = located(output)
+    with writing(output), held(output, take_over=resume or overwrite) as path:
+        recover(path, output)
+        check_output(output, overwrite)
+        _prepare(path, output, run, resume, overwrite)
+        sign(path)
+        work = WorkDirectory(path)
+        try:
+            yield work
+        except BaseException as error:
+            _keep_or_remove(work, error)
+            raise
+        put_in_place(path, output, overwrite)
 
 
 def tidy_up(output: Path, run: Mapping[str, str]) -> bool:
-    """Finish a run that was stopped after its output had come into place; whether there was one.
+    """Finish a run that was stopped after its output had come into place; whether there was one that was this.
 
     Raises:
         OutputError: It was a run of something else.
     """
-    output = output.absolute()
-    path = working_directory(output)
+    output = located(output)
     if not is_put_in_place(output):
         return False
-    with _locked(path, output):
+    with held(output, take_over=True) as path:
+        known = (path / RUN_NAME).exists()
         _refuse_changes(path, run)
-        _remove(path)
-    return True
+        remove(path, RUN_NAME)
+    return known
 
 
 def _keep_or_remove(work: WorkDirectory, error: BaseException) -> None:
@@ -135,63 +135,25 @@ def _keep_or_remove(work: WorkDirectory, error: BaseException) -> None:
     elif epochs:
         error.add_note(f"What was trained is kept in {work.path}: give --resume to go on after the last whole epoch.")
     else:
-        _remove(work.path)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let an interrupt or a termination that comes inside wait for the end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    waiting: list[int] = []
-
-    def later(number: int, _: FrameType | None) -> None:
-        waiting.append(number)
-
-    before = {number: signal.signal(number, later) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if waiting:
-            signal.raise_signal(waiting[0])
-
-
-@contextmanager
-def _locked(path: Path, output: Path) -> Iterator[None]:
-    with (path / _LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise OutputError(
-                f"Another run is writing {output} at this moment. Wait for it, or choose another -o."
-            ) from error
-        yield
+        remove(work.path, RUN_NAME)
 
 
 def _prepare(path: Path, output: Path, run: Mapping[str, str], resume: bool, overwrite: bool) -> None:
-    if (path / _FORMER).is_dir() and not output.exists():  # stopped between the two last renames
-        (path / _FORMER).rename(output)
-    found = path / _RUN
+    found = path / RUN_NAME
     if found.exists() and not resume:
         if not overwrite:
-            raise OutputError(
-                f"An unfinished run for {output} lies in {path}. Give --resume to go on with it, or --overwrite to "
-                "start anew."
-            )
+            raise unfinished(path, output)
         _empty(path)
-    if not found.exists() or not (path / "checkpoint").is_dir():  # nothing was begun, or nothing is left to go on with
+    if not found.exists() or not (path / CHECKPOINT).is_dir():  # nothing was begun, or nothing is left to go on with
         _empty(path)
-        (path / "checkpoint").mkdir()
+        (path / CHECKPOINT).mkdir()
         _write(found, run)
         return
     _refuse_changes(path, run)
 
 
 def _refuse_changes(path: Path, run: Mapping[str, str]) -> None:
-    before = _read(path / _RUN)
+    before = _read(path / RUN_NAME)
     changed = [name for name in run if before and before.get(name) != run[name]]
     if changed:
         raise OutputError(
@@ -201,34 +163,9 @@ def _refuse_changes(path: Path, run: Mapping[str, str]) -> None:
 
 
 def _empty(path: Path) -> None:
-    (path / _RUN).unlink(missing_ok=True)  # first: without it the rest counts for nothing
+    (path / RUN_NAME).unlink(missing_ok=True)  # first: without it the rest counts for nothing
     sync_directory(path)
-    for entry in path.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        elif entry.name != _LOCK:
-            entry.unlink()
-
-
-def _put_in_place(work: WorkDirectory, output: Path) -> None:
-    sync_directory(work.checkpoint)
-    if output.exists():
-        shutil.rmtree(work.path / _FORMER, ignore_errors=True)
-        output.rename(work.path / _FORMER)
-    work.checkpoint.rename(output)
-    sync_directory(output.parent)
-    _remove(work.path)
-
-
-def _remove(path: Path) -> None:
-    """Remove a working directory; what it was of goes last."""
-    for entry in path.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        elif entry.name != _RUN:
-            entry.unlink()
-    (path / _RUN).unlink(missing_ok=True)
-    path.rmdir()
+    clear(path)
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:

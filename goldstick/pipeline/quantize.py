@@ -23,7 +23,7 @@ from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.records import environment, layer_records, shapes_of
 from goldstick.pipeline.run_identity import finished_report, run_identity
 from goldstick.pipeline.save import error_sums
-from goldstick.pipeline.staging import check_output, check_space, staged
+from goldstick.pipeline.staging import check_output, check_space, refuse_overlap, staged
 from goldstick.pipeline.structure import structure_of_source
 from goldstick.pipeline.write import Calibrate, Outcome, in_memory, train_alongside, write_streamed, write_whole
 from goldstick.recipes.run import Progress, quiet
@@ -91,6 +91,7 @@ def execute(
         reason = "a rotation changes what its tensors hold." if plan.rotation is not None else reason
         raise UsageError(f"This model cannot be proven tensor by tensor: {reason} Use --proof outputs.")
     target = find_device(device)
+    refuse_overlap(output, {"source": plan.source.directory})
     check_output(output, overwrite, resume)
     check_space(output, plan.bytes_after)
     started = time.perf_counter()

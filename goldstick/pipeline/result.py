@@ -33,7 +33,7 @@ from goldstick.pipeline.save import (
     save_entries,
     stored_bytes,
 )
-from goldstick.pipeline.staging import staged
+from goldstick.pipeline.staging import refuse_overlap, staged
 from goldstick.pipeline.structure import structure_of
 from goldstick.pipeline.whole_network import inputs_for, refuse_without_cache, run_on_whole
 from goldstick.recipes import Recipe
@@ -89,6 +89,8 @@ class Result:
         floats = float_tensors(self._network, names)
         kv = kv_to_store(self._network, quantized_cache_of(self.model), storage, names)
         config, origin = config_of(self.model), _origin(self.model)
+        if origin is not None:
+            refuse_overlap(directory, {"source": origin})
         with staged(directory, overwrite) as work:
             entries = save_entries(pieces, {**floats, **(kv.tensors if kv else {})}, storage)
             hashes = write_entries(work, entries, self._recipe.export.max_shard_size, progress)

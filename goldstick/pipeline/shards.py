@@ -9,11 +9,12 @@ from typing import Any
 
 from torch import Tensor
 
+from goldstick.core.whole_file import sync_directory
 from goldstick.errors import OutputError
 from goldstick.formats.safetensors_file import SafetensorsWriter
 from goldstick.formats.source import INDEX_NAME, SINGLE_NAME
 from goldstick.pipeline.entries import Specs, specs_nbytes
-from goldstick.pipeline.staging import ANEW, sync_directory, write_file
+from goldstick.pipeline.staging import ANEW, write_file
 from goldstick.report.storage import dump_json
 
 

@@ -1,23 +1,47 @@
-"""Staging: an output directory appears whole, by one rename, or not at all."""
+"""Staging: an output directory appears whole, by one rename, or not at all; and what somebody else put in its place
+stays there."""
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 
-from goldstick.errors import OutputError
+from goldstick.core.rename import rename_noreplace
+from goldstick.core.whole_file import sync_directory
+from goldstick.errors import DataError, OutputError
+from goldstick.pipeline.signals import uninterrupted
+from goldstick.pipeline.working_directory import (
+    CHECKPOINT,
+    FORMER,
+    clear,
+    held,
+    is_working_directory,
+    remove,
+    sign,
+    working_directory,
+)
+from goldstick.report.page import PAGE_NAME
+from goldstick.report.report import FILE_NAME as REPORT_NAME
+from goldstick.report.storage import parse_json
 
 MANIFEST_NAME = "goldstick.json"
+#: What a run that can be resumed writes first into its working directory, and removes last.
+RUN_NAME = "run.json"
 
 #: Bytes of a name that leave room, among the 255 of most file systems, for what a directory is called while it grows.
 _LONGEST_NAME = 220
 
-#: The way out of an unfinished run that cannot be gone on with.
+#: The way out of an unfinished run that cannot be resumed.
 ANEW = "Give --overwrite, without --resume, to start anew."
+
+
+def located(output: Path) -> Path:
+    """An output by its own name in its resolved parent, also where it is given as ``.`` or ``a/..``."""
+    return output.resolve() if output.name in ("", "..") else output.parent.resolve() / output.name
 
 
 def check_output(output: Path, overwrite: bool, resume: bool = False) -> None:
@@ -32,6 +56,7 @@ def check_output(output: Path, overwrite: bool, resume: bool = False) -> None:
     Raises:
         OutputError: It exists and may not be overwritten, or its parent cannot be written.
     """
+    output = located(output)
     nbytes = len(os.fsencode(output.name))
     if nbytes > _LONGEST_NAME:
         raise OutputError(
@@ -43,15 +68,33 @@ def check_output(output: Path, overwrite: bool, resume: bool = False) -> None:
     if output.exists() and not (resume and (is_put_in_place(output) or _has_no_unfinished_run(output))):
         if not overwrite:
             raise OutputError(f"The output {output} exists already. Choose another -o, or give --overwrite.")
-        if not (output / MANIFEST_NAME).is_file():
-            raise OutputError(
-                f"The output {output} holds no {MANIFEST_NAME}, so goldstick did not write it and will not overwrite "
-                "it. "
-                "Choose another -o, or remove it yourself."
-            )
-    parent = output.absolute().parent
+        _refuse_foreign(output)
+    parent = output.parent
     if parent.exists() and not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise OutputError(f"Nothing can be written in {parent}. Choose another -o.")
+
+
+def refuse_overlap(output: Path, inputs: dict[str, Path]) -> None:
+    """Refuse an output directory that is, or holds, what the run reads, or that lies in the source.
+
+    Args:
+        output: The directory to make.
+        inputs: What is read, by what the user calls it; ``source`` is a checkpoint.
+
+    Raises:
+        OutputError: They overlap.
+    """
+    place = located(output)
+    for name, path in inputs.items():
+        if not path.exists():  # a name, such as a data set's
+            continue
+        found = path.resolve()
+        if found.is_relative_to(place):
+            raise OutputError(
+                f"The output {output} is or holds the {name} {path}, which would be lost. Choose another -o."
+            )
+        if name == "source" and place.is_relative_to(found):
+            raise OutputError(f"The output {output} lies in the {name} {path}. Choose an -o outside it.")
 
 
 def refuse_checkpoint(directory: Path) -> None:
@@ -66,19 +109,14 @@ def refuse_checkpoint(directory: Path) -> None:
         )
 
 
-def working_directory(output: Path) -> Path:
-    """Where a run that can be gone on with works."""
-    return output.with_name(f".{output.name}.work")
-
-
 def is_put_in_place(output: Path) -> bool:
     """Whether a run was stopped after ``output`` had come into place, while it removed what was left."""
-    work = working_directory(output.absolute())
-    return (output / MANIFEST_NAME).is_file() and work.is_dir() and not (work / "checkpoint").exists()
+    work = working_directory(located(output))
+    return (output / MANIFEST_NAME).is_file() and is_working_directory(work) and not (work / CHECKPOINT).exists()
 
 
 def _has_no_unfinished_run(output: Path) -> bool:
-    return (output / MANIFEST_NAME).is_file() and not working_directory(output.absolute()).exists()
+    return (output / MANIFEST_NAME).is_file() and not is_working_directory(working_directory(located(output)))
 
 
 def check_space(output: Path, nbytes: int) -> None:
@@ -99,58 +137,157 @@ def check_space(output: Path, nbytes: int) -> None:
 
 @contextmanager
 def staged(output: Path, overwrite: bool) -> Iterator[Path]:
-    """A working directory beside ``output`` that becomes it at the end, or vanishes on an error.
+    """A directory that becomes ``output`` at the end, or vanishes on an error.
 
     Raises:
-        OutputError: See :func:`check_output`; also where writing fails.
+        OutputError: See :func:`check_output`; also where writing fails, and where another run works on ``output`` or
+            left what it can resume.
     """
-    _remove_leftovers(output.absolute())
+    output = located(output)
     check_output(output, overwrite)
-    output = output.absolute()
-    work = output.with_name(f".{output.name}.partial-{os.getpid()}")
+    with writing(output), held(output, take_over=overwrite) as work:
+        recover(work, output)
+        if (work / RUN_NAME).exists() and not overwrite:
+            raise unfinished(work, output)
+        check_output(output, overwrite)
+        clear(work)
+        sign(work)
+        (work / CHECKPOINT).mkdir()
+        try:
+            yield work / CHECKPOINT
+        except BaseException:
+            remove(work)
+            raise
+        put_in_place(work, output, overwrite)
+
+
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Let what the file system refuses be an error that names the output.
+
+    Raises:
+        OutputError: A file could not be written.
+    """
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        work.mkdir()
-        yield work
-        sync_directory(work)
-        if output.exists():
-            old = output.with_name(f".{output.name}.old-{os.getpid()}")
-            output.rename(old)
-            work.rename(output)
-            shutil.rmtree(old)
-        else:
-            work.rename(output)
-        sync_directory(output.parent)
+        yield
     except OSError as error:
         raise OutputError(
             f"Writing {output} failed: {error.strerror or error}. Free space or choose another -o; nothing that "
-            "existed "
-            "before was touched."
+            f"existed before was touched. {' '.join(getattr(error, '__notes__', []))}".rstrip()
         ) from error
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
-def _remove_leftovers(output: Path) -> None:
-    """Remove what killed runs for the same output left, and put back a former output that one had moved away."""
-    for path in output.parent.glob(f".{glob.escape(output.name)}.*-*"):
-        kind, _, pid = path.name.removeprefix(f".{output.name}.").partition("-")
-        if kind not in ("partial", "old") or not pid.isdigit() or (int(pid) != os.getpid() and _alive(int(pid))):
-            continue
-        if kind == "old" and not output.exists():  # killed between its two renames
-            path.rename(output)
-        else:
-            shutil.rmtree(path, ignore_errors=True)
+def unfinished(work: Path, output: Path) -> OutputError:
+    """The error of a run that would throw away what another can be resumed from."""
+    return OutputError(
+        f"An unfinished run for {output} lies in {work}. Give --resume to go on with it, or --overwrite to start anew."
+    )
 
 
-def _alive(pid: int) -> bool:
+def recover(work: Path, output: Path) -> None:
+    """Put back the output that a killed run had moved away to replace it; where it was replaced, remove it."""
+    former = work / FORMER
+    if not former.is_dir():
+        return
+    if (work / CHECKPOINT).exists():
+        _put_back(former, output)
+    else:  # it has become the output
+        shutil.rmtree(former)
+
+
+def put_in_place(work: Path, output: Path, overwrite: bool) -> None:
+    """Let the checkpoint in a working directory become the output, and remove the rest.
+
+    An interrupt waits for it. What cannot be removed when the output is in place stays, and is removed by the next run.
+
+    Raises:
+        OutputError: Something else lies at ``output`` that may not be replaced. The checkpoint then gets a name beside
+            it, which the message says.
+    """
+    checkpoint, former = work / CHECKPOINT, work / FORMER
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        with uninterrupted():
+            sync_directory(checkpoint)
+            if overwrite and os.path.lexists(output):
+                output.rename(former)
+                if not _is_own(former):
+                    _put_back(former, output)
+            _take_place(checkpoint, output, former)
+            with suppress(OSError):
+                sync_directory(output.parent)
+                remove(work, RUN_NAME)
+    except OSError as error:
+        error.add_note(f"The finished checkpoint is in {checkpoint}.")
+        raise
+    except (KeyboardInterrupt, SystemExit) as error:
+        error.add_note(f"{output} is finished and in its place.")
+        raise
+
+
+def _take_place(checkpoint: Path, output: Path, former: Path) -> None:
+    try:
+        rename_noreplace(checkpoint, output)
+    except FileExistsError:
+        aside = _set_aside(checkpoint, output)
+        if os.path.lexists(former):
+            _set_aside(former, output)
+        remove(checkpoint.parent, RUN_NAME)
+        raise OutputError(
+            f"Something else came to lie at {output} during the run and was left alone; the finished checkpoint is in "
+            f"{aside}."
+        ) from None
+
+
+def foreign_files(directory: Path) -> list[str]:
+    """What lies in a checkpoint and was not written there by goldstick, as far as its manifest says.
+
+    Raises:
+        OutputError: It holds no manifest that can be read.
+    """
+    path = directory / MANIFEST_NAME
+    try:
+        named = parse_json(path.read_text(encoding="utf-8"), str(path))["files"]
+        own = {*named, MANIFEST_NAME, REPORT_NAME, PAGE_NAME}
+    except (OSError, UnicodeDecodeError, DataError, KeyError, TypeError) as error:
+        raise OutputError(
+            f"The output {directory} holds no {MANIFEST_NAME} that can be read, so goldstick did not write it and will "
+            "not overwrite it. Choose another -o, or remove it yourself."
+        ) from error
+    return sorted(entry.name for entry in directory.iterdir() if entry.name not in own or entry.is_dir())
+
+
+def _refuse_foreign(output: Path) -> None:
+    foreign = foreign_files(output)
+    if foreign:
+        more = f" and {len(foreign) - 3} more" if len(foreign) > 3 else ""
+        raise OutputError(
+            f"The output {output} holds what goldstick did not write there: {', '.join(foreign[:3])}{more}. Move that "
+            "away, or choose another -o."
+        )
+
+
+def _is_own(path: Path) -> bool:
+    try:
+        return path.is_dir() and not path.is_symlink() and not foreign_files(path)
+    except OutputError:
         return False
-    except PermissionError:
-        return True
-    return True
+
+
+def _put_back(path: Path, output: Path) -> None:
+    try:
+        rename_noreplace(path, output)
+    except FileExistsError:
+        _set_aside(path, output)
+
+
+def _set_aside(path: Path, output: Path) -> Path:
+    """Give a directory the first free name of ``output.1``, ``output.2``, …, and return it."""
+    for number in count(1):
+        aside = output.with_name(f"{output.name}.{number}")
+        with suppress(FileExistsError):
+            rename_noreplace(path, aside)
+            return aside
+    raise AssertionError("numbers do not end")
 
 
 def write_file(path: Path, data: bytes) -> None:
@@ -159,12 +296,3 @@ def write_file(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-
-
-def sync_directory(directory: Path) -> None:
-    """Bring the names in a directory to disk."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

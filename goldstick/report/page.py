@@ -18,10 +18,11 @@ from goldstick.errors import DataError
 from goldstick.report.accuracy_view import evaluation_view
 from goldstick.report.divergence_view import divergence_words
 from goldstick.report.report import FILE_NAME, Report
-from goldstick.report.storage import parse_json, write_atomically
+from goldstick.report.storage import check_writable, parse_json, write_atomically
 from goldstick.report.view import report_view
 
 PAGE_NAME = "report.html"
+_GENERATOR = b'<meta name="generator" content="goldstick">'
 
 
 def render_report(text: str) -> str:
@@ -47,7 +48,7 @@ def render_report(text: str) -> str:
         raise DataError(f"the report lacks a field or has a wrong one ({error})") from error
 
 
-def write_page(directory: Path | str) -> Path:
+def write_page(directory: Path | str, *, replace: bool = True) -> Path:
     """Render ``report.json`` in ``directory`` as ``report.html`` beside it and return its path.
 
     Raises DataError where there is no report or it is not one, OutputError where the page cannot be written.
@@ -61,8 +62,26 @@ def write_page(directory: Path | str) -> Path:
         page = render_report(text)
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
-    write_atomically(path.with_name(PAGE_NAME), page.encode())
+    write_atomically(path.with_name(PAGE_NAME), page.encode(), replace=replace)
     return path.with_name(PAGE_NAME)
+
+
+def check_page(directory: Path, overwrite: bool) -> None:
+    """Refuse to render a page over one that goldstick did not render.
+
+    Raises:
+        OutputError: There is such a file, and ``overwrite`` is false; or it can be replaced by no means.
+    """
+    path = directory / PAGE_NAME
+    check_writable(path, overwrite=overwrite or _is_own_page(path))
+
+
+def _is_own_page(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return _GENERATOR in file.read(2000)
+    except OSError:
+        return False
 
 
 def render(template: str, **content: Any) -> str:
@@ -70,7 +89,8 @@ def render(template: str, **content: Any) -> str:
     environment = _environment()
     script, _, _ = environment.loader.get_source(environment, "tree.js")  # type: ignore[union-attr]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template(template).render(script_hash=f"sha256-{digest}", **content)
+    page = environment.get_template(template).render(script_hash=f"sha256-{digest}", **content)
+    return page.encode(errors="backslashreplace").decode()  # names of files that are not UTF-8
 
 
 @functools.cache

@@ -6,17 +6,21 @@ import json
 import math
 import os
 import re
+import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from goldstick.core.whole_file import whole_file
 from goldstick.errors import DataError, OutputError, UsageError
 
 NON_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 """How numbers JSON has no name for are written: as these strings, which mean nothing else in a report."""
 
 _SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+_OTHER_NAME = "Choose another name, or give --overwrite."
 
 
 def dump_json(data: Mapping[str, Any]) -> str:
@@ -38,31 +42,27 @@ def parse_json(text: str, what: str) -> Any:
         raise DataError(f"{what} is not JSON that goldstick reads: {error}") from error
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write ``content`` under a temporary name, flush it to the disk, then rename it to ``path``.
+def write_atomically(path: Path, content: bytes, *, replace: bool = True) -> None:
+    """Write a file that is there whole or not at all; see :func:`goldstick.core.whole_file.whole_file`.
 
-    Whoever reads ``path``, at any moment and after a loss of power, finds the former file or the whole new
-    one.
+    Raises:
+        OutputError: It cannot be written, or exists and ``replace`` is false.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with temporary.open("wb") as file:
+        with whole_file(path, replace=replace) as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-        _fsync_directory(path.parent)
+    except FileExistsError as error:
+        raise OutputError(f"{path} came to exist in the meantime and was left alone. {_OTHER_NAME}") from error
     except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise OutputError(f"{path} cannot be written: {error.strerror or error}") from error
 
 
-def check_writable(path: Path, *, directory: bool = False) -> None:
+def check_writable(path: Path, *, overwrite: bool = False, directory: bool = False) -> None:
     """Try whether a file can be written, before the work is done that gives its content.
 
     Args:
         path: The file, in a directory that is there; or, with ``directory``, a directory that may have to be made.
+        overwrite: Whether a file may be replaced.
         directory: Whether it is a directory.
 
     Raises:
@@ -71,24 +71,26 @@ def check_writable(path: Path, *, directory: bool = False) -> None:
     place = path.absolute() if directory else path.absolute().parent
     while directory and not place.exists():
         place = place.parent
-    if not directory and path.is_dir():
-        raise OutputError(f"{path} cannot be written: it is a directory. Name a file.")
+    if not directory:
+        _refuse_existing(path, overwrite)
     if not place.is_dir():
         raise OutputError(f"{path} cannot be written: {place} is no directory. Name another place.")
-    trial = place / f".goldstick.{os.getpid()}.tmp"
     try:
-        trial.touch()
-        trial.unlink()
+        with tempfile.TemporaryFile(dir=place):
+            pass
     except OSError as error:
         raise OutputError(f"{path} cannot be written: {error.strerror or error}. Name another place.") from error
 
 
-def _fsync_directory(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def _refuse_existing(path: Path, overwrite: bool) -> None:
+    if not os.path.lexists(path):
+        return
+    if path.is_dir():
+        raise OutputError(f"{path} cannot be written: it is a directory. Name a file.")
+    if path.is_symlink() or not path.is_file():
+        raise OutputError(f"{path} is no plain file, so it will not be replaced. Name another file.")
+    if not overwrite:
+        raise OutputError(f"{path} exists already. {_OTHER_NAME}")
 
 
 def _encode(value: Any, where: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from goldstick.core.whole_file import whole_file
 from goldstick.errors import OutputError, TrainingError
 
 
@@ -66,14 +66,10 @@ def save_state(
         "optimizer": optimizer.state_dict(),
         "random": torch.get_rng_state(),
     }
-    temporary = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
+        with whole_file(path, replace=True) as file:
             torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except (OSError, RuntimeError) as error:
         raise OutputError(f"The training's checkpoint {path} cannot be written: {error}") from error
 

@@ -260,12 +260,15 @@ def test_an_output_whose_parent_is_a_file(assert_refused: Refused, source: Path)
 def test_overwrite_replaces_a_checkpoint_of_goldsticks_own(source: Path) -> None:
     output = source.parent / "out"
     assert run(*quantize(source)).exit_code == 0
-    (output / "leftover.txt").write_text("old")
     assert run(*quantize(source)).exit_code == 1
+    (output / "thesis.tex").write_text("seven years")
+    refused = run(*quantize(source, "--overwrite"))
+    assert refused.exit_code == 1
+    assert "holds what goldstick did not write there: thesis.tex" in refused.stderr
+    (output / "thesis.tex").unlink()
     again = run(*quantize(source, "--overwrite", "--json"))
     assert again.exit_code == 0, again.output
     assert json.loads(again.stdout)["report"]["proof"]["passed"] is True
-    assert not (output / "leftover.txt").exists()
     assert sorted(path.name for path in source.parent.iterdir()) == ["llama", "out"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -44,6 +45,48 @@ def test_a_path_that_cannot_be_written(command: list[str], assert_refused: Refus
     else:
         assert_refused(*command, str(tmp_path), says=(f"{tmp_path} cannot be written", "directory"))
         assert_refused(*command, str(tmp_path / "none" / "found"), says=("found cannot be written", "directory"))
+
+
+def test_a_file_that_exists_is_replaced_only_where_that_is_asked_for(
+    command: list[str], assert_refused: Refused, tmp_path: Path
+) -> None:
+    target = tmp_path / "page.html"
+    path = tmp_path if command[0] == "evaluate" else target
+    for name in ("page.html", "report.html"):
+        (tmp_path / name).write_text("theirs")
+    assert_refused(*command, str(path), says=("exists already", "--overwrite"))
+    assert {file.read_text() for file in tmp_path.iterdir()} == {"theirs"}
+    assert "something was measured" in run(*command, str(path), "--overwrite").stderr
+    if command[0] != "evaluate":
+        (tmp_path / "link").symlink_to(target)
+        for special in (tmp_path / "link", Path("/dev/null")):
+            assert_refused(*command, str(special), "--overwrite", says=("is no plain file",))
+
+
+def test_a_file_that_came_while_it_was_measured_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = tmp_path / "page.html"
+    monkeypatch.setattr("goldstick.report.storage.check_writable", lambda *_, **__: page.write_text("theirs"))
+    shown = run("compare", "reference", "reference", "--html", str(page))
+    assert shown.exit_code == 1
+    assert "came to exist in the meantime and was left alone" in shown.stderr
+    assert page.read_text() == "theirs"
+
+
+def test_a_page_that_goldstick_did_not_render_is_not_rendered_over(
+    assert_refused: Refused, made: Path, tmp_path: Path
+) -> None:
+    directory = shutil.copytree(made, tmp_path / "out")
+    assert run("report", str(directory)).exit_code == 0
+    (directory / "report.html").write_text("theirs")
+    assert_refused("report", str(directory), says=("report.html exists already", "--overwrite"))
+    assert (directory / "report.html").read_text() == "theirs"
+    assert run("report", str(directory), "--overwrite").exit_code == 0
+    assert "theirs" not in (directory / "report.html").read_text()
+
+
+def test_one_file_is_not_asked_for_twice(assert_refused: Refused, tmp_path: Path) -> None:
+    same = str(tmp_path / "found")
+    assert_refused("sensitivity", "reference", "-o", same, "--html", same, code=2, says=("same file",))
 
 
 def test_a_report_is_not_written_over_that_of_a_checkpoint(

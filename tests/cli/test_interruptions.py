@@ -72,7 +72,7 @@ def test_an_interrupt_leaves_nothing(pristine: Path, tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "writing\n"
-        assert [path.name.split("-")[0] for path in tmp_path.iterdir()] == [".out.partial"]
+        assert [path.name for path in tmp_path.iterdir()] == [".out.work"]
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=50)
     assert process.returncode == 130

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import goldstick
+from goldstick.core import rename
 from goldstick.pipeline import by_blocks, finish, quantize, write
 from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.quantize import Quantized
@@ -66,6 +67,7 @@ class CrashPoints:
         with pytest.MonkeyPatch.context() as patch:
             for name in ("rename", "replace", "unlink", "remove", "rmdir", "mkdir"):
                 patch.setattr(os, name, self._counted(name, getattr(os, name)))
+            patch.setattr(rename, "_renameat2", self._counted("renameat2", rename._renameat2))
             patch.setattr(os, "fsync", lambda _: self.step("fsync"))  # this process dies, not the machine
             patch.setattr(io, "open", self._opening(io.open))
             patch.setattr(builtins, "open", self._opening(builtins.open))

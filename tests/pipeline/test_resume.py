@@ -18,7 +18,8 @@ from safetensors.torch import load_file, save_file
 
 from goldstick.errors import OutputError
 from goldstick.pipeline import run_identity
-from goldstick.pipeline.journal import WorkDirectory, uninterrupted
+from goldstick.pipeline.journal import WorkDirectory
+from goldstick.pipeline.signals import uninterrupted
 from goldstick.report.report import Report
 from tests.pipeline.crash_points import (
     CrashPoints,
@@ -254,7 +255,7 @@ def test_what_lies_behind_the_journals_word_is_cut_off(
 
 def test_only_one_run_writes_an_output(stopped: Path, made: Made) -> None:
     before = contents(stopped.parent)
-    with (stopped.with_name(".out.work") / "lock").open("w") as lock:
+    with (stopped.with_name(".out.work") / "goldstick.lock").open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         for options in ({"resume": True}, {"overwrite": True}):
             with pytest.raises(OutputError, match="Another run is writing"):
