@@ -109,13 +109,11 @@ def sensitivity(
             print_json(found.to_dict())
         else:
             print_sensitivity(console(), found)
-    files = (
-        ("sensitivity", output, lambda: dump_json(found.to_dict())),
-        ("page", html, lambda: render_sensitivity(found)),
-    )
-    for name, path, content in files:
-        if path is not None:
-            write_atomically(path, content().encode(), replace=overwrite)
-            with showing(path):
-                if not as_json:
-                    click.echo(f"{name}: {path}")
+    for name, path in (("sensitivity", output), ("page", html)):
+        if path is None:
+            continue
+        content = dump_json(found.to_dict()) if path is output else render_sensitivity(found)
+        write_atomically(path, content.encode(), replace=overwrite)
+        with showing(path):
+            if not as_json:
+                click.echo(f"{name}: {path}")
