@@ -26,7 +26,9 @@ def inspect(directory: Path, verbose: bool, as_json: bool) -> None:
     if as_json:
         import json
 
-        print_json({**json.loads(report.to_json()), "kernels": backend_words(report)})
+        from goldstick.evaluation.items import without_items
+
+        print_json({**without_items(json.loads(report.to_json())), "kernels": backend_words(report)})
         return
     print_report(console(), report, verbose=verbose)
     origin = f"from {report.model} by goldstick {report.goldstick_version}" if report.recipe else "elsewhere"

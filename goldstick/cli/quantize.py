@@ -130,6 +130,7 @@ def quantize(
     from goldstick import api
     from goldstick.core.freed_memory import give_large_blocks_back
     from goldstick.evaluation.compare import compare
+    from goldstick.evaluation.items import without_items
     from goldstick.pipeline.evaluation_cache import cache_directory
     from goldstick.report.divergence_view import divergence_words
     from goldstick.report.terminal import print_report
@@ -156,7 +157,8 @@ def quantize(
             import json
 
             exported = {name: str(directory) for name, directory in further.items()}
-            print_json({"directory": str(output), "exported": exported, "report": json.loads(result.report.to_json())})
+            report = without_items(json.loads(result.report.to_json()))
+            print_json({"directory": str(output), "exported": exported, "report": report})
         elif not result.finished_before:
             evaluation = result.report.evaluation
             rows = compare(evaluation["after"], evaluation["before"]) if evaluation else ()
