@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from typing import Any, NoReturn
 
 import click
@@ -12,6 +13,7 @@ import click
 from goldstick.cli.bench import bench
 from goldstick.cli.compare import compare
 from goldstick.cli.doctor import doctor
+from goldstick.cli.environment import check_environment
 from goldstick.cli.evaluate import evaluate, generate
 from goldstick.cli.export import export
 from goldstick.cli.inspect import inspect, report, verify
@@ -20,8 +22,9 @@ from goldstick.cli.recipes import recipes
 from goldstick.cli.sensitivity import sensitivity
 from goldstick.cli.signals import orderly_signals
 from goldstick.cli.streams import prepare_streams
-from goldstick.errors import GoldstickError, OutputError
+from goldstick.errors import GoldstickError, OutputError, SlowKernelsWarning
 
+_FORMAT = warnings.formatwarning
 _ENDED_BY_A_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
 #: What a shell makes of a program that is ended by SIGPIPE.
 _NOBODY_READS = 128 + signal.SIGPIPE
@@ -73,6 +76,15 @@ def _leave_with(error: GoldstickError) -> NoReturn:
     sys.exit(error.exit_code)
 
 
+def _as_a_note(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Goldstick's own warning in a line, and others as Python shows them."""
+    if issubclass(category, SlowKernelsWarning):
+        return f"note: {message}\n"
+    return _FORMAT(message, category, filename, lineno, line)
+
+
 def _printable(text: str) -> str:
     """Text of which a stranger's names are a part, without the signs that move a terminal's cursor."""
     return "".join(sign if sign.isprintable() else " " if sign.isspace() else repr(sign)[1:-1] for sign in text)
@@ -95,6 +107,8 @@ def main(debug: bool) -> None:
 
     Shell completion: eval "$(_GOLDSTICK_COMPLETE=bash_source goldstick)" (or zsh_source, fish_source).
     """
+    check_environment()
+    warnings.formatwarning = _as_a_note
     # Threads that spin while they wait cost whole time slices where the cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -12,9 +12,11 @@ import click
 from goldstick.cli.console import console, print_json, progress_bar, split_names
 from goldstick.cli.further_formats import export_further, further_directories, refuse_formats
 from goldstick.cli.in_place import naming_what_is_in_place
+from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.push import push
 from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_unused
+from goldstick.core.seed import LEAST, MOST
 
 if TYPE_CHECKING:
     from goldstick.pipeline.plan import Plan
@@ -30,7 +32,7 @@ def _recipe_options(command: Any) -> Any:
         click.option("--dataset", metavar="PATH|NAME", help="Calibration data, for algorithms that look at data."),
         click.option("--samples", type=click.IntRange(1), help="Number of calibration samples."),
         click.option("--seq-len", type=click.IntRange(1), help="Tokens of a calibration sample."),
-        click.option("--seed", type=int, help="Seed of the calibration sampling."),
+        click.option("--seed", type=click.IntRange(LEAST, MOST), help="Seed of the calibration sampling."),
         click.option("--text-field", metavar="NAME", help="The field of calibration rows that holds text or messages."),
         click.option("--packing/--no-packing", default=None,
                      help="Cut calibration text into full samples (the default), or pad a sample for each row."),
@@ -56,7 +58,7 @@ def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     if value is None:
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)B?", value.strip(), re.IGNORECASE)
-    if match is None:
+    if match is None or len(match[1]) > 15:
         raise click.BadParameter(f"{value!r} is no amount of memory; write 8GB or 500MB")
     return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
@@ -68,7 +70,7 @@ def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option("--data-dir", metavar="DIR", help="Where the tasks' data lie; 'reference' for the bundled data.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many items of each task.")
 @click.option("--device", default="cpu", show_default=True, help="Where weights are rounded.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+@click.option("--threads", type=THREADS, help="CPU threads.")
 @click.option(
     "--proof",
     type=click.Choice(["outputs", "tensors"]),
@@ -106,6 +108,8 @@ def quantize(
     """Compress MODEL into a new, proven checkpoint directory."""
     from goldstick.pipeline.hub import check_repository
     from goldstick.pipeline.staging import check_output
+    from goldstick.recipes.order import training_of
+    from goldstick.training.parallel import refuse_idle_processes
 
     check_repository(repository)
     formats: tuple[str, ...] = recipe_options["formats"]
@@ -123,7 +127,8 @@ def quantize(
     if dry_run:
         _show_plan(planned, as_json)
         return
-    _set_threads(threads)
+    refuse_idle_processes(trains=bool(training_of(recipe.stages)))
+    use_processors(threads)
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
@@ -238,13 +243,6 @@ def _recipe(
             "export": loaded.export.model_copy(update={"format": formats[0]} if formats else {}),
         }
     )
-
-
-def _set_threads(threads: int | None) -> None:
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
 
 
 def _show_plan(planned: Plan, as_json: bool) -> None:
