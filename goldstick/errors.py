@@ -24,10 +24,6 @@ from __future__ import annotations
 from typing import ClassVar
 
 
-class SlowKernelsWarning(RuntimeWarning):
-    """What runs gives the same and takes much longer, since the compiled kernels are not there."""
-
-
 class GoldstickError(Exception):
     """Root of the tree; never raised itself."""
 

@@ -22,7 +22,8 @@ from goldstick.cli.recipes import recipes
 from goldstick.cli.sensitivity import sensitivity
 from goldstick.cli.signals import orderly_signals
 from goldstick.cli.streams import prepare_streams
-from goldstick.errors import GoldstickError, OutputError, SlowKernelsWarning
+from goldstick.core.slow_kernels import SlowKernelsWarning
+from goldstick.errors import GoldstickError, OutputError
 
 _FORMAT = warnings.formatwarning
 _ENDED_BY_A_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGHUP)

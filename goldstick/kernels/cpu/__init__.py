@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from goldstick.errors import SlowKernelsWarning, UsageError
+from goldstick.core.slow_kernels import SlowKernelsWarning
+from goldstick.errors import UsageError
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
 from goldstick.kernels.reference import quantized_input
 
