@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
@@ -23,13 +22,15 @@ from pydantic import (
     model_validator,
 )
 
-from goldstick.algorithms import ALGORITHMS, Stage
+from goldstick.algorithms import ALGORITHMS, Quantizer, Stage
 from goldstick.core.grid import Grid
 from goldstick.core.scheme import Scheme
 from goldstick.core.seed import LEAST, MOST
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError
+from goldstick.recipes.order import misplaced, unfinishable
 from goldstick.recipes.precision import Precision, with_precision
+from goldstick.recipes.sentence import parse
 from goldstick.structure.targets import Targets
 
 _SIZE_LIMIT = 1_000_000
@@ -109,10 +110,10 @@ class Recipe(BaseModel):
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
-        """A recipe from a preset's name, a YAML file, a mapping, or a recipe.
+        """A recipe from words such as ``gptq-w4a16-g128``, a YAML file, a mapping, or a recipe.
 
         Raises:
-            RecipeError: No such preset or file, or its content is wrong; the message names the place.
+            RecipeError: There is no such recipe or file, or its content is wrong; the message names the place.
         """
         if isinstance(source, Recipe):
             return source
@@ -122,7 +123,8 @@ class Recipe(BaseModel):
             path = Path(source)
         except TypeError as error:
             raise RecipeError(
-                f"A recipe is a preset's name, a YAML file, a mapping with 'stages' or a Recipe, not {source!r}."
+                f"A recipe is words such as 'gptq-w4a16-g128', a YAML file, a mapping with 'stages' or a Recipe, "
+                f"not {source!r}."
             ) from error
         if path.suffix in (".yaml", ".yml"):
             if not path.is_file():
@@ -130,15 +132,24 @@ class Recipe(BaseModel):
             with path.open("rb") as file:
                 text = file.read(_SIZE_LIMIT + 1)
             return cls._validated(_parse_yaml(text, str(path)), str(path), path.parent)
-        names = preset_names()
-        if str(source) not in names:
-            near = difflib.get_close_matches(str(source), names, n=3, cutoff=0.3)
-            raise RecipeError(
-                f"No recipe is called {str(source)!r}. "
-                + (f"Near it: {', '.join(near)}. " if near else "")
-                + "'goldstick recipes list' shows the presets; a file ends in .yaml."
-            )
-        return cls._validated(_parse_yaml(preset_text(str(source)).encode(), f"preset {source}"), f"preset {source}")
+        recipe = cls._validated(parse(str(source)).recipe(), f"recipe {source}")
+        schemes = [one for stage in recipe.stages if isinstance(stage, Quantizer) for one in stage.schemes()]
+        if problems := misplaced(recipe.stages) + unfinishable(recipe.stages, schemes):
+            raise RecipeError(f"The recipe {str(source)!r} is illegal: {' '.join(problems)}")
+        return recipe
+
+    def excluding(self, *patterns: str) -> Recipe:
+        """The recipe with further layers left alone: each stage with targets excludes ``patterns``, too."""
+
+        def without(stage: Stage) -> Stage:
+            targets = getattr(stage, "targets", None)
+            if not isinstance(targets, Targets):
+                return stage
+            exclude = tuple(dict.fromkeys((*targets.exclude, *patterns)))
+            changed: Any = {"targets": dataclasses.replace(targets, exclude=exclude)}
+            return dataclasses.replace(stage, **changed)
+
+        return self.model_copy(update={"stages": tuple(map(without, self.stages))})
 
     @classmethod
     def _validated(cls, value: Any, where: str, folder: Path | None = None) -> Recipe:
@@ -268,14 +279,3 @@ class _UniqueKeys(yaml.SafeLoader):
                 raise yaml.YAMLError(f"the key {str(key)!r} is given twice, the second time in line {line}.")
             seen.append(key)
         return super().construct_mapping(node, deep)
-
-
-def preset_names() -> list[str]:
-    """Names of the recipes that come with goldstick."""
-    folder = resources.files("goldstick.recipes") / "presets"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
-def preset_text(name: str) -> str:
-    """The YAML of a preset."""
-    return (resources.files("goldstick.recipes") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
