@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, KVCache, Quantizer, RandomRotation, SmoothQuant
+from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, SLB, KVCache, Quantizer, RandomRotation, SmoothQuant
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.recipe import Recipe, recipe_schema
@@ -332,6 +332,9 @@ def test_the_json_schema_knows_every_algorithm() -> None:
         ("finetune", {"training": {"epochs": True}}, "training.epochs: Input should be a number, not true"),
         ("slb", {"training": {"rate": False}}, "training.rate: Input should be a number, not false"),
         ("rtn", {"scheme": {"weight": {"bits": True}}}, "scheme.weight.bits: Input should be a number"),
+        ("rtn", {"overrides": {"a": {"weight": {"bits": True}}}}, "overrides.a.weight.bits: Input should be a number"),
+        ("finetune", {"training": {"betas": [0.9, True]}}, "training.betas.1: Input should be a number, not true"),
+        ("smoothquant", {"alpha": True}, "alpha: Input should be a number, not true"),
         ("finetune", {"training": {"weight_decay": float("inf")}}, "training.weight_decay"),
         ("finetune", {"training": {"seed": 10**23}}, "training.seed is a whole number of 64 bits"),
         ("rotate", {"seed": 10**23}, "seed is a whole number of 64 bits"),
@@ -349,3 +352,39 @@ def test_a_seed_of_the_data_has_64_bits_too() -> None:
     with pytest.raises(RecipeError, match=r"calibration\.seed"):
         Recipe.load({"stages": ["rtn"], "calibration": {"seed": 10**23}})
     assert Recipe.load({"stages": ["rtn"], "calibration": {"seed": (1 << 64) - 1}}).calibration.seed == (1 << 64) - 1
+
+
+@pytest.mark.parametrize("part", ["calibration", "export", "precision"])
+def test_numbers_outside_the_stages_are_not_true_or_false_either(part: str) -> None:
+    key = {"calibration": "samples", "export": "max_shard_size", "precision": "bits_per_weight"}[part]
+    with pytest.raises(RecipeError, match=rf"the recipe: {part}\.{key}: Input should be a number, not true"):
+        Recipe.load({"stages": ["rtn"], part: {key: True}})
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("stages: [{slb: {training: {rate: 1e-3}}}]\ncalibration: {samples: '3'}\n")
+    recipe = Recipe.load(path)
+    assert recipe.calibration.samples == 3
+    (stage,) = recipe.stages
+    assert isinstance(stage, SLB)
+    assert stage.training.rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('description: "\\ud800"\nstages: [rtn]', "a value that no report"),
+        ("stages: [{rtn: {scheme: !!binary gA==}}]", "a value that no report"),
+        ("stages: [{rtn: {scheme: 2020-01-01}}]", "scheme"),
+        ("stages: [{rtn: {scheme: {2020-01-01: 3}}}]", "scheme"),
+        ("stages: [{rtn: {null: 3}}]", "None|null"),
+        ("stages: [{rtn: {1.5: 3}}]", "1.5"),
+        ("stages: [{rtn: !!set {a}}]", "unknown key|mapping"),
+    ],
+)
+def test_values_of_other_kinds_are_refused_by_name(text: str, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=complaint):
+        Recipe.load(path)
