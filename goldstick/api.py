@@ -51,7 +51,7 @@ def apply(
 
     Args:
         model: Any ``nn.Module``. It is left untouched unless ``inplace``.
-        recipe: A preset's name, a YAML file, a mapping, or a :class:`Recipe`.
+        recipe: Words such as ``gptq-w4a16-g128``, a YAML file, a mapping, or a :class:`Recipe`.
         data: Calibration data, for algorithms that look at data: batches of the model's keyword arguments
             (``{"input_ids": …}``) or of token ids [batch, tokens].
         training: What to train on, with which loss, for stages that train; ``data``, and the loss that the model itself
@@ -126,7 +126,7 @@ def quantize(
 
     Args:
         model: A local directory in the hub's layout, a hub id, or ``reference``.
-        recipe: A preset's name, a YAML file, a mapping, or a :class:`Recipe`.
+        recipe: Words such as ``gptq-w4a16-g128``, a YAML file, a mapping, or a :class:`Recipe`.
         output: The directory to make; it appears whole or not at all.
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
         evaluate: Tasks to run before and after; those of the recipe where ``None``. On tasks of running text, what both

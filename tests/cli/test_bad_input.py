@@ -328,7 +328,7 @@ def test_a_recipe_error_names_the_place_before_any_weight_is_read(
 def test_a_recipe_that_is_not_there(assert_refused: Refused, source: Path) -> None:
     assert_refused("plan", str(source), "--recipe", "my.yaml", code=2, says=("my.yaml", "no recipe file"))
     assert_refused(
-        "plan", str(source), "--recipe", "rtn-w4a16", code=2, says=("rtn-w4a16", "rtn-w4a16-g", "recipes list")
+        "plan", str(source), "--recipe", "rtn-w4a17", code=2, says=("rtn-w4a17", "rtn-w4a16", "recipes list")
     )
 
 
