@@ -24,6 +24,7 @@ from goldstick.formats.name_patterns import module_names
 from goldstick.formats.source import read_json, sidecars_of
 from goldstick.formats.transformers_checkpoint import QuantizedCheckpoint, open_quantized, tied_to_codes
 from goldstick.formats.transformers_pruned import is_marked
+from goldstick.formats.unused_tensors import unused_tensors
 from goldstick.pipeline.choose_format import refusal_words, refusals
 from goldstick.pipeline.entries import Entry, write_entries
 from goldstick.pipeline.exported import change_of_values, compare_layers, same_copies
@@ -236,6 +237,7 @@ def _content(plan: ExportPlan, hashes: Mapping[str, str]) -> Content:
         },
         kv=plan.kv,
         described_in=directory,
+        unused=unused_tensors(directory),
         exported_from={"format": stored.format.name, "files": hashes},
     )
 

@@ -122,7 +122,7 @@ def execute(
         else:
             outcome = write_streamed(plan, folder, target, progress)
         files.know(outcome.source_hashes)
-        files.require_unchanged(plan.source.sidecars if whole is not None else None)
+        files.require_unchanged(plan.read_late if whole is not None else None)
         looked_at = blockwise = whole = None  # the proof is made beside this process: a model would be held twice
         write_rest(folder, _content(plan, base_model, outcome, files.hashes(progress)), outcome.hashes)
         written, peak = time.perf_counter(), peak_memory()
@@ -200,6 +200,7 @@ def _content(plan: Plan, base_model: str, outcome: Outcome, hashes: Mapping[str,
         errors=error_sums(outcome.errors),
         kv=outcome.kv,
         described_in=plan.source.directory,
+        unused=[tensor.name for tensor in plan.unused],
     )
 
 

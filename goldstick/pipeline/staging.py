@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from goldstick.errors import OutputError
-
-MANIFEST_NAME = "goldstick.json"
+from goldstick.formats.unused_tensors import MANIFEST_NAME as MANIFEST_NAME
 
 #: Bytes of a name that leave room, among the 255 of most file systems, for what a directory is called while it grows.
 _LONGEST_NAME = 220
