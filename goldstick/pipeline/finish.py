@@ -44,6 +44,7 @@ class Content:
         architecture: For a plain module: what it takes to rebuild it.
         kv: What is stored of a quantized KV cache, beside its tensors, which are among the weights.
         described_in: The directory whose README.md is the card of what this was made from, if it has one.
+        unused: Float tensors that are carried on though the model has no use for them.
         exported_from: What was exported, where this was not made from a float model: its format and file hashes.
     """
 
@@ -61,6 +62,7 @@ class Content:
     architecture: Mapping[str, Any] = field(default_factory=dict)
     kv: StoredKV | None = None
     described_in: Path | None = None
+    unused: Sequence[str] = ()
     exported_from: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -94,6 +96,7 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         "architecture": dict(content.architecture),
         "source": dict(content.source),
         "recipe": content.recipe.model_dump(mode="json") if content.recipe else None,
+        **({"unused": list(content.unused)} if content.unused else {}),
         **({"exported_from": dict(content.exported_from)} if content.exported_from else {}),
         "layers": {
             layer.site: {"scheme": layer.scheme.label, **content.errors.get(layer.site, {})} for layer in content.layers
