@@ -41,6 +41,11 @@ def load_from_hub(dataset: HubDataset, timeout: float = HUB_TIMEOUT) -> list[Map
     once. Raises DataError with the cause and the state of the offline switch.
     """
     offline = _offline_variable()
+    if os.path.exists(dataset.path):  # `datasets` would take it for the data set
+        raise DataError(
+            f"{dataset.path} is on the hub, and the current directory holds a folder of that name, which would be read "
+            "in its place; run in another directory, or name the folder's parent as the data directory"
+        )
     try:
         import datasets
     except ModuleNotFoundError as error:

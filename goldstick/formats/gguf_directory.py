@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from goldstick.core.temporary_folder import temporary_folder
 from goldstick.errors import FormatError, SourceError
 from goldstick.formats.gguf import GGUF_NAME, Gguf
 from goldstick.formats.gguf_file import GgufFile, read_gguf
@@ -34,22 +35,26 @@ def checkpoint_directory(path: Path) -> Iterator[Path]:
         yield path
         return
     header = read_gguf(file)
-    with tempfile.TemporaryDirectory(prefix="goldstick-gguf-") as folder:
-        made = Path(folder) / (path.name if path.is_dir() else path.stem)
+    name = Path(os.path.abspath(path if path.is_dir() else path.with_suffix(""))).name or "model"
+    sidecars = sidecars_of(path) if path.is_dir() else ()
+    texts = {} if _has_tokenizer(sidecars) else _tokenizer_of(header)
+    config = _config(path, header) | {"quantization_config": Gguf().config([], [], {})}
+    texts["config.json"] = json.dumps(config, indent=2)
+    holds = [f"{name}/{file}" for file in (GGUF_NAME, *texts, *(sidecar.name for sidecar in sidecars))]
+    with temporary_folder("gguf", holds) as folder:
+        made = folder / name
         made.mkdir()
         (made / GGUF_NAME).symlink_to(file.resolve())
-        for sidecar in sidecars_of(path) if path.is_dir() else ():
+        for sidecar in sidecars:
             shutil.copyfile(sidecar, made / sidecar.name)
-        for name, text in _tokenizer_of(header, made).items():
-            (made / name).write_text(text, encoding="utf-8")
-        config = _config(path, header) | {"quantization_config": Gguf().config([], [], {})}
-        (made / "config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
+        for text, content in texts.items():
+            (made / text).write_text(content, encoding="utf-8")
         yield made
 
 
 def missing_tokenizer(directory: Path) -> str | None:
     """Why there are no tokenizer files beside the GGUF file of a directory and none that could be made of it."""
-    if not (directory / GGUF_NAME).is_file() or _has_tokenizer(directory):
+    if not (directory / GGUF_NAME).is_file() or _has_tokenizer(directory.iterdir()):
         return None
     try:
         tokenizer_files(read_gguf((directory / GGUF_NAME).resolve()))
@@ -63,13 +68,11 @@ def made_by_another_tool(directory: Path) -> bool:
     return _lone_file(directory) is not None
 
 
-def _has_tokenizer(directory: Path) -> bool:
-    return any((directory / name).exists() for name in TOKENIZER_FILES)
+def _has_tokenizer(files: Iterable[Path]) -> bool:
+    return any(file.name in TOKENIZER_FILES for file in files)
 
 
-def _tokenizer_of(header: GgufFile, directory: Path) -> dict[str, str]:
-    if _has_tokenizer(directory):
-        return {}
+def _tokenizer_of(header: GgufFile) -> dict[str, str]:
     try:
         return tokenizer_files(header)
     except FormatError:  # said by missing_tokenizer to all that need one

@@ -25,11 +25,19 @@ _OF_A_MODEL = ("*.json", "*.safetensors", "*.gguf", "*.model", "*.txt", "*.jinja
 _ABOUT_A_MODEL = {"report.json", "goldstick.json"}
 
 
-def cache_directory() -> Path:
-    """Where results are kept: ``$GOLDSTICK_CACHE``, else ``goldstick`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
-    given = os.environ.get(DIRECTORY_VARIABLE)
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Path(given) if given else base / "goldstick"
+def cache_directory() -> Path | None:
+    """Where results are kept: ``$GOLDSTICK_CACHE``, else ``goldstick`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Nowhere where none of these is set and the user has no home, as in many containers.
+    """
+    if given := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(given)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "goldstick"
+    try:
+        return Path.home() / ".cache" / "goldstick"
+    except RuntimeError:
+        return None
 
 
 def evaluate_with_cache(

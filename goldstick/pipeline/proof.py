@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import gc
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from goldstick.core.freed_memory import return_freed_memory
-from goldstick.errors import CheckpointError
+from goldstick.core.temporary_folder import temporary_folder
+from goldstick.errors import CheckpointError, OutputError
+from goldstick.pipeline.fresh_process import run_module
 from goldstick.pipeline.observation import Observation
 
 #: Largest difference of outputs that is called equal, relative to the largest output. The same machine gives 0.
@@ -23,6 +23,9 @@ TOLERANCE = 1e-5
 ProofMethod = Literal["outputs", "tensors"]
 #: Largest relative difference of perplexities that is called equal.
 PERPLEXITY_TOLERANCE = 1e-4
+
+#: What lies in the folder of a proof.
+_REQUEST, _EXPECTED, _RESULT = "request.json", "expected.safetensors", "result.json"
 
 
 def prove(directory: Path, request: Mapping[str, Any], expected: Observation | None) -> dict[str, Any]:
@@ -38,22 +41,26 @@ def prove(directory: Path, request: Mapping[str, Any], expected: Observation | N
 
     Raises:
         CheckpointError: The worker could not do it; the message is its own.
+        OutputError: There is no room for what the worker reads.
     """
     gc.collect()  # a model lies in circles
     return_freed_memory()
-    with tempfile.TemporaryDirectory(prefix="goldstick-proof-") as folder:
-        full = dict(request, directory=str(directory), result=str(Path(folder) / "result.json"))
-        if expected is not None:
-            save_file({"outputs": expected.outputs}, Path(folder) / "expected.safetensors")
-            full |= {"expected": str(Path(folder) / "expected.safetensors"), "perplexity": expected.perplexity}
-        task = Path(folder) / "request.json"
-        task.write_text(json.dumps(full), encoding="utf-8")
-        command = [sys.executable, "-m", "goldstick.pipeline.prove_worker", str(task)]
-        process = subprocess.run(command, capture_output=True, text=True, check=False)
-        result = Path(full["result"])
-        if process.returncode or not result.exists():
-            lines = process.stderr.strip().splitlines() or [f"it ended with code {process.returncode}"]
-            raise CheckpointError(f"The proof of {directory} could not be made: {lines[-1]}")
+    with temporary_folder("proof", (_REQUEST, _EXPECTED, _RESULT)) as folder:
+        result = folder / _RESULT
+        full = dict(request, directory=str(directory), result=str(result))
+        try:
+            if expected is not None:
+                save_file({"outputs": expected.outputs}, folder / _EXPECTED)
+                full |= {"expected": str(folder / _EXPECTED), "perplexity": expected.perplexity}
+            (folder / _REQUEST).write_text(json.dumps(full), encoding="utf-8")
+        except (OSError, SafetensorError) as error:
+            raise OutputError(
+                f"The proof of {directory} cannot be made, since {folder} cannot be written: {error}. Free space, or "
+                "name another place for temporary files by TMPDIR."
+            ) from error
+        failure = run_module("goldstick.pipeline.prove_worker", str(folder / _REQUEST))
+        if failure is not None or not result.exists():
+            raise CheckpointError(f"The proof of {directory} could not be made: {failure or 'it left no result.'}")
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     return found
 

@@ -1,4 +1,4 @@
-"""The fresh process of a proof: ``python -m goldstick.pipeline.prove_worker REQUEST.json``.
+"""The fresh process of a proof, given the file of a request.
 
 The request names the checkpoint ``directory``, the ``result`` file to write, and a ``method``:
 
@@ -61,7 +61,3 @@ def main() -> int:
         return 1
     Path(request["result"]).write_text(json.dumps(result), encoding="utf-8")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -133,6 +133,16 @@ def test_rows_from_the_hub_are_read_and_know_their_configuration(monkeypatch: py
     assert DataSource().lines(SET) == ["a/facts None val"]
 
 
+def test_a_folder_that_is_called_like_a_data_set_is_not_taken_for_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fake_datasets(monkeypatch, lambda path, configuration: pytest.fail("the folder was read"))
+    (tmp_path / "a" / "facts").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="current directory holds a folder of that name"):
+        DataSource().rows(SET)
+
+
 def test_the_real_library_offline_fails_at_once_with_one_line() -> None:
     begun = time.monotonic()
     with pytest.raises(DataError, match=r"facts: a/facts .*--data-dir DIR with DIR/facts/val\.jsonl"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import pwd
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -98,3 +99,15 @@ def test_the_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.delenv("GOLDSTICK_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
     assert cache_directory() == Path("/caches/goldstick")
+
+
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_entry(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    monkeypatch.setattr(pwd, "getpwuid", no_entry)
+    for name in ("GOLDSTICK_CACHE", "XDG_CACHE_HOME", "HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert cache_directory() is None
+    monkeypatch.setenv("HOME", "/nonexistent")
+    assert cache_directory() == Path("/nonexistent/.cache/goldstick")

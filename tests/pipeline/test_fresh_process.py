@@ -1,0 +1,105 @@
+"""A fresh process has the goldstick of its parent, imports nothing from the current directory, and ends with it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+#: Removes what an installation for development puts before every search, so that the tree below is found.
+AS_IF_INSTALLED = (
+    "import sys; sys.meta_path[:] = [it for it in sys.meta_path if it.__class__.__module__[:9] != '_editable']"
+)
+
+#: Run by the fresh process.
+WORK = """
+import os, sys, time
+def main():
+    word = sys.argv[1]
+    if word == "fail":
+        print("said last", file=sys.stderr)
+        return 1
+    if word == "die":
+        os.kill(os.getpid(), 9)
+    if word == "path":
+        raise RuntimeError(repr([part for part in sys.path if part in ("", os.getcwd())]))
+    if word == "wait":
+        print(os.getpid(), file=open("started", "w"), flush=True)
+        time.sleep(100)
+"""
+
+
+class Tree:
+    """A package ``goldstick`` of the files at hand alone, and a folder to start in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.here = folder / "here"
+        self.here.mkdir()
+        pipeline = folder / "tree" / "goldstick" / "pipeline"
+        pipeline.mkdir(parents=True)
+        own = Path(__file__).parents[2] / "goldstick" / "pipeline"
+        for name in ("fresh_start.py", "fresh_process.py"):
+            (pipeline / name).write_text((own / name).read_text())
+        for package in (pipeline, pipeline.parent):
+            (package / "__init__.py").touch()
+        (pipeline / "work.py").write_text(WORK)
+        (folder / "settings").mkdir()
+        (folder / "settings" / "sitecustomize.py").write_text(AS_IF_INSTALLED)
+        self.script = f"import sys; sys.path.insert(0, {str(folder / 'tree')!r})\n"
+        self.script += "from goldstick.pipeline.fresh_process import run_module\n"
+        self.script += "print(run_module('goldstick.pipeline.work', *sys.argv[1:]))"
+        self.environment = os.environ | {"PYTHONPATH": f":{folder / 'settings'}"}
+
+    def start(self, word: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-P", "-c", self.script, word]
+        return subprocess.Popen(command, cwd=self.here, env=self.environment, stdout=subprocess.PIPE, text=True)
+
+    def says(self, word: str) -> str:
+        said, _ = self.start(word).communicate(timeout=60)
+        return said.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Tree:
+    return Tree(tmp_path)
+
+
+def test_it_runs_the_goldstick_that_its_parent_imported_and_says_how_it_ended(tree: Tree) -> None:
+    assert tree.says("work") == "None"
+    assert tree.says("fail") == "said last"
+    assert tree.says("die") == "it was ended by SIGKILL: the memory may not have sufficed."
+
+
+def test_the_current_directory_is_no_place_to_import_from(tree: Tree) -> None:
+    assert tree.says("path") == "RuntimeError: []"
+
+
+def test_it_ends_when_its_parent_is_killed(tree: Tree) -> None:
+    parent = tree.start("wait")
+    started = tree.here / "started"
+    child = int(_when(lambda: started.read_text().strip() if started.exists() else ""))
+    parent.send_signal(signal.SIGKILL)
+    parent.communicate(timeout=60)
+    _when(lambda: "gone" if _ended(child) else "")
+
+
+def _ended(number: int) -> bool:
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # nobody may reap it here
+    except FileNotFoundError:
+        return True
+
+
+def _when(look: Callable[[], str]) -> str:
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if found := look():
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not come to pass")
