@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "algorithms": {"core", "structure"},
     "calibration": {"core", "structure", "surgery", "algorithms.base", "evaluation"},
     "training": {"core", "structure", "surgery", "algorithms.base"},
-    "evaluation": set(),
+    "evaluation": {"core"},
     "report": {"core", "evaluation"},
     "recipes": {"algorithms", "calibration", "training", "surgery", "structure", "core"},
     "pipeline": EVERYTHING_BUT_THE_TOP,
