@@ -23,6 +23,7 @@ from goldstick.formats.name_patterns import module_names
 from goldstick.formats.source import read_json, sidecars_of
 from goldstick.formats.transformers_checkpoint import QuantizedCheckpoint, open_quantized, tied_to_codes
 from goldstick.formats.transformers_pruned import is_marked
+from goldstick.pipeline.card import card_remarks
 from goldstick.pipeline.choose_format import refusal_words, refusals
 from goldstick.pipeline.entries import Entry, write_entries
 from goldstick.pipeline.exported import change_of_values, compare_layers, same_copies
@@ -151,7 +152,7 @@ def export_checkpoint(
         progress("proving", 1, 1)
         report = _report(plan, made, found, content.base_model)
         timing = {"export_and_write": written - started, "prove": time.perf_counter() - written}
-        notes = tuple(note for note in (missing_tokenizer(directory),) if note)
+        notes = (*(note for note in (missing_tokenizer(directory),) if note), *card_remarks(directory))
         report = dataclasses.replace(report, timing=timing, warnings=(*report.warnings, *notes))
         report.write(work)
     return Quantized(directory=output, report=report)

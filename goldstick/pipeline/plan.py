@@ -12,6 +12,7 @@ from goldstick.errors import FormatError
 from goldstick.formats import StorageFormat
 from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.pipeline.card import card_remarks
 from goldstick.pipeline.choose_format import choose_format, loader_remarks
 from goldstick.pipeline.float_types import refuse_float64
 from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout
@@ -166,6 +167,7 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
     layers = [tensor.stored for tensor in tensors if tensor.stored]
     chosen, warnings = choose_format(recipe.export.format, layers, resolution.ties)
     warnings += loader_remarks(chosen, layers, model)
+    warnings += card_remarks(directory)
     planned = tuple(with_outputs(tensor, chosen) for tensor in tensors)
     obstacles = [f"{tensor.name}: {tensor.obstacle}" for tensor in planned if tensor.obstacle]
     if obstacles:

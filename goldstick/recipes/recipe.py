@@ -9,7 +9,6 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -30,12 +29,8 @@ from goldstick.core.seed import LEAST, MOST
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError
 from goldstick.recipes.precision import Precision, with_precision
+from goldstick.recipes.strict_yaml import SIZE_LIMIT, parse_yaml
 from goldstick.structure.targets import Targets
-
-_SIZE_LIMIT = 1_000_000
-_DEPTH_LIMIT = 20
-#: Values and brackets; a large recipe has some hundreds.
-_EVENT_LIMIT = 10_000
 
 
 class Calibration(BaseModel):
@@ -128,8 +123,8 @@ class Recipe(BaseModel):
             if not path.is_file():
                 raise RecipeError(f"There is no recipe file {str(source)!r}.")
             with path.open("rb") as file:
-                text = file.read(_SIZE_LIMIT + 1)
-            return cls._validated(_parse_yaml(text, str(path)), str(path), path.parent)
+                text = file.read(SIZE_LIMIT + 1)
+            return cls._validated(_parsed(text, str(path)), str(path), path.parent)
         names = preset_names()
         if str(source) not in names:
             near = difflib.get_close_matches(str(source), names, n=3, cutoff=0.3)
@@ -138,7 +133,7 @@ class Recipe(BaseModel):
                 + (f"Near it: {', '.join(near)}. " if near else "")
                 + "'goldstick recipes list' shows the presets; a file ends in .yaml."
             )
-        return cls._validated(_parse_yaml(preset_text(str(source)).encode(), f"preset {source}"), f"preset {source}")
+        return cls._validated(_parsed(preset_text(str(source)).encode(), f"preset {source}"), f"preset {source}")
 
     @classmethod
     def _validated(cls, value: Any, where: str, folder: Path | None = None) -> Recipe:
@@ -238,36 +233,11 @@ def recipe_schema() -> dict[str, Any]:
     return schema
 
 
-def _parse_yaml(text: bytes, where: str) -> Any:
-    if len(text) > _SIZE_LIMIT:
-        raise RecipeError(f"{where} is larger than {_SIZE_LIMIT:,} bytes; a recipe is a page of text.")
+def _parsed(text: bytes, where: str) -> Any:
     try:
-        depth = 0
-        for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
-            if number > _EVENT_LIMIT:
-                raise RecipeError(f"{where} holds more than {_EVENT_LIMIT:,} values; a recipe is a page of text.")
-            if isinstance(event, yaml.AliasEvent):
-                raise RecipeError(f"{where}: YAML aliases (*name) are not allowed.")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEPTH_LIMIT:
-                raise RecipeError(f"{where} is nested deeper than {_DEPTH_LIMIT} levels.")
-        return yaml.load(text, Loader=_UniqueKeys)
-    except (yaml.YAMLError, ValueError) as error:  # dates and numbers that are none are a ValueError
-        raise RecipeError(f"{where} is not valid YAML: {' '.join(str(error).split())[:500]}") from error
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """A safe loader that refuses a key given twice instead of keeping the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: list[Any] = []
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                line = key_node.start_mark.line + 1
-                raise yaml.YAMLError(f"the key {str(key)!r} is given twice, the second time in line {line}.")
-            seen.append(key)
-        return super().construct_mapping(node, deep)
+        return parse_yaml(text, where)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
 
 
 def preset_names() -> list[str]:
