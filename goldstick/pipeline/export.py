@@ -25,6 +25,7 @@ from goldstick.formats.source import read_json, sidecars_of
 from goldstick.formats.transformers_checkpoint import QuantizedCheckpoint, open_quantized, tied_to_codes
 from goldstick.formats.transformers_pruned import is_marked
 from goldstick.formats.unused_tensors import unused_tensors
+from goldstick.pipeline.card import card_remarks
 from goldstick.pipeline.choose_format import refusal_words, refusals
 from goldstick.pipeline.entries import Entry, write_entries
 from goldstick.pipeline.exported import change_of_values, compare_layers, same_copies
@@ -161,7 +162,7 @@ def export_checkpoint(
         progress("proving", 1, 1)
         report = _report(plan, made, found, content.base_model)
         timing = {"export_and_write": written - started, "prove": time.perf_counter() - written}
-        notes = tuple(note for note in (missing_tokenizer(directory),) if note)
+        notes = (*(note for note in (missing_tokenizer(directory),) if note), *card_remarks(directory))
         report = dataclasses.replace(report, timing=timing, warnings=(*report.warnings, *notes))
         report.write(work)
     return Quantized(directory=output, report=report)
@@ -255,8 +256,7 @@ def _float_matrices(checkpoint: QuantizedCheckpoint) -> list[str]:
         if len(info.shape) == 2 and name not in codes and names[name] not in embeddings
         for module in module_names(name, names[name])
     ]
-    quantized = {layer.site for layer in stored.layers}
-    present = set(names.values())
+    quantized, present = {layer.site for layer in stored.layers}, set(names.values())
     heads = [site for site in network.sites if site.role == "head" and site.name not in quantized]
     return found + [site.module for site in heads if site.parameter_name not in present]
 

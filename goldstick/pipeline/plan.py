@@ -14,6 +14,7 @@ from goldstick.formats import StorageFormat
 from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.formats.transformers_rehearsal import require_loadable
+from goldstick.pipeline.card import card_remarks
 from goldstick.pipeline.choose_format import choose_format, loader_remarks
 from goldstick.pipeline.float_types import refuse_float64
 from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout
@@ -181,6 +182,7 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
     layers = [tensor.stored for tensor in tensors if tensor.stored]
     chosen, warnings = choose_format(recipe.export.format, layers, resolution.ties)
     warnings += loader_remarks(chosen, layers, model)
+    warnings += card_remarks(directory)
     planned = tuple(with_outputs(tensor, chosen) for tensor in tensors)
     if unused := [tensor.name for tensor in planned if not tensor.parameter]:
         more = f" and {len(unused) - 3} more tensors" if len(unused) > 3 else ""

@@ -127,7 +127,7 @@ class Recipe(BaseModel):
                 raise RecipeError(f"There is no recipe file {str(source)!r}.")
             with path.open("rb") as file:
                 text = file.read(SIZE_LIMIT + 1)
-            return cls._validated(parse_yaml(text, str(path)), str(path), path.parent)
+            return cls._validated(_parsed(text, str(path)), str(path), path.parent)
         recipe = cls._validated(parse(str(source)).recipe(), f"recipe {source}")
         schemes = [one for stage in recipe.stages if isinstance(stage, Quantizer) for one in stage.schemes()]
         if problems := misplaced(recipe.stages) + unfinishable(recipe.stages, schemes):
@@ -255,3 +255,10 @@ def recipe_schema() -> dict[str, Any]:
         stages.append(stage)
     schema["properties"]["stages"] = {"type": "array", "minItems": 1, "items": {"anyOf": stages}}
     return schema
+
+
+def _parsed(text: bytes, where: str) -> Any:
+    try:
+        return parse_yaml(text, where)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
