@@ -103,7 +103,7 @@ def rows(subject: Subject) -> Iterator[Row]:
 
 
 def weight_rows(scheme: str) -> Iterator[Row]:
-    """Weights alone are rounded. ``rtn`` has searched ranges, as in the presets; ``rtn minmax`` plain ones."""
+    """Weights alone are rounded. ``rtn`` has searched ranges, as the word of recipes; ``rtn minmax`` plain ones."""
     options = {"scheme": scheme, "indivisible": "channel"}
     gptq, scales = {"gptq": options}, {"awq": {"quantize": False}}
     recipes: dict[str, Stages] = {

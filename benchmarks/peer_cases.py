@@ -1,4 +1,4 @@
-"""The comparisons that peers.py runs: a preset of goldstick's beside what another tool does for the same scheme."""
+"""The comparisons that peers.py runs: a recipe of goldstick's beside what another tool does for the same scheme."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Case:
 
     Attributes:
         name: What the table calls it.
-        recipe: goldstick's preset; a grouped scheme of weights in it is replaced by that of the case.
+        recipe: goldstick's; a grouped scheme of weights in it is replaced by that of the case.
         bits: Of a weight.
         activation_bits: Of an activation, or ``None`` for float ones.
         peer: The other tool.

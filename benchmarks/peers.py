@@ -153,7 +153,7 @@ class Bench:
         return result
 
     def recipe(self, case: Case) -> Path | None:
-        """The preset as a file, with the case's scheme; None where goldstick has no such preset."""
+        """The recipe as a file, with the case's scheme; None where goldstick has no such recipe."""
         shown = subprocess.run(
             [*shlex.split(self.arguments.goldstick), "recipes", "show", case.recipe],
             env=self.environment, capture_output=True, text=True, check=False,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from goldstick.errors import UsageError
@@ -19,9 +21,10 @@ from goldstick.pipeline.calibrate import calibration_data
 from goldstick.pipeline.doctor import Diagnosis, examine
 from goldstick.pipeline.evaluate_directory import before_and_after, evaluate_directory
 from goldstick.pipeline.export import export_checkpoint
-from goldstick.pipeline.load import load
+from goldstick.pipeline.load import load as load_checkpoint
 from goldstick.pipeline.models import data_directory, find_model
 from goldstick.pipeline.optimize import optimize
+from goldstick.pipeline.optimize import optimize as optimize_model
 from goldstick.pipeline.plan import Plan, make_plan
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.quantize import Quantized, execute, help_the_first
@@ -34,6 +37,8 @@ from goldstick.training import TrainingTask
 from goldstick.training.parallel import rank, wait_for_all
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
+
+_LOGGER = logging.getLogger("goldstick")
 
 __all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize"]
 
@@ -51,7 +56,7 @@ def apply(
 
     Args:
         model: Any ``nn.Module``. It is left untouched unless ``inplace``.
-        recipe: A preset's name, a YAML file, a mapping, or a :class:`Recipe`.
+        recipe: Words such as ``gptq-w4a16-g128``, a YAML file, a mapping, or a :class:`Recipe`.
         data: Calibration data, for algorithms that look at data: batches of the model's keyword arguments
             (``{"input_ids": …}``) or of token ids [batch, tokens].
         training: What to train on, with which loss, for stages that train; ``data``, and the loss that the model itself
@@ -126,7 +131,7 @@ def quantize(
 
     Args:
         model: A local directory in the hub's layout, a hub id, or ``reference``.
-        recipe: A preset's name, a YAML file, a mapping, or a :class:`Recipe`.
+        recipe: Words such as ``gptq-w4a16-g128``, a YAML file, a mapping, or a :class:`Recipe`.
         output: The directory to make; it appears whole or not at all.
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
         evaluate: Tasks to run before and after; those of the recipe where ``None``. On tasks of running text, what both
@@ -221,6 +226,38 @@ def doctor(directory: str | Path, *, progress: Progress = quiet) -> Diagnosis:
         SourceError: There is no such directory, or it holds no config.json and no GGUF file.
     """
     return examine(find_model(directory), progress)
+
+
+def load(
+    directory: str | Path,
+    *,
+    model: nn.Module | None = None,
+    dtype: str | torch.dtype = "auto",
+    optimize: bool = False,
+) -> nn.Module:
+    """A model on packed weights from a compressed checkpoint.
+
+    Args:
+        directory: A checkpoint in any format that goldstick reads, or a GGUF file.
+        model: The float module a native checkpoint was made from, for modules that are no transformers models; it is
+            rewritten in place and returned.
+        dtype: What float tensors are read as; ``auto`` keeps the checkpoint's.
+        optimize: Whether to rearrange the model so that it runs faster, as :func:`goldstick.optimize` does. What that
+            did goes to the logger ``goldstick``; call it yourself to have the report.
+
+    Raises:
+        UsageError: It is to be optimized, and is no transformers model.
+        CheckpointError: Tensors are missing, unexpected or misshapen.
+        FormatError: The checkpoint is of a kind goldstick does not read.
+        SourceError: There is no such directory, or it must not be trusted.
+    """
+    loaded = load_checkpoint(directory, model=model, dtype=dtype)
+    if optimize:
+        found = optimize_model(loaded)
+        for change in found.left:
+            _LOGGER.warning("%s", change)
+        _LOGGER.info("%s", found)
+    return loaded
 
 
 def evaluate(

@@ -11,7 +11,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from goldstick.calibration.groups import is_fused
 from goldstick.calibration.kv_ranges import KVRecorder, with_cache
 from goldstick.calibration.original import Original, original_block
 from goldstick.calibration.task import Work
+from goldstick.core.progress import Progress
 from goldstick.errors import StructureError
 from goldstick.structure.findings import FoldPair
 from goldstick.structure.network import Network
@@ -34,18 +35,11 @@ Batches = Sequence[Mapping[str, Tensor]]
 Calls = Sequence[Mapping[str, BlockCall]]
 
 
-class Tell(Protocol):
-    """Told how far a job is."""
-
-    def __call__(self, description: str, done: int, total: int) -> None:
-        """Take note."""
-
-
 def sweep(
     network: Network,
     work: Work,
     batches: Batches,
-    progress: Tell,
+    progress: Progress,
     recorder: KVRecorder | None = None,
     original: nn.Module | None = None,
 ) -> None:

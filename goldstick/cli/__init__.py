@@ -23,7 +23,7 @@ from goldstick.cli.sensitivity import sensitivity
 from goldstick.cli.signals import orderly_signals
 from goldstick.cli.streams import prepare_streams
 from goldstick.core.slow_kernels import SlowKernelsWarning
-from goldstick.errors import GoldstickError, OutputError
+from goldstick.errors import GoldstickError, OutputError, SourceError
 
 _FORMAT = warnings.formatwarning
 _ENDED_BY_A_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
@@ -61,6 +61,9 @@ class _Group(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
+            if isinstance(error, OSError) and error.filename is not None:
+                file = os.fsdecode(error.filename)
+                _leave_with(SourceError(f"{file}: {error.strerror}. If it was changed during the run, run again."))
             text = _printable(" ".join([f"{type(error).__name__}: {error}".strip(), *_notes(error)]))
             click.echo(
                 f"Error: goldstick met something it did not expect: {text} Run again with 'goldstick --debug …' for "

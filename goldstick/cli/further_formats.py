@@ -20,11 +20,14 @@ def further_directories(output: Path, formats: Sequence[str]) -> dict[str, Path]
     Raises:
         UsageError: A format was given twice, or ``auto`` was given after another.
     """
+    from goldstick.pipeline.staging import located
+
     twice = [name for number, name in enumerate(formats) if name in formats[:number]]
     if twice:
         raise UsageError(f"--format {twice[0]} was given twice; name each format once.")
     if "auto" in formats[1:]:
         raise UsageError("--format auto chooses the first format; name the further ones.")
+    output = located(output) if len(formats) > 1 else output
     return {name: output.with_name(f"{output.name}-{name}") for name in formats[1:]}
 
 

@@ -14,6 +14,7 @@ from goldstick.cli.further_formats import export_further, further_directories, r
 from goldstick.cli.in_place import naming_what_is_in_place
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.push import push
+from goldstick.cli.recipes import complete_recipe
 from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_unused
 from goldstick.core.seed import LEAST, MOST
@@ -27,8 +28,11 @@ DEFAULT_RECIPE = "rtn-w4a16-g128"
 
 def _recipe_options(command: Any) -> Any:
     options = [
-        click.option("--recipe", "-r", default=DEFAULT_RECIPE, show_default=True, metavar="NAME|FILE",
-                     help="A preset (see 'goldstick recipes list') or a YAML file."),
+        click.option("--recipe", "-r", default=DEFAULT_RECIPE, show_default=True, metavar="RECIPE|FILE",
+                     shell_complete=complete_recipe,
+                     help="Words such as gptq-w4a16-g128 (see 'goldstick recipes list'), or a YAML file."),
+        click.option("--exclude", metavar="PATTERN", multiple=True,
+                     help="Layers to leave alone beside those of the recipe, such as '*down_proj'; may be repeated."),
         click.option("--dataset", metavar="PATH|NAME", help="Calibration data, for algorithms that look at data."),
         click.option("--samples", type=click.IntRange(1), help="Number of calibration samples."),
         click.option("--seq-len", type=click.IntRange(1), help="Tokens of a calibration sample."),
@@ -207,6 +211,7 @@ def _plan(model: str, recipe: Recipe) -> Plan:
 
 def _recipe(
     recipe: str,
+    exclude: tuple[str, ...],
     dataset: str | None,
     samples: int | None,
     seq_len: int | None,
@@ -222,7 +227,7 @@ def _recipe(
     from goldstick.recipes.recipe import Recipe
     from goldstick.recipes.run import needs_data
 
-    loaded = Recipe.load(recipe)
+    loaded = Recipe.load(recipe).excluding(*exclude)
     calibration = {
         "dataset": dataset, "samples": samples, "seq_len": seq_len, "seed": seed, "text_field": text_field,
         "packing": packing, "allow_short": allow_short or None,

@@ -3,38 +3,63 @@
 from __future__ import annotations
 
 import click
+from click.shell_completion import CompletionItem
 
-from goldstick.cli.console import console, print_json
+from goldstick.cli.console import print_json
+
+
+def complete_recipe(_: click.Context, __: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Sentences that begin with what is typed, and files."""
+    from goldstick.recipes.sentence import continuations
+
+    return [*map(CompletionItem, continuations(incomplete)), CompletionItem(incomplete, type="file")]
 
 
 @click.group()
 def recipes() -> None:
-    """The recipes that come with goldstick, and the schema of your own."""
+    """How to write a recipe in a word, with examples, and the schema of recipe files."""
 
 
 @recipes.command("list")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def list_(as_json: bool) -> None:
-    """Names and descriptions of the presets."""
-    from goldstick.recipes.recipe import Recipe, preset_names
+    """The words of a recipe and their order, and recommended recipes."""
+    from goldstick.recipes.words import DEFAULT_METHOD, RECOMMENDED, SCHEME_LINES, grammar, vocabulary
 
-    described = {name: Recipe.load(name).description for name in preset_names()}
     if as_json:
-        print_json(described)
+        print_json(RECOMMENDED)
         return
-    from goldstick.report.terminal import print_table
-
-    print_table(console(), "Recipes", ("recipe", "description"), [list(item) for item in described.items()])
+    methods = [name for name, word in vocabulary().items() if word.slot == "method"]
+    lines = [
+        "A recipe is words joined by '-', in this order; [those] may be left out:",
+        "",
+        f"  {grammar()}",
+        f"  METHOD  {', '.join(methods)}; {DEFAULT_METHOD} where none is named",
+        f"  SCHEME  {SCHEME_LINES[0]}",
+        *(f"          {line}" for line in SCHEME_LINES[1:]),
+        "",
+        *(f"{sentence:<30} {when}" for sentence, when in RECOMMENDED.items()),
+        "",
+        "goldstick recipes show RECIPE prints its YAML; docs/recipes.md has all words.",
+    ]
+    click.echo("\n".join(lines))
 
 
 @recipes.command()
-@click.argument("name")
-def show(name: str) -> None:
-    """The YAML of a preset."""
-    from goldstick.recipes.recipe import Recipe, preset_text
+@click.argument("recipe", shell_complete=complete_recipe)
+def show(recipe: str) -> None:
+    """The YAML that RECIPE stands for, as a start for a file of your own."""
+    import yaml
 
-    Recipe.load(name)
-    click.echo(preset_text(name).rstrip("\n"))
+    from goldstick.recipes.recipe import Recipe
+    from goldstick.recipes.run import needs_data
+    from goldstick.recipes.sentence import parse
+
+    mapping = parse(recipe).recipe()
+    loaded = Recipe.load(recipe)
+    if needs_data(loaded.stages):
+        mapping["calibration"] = loaded.calibration.model_dump(include={"dataset", "samples", "seq_len"})
+    click.echo(yaml.safe_dump(mapping, sort_keys=False, default_flow_style=None, width=1000).rstrip("\n"))
 
 
 @recipes.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +38,7 @@ def rename_noreplace(source: Path, target: Path) -> None:
 
 
 def _renameat2(source: Path, target: Path) -> None:
+    sys.audit("os.rename", source, target, -1, -1)
     call = _libc_renameat2()
     if call is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))

@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from goldstick.core.progress import Progress as Progress
+
 if TYPE_CHECKING:
     from goldstick.evaluation.data import DataSource
 
@@ -18,13 +20,6 @@ class Measurable(Protocol):
     @property
     def tokenizer_hash(self) -> str:
         """SHA-256 of what makes an input of a text or an image."""
-
-
-class Progress(Protocol):
-    """Called as a task advances; ``total`` is the number of items of ``description``."""
-
-    def __call__(self, description: str, done: int, total: int, /) -> None:
-        """Take note that ``done`` of ``total`` items are finished."""
 
 
 @dataclass(frozen=True, kw_only=True)

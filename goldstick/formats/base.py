@@ -40,6 +40,17 @@ class StoredLayer:
     scale_dtype: torch.dtype | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class StoredPiece:
+    """One quantized matrix under the name a checkpoint gives it, with what stands beside it for its layer's input."""
+
+    layer: StoredLayer
+    tensor: QuantizedTensor
+    input_scale: Tensor | None = None
+    input_zero: Tensor | None = None
+    input_multiplier: Tensor | None = None
+
+
 class StorageFormat(Protocol):
     """Pure functions between a :class:`QuantizedTensor` and the tensors of a file.
 

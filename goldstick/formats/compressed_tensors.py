@@ -7,7 +7,7 @@ into every group, since readers take the layout from there and not from the top.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as shown
 from typing import Any
 
@@ -21,7 +21,8 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError, RecipeError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import input_specs, pack_input
-from goldstick.formats.name_patterns import module_names, name_matcher, patterns_for
+from goldstick.formats.name_matching import NamePatterns
+from goldstick.formats.name_patterns import module_names, patterns_for
 
 
 class CompressedTensors:
@@ -264,16 +265,20 @@ def config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return list(groups.values())
 
 
-def group_of(module: str, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The group of a ``quantization_config`` that a module's checkpoint name falls in; exact names come first."""
-    groups = config_groups(config)
-    for names_only in (True, False):
-        for group in groups:
-            for target in group["targets"]:
-                if target.startswith("re:"):
-                    hit = name_matcher(target[3:]).match(module) is not None
-                else:
-                    hit = target == module or (not names_only and "." not in target)
-                if hit:
-                    return dict(group)
-    return None
+def groups_by_module(config: Mapping[str, Any]) -> Callable[[str], Mapping[str, Any] | None]:
+    """A function from a module's checkpoint name to its group of a ``quantization_config``; ``None`` for none.
+
+    The first target that matches decides. What names a class, as "Linear" does, matches every layer that no other does.
+
+    Raises:
+        FormatError: There are no groups, one is no table, or a target is a pattern that is not matched.
+    """
+    listed = [(target, group) for group in config_groups(config) for target in group["targets"]]
+    patterns = NamePatterns([target for target, _ in listed])
+    of_class = next((group for target, group in listed if not target.startswith("re:") and "." not in target), None)
+
+    def group_of(module: str) -> Mapping[str, Any] | None:
+        place = patterns.first(module)
+        return of_class if place is None else listed[place][1]
+
+    return group_of

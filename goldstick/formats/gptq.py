@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from reprlib import repr as shown
 from typing import Any
 
@@ -28,7 +28,8 @@ from goldstick.core.qtensor import QuantizedTensor, in_place
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import StoredLayer
-from goldstick.formats.name_patterns import name_matcher, patterns_for
+from goldstick.formats.name_matching import NamePatterns
+from goldstick.formats.name_patterns import patterns_for
 from goldstick.formats.weight_only import (
     WORD_BITS,
     declared_grid,
@@ -46,6 +47,8 @@ from goldstick.formats.weight_only import (
 BITS = (2, 3, 4, 8)
 _CHECKPOINT_FORMATS = {"gptq": "gptq", "gptq_v2": "gptq-v2"}
 _HEAD = "lm_head"
+#: What stands before a pattern of ``dynamic`` that leaves layers float, or may stand before any other.
+_SIGN = re.compile(r"^[+-]:")
 
 
 class Gptq:
@@ -215,23 +218,43 @@ def gptq_storage(config: Mapping[str, Any]) -> str:
     return _CHECKPOINT_FORMATS[layout]
 
 
-def gptq_scheme(module: str, config: Mapping[str, Any]) -> Scheme:
-    """The scheme of a quantized module of a GPTQ checkpoint: the config's, or that of the first exception it matches.
+def gptq_schemes(config: Mapping[str, Any]) -> Callable[[str], Scheme]:
+    """A function from a quantized module of a GPTQ checkpoint to its scheme: the config's, or its exception's.
 
     Raises:
-        FormatError: The config makes no sense, or says that the module is not quantized.
+        FormatError: The config makes no sense, or, from the function, says that the module is not quantized.
+    """
+    exception_of = dynamic_exceptions(config)
+
+    def scheme_of(module: str) -> Scheme:
+        taken_out, changes = exception_of(module)
+        if taken_out or not isinstance(changes, Mapping):
+            raise FormatError(f"The GPTQ config excepts {module} from quantization, and it is quantized.")
+        declared = {**config, **changes}
+        symmetric = declared.get("sym", True)
+        if type(symmetric) is not bool:
+            raise FormatError(f"The GPTQ config's 'sym' is true or false, not {shown(symmetric)}.")
+        return Scheme(weight=declared_grid(declared, BITS, symmetric, "GPTQ"))
+
+    return scheme_of
+
+
+def dynamic_exceptions(config: Mapping[str, Any]) -> Callable[[str], tuple[bool, Any]]:
+    """A function from a module to what the first pattern of ``dynamic`` that matches it says.
+
+    That is whether the module stays float, and what changes for it; (false, {}) where no pattern matches.
+
+    Raises:
+        FormatError: ``dynamic`` is no table of patterns that are matched.
     """
     dynamic = config.get("dynamic") or {}
     if not isinstance(dynamic, Mapping):
         raise FormatError(f"The GPTQ config's 'dynamic' is a table of patterns, not {shown(dynamic)}.")
-    for pattern, changes in dynamic.items():
-        hit = name_matcher(pattern.removeprefix("+:").removeprefix("-:")).match(module)
-        if hit and (pattern.startswith("-:") or not isinstance(changes, Mapping)):
-            raise FormatError(f"The GPTQ config excepts {module} from quantization, and it is quantized.")
-        if hit:
-            config = {**config, **changes}
-            break
-    symmetric = config.get("sym", True)
-    if type(symmetric) is not bool:
-        raise FormatError(f"The GPTQ config's 'sym' is true or false, not {shown(symmetric)}.")
-    return Scheme(weight=declared_grid(config, BITS, symmetric, "GPTQ"))
+    rules = list(dynamic.items())
+    patterns = NamePatterns([f"re:{_SIGN.sub('', pattern)}" for pattern in dynamic])
+
+    def exception_of(module: str) -> tuple[bool, Any]:
+        place = patterns.first(module)
+        return (False, {}) if place is None else (rules[place][0].startswith("-:"), rules[place][1])
+
+    return exception_of

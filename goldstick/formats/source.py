@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from reprlib import repr as shown
@@ -12,6 +13,7 @@ import torch
 
 from goldstick.core.utf8_paths import require_utf8
 from goldstick.errors import FormatError, SourceError
+from goldstick.formats.file_state import FileState, states_in
 from goldstick.formats.gguf import GGUF_NAME
 from goldstick.formats.gguf_tensors import gguf_tensors
 from goldstick.formats.safetensors_file import TensorInfo, read_header
@@ -43,12 +45,14 @@ class SourceCheckpoint:
         config: Its config.json.
         tensors: Every tensor by name, in file order.
         sidecars: Files to be carried on byte for byte.
+        states: Real path → state of every file there, from before any was read.
     """
 
     directory: Path
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
     sidecars: tuple[Path, ...]
+    states: Mapping[Path, FileState]
 
     @property
     def nbytes(self) -> int:
@@ -60,6 +64,11 @@ class SourceCheckpoint:
         """The weight files, in order."""
         return tuple(dict.fromkeys(info.file for info in self.tensors.values()))
 
+    @property
+    def files_read(self) -> tuple[Path, ...]:
+        """Every file that a checkpoint is made from: weights, config and what is carried on."""
+        return (*self.files, self.directory / "config.json", *self.sidecars)
+
 
 def require_model(path: Path, *, local: bool = False) -> Path:
     """The path of a model, a directory or a file, that is there.
@@ -69,12 +78,16 @@ def require_model(path: Path, *, local: bool = False) -> Path:
         local: Whether nothing but a path may be given for it, no hub id and no name.
 
     Raises:
-        SourceError: Nothing is there.
+        SourceError: Nothing is there, or a file that is no GGUF file.
         UsageError: Its path is not UTF-8.
     """
     require_utf8(path)
     if not path.exists():
         raise _no_model(path, local)
+    if not path.is_dir() and path.suffix != ".gguf":
+        raise SourceError(
+            f"{path} is a file, and a model is a directory or a .gguf file. Give the directory it lies in."
+        )
     return path
 
 
@@ -95,6 +108,7 @@ def open_source(directory: Path) -> SourceCheckpoint:
     """
     if not directory.is_dir():
         raise _no_model(directory)
+    states = states_in(directory)
     config = read_json(directory / "config.json", "not a model directory: it has no config.json")
     if "quantization_config" in config:
         table = config["quantization_config"]
@@ -104,7 +118,9 @@ def open_source(directory: Path) -> SourceCheckpoint:
             "rounding twice loses accuracy for nothing."
         )
     tensors = open_tensors(directory)
-    return SourceCheckpoint(directory=directory, config=config, tensors=tensors, sidecars=sidecars_of(directory))
+    return SourceCheckpoint(
+        directory=directory, config=config, tensors=tensors, sidecars=sidecars_of(directory), states=states
+    )
 
 
 def open_tensors(directory: Path) -> dict[str, TensorInfo]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ def account(
     config: Mapping[str, Any],
     names: CheckpointNames,
     network: Network,
+    unused: Collection[str] = (),
 ) -> Account:
     """The account of a checkpoint.
 
@@ -53,6 +54,7 @@ def account(
         config: Its ``quantization_config``, or nothing.
         names: How its model's checkpoints name tensors.
         network: Its model, on the meta device.
+        unused: Tensors that it is known to carry on for nothing.
     """
     shapes = {name: value.shape for name, value in network.model.state_dict().items()}
     layers = {layer.name: layer for layer in stored.layers} if stored else {}
@@ -69,7 +71,7 @@ def account(
             covered.update((piece.parameter, *piece.others))
             if piece.by_rows and name not in layers:
                 pieces.setdefault(piece.parameter, []).append((name, info.shape))
-        elif not (kv and _KV_SCALE.fullmatch(name)) and not names.ignores(name):
+        elif not (kv and _KV_SCALE.fullmatch(name)) and not names.ignores(name) and name not in unused:
             extra.append(name)
     for layer in layers.values():
         piece = names.piece(layer.name)

@@ -12,6 +12,7 @@ from goldstick.formats.source import open_tensors, read_json
 from goldstick.formats.transformers_account import account, require_account
 from goldstick.formats.transformers_layers import StoredLayers, read_layers
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.formats.unused_tensors import unused_tensors
 from goldstick.structure.network import Network
 
 
@@ -50,7 +51,7 @@ def open_quantized(directory: Path) -> QuantizedCheckpoint:
     names, network = CheckpointNames(model), Network(model)
     stored = read_layers(directory, table, names, network, tensors)
     told = {**table, "ties": tied_to_codes(network, stored)} if stored.format.name == "gguf" else table
-    require_account(directory, account(tensors, stored, told, names, network))
+    require_account(directory, account(tensors, stored, told, names, network, unused_tensors(directory)))
     return QuantizedCheckpoint(directory=directory, config=config, stored=stored, names=names, network=network)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
@@ -17,9 +18,9 @@ from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.awq import awq_scheme
 from goldstick.formats.base import StorageFormat, StoredLayer
-from goldstick.formats.compressed_tensors import group_of, scheme_of_group
+from goldstick.formats.compressed_tensors import groups_by_module, scheme_of_group
 from goldstick.formats.gguf_blocks import BY_SUFFIX
-from goldstick.formats.gptq import gptq_scheme, gptq_storage, scatters
+from goldstick.formats.gptq import gptq_schemes, gptq_storage, scatters
 from goldstick.formats.input_scale import INPUT_ZERO, part_name
 from goldstick.formats.native import multiplied_in, reordered_in, schemes_of, ties_of
 from goldstick.formats.safetensors_file import TensorInfo
@@ -119,9 +120,7 @@ class DeclaredLayers:
         site = self._owners.get(self._names.piece(weight).parameter)
         scheme = None
         if site is not None:
-            native = storage == "native"
-            given = self._config, storage, self._tensors
-            scheme = self.schemes.get(site.name) if native else _scheme(weight, name, *given)
+            scheme = self.schemes.get(site.name) if storage == "native" else self._scheme(weight, name)
         if site is None or scheme is None:
             raise FormatError(
                 f"{self._directory}: the packed tensor {name!r} belongs to no layer that the config describes."
@@ -129,6 +128,32 @@ class DeclaredLayers:
         layer = _layer(weight, info, site, scheme, storage, self._tensors, site.name in self._multiplied)
         scattered = site.name in self._reordered or _scatters(layer, storage, self._tensors)
         return dataclasses.replace(layer, reordered=scattered)
+
+    def _scheme(self, weight: str, codes: str) -> Scheme | None:
+        module, storage = weight.removesuffix(".weight"), self.format.name
+        if storage == "gguf":
+            return Scheme(weight=BY_SUFFIX[codes.removeprefix(weight)].grid)
+        if storage == "awq":
+            zeros = self._tensors.get(f"{module}.qzeros")
+            if zeros is None:
+                raise CheckpointError(f"The tensor {module + '.qzeros'!r} is missing, which AWQ layers have.")
+            if zeros.dtype is not torch.int32:
+                raise CheckpointError(f"The tensor {module + '.qzeros'!r} is of another type than int32.")
+            return awq_scheme(self._config, zeros.read())
+        return self._declared(module)
+
+    @cached_property
+    def _declared(self) -> Callable[[str], Scheme | None]:
+        """What the config of GPTQ or compressed-tensors says of a module."""
+        if self.format.name != "compressed-tensors":
+            return gptq_schemes(self._config)
+        group_of = groups_by_module(self._config)
+
+        def scheme_of(module: str) -> Scheme | None:
+            group = group_of(module)
+            return None if group is None else scheme_of_group(group)
+
+        return scheme_of
 
 
 def read_layers(
@@ -193,24 +218,6 @@ def _weight_name(name: str, info: TensorInfo, storage: str) -> str | None:
 
 def _block_suffix(name: str) -> str | None:
     return next((suffix for suffix in BY_SUFFIX if name.endswith(f".weight{suffix}")), None)
-
-
-def _scheme(
-    weight: str, codes: str, config: Mapping[str, Any], storage: str, tensors: Mapping[str, TensorInfo]
-) -> Scheme | None:
-    module = weight.removesuffix(".weight")
-    if storage == "gguf":
-        return Scheme(weight=BY_SUFFIX[codes.removeprefix(weight)].grid)
-    if storage == "awq":
-        if f"{module}.qzeros" not in tensors:
-            raise CheckpointError(f"The tensor {module + '.qzeros'!r} is missing, which AWQ layers have.")
-        if tensors[f"{module}.qzeros"].dtype is not torch.int32:
-            raise CheckpointError(f"The tensor {module + '.qzeros'!r} is of another type than int32.")
-        return awq_scheme(config, tensors[f"{module}.qzeros"].read())
-    if storage != "compressed-tensors":
-        return gptq_scheme(module, config)
-    group = group_of(module, config)
-    return scheme_of_group(group) if group is not None else None
 
 
 def _layer(

@@ -22,6 +22,7 @@ from goldstick.formats.transformers_cache import use_quantized_cache
 from goldstick.formats.transformers_checkpoint import open_quantized, tied_to_codes
 from goldstick.formats.transformers_layers import StoredLayers, read_layers
 from goldstick.formats.transformers_names import CheckpointNames, load_config, model_class
+from goldstick.formats.unused_tensors import unused_tensors
 from goldstick.structure.network import Network
 
 
@@ -110,6 +111,8 @@ def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, An
     settings.quantization_config = _in_native_words(
         checkpoint.stored, checkpoint.network, config["quantization_config"]
     )
+    pieces = [checkpoint.names.piece(name) for name in unused_tensors(directory)]
+    settings.quantization_config["unused"] = [name for piece in pieces for name in (piece.parameter, *piece.others)]
     if checkpoint.stored.format.name == "gguf" and settings.quantization_config["ties"]:
         settings.tie_word_embeddings = False  # transformers ties floats only
     return cls, settings

@@ -215,8 +215,12 @@ class CheckpointNames:
         return Piece(name=name, parameter=parameter, others=others, by_rows=by_rows)
 
     def ignores(self, name: str) -> bool:
-        """Whether the model's class says that a checkpoint may hold this tensor for nothing."""
-        return _found(name, self.model._keys_to_ignore_on_load_unexpected)
+        """Whether transformers says nothing of a tensor that the model has no use for."""
+        from transformers.utils.loading_report import LoadStateDictInfo
+
+        found = LoadStateDictInfo(set(), {name}, set(), [], {}, set())
+        self.model._adjust_missing_and_unexpected_keys(found)
+        return not found.unexpected_keys
 
     def makes_itself(self, parameter: str) -> bool:
         """Whether the model's class says that a checkpoint may lack this parameter."""

@@ -9,6 +9,7 @@ overrides moved between minor versions of transformers 5, so they are used in th
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,7 @@ class GoldstickConfig(QuantizationConfigMixin):
         storage: Storage format whose tensors the files hold.
         multiplied: Sites whose input is multiplied.
         reordered: Sites whose columns lie in an order of their own.
+        unused: Tensors, by the names they would have in the model, that are carried on for nothing.
     """
 
     def __init__(
@@ -88,13 +90,14 @@ class GoldstickConfig(QuantizationConfigMixin):
         storage: str = "native",
         multiplied: Sequence[str] = (),
         reordered: Sequence[str] = (),
+        unused: Sequence[str] = (),
         **_: Any,
     ) -> None:
         self.quant_method = METHOD  # type: ignore[assignment]  # transformers lists its own methods only
         self.version = version
         self.schemes, self.sites, self.ties = schemes or {}, sites or {}, ties or {}
         self.storage = storage
-        self.multiplied, self.reordered = list(multiplied), list(reordered)
+        self.multiplied, self.reordered, self.unused = list(multiplied), list(reordered), list(unused)
 
 
 class GoldstickQuantizer(HfQuantizer):
@@ -118,7 +121,7 @@ class GoldstickQuantizer(HfQuantizer):
         for name, scheme in self.schemes.items():
             self._place(self.network.by_name[name], scheme)
         # The shapes compressed-tensors stores beside the codes of experts have no place in the fused weight.
-        ignored = model._keys_to_ignore_on_load_unexpected or ()
+        ignored = {*(model._keys_to_ignore_on_load_unexpected or ()), *map(_exactly, self.quantization_config.unused)}
         # Scales of the KV cache belong to no module: see transformers_loading.
         model._keys_to_ignore_on_load_unexpected = {*ignored, r"\.experts\..*_shape$", r"\.[kv]_scale$"}
         for tied in self.quantization_config.ties:
@@ -278,6 +281,10 @@ def _fused(site: Site) -> bool:
 def _expert_specs(layer: StoredLayer, dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
     # Experts are gathered into one tensor of rows whatever the format; asymmetric ones exist in the native format only.
     return Native().specs(layer, dtype)
+
+
+def _exactly(name: str) -> str:
+    return rf"^{re.escape(name)}$"
 
 
 def _nothing() -> Tensor:

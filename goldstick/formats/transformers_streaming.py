@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,10 +16,8 @@ from goldstick.formats.source import open_tensors, read_json
 from goldstick.formats.transformers_cache import use_quantized_cache
 from goldstick.formats.transformers_loading import LazyTensor, from_pretrained, quantized_class
 from goldstick.formats.transformers_names import CheckpointNames, load_config, model_class
+from goldstick.formats.transformers_rehearsal import put_into
 from goldstick.structure.blocks import block_of, find_blocks
-
-#: Tells transformers to read a tensor when its turn comes.
-_ONE_AT_A_TIME = "HF_DEACTIVATE_ASYNC_LOAD"
 
 
 class StreamedModel:
@@ -127,19 +124,7 @@ class StreamedModel:
         return found, offloaded
 
     def _read(self, infos: Mapping[str, TensorInfo]) -> tuple[Any, Any]:
-        from transformers.core_model_loading import convert_and_load_state_dict_in_model
-
-        before = os.environ.get(_ONE_AT_A_TIME)
-        os.environ[_ONE_AT_A_TIME] = "1"  # threads that read ahead would hold the tensors twice
-        try:
-            lazy = {name: LazyTensor(info) for name, info in infos.items()}
-            found, offloaded = convert_and_load_state_dict_in_model(self._model, lazy, self._settings)
-            return found, offloaded
-        finally:
-            if before is None:
-                del os.environ[_ONE_AT_A_TIME]
-            else:
-                os.environ[_ONE_AT_A_TIME] = before
+        return put_into(self._model, {name: LazyTensor(info) for name, info in infos.items()}, self._settings)
 
     def _require(self, missing: Iterable[Any], wrong: Iterable[Any], unexpected: Iterable[Any]) -> None:
         problems = {"missing": missing, "misshapen": wrong}

@@ -91,3 +91,8 @@ class PackedWeight(nn.Module):
     def extra_repr(self) -> str:
         """Shape and scheme, for printing the model."""
         return f"{self.in_features} → {self.out_features}, {self.scheme.label}"
+
+
+def packed_paths(model: nn.Module) -> set[str]:
+    """Every path of every module on a packed weight; one that is registered in several places has several."""
+    return {name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, PackedWeight)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -84,8 +84,13 @@ class BlockwiseRun:
         self.data = data
 
     @torch.no_grad()
-    def write(self, work: WorkDirectory) -> Outcome:
-        """Do what is not yet done, in ``work``."""
+    def write(self, work: WorkDirectory, check_source: Callable[[], None]) -> Outcome:
+        """Do what is not yet done, in ``work``.
+
+        Args:
+            work: Where.
+            check_source: Raises where the source is no longer what it was; no block that was read of such a one counts.
+        """
         journal = work.journal()
         done: int = journal.get("blocks_done", 0)
         if not journal:
@@ -112,6 +117,7 @@ class BlockwiseRun:
                     model.load(blocks[index])
                 states = self._advance(work, blocks[index], states)
                 tensors.write(writer, blocks[index])
+                check_source()
                 progress = {"blocks_done": index + 1, "hidden": states.sha256, **self._found()}
                 with uninterrupted():
                     work.commit(progress | {"files": writer.state()})

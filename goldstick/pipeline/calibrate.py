@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from goldstick.calibration.chat import chat_ids
+from goldstick.calibration.chat_template import ChatTemplates
 from goldstick.calibration.data import CalibrationData
 from goldstick.calibration.packing import pack, pad_rows
 from goldstick.calibration.sources import Document, read_documents
@@ -37,15 +38,16 @@ def calibration_data(
         language_model = with_tokenizer(model, directory)
         documents = read_documents(settings.dataset, _home(settings.dataset, data_dir), settings.text_field)
         make = pack if settings.packing else pad_rows
-        data = make(
-            (_encode(document, language_model) for document in documents),
-            dataset=settings.dataset,
-            samples=settings.samples,
-            seq_len=min(settings.seq_len, language_model.context_length),
-            seed=settings.seed,
-            allow_short=settings.allow_short,
-            unknown_id=_unknown_id(language_model.tokenizer),
-        )
+        with ChatTemplates() as templates:
+            data = make(
+                (_encode(document, language_model, templates) for document in documents),
+                dataset=settings.dataset,
+                samples=settings.samples,
+                seq_len=min(settings.seq_len, language_model.context_length),
+                seed=settings.seed,
+                allow_short=settings.allow_short,
+                unknown_id=_unknown_id(language_model.tokenizer),
+            )
         _check_vocabulary(data, language_model, directory)
         return data
 
@@ -59,12 +61,12 @@ def _home(dataset: str, data_dir: Path | None) -> Path | None:
     return data_dir
 
 
-def _encode(document: Document, language_model: LanguageModel) -> list[int]:
+def _encode(document: Document, language_model: LanguageModel, templates: ChatTemplates) -> list[int]:
     if document.blank:  # some tokenizers would make a beginning-of-text token of it
         return []
     if isinstance(document.content, str):
         return language_model.encode(document.content)
-    return chat_ids(language_model.tokenizer, document.content, document.place)
+    return chat_ids(language_model.tokenizer, document.content, document.place, templates)
 
 
 def _unknown_id(tokenizer: Any) -> int | None:

@@ -16,6 +16,7 @@ from torch import Tensor
 from goldstick.errors import FormatError, UsageError
 from goldstick.formats import FLOAT16_SCALES, FORMATS, StorageFormat
 from goldstick.formats.base import StoredLayer
+from goldstick.formats.file_state import states_in
 from goldstick.formats.gguf_directory import missing_tokenizer
 from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
 from goldstick.formats.kv_cache import StoredKV, attention_modules, read_kv, stored_kv
@@ -23,15 +24,18 @@ from goldstick.formats.name_patterns import module_names
 from goldstick.formats.source import read_json, sidecars_of
 from goldstick.formats.transformers_checkpoint import QuantizedCheckpoint, open_quantized, tied_to_codes
 from goldstick.formats.transformers_pruned import is_marked
+from goldstick.formats.unused_tensors import unused_tensors
+from goldstick.pipeline.card import card_remarks
 from goldstick.pipeline.choose_format import refusal_words, refusals
 from goldstick.pipeline.entries import Entry, write_entries
 from goldstick.pipeline.exported import change_of_values, compare_layers, same_copies
-from goldstick.pipeline.finish import Content, file_sha256, prove_and_record, record_proof, write_rest
+from goldstick.pipeline.finish import Content, prove_and_record, record_proof, write_rest
 from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout, write_gguf
 from goldstick.pipeline.observe_streamed import observe_checkpoint
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.quantize import Quantized
 from goldstick.pipeline.records import environment
+from goldstick.pipeline.source_files import SourceFiles
 from goldstick.pipeline.staging import MANIFEST_NAME, check_output, check_space, refuse_overlap, staged
 from goldstick.pipeline.stored_report import bytes_by_parameter, report_of_files
 from goldstick.recipes import Recipe
@@ -129,9 +133,13 @@ def export_checkpoint(
     refuse_overlap(output, {"source": directory})
     check_output(output, overwrite)
     started = time.perf_counter()
+    states = states_in(directory)
     plan = plan_export(directory, format_name)
+    weights = sorted({info.file for info in plan.checkpoint.stored.tensors.values()})
+    files = SourceFiles((*weights, *sidecars_of(directory)), states)
+    hashes = files.hashes(progress)
     entries = list(_entries(plan))
-    content = _content(plan)
+    content = _content(plan, {file.name: hashes[file.name] for file in weights})
     layout = _layout(plan, entries, content.base_model)
     check_space(output, sum(entry.nbytes for entry in entries))
     with staged(output, overwrite) as work:
@@ -143,16 +151,18 @@ def export_checkpoint(
         written = time.perf_counter()
         progress("proving", 0, 1)
         made = open_quantized(work)
-        found = compare_layers(plan.checkpoint.stored, made.stored)
-        found |= {"tensors_copied": same_copies(plan.checkpoint.stored, made.stored)}
-        if proof == "outputs" and not _regrouped(plan, made):
-            found = prove_and_record(work, {"method": "outputs"}, observe_checkpoint(directory))
-        else:
-            record_proof(work, found)
+        with files.read_again():
+            found = compare_layers(plan.checkpoint.stored, made.stored)
+            found |= {"tensors_copied": same_copies(plan.checkpoint.stored, made.stored)}
+            if proof == "outputs" and not _regrouped(plan, made):
+                found = prove_and_record(work, {"method": "outputs"}, observe_checkpoint(directory))
+            else:
+                record_proof(work, found)
+        files.require_unchanged()
         progress("proving", 1, 1)
         report = _report(plan, made, found, content.base_model)
         timing = {"export_and_write": written - started, "prove": time.perf_counter() - written}
-        notes = tuple(note for note in (missing_tokenizer(directory),) if note)
+        notes = (*(note for note in (missing_tokenizer(directory),) if note), *card_remarks(directory))
         report = dataclasses.replace(report, timing=timing, warnings=(*report.warnings, *notes))
         report.write(work)
     return Quantized(directory=output, report=report)
@@ -206,13 +216,12 @@ def _converted(plan: ExportPlan, layer: StoredLayer) -> dict[str, Tensor]:
     return {part_name(layer.name, suffix): part for suffix, part in packed.items()}
 
 
-def _content(plan: ExportPlan) -> Content:
+def _content(plan: ExportPlan, hashes: Mapping[str, str]) -> Content:
     directory, stored = plan.checkpoint.directory, plan.checkpoint.stored
     manifest: Mapping[str, Any] = {}
     if (directory / MANIFEST_NAME).is_file():
         manifest = read_json(directory / MANIFEST_NAME, "no checkpoint")
     recipe = manifest.get("recipe")
-    files = sorted({info.file for info in stored.tensors.values()})
     return Content(
         config={key: value for key, value in plan.checkpoint.config.items() if key != "quantization_config"},
         sidecars=sidecars_of(directory),
@@ -230,7 +239,8 @@ def _content(plan: ExportPlan) -> Content:
         },
         kv=plan.kv,
         described_in=directory,
-        exported_from={"format": stored.format.name, "files": {file.name: file_sha256(file) for file in files}},
+        unused=unused_tensors(directory),
+        exported_from={"format": stored.format.name, "files": hashes},
     )
 
 
@@ -246,8 +256,7 @@ def _float_matrices(checkpoint: QuantizedCheckpoint) -> list[str]:
         if len(info.shape) == 2 and name not in codes and names[name] not in embeddings
         for module in module_names(name, names[name])
     ]
-    quantized = {layer.site for layer in stored.layers}
-    present = set(names.values())
+    quantized, present = {layer.site for layer in stored.layers}, set(names.values())
     heads = [site for site in network.sites if site.role == "head" and site.name not in quantized]
     return found + [site.module for site in heads if site.parameter_name not in present]
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import goldstick
 from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.file_state import file_sha256 as file_sha256
 from goldstick.formats.kv_cache import KV_SIDECAR, StoredKV
 from goldstick.formats.transformers_pruned import is_marked
 from goldstick.pipeline.card import accuracy_section, model_card
@@ -44,6 +45,7 @@ class Content:
         architecture: For a plain module: what it takes to rebuild it.
         kv: What is stored of a quantized KV cache, beside its tensors, which are among the weights.
         described_in: The directory whose README.md is the card of what this was made from, if it has one.
+        unused: Float tensors that are carried on though the model has no use for them.
         exported_from: What was exported, where this was not made from a float model: its format and file hashes.
     """
 
@@ -61,6 +63,7 @@ class Content:
     architecture: Mapping[str, Any] = field(default_factory=dict)
     kv: StoredKV | None = None
     described_in: Path | None = None
+    unused: Sequence[str] = ()
     exported_from: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -94,6 +97,7 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         "architecture": dict(content.architecture),
         "source": dict(content.source),
         "recipe": content.recipe.model_dump(mode="json") if content.recipe else None,
+        **({"unused": list(content.unused)} if content.unused else {}),
         **({"exported_from": dict(content.exported_from)} if content.exported_from else {}),
         "layers": {
             layer.site: {"scheme": layer.scheme.label, **content.errors.get(layer.site, {})} for layer in content.layers
@@ -129,9 +133,3 @@ def add_accuracy(work: Path, evaluation: Mapping[str, Any]) -> None:
     manifest = json.loads((work / MANIFEST_NAME).read_text(encoding="utf-8"))
     manifest["files"]["README.md"] = hashlib.sha256(card).hexdigest()
     write_atomically(work / MANIFEST_NAME, dump_json(manifest).encode())
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

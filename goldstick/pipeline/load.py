@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,12 @@ from goldstick.formats.transformers_names import CheckpointNames, empty_model, l
 from goldstick.structure.network import Network
 from goldstick.training.parallel import local_rank, process_count
 
-_LOGGER = logging.getLogger("goldstick")
-
 
 def load(
     directory: str | Path,
     *,
     model: nn.Module | None = None,
     dtype: str | torch.dtype = "auto",
-    optimize: bool = False,
 ) -> nn.Module:
     """A model on packed weights from a compressed checkpoint.
 
@@ -34,23 +30,13 @@ def load(
         model: The float module a native checkpoint was made from, for modules that are no transformers models; it is
             rewritten in place and returned.
         dtype: What float tensors are read as; ``auto`` keeps the checkpoint's.
-        optimize: Whether to rearrange the model so that it runs faster, as :func:`goldstick.optimize` does. What that
-            did goes to the logger ``goldstick``; call it yourself to have the report.
 
     Raises:
-        UsageError: It is to be optimized, and is no transformers model.
         CheckpointError: Tensors are missing, unexpected or misshapen.
         FormatError: The checkpoint is of a kind goldstick does not read.
         SourceError: There is no such directory, or it must not be trusted.
     """
-    loaded = _load(require_model(Path(directory), local=True), model, dtype)
-    if optimize:
-        from goldstick.pipeline.optimize import optimize as optimize_model
-
-        for change in (found := optimize_model(loaded)).left:
-            _LOGGER.warning("%s", change)
-        _LOGGER.info("%s", found)
-    return loaded
+    return _load(require_model(Path(directory), local=True), model, dtype)
 
 
 def _load(directory: Path, model: nn.Module | None, dtype: str | torch.dtype) -> nn.Module:

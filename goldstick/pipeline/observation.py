@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.errors import CheckpointError
+from goldstick.formats.transformers_example_inputs import fixed_inputs as fixed_inputs
 
 _SAMPLES = 64
 _TEXT = """\
@@ -114,24 +115,6 @@ def set_buffer_dtypes(model: nn.Module, dtypes: Mapping[str, str]) -> None:
         setattr(owner, leaf, getattr(owner, leaf).to(getattr(torch, dtype)))
 
 
-def fixed_inputs(model: nn.Module) -> dict[str, Tensor]:
-    """Inputs of a transformers model that are the same every time: 4 sequences of 16 tokens, or 2 images."""
-    config: Any = model.config
-    generator = torch.Generator().manual_seed(0)
-    if getattr(model, "main_input_name", "input_ids") == "pixel_values":
-        size = getattr(config, "image_size", None) or 64
-        height, width = (size, size) if isinstance(size, int) else size
-        channels = getattr(config, "num_channels", 3)
-        return {"pixel_values": torch.randn(2, channels, height, width, generator=generator).to(_dtype(model))}
-    text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    vocabulary = int(text_config.vocab_size)
-    ids = torch.randint(0, vocabulary, (4, 16), generator=generator)
-    inputs = {"input_ids": ids}
-    if getattr(config, "is_encoder_decoder", False):
-        inputs["decoder_input_ids"] = ids[:, :8]
-    return inputs
-
-
 def first_output(output: Any) -> Tensor:
     """The first floating-point tensor of a model's output."""
     values = (
@@ -141,10 +124,6 @@ def first_output(output: Any) -> Tensor:
         if isinstance(value, Tensor) and value.is_floating_point():
             return value
     raise CheckpointError("The model gives no floating-point output to compare.")
-
-
-def _dtype(model: nn.Module) -> torch.dtype:
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
 def _perplexity(model: nn.Module, directory: Path | None) -> float | None:

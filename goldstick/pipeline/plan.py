@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from goldstick.errors import FormatError
 from goldstick.formats import StorageFormat
 from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.formats.transformers_rehearsal import require_loadable
+from goldstick.pipeline.card import card_remarks
 from goldstick.pipeline.choose_format import choose_format, loader_remarks
 from goldstick.pipeline.float_types import refuse_float64
 from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout
@@ -67,6 +70,16 @@ class Plan:
     def bytes_after(self) -> int:
         """Bytes of the output's tensors."""
         return sum(tensor.bytes_after for tensor in self.tensors)
+
+    @property
+    def unused(self) -> tuple[PlannedTensor, ...]:
+        """Tensors that the model as transformers loads it has no use for."""
+        return tuple(tensor for tensor in self.tensors if not tensor.parameter)
+
+    @property
+    def read_late(self) -> tuple[Path, ...]:
+        """Files of the source that are read when the model is whole in memory already."""
+        return (*self.source.sidecars, *dict.fromkeys(tensor.source.file for tensor in self.unused))
 
     @property
     def streams(self) -> bool:
@@ -148,7 +161,11 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         FormatError: The storage format the recipe asks for cannot hold the result.
     """
     source = open_source(directory)
-    model = empty_model(load_config(directory), model_class(source.config, str(directory)), len(source.tensors))
+    settings, cls = load_config(directory), model_class(source.config, str(directory))
+    model = empty_model(settings, cls, len(source.tensors))
+    names = CheckpointNames(model)
+    rehearsed = empty_model(copy.deepcopy(settings), cls, len(source.tensors))
+    require_loadable(directory, rehearsed, names, source.tensors)
     network = Network(model)
     ties = network.tied()
     rotation = find_rotation(recipe.stages, network, inputs_for(model))
@@ -161,12 +178,17 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         stored = {info.name: info.dtype for info in source.tensors.values()}
         remedy = "Convert it to float32 first: load it with transformers and dtype=torch.float32, and save_pretrained."
         refuse_float64(named | stored, str(directory), remedy)
-    names = CheckpointNames(model)
     tensors = read_tensors(source, network, resolution, names, ties)
     layers = [tensor.stored for tensor in tensors if tensor.stored]
     chosen, warnings = choose_format(recipe.export.format, layers, resolution.ties)
     warnings += loader_remarks(chosen, layers, model)
+    warnings += card_remarks(directory)
     planned = tuple(with_outputs(tensor, chosen) for tensor in tensors)
+    if unused := [tensor.name for tensor in planned if not tensor.parameter]:
+        more = f" and {len(unused) - 3} more tensors" if len(unused) > 3 else ""
+        warnings.insert(
+            0, f"Not used by the model as transformers loads it, and copied as they are: {', '.join(unused[:3])}{more}."
+        )
     obstacles = [f"{tensor.name}: {tensor.obstacle}" for tensor in planned if tensor.obstacle]
     if obstacles:
         warnings.append(f"The whole model is built in memory, since {obstacles[0]}.")
@@ -180,10 +202,6 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
         warnings=tuple(warnings),
         rotation=rotation,
     )
-    fate = "it is copied as it is" if made.streams or made.by_blocks else "it is left out"
-    unused = [tensor.name for tensor in planned if not tensor.parameter]
-    warnings = [f"{name} is not used by the model as transformers loads it; {fate}." for name in unused] + warnings
-    made = dataclasses.replace(made, warnings=tuple(warnings))
     if not made.streams and not made.by_blocks and not obstacles:
         made = dataclasses.replace(made, warnings=(*made.warnings, _whole(made)))
     if any(isinstance(stage, SCOP) for stage in recipe.stages):

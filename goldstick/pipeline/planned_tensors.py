@@ -19,7 +19,6 @@ from goldstick.pipeline.entries import Specs, specs_nbytes
 from goldstick.recipes.resolve import Assignment, Resolution
 from goldstick.structure.network import Layout, Network
 
-_WHOLE = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D, Layout.EMBEDDING)
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -68,25 +67,54 @@ def read_tensors(
         tied: The ties of the model: parameter → owner.
 
     Raises:
-        SourceError: A parameter is missing, or is no float weight, or is of another shape than the model's.
+        SourceError: A weight to be quantized is no float weight.
     """
     sites = {site.parameter_name: site for site in network.sites}
     state = network.model.state_dict()
     tensors = []
-    stored: set[str] = set()
+    given: dict[str, list[TensorInfo]] = {}
     for info in source.tensors.values():
         piece = names.piece(info.name)
         known = piece.parameter in state
         site = sites.get(piece.parameter)
         assignment = resolution.assignments.get(site.name) if site else None
         tensors.append(_planned(info, info.name, piece.parameter if known else "", piece.by_rows, assignment))
-        stored.update((piece.parameter, *piece.others))
-    for name, _ in network.model.named_parameters(remove_duplicate=False):
-        if name not in stored and tied.get(name, name) not in stored:
-            raise SourceError(f"{source.directory} lacks the parameter {name!r} that its config calls for.")
+        if known and piece.by_rows:
+            given[piece.parameter] = [*given.get(piece.parameter, ()), info]
     if resolution.untied:
         tensors.extend(_untied_copies(network, resolution, names, tensors, tied))
+    for parameter, infos in given.items():
+        if sum(info.shape.numel() for info in infos) > state[parameter].numel():
+            raise SourceError(
+                f"{source.directory} holds {parameter} more than once: as {infos[0].name} and as {infos[1].name}. "
+                "Remove the one that the model does not mean."
+            )
+    _refuse_missing(source, resolution, tensors)
+    _refuse_strays(tensors)
     return tensors
+
+
+def _refuse_missing(source: SourceCheckpoint, resolution: Resolution, tensors: Sequence[PlannedTensor]) -> None:
+    found = {tensor.assignment.site.name for tensor in tensors if tensor.assignment is not None}
+    for name in resolution.assignments:
+        if name not in found:
+            raise SourceError(
+                f"{source.directory} stores no weight for {name}, which transformers makes by itself, and the recipe "
+                "quantizes it. Exclude it in the recipe's targets."
+            )
+
+
+def _refuse_strays(tensors: Sequence[PlannedTensor]) -> None:
+    """Refuse unused tensors beside a weight that is quantized, where readers look for its scales and zeros."""
+    modules = {tensor.name.rpartition(".")[0] for tensor in tensors if tensor.stored is not None}
+    for tensor in tensors:
+        module, _, leaf = tensor.name.rpartition(".")
+        if not tensor.parameter and module in modules and leaf != "bias":
+            raise SourceError(
+                f"{tensor.name} in {tensor.source.file} is not used by the model of its config, and stands where "
+                f"readers look for what belongs to the quantized weight of {module}. Remove it from the file, or "
+                "exclude that layer in the recipe's targets."
+            )
 
 
 def _planned(
@@ -100,11 +128,6 @@ def _planned(
             raise SourceError(
                 f"{info.name} is stored as {info.dtype}, which is no float weight; this checkpoint is quantized "
                 "already."
-            )
-        if by_rows and site.layout in _WHOLE and info.shape != site.shape:
-            raise SourceError(
-                f"{info.name} has the shape {tuple(info.shape)} in {info.file.name} and {tuple(site.shape)} in the "
-                "model of its config: config.json and weights do not belong together. Fetch the checkpoint again."
             )
         if not by_rows or matrix.shape[-1] != site.in_features:
             obstacle = "the checkpoint stores it in another arrangement than the model"

@@ -23,6 +23,7 @@ from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.records import environment, layer_records, shapes_of
 from goldstick.pipeline.run_identity import finished_report, run_identity
 from goldstick.pipeline.save import error_sums
+from goldstick.pipeline.source_files import SourceFiles
 from goldstick.pipeline.staging import check_output, check_space, refuse_overlap, staged
 from goldstick.pipeline.structure import structure_of_source
 from goldstick.pipeline.write import Calibrate, Outcome, in_memory, train_alongside, write_streamed, write_whole
@@ -83,7 +84,7 @@ def execute(
 
     Raises:
         OutputError: ``output`` exists or cannot be written.
-        SourceError: A weight is not finite, or a file is damaged.
+        SourceError: A weight is not finite, or a file is damaged, or was changed by somebody while it was read.
         CheckpointError: The result did not pass its proof.
     """
     if proof == "tensors" and not plan.streams:
@@ -95,13 +96,16 @@ def execute(
     check_output(output, overwrite, resume)
     check_space(output, plan.bytes_after)
     started = time.perf_counter()
+    files = SourceFiles(plan.source.files_read, plan.source.states)
+    hashes = files.hashes(progress) if not plan.streams or resume else {}  # streaming hashes what it reads
     blockwise = prepare(plan, target, calibrate, max_memory or default_budget(), progress)
     trains = bool(plan.resolution.training)
     whole = None
     if blockwise is None and not plan.streams:
         whole = in_memory(plan, target, calibrate, training_directory(output) if trains else None)
+        files.require_unchanged()
     looked_at = blockwise or whole
-    run = run_identity(plan, looked_at.data if looked_at else None)
+    run = run_identity(plan, looked_at.data if looked_at else None, hashes)
     goes_on = trains or blockwise is not None
     if resume and goes_on and tidy_up(output, run):
         return Quantized(directory=output, report=Report.read(output))
@@ -111,18 +115,21 @@ def execute(
         folder = place.checkpoint if isinstance(place, WorkDirectory) else place
         if blockwise is not None:
             assert isinstance(place, WorkDirectory)
-            outcome = blockwise.write(place)
+            outcome = blockwise.write(place, files.require_unchanged)
         elif whole is not None:
             if isinstance(place, WorkDirectory):
                 place.begin_checkpoint()
             outcome = write_whole(plan, folder, whole, progress)
         else:
             outcome = write_streamed(plan, folder, target, progress)
+        files.know(outcome.source_hashes)
+        files.require_unchanged(plan.read_late if whole is not None else None)
         looked_at = blockwise = whole = None  # the proof is made beside this process: a model would be held twice
-        write_rest(folder, _content(plan, base_model, outcome), outcome.hashes)
+        write_rest(folder, _content(plan, base_model, outcome, files.hashes(progress)), outcome.hashes)
         written, peak = time.perf_counter(), peak_memory()
         progress("proving", 0, 1)
-        found = prove_and_record(folder, _proof_request(plan, outcome.errors, proof), outcome.expected)
+        with files.read_again():
+            found = prove_and_record(folder, _proof_request(plan, outcome.errors, proof), outcome.expected)
         proven = time.perf_counter()
         progress("proving", 1, 1)
         evaluation = evaluate(folder) if evaluate else {}
@@ -144,7 +151,7 @@ def execute(
             timing={"quantize_and_write": written - started, "prove": proven - written},
             peak_memory=peak,
             environment=environment(),
-            run=run,
+            run=run if hashes else run_identity(plan, None, files.hashes()),
         )
         report.write(folder)
         write_page(folder)
@@ -177,7 +184,7 @@ def _proof_request(plan: Plan, errors: Mapping[str, WeightError], proof: ProofMe
     }
 
 
-def _content(plan: Plan, base_model: str, outcome: Outcome) -> Content:
+def _content(plan: Plan, base_model: str, outcome: Outcome, hashes: Mapping[str, str]) -> Content:
     recut = outcome.recut
     resolution = (recut or plan).resolution
     return Content(
@@ -189,11 +196,12 @@ def _content(plan: Plan, base_model: str, outcome: Outcome) -> Content:
         ties=resolution.ties,
         untied=resolution.untied,
         recipe=plan.recipe,
-        source=source_record(plan.source, outcome.source_hashes),
+        source=source_record(plan.source, hashes),
         base_model=base_model,
         errors=error_sums(outcome.errors),
         kv=outcome.kv,
         described_in=plan.source.directory,
+        unused=[tensor.name for tensor in plan.unused],
     )
 
 
@@ -215,7 +223,7 @@ def _tied_heads(plan: Plan) -> list[str]:
 
 def source_record(source: SourceCheckpoint, hashes: Mapping[str, str]) -> dict[str, Any]:
     """What the manifest says of the source: its name and the sha256 of its weight files."""
-    return {"name": source.directory.name, "files": dict(hashes)}
+    return {"name": source.directory.name, "files": {file.name: hashes[file.name] for file in source.files}}
 
 
 def _account(plan: Plan, outcome: Outcome) -> dict[str, Any]:

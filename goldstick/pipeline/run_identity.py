@@ -9,8 +9,6 @@ from typing import Any
 
 from goldstick.calibration.data import CalibrationData
 from goldstick.errors import GoldstickError, OutputError
-from goldstick.formats.safetensors_file import file_head
-from goldstick.pipeline.finish import file_sha256
 from goldstick.pipeline.inspect import read_report
 from goldstick.pipeline.plan import Plan
 from goldstick.pipeline.records import versions
@@ -18,19 +16,18 @@ from goldstick.report import Report
 from goldstick.report.storage import dump_json
 
 
-def run_identity(plan: Plan, data: CalibrationData | None) -> dict[str, str]:
+def run_identity(plan: Plan, data: CalibrationData | None, files: Mapping[str, str]) -> dict[str, str]:
     """What a run of a plan is of, by what the user calls it; one that differs in any of it gives something else.
 
     Args:
         plan: What is done.
         data: Calibration data; ``None`` where no stage looks at any.
+        files: sha256 of every file of the source, by its name.
     """
-    source = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in plan.source.files]
-    heads = [hashlib.sha256(file_head(path)).hexdigest() for path in plan.source.files]
-    sidecars = [(path.name, file_sha256(path)) for path in plan.source.sidecars]
     return {
         "recipe": _digest(plan.recipe.model_dump(mode="json")),
-        "source": _digest([source, heads, sidecars, plan.source.config]),
+        **{f"source file {name}": digest for name, digest in files.items()},
+        "set of source files": _digest(sorted(files)),
         "calibration data": data.fingerprint if data is not None else "none",
         "version of goldstick or a library": _digest(versions()),
     }

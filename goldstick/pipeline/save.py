@@ -7,31 +7,22 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from goldstick.core.error import WeightError
 from goldstick.core.kv_cache import KVSettings
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import FormatError
 from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.base import StoredPiece as StoredPiece
 from goldstick.formats.input_scale import part_name
 from goldstick.formats.kv_cache import StoredKV, attention_modules, stored_kv
 from goldstick.formats.transformers_names import CheckpointNames
 from goldstick.nn import PackedWeight, QuantizedLinear
+from goldstick.nn.packed import packed_paths as packed_paths
 from goldstick.pipeline.entries import Entry
 from goldstick.recipes.resolve import Assignment, Resolution
 from goldstick.structure.network import Layout, Network, Site
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StoredPiece:
-    """One quantized matrix under the name a checkpoint gives it, with what stands beside it for its layer's input."""
-
-    layer: StoredLayer
-    tensor: QuantizedTensor
-    input_scale: Tensor | None = None
-    input_zero: Tensor | None = None
-    input_multiplier: Tensor | None = None
 
 
 def quantized_pieces(
@@ -104,11 +95,6 @@ def _layer(name: str, site: Site, tensor: QuantizedTensor, assignment: Assignmen
         multiplied=assignment.multiplied,
         scale_dtype=tensor.scale.dtype,
     )
-
-
-def packed_paths(model: nn.Module) -> set[str]:
-    """Every path of every module on a packed weight; one that is registered in several places has several."""
-    return {name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, PackedWeight)}
 
 
 def float_tensors(

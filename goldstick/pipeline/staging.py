@@ -14,6 +14,7 @@ from goldstick.core.rename import rename_noreplace
 from goldstick.core.utf8_paths import require_utf8
 from goldstick.core.whole_file import sync_directory
 from goldstick.errors import DataError, OutputError
+from goldstick.formats.unused_tensors import MANIFEST_NAME as MANIFEST_NAME
 from goldstick.pipeline.signals import uninterrupted
 from goldstick.pipeline.working_directory import (
     CHECKPOINT,
@@ -29,7 +30,6 @@ from goldstick.report.page import PAGE_NAME
 from goldstick.report.report import FILE_NAME as REPORT_NAME
 from goldstick.report.storage import parse_json
 
-MANIFEST_NAME = "goldstick.json"
 #: What a run that can be resumed writes first into its working directory, and removes last.
 RUN_NAME = "run.json"
 

@@ -12,22 +12,13 @@ from goldstick.algorithms import Exposure
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.core.edits import Prune
 from goldstick.formats.transformers_cache import cached_decoder, quantized_layers, use_quantized_cache
-from goldstick.pipeline.observation import fixed_inputs
+from goldstick.formats.transformers_example_inputs import inputs_for as inputs_for
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.rotate import FoundRotation, rotate
 from goldstick.recipes.run import Progress, SiteResult, run
 from goldstick.recipes.train import train_stages
 from goldstick.structure.network import Network
 from goldstick.training import TrainingTask
-
-
-def inputs_for(model: nn.Module, batches: Sequence[Mapping[str, Tensor]] = ()) -> Mapping[str, Any] | None:
-    """Some keyword arguments of a model's forward, to try it with; ``None`` where nothing says what they are."""
-    if not hasattr(model, "config"):
-        return batches[0] if batches else None
-    device = next(model.parameters()).device
-    on_meta = device.type == "meta"
-    return {name: value if on_meta else value.to(device) for name, value in fixed_inputs(model).items()}
 
 
 def refuse_without_cache(model: nn.Module, resolution: Resolution) -> None:

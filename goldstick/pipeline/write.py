@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from goldstick.formats.kv_cache import StoredKV
 from goldstick.formats.transformers_cache import quantized_cache_of
 from goldstick.formats.transformers_names import CheckpointNames
 from goldstick.pipeline.choose_format import format_in_memory
-from goldstick.pipeline.entries import write_entries
+from goldstick.pipeline.entries import Entry, write_entries
 from goldstick.pipeline.gguf_entries import write_gguf
 from goldstick.pipeline.load import load_float
 from goldstick.pipeline.model_in_memory import config_of, float_matrices, names_of
 from goldstick.pipeline.observation import Observation, observe
 from goldstick.pipeline.plan import Plan, planned_gguf
+from goldstick.pipeline.planned_tensors import PlannedTensor
 from goldstick.pipeline.pruned_config import describe_cuts
 from goldstick.pipeline.save import (
     StoredPiece,
@@ -171,6 +173,9 @@ def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -
         storage, told = format_in_memory(network.model, plan.recipe.export.format, pieces, whole.resolution.ties)
     kv = kv_to_store(network, quantized_cache_of(network.model), storage, names)
     entries = save_entries(pieces, {**floats, **(kv.tensors if kv else {})}, storage)
+    entries += [
+        Entry(name=tensor.name, outputs=tensor.outputs, produce=partial(_copied, tensor)) for tensor in plan.unused
+    ]
     return Outcome(
         hashes=write_entries(folder, entries, plan.recipe.export.max_shard_size, progress),
         layers=[piece.layer for piece in pieces],
@@ -183,6 +188,10 @@ def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -
         account=whole.account,
         recut=_recut(whole, pieces, storage, float_matrices(network, pieces, floats, names)) if whole.cuts else None,
     )
+
+
+def _copied(tensor: PlannedTensor) -> dict[str, Tensor]:
+    return {tensor.name: tensor.source.read()}
 
 
 def train_alongside(plan: Plan, model: InMemory, progress: Progress) -> None:

@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
-from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -22,20 +20,19 @@ from pydantic import (
     field_serializer,
     model_validator,
 )
+from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
 
-from goldstick.algorithms import ALGORITHMS, Stage
+from goldstick.algorithms import ALGORITHMS, Quantizer, Stage
 from goldstick.core.grid import Grid
 from goldstick.core.scheme import Scheme
 from goldstick.core.seed import LEAST, MOST
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError
+from goldstick.recipes.order import misplaced, unfinishable
 from goldstick.recipes.precision import Precision, with_precision
+from goldstick.recipes.sentence import parse
+from goldstick.recipes.strict_yaml import SIZE_LIMIT, parse_yaml
 from goldstick.structure.targets import Targets
-
-_SIZE_LIMIT = 1_000_000
-_DEPTH_LIMIT = 20
-#: Values and brackets; a large recipe has some hundreds.
-_EVENT_LIMIT = 10_000
 
 
 class Calibration(BaseModel):
@@ -109,10 +106,10 @@ class Recipe(BaseModel):
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
-        """A recipe from a preset's name, a YAML file, a mapping, or a recipe.
+        """A recipe from words such as ``gptq-w4a16-g128``, a YAML file, a mapping, or a recipe.
 
         Raises:
-            RecipeError: No such preset or file, or its content is wrong; the message names the place.
+            RecipeError: There is no such recipe or file, or its content is wrong; the message names the place.
         """
         if isinstance(source, Recipe):
             return source
@@ -122,28 +119,40 @@ class Recipe(BaseModel):
             path = Path(source)
         except TypeError as error:
             raise RecipeError(
-                f"A recipe is a preset's name, a YAML file, a mapping with 'stages' or a Recipe, not {source!r}."
+                f"A recipe is words such as 'gptq-w4a16-g128', a YAML file, a mapping with 'stages' or a Recipe, "
+                f"not {source!r}."
             ) from error
         if path.suffix in (".yaml", ".yml"):
             if not path.is_file():
                 raise RecipeError(f"There is no recipe file {str(source)!r}.")
             with path.open("rb") as file:
-                text = file.read(_SIZE_LIMIT + 1)
-            return cls._validated(_parse_yaml(text, str(path)), str(path), path.parent)
-        names = preset_names()
-        if str(source) not in names:
-            near = difflib.get_close_matches(str(source), names, n=3, cutoff=0.3)
-            raise RecipeError(
-                f"No recipe is called {str(source)!r}. "
-                + (f"Near it: {', '.join(near)}. " if near else "")
-                + "'goldstick recipes list' shows the presets; a file ends in .yaml."
-            )
-        return cls._validated(_parse_yaml(preset_text(str(source)).encode(), f"preset {source}"), f"preset {source}")
+                text = file.read(SIZE_LIMIT + 1)
+            return cls._validated(_parsed(text, str(path)), str(path), path.parent)
+        recipe = cls._validated(parse(str(source)).recipe(), f"recipe {source}")
+        schemes = [one for stage in recipe.stages if isinstance(stage, Quantizer) for one in stage.schemes()]
+        if problems := misplaced(recipe.stages) + unfinishable(recipe.stages, schemes):
+            raise RecipeError(f"The recipe {str(source)!r} is illegal: {' '.join(problems)}")
+        return recipe
+
+    def excluding(self, *patterns: str) -> Recipe:
+        """The recipe with further layers left alone: each stage with targets excludes ``patterns``, too."""
+
+        def without(stage: Stage) -> Stage:
+            targets = getattr(stage, "targets", None)
+            if not isinstance(targets, Targets):
+                return stage
+            exclude = tuple(dict.fromkeys((*targets.exclude, *patterns)))
+            changed: Any = {"targets": dataclasses.replace(targets, exclude=exclude)}
+            return dataclasses.replace(stage, **changed)
+
+        return self.model_copy(update={"stages": tuple(map(without, self.stages))})
 
     @classmethod
     def _validated(cls, value: Any, where: str, folder: Path | None = None) -> Recipe:
         if not isinstance(value, Mapping):
             raise RecipeError(f"{where} is not a mapping with a list 'stages'.")
+        if problem := _boolean_numbers(cls, {key: part for key, part in value.items() if key != "stages"}):
+            raise RecipeError(f"{where}: {problem}")
         try:
             recipe = cls.model_validate(dict(value))
         except ValidationError as error:
@@ -178,9 +187,9 @@ def _stage(index: int, entry: Any) -> Stage:
     options = {} if options is None else options
     if not isinstance(options, Mapping):
         raise RecipeError(f"stages[{index}].{name}: its options must be a mapping, not {options!r}.")
-    if problem := _boolean_number(algorithm, options):
-        raise RecipeError(f"stages[{index}].{name}: {problem}")
     try:
+        if problem := _boolean_numbers(algorithm, options):
+            raise RecipeError(problem)
         return TypeAdapter(algorithm).validate_python(dict(options))
     except ValidationError as error:
         raise RecipeError(f"stages[{index}].{name}: " + _explain(error, algorithm.__dataclass_fields__)) from error
@@ -188,17 +197,27 @@ def _stage(index: int, entry: Any) -> Stage:
         raise RecipeError(f"stages[{index}].{name}: {error}") from error
 
 
-def _boolean_number(kind: type, options: Mapping[Any, Any], place: str = "") -> str:
-    """What is wrong with a number given as true or false, which pydantic takes for 1 and 0; empty for nothing."""
-    hints = get_type_hints(kind)
-    for key, value in options.items():
-        kinds = [hints.get(key), *get_args(hints.get(key))]
-        if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
-            return f"{place}{key}: Input should be a number, not {str(value).lower()}."
-        inner = next((one for one in kinds if isinstance(one, type) and dataclasses.is_dataclass(one)), None)
-        if isinstance(value, Mapping) and inner is not None and (problem := _boolean_number(inner, value, f"{key}.")):
-            return place + problem
+def _boolean_numbers(kind: type, value: Mapping[Any, Any]) -> str:
+    """What is wrong with numbers given as true or false, which pydantic takes for 1 and 0; empty for nothing.
+
+    Whole strictness would refuse ``rate: 1e-3``, which is a string to YAML 1.1.
+    """
+    try:
+        TypeAdapter(kind).validate_json(to_json(value, inf_nan_mode="constants", serialize_unknown=True), strict=True)
+    except ValidationError as error:
+        return " ".join(
+            f"{_place(problem)}: Input should be a number, not {str(problem['input']).lower()}."
+            for problem in error.errors()
+            if isinstance(problem["input"], bool) and problem["type"] in ("int_type", "float_type")
+        )
+    except PydanticSerializationError as error:
+        return f"it holds a value that no report could hold ({error})."
     return ""
+
+
+def _place(problem: ErrorDetails) -> str:
+    """Where it is, without the members of unions."""
+    return ".".join(str(part) for part in problem["loc"] if part not in ("Scheme", "int", "float"))
 
 
 def _explain(error: ValidationError, fields: Mapping[str, Any]) -> str:
@@ -208,7 +227,7 @@ def _explain(error: ValidationError, fields: Mapping[str, Any]) -> str:
         problems = [problem for problem in problems if problem["loc"][-1] != "str"]
     parts = []
     for problem in problems:
-        place = ".".join(str(part) for part in problem["loc"] if part != "Scheme")
+        place = _place(problem)
         if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
             key = str(problem["loc"][-1])
             known = fields if len(problem["loc"]) == 1 else _NESTED_KEYS
@@ -238,44 +257,8 @@ def recipe_schema() -> dict[str, Any]:
     return schema
 
 
-def _parse_yaml(text: bytes, where: str) -> Any:
-    if len(text) > _SIZE_LIMIT:
-        raise RecipeError(f"{where} is larger than {_SIZE_LIMIT:,} bytes; a recipe is a page of text.")
+def _parsed(text: bytes, where: str) -> Any:
     try:
-        depth = 0
-        for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
-            if number > _EVENT_LIMIT:
-                raise RecipeError(f"{where} holds more than {_EVENT_LIMIT:,} values; a recipe is a page of text.")
-            if isinstance(event, yaml.AliasEvent):
-                raise RecipeError(f"{where}: YAML aliases (*name) are not allowed.")
-            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-            if depth > _DEPTH_LIMIT:
-                raise RecipeError(f"{where} is nested deeper than {_DEPTH_LIMIT} levels.")
-        return yaml.load(text, Loader=_UniqueKeys)
-    except (yaml.YAMLError, ValueError) as error:  # dates and numbers that are none are a ValueError
-        raise RecipeError(f"{where} is not valid YAML: {' '.join(str(error).split())[:500]}") from error
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """A safe loader that refuses a key given twice instead of keeping the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: list[Any] = []
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                line = key_node.start_mark.line + 1
-                raise yaml.YAMLError(f"the key {str(key)!r} is given twice, the second time in line {line}.")
-            seen.append(key)
-        return super().construct_mapping(node, deep)
-
-
-def preset_names() -> list[str]:
-    """Names of the recipes that come with goldstick."""
-    folder = resources.files("goldstick.recipes") / "presets"
-    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-
-
-def preset_text(name: str) -> str:
-    """The YAML of a preset."""
-    return (resources.files("goldstick.recipes") / "presets" / f"{name}.yaml").read_text(encoding="utf-8")
+        return parse_yaml(text, where)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from torch import Tensor
 
@@ -16,17 +16,12 @@ from goldstick.calibration.sweep import sweep
 from goldstick.calibration.task import Task, Work
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.error import WeightError, weight_error
+from goldstick.core.progress import Progress as Progress
+from goldstick.core.progress import quiet as quiet
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.recipes.resolve import Assignment, Resolution
 from goldstick.structure.network import Network, Site
-
-
-class Progress(Protocol):
-    """Told how far a job is: ``done`` of ``total`` items of ``description``."""
-
-    def __call__(self, description: str, done: int, total: int) -> None:
-        """Take note."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +37,6 @@ class SiteResult:
     assignment: Assignment
     error: WeightError
     notes: Mapping[str, float | str]
-
-
-def quiet(description: str, done: int, total: int) -> None:
-    """A progress callback that shows nothing."""
 
 
 def decide(

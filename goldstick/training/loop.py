@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from goldstick.core.progress import Progress, quiet
 from goldstick.core.relaxation import Relaxation
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import TrainingError, UsageError
@@ -20,9 +21,6 @@ from goldstick.training.checkpoint import TrainingState, digest_of, load_state, 
 from goldstick.training.norms import measure_norms
 from goldstick.training.parallel import Workers
 from goldstick.training.task import TrainingTask, on_device
-
-#: Told (description, done, total).
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +46,7 @@ def train(
     options: TrainingOptions,
     *,
     description: str = "training",
-    progress: Progress = lambda description, done, total: None,
+    progress: Progress = quiet,
 ) -> TrainingRecord:
     """Train a network in place, and every :class:`Relaxation` in it.
 

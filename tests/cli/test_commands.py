@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from goldstick.cli import main
-from goldstick.recipes.recipe import preset_names
+from goldstick.recipes.words import RECOMMENDED
 from tests.tiny_models import FAMILIES
 
 
@@ -27,10 +27,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_recipes_list_names_every_preset_with_its_description() -> None:
-    described = json.loads(run("recipes", "list", "--json").stdout)
-    assert sorted(described) == preset_names()
-    assert all(described.values())
+def test_recipes_list_as_json_says_when_to_take_each() -> None:
+    assert json.loads(run("recipes", "list", "--json").stdout) == RECOMMENDED
 
 
 def test_recipes_show_prints_the_yaml_and_an_unknown_name_gives_the_nearest() -> None:
@@ -95,6 +93,20 @@ def test_the_flag_for_indivisible_layers_overrides_the_recipe(llama: Path) -> No
     assert "--indivisible channel" in refused.stderr
     plan = json.loads(run("plan", str(llama), "--recipe", "rtn-w4a16-g128", "--indivisible", "skip", "--json").stdout)
     assert any("skipped: 64 inputs" in (layer["note"] or "") for layer in plan["layers"])
+
+
+def test_layers_are_excluded_without_a_recipe_file(llama: Path) -> None:
+    arguments = ["plan", str(llama), "--recipe", "gptq-w4a16-g32"]
+    plan = json.loads(run(*arguments, "--exclude", "*down_proj", "--exclude", "q_proj", "--json").stdout)
+    notes = {layer["name"]: layer["note"] for layer in plan["layers"] if "_proj" in layer["name"]}
+    for pattern, part in (("*down_proj", "down_proj"), ("q_proj", "q_proj")):
+        excluded = [note for name, note in notes.items() if f".{part}." in name]
+        assert excluded and set(excluded) == {f"excluded by the pattern {pattern!r}"}
+    assert {note for name, note in notes.items() if ".up_proj." in name} == {""}
+    refused = run(*arguments, "--exclude", "*down_porj")
+    assert refused.exit_code == 2
+    assert "'*down_porj' in targets matches no layer" in refused.stderr
+    assert "down_proj" in refused.stderr
 
 
 def test_help_lists_every_command_and_completion_is_a_script() -> None:

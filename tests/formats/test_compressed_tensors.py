@@ -20,7 +20,7 @@ from goldstick.core.scheme import PRESETS, Scheme
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StoredLayer
-from goldstick.formats.compressed_tensors import CompressedTensors, group_of, scheme_of_group
+from goldstick.formats.compressed_tensors import CompressedTensors, groups_by_module, scheme_of_group
 from goldstick.formats.input_scale import part_name
 
 FORMAT = CompressedTensors()
@@ -158,7 +158,7 @@ LEFT = ["lm_head", "model.layers.0.self_attn.k_proj"]
 def test_every_layer_is_read_back_from_the_config_with_its_scheme(layers: list[StoredLayer]) -> None:
     config = json.loads(json.dumps(FORMAT.config(layers, LEFT, {})))
     for one in layers:
-        group = group_of(one.site, config)
+        group = groups_by_module(config)(one.site)
         assert group is not None and scheme_of_group(group) == one.scheme, one.site
 
 
@@ -233,7 +233,7 @@ def test_a_group_that_goldstick_does_not_run_is_refused(group: dict[str, object]
 
 
 def test_a_module_outside_every_group_has_none() -> None:
-    assert group_of("lm_head", FORMAT.config(MIXED, LEFT, {})) is None
+    assert groups_by_module(FORMAT.config(MIXED, LEFT, {}))("lm_head") is None
 
 
 def test_compressed_tensors_is_what_auto_tries_first() -> None:

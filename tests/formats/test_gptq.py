@@ -15,7 +15,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS
-from goldstick.formats.gptq import Gptq, gptq_scheme, gptq_storage, scatters
+from goldstick.formats.gptq import Gptq, gptq_schemes, gptq_storage, scatters
 from tests.formats.column_formats import along_rows, down_columns, grid_of, layer_of, random_layer, same
 
 V1, V2 = FORMATS["gptq"], FORMATS["gptq-v2"]
@@ -191,12 +191,12 @@ def test_the_config_is_what_its_readers_expect() -> None:
         "pack_dtype": "int32",
     }
     assert gptq_storage(config) == "gptq"
-    assert gptq_scheme("layers.0.up", config) == LAYER.scheme
+    assert gptq_schemes(config)("layers.0.up") == LAYER.scheme
     channel = layer_of(GOLDEN, name="lm_head.weight", site="lm_head", scheme=Scheme.parse("w4a16-channel-asym"))
     config = V2.config([channel], [], {})
     assert (config["group_size"], config["sym"], config["lm_head"]) == (-1, False, True)
     assert config["checkpoint_format"] == "gptq_v2"
-    assert gptq_scheme("lm_head", config) == channel.scheme
+    assert gptq_schemes(config)("lm_head") == channel.scheme
 
 
 def test_layers_that_stay_float_are_excepted_by_pattern_and_a_reader_takes_them_so() -> None:
@@ -205,8 +205,8 @@ def test_layers_that_stay_float_are_excepted_by_pattern_and_a_reader_takes_them_
     assert config["dynamic"] == {r"-:^layers\.\d+\.mlp\.gate$": {}, r"-:^layers\.1\.up$": {}}
     for name in ("layers.2.mlp.gate", "layers.1.up"):
         with pytest.raises(FormatError, match=f"excepts {name} from quantization"):
-            gptq_scheme(name, config)
-    assert gptq_scheme("layers.0.up", config) == LAYER.scheme
+            gptq_schemes(config)(name)
+    assert gptq_schemes(config)("layers.0.up") == LAYER.scheme
 
 
 def test_a_layer_with_a_scheme_of_its_own_is_read_with_it() -> None:
@@ -215,9 +215,9 @@ def test_a_layer_with_a_scheme_of_its_own_is_read_with_it() -> None:
         "group_size": 128,
         "dynamic": {"+:.*down": {"bits": 8, "group_size": 32}, "up": {"sym": False}},
     }
-    assert gptq_scheme("layers.0.down", config).label == "w8a16-g32"
-    assert gptq_scheme("up", config).label == "w4a16-g128-asym"
-    assert gptq_scheme("layers.0.q", config).label == "w4a16-g128"
+    assert gptq_schemes(config)("layers.0.down").label == "w8a16-g32"
+    assert gptq_schemes(config)("up").label == "w4a16-g128-asym"
+    assert gptq_schemes(config)("layers.0.q").label == "w4a16-g128"
 
 
 @pytest.mark.parametrize(
@@ -232,13 +232,13 @@ def test_a_layer_with_a_scheme_of_its_own_is_read_with_it() -> None:
         ({"group_size": [128]}, r"group_size \[128\]"),
         ({"sym": "yes"}, "'sym' is true or false"),
         ({"dynamic": ["a"]}, "'dynamic' is a table"),
-        ({"dynamic": {"+:(": {}}}, "bad pattern"),
+        ({"dynamic": {"+:(": {}}}, "is refused: missing"),
         ({"dynamic": {"up": None}}, "excepts up"),
     ],
 )
 def test_a_hostile_config_is_refused(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(FormatError, match=complaint):
-        gptq_scheme("up", {"bits": 4, "group_size": 128, "sym": True} | changes)
+        gptq_schemes({"bits": 4, "group_size": 128, "sym": True} | changes)("up")
 
 
 @pytest.mark.parametrize(

@@ -187,7 +187,7 @@ def test_what_is_gone_on_with_must_be_the_same(
     changed = tmp_path / "source"
     shutil.copytree(source, changed)
     with pytest.raises(OutputError, match="made with another recipe and another source"):
-        (changed / "model.safetensors").touch()
+        (changed / "generation_config.json").write_text("{}")
         run(changed, text, stopped, "awq", resume=True)
     monkeypatch.setattr(run_identity, "versions", lambda: {"torch": "0"})
     with pytest.raises(OutputError, match="another version of goldstick or a library"):

@@ -1,4 +1,4 @@
-"""Recipes: a closed language, read from presets, files and mappings, whose errors name the place."""
+"""Recipes: a closed language, read from words, files and mappings, whose errors name the place."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 import yaml
 
-from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, KVCache, Quantizer, RandomRotation, SmoothQuant
+from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, SLB, KVCache, Quantizer, RandomRotation, SmoothQuant
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
-from goldstick.recipes.recipe import Recipe, preset_names, preset_text, recipe_schema
+from goldstick.recipes.recipe import Recipe, recipe_schema
 from goldstick.recipes.resolve import resolve
+from goldstick.recipes.sentence import parse
+from goldstick.recipes.words import RECOMMENDED
 from goldstick.structure.network import Network
 from goldstick.structure.targets import Targets
 from tests.tiny_models import FAMILIES
-
-every_preset = pytest.mark.parametrize("name", preset_names())
 
 
 def stage(**options: Any) -> dict[str, Any]:
@@ -31,37 +31,17 @@ def llama() -> Network:
     return Network(FAMILIES["llama_gqa"]().to("meta"))
 
 
-@every_preset
-def test_every_preset_means_something_for_a_llama(name: str, llama: Network) -> None:
+@pytest.mark.parametrize("name", RECOMMENDED)
+def test_every_recommended_recipe_means_something_for_a_llama(name: str, llama: Network) -> None:
     recipe = Recipe.load(name)
     assert recipe.description
     stages = [
-        # Its rows of 64 are shorter than the groups of some presets.
+        # Its rows of 64 are shorter than the groups of some recipes.
         dataclasses.replace(one, indivisible="channel") if isinstance(one, Quantizer) else one
         for one in recipe.stages
     ]
     resolution = resolve(stages, llama)
     assert set(resolution.assignments) == {site.name for site in llama.sites if site.role == "inner"}
-
-
-@every_preset
-def test_a_preset_keeps_what_its_name_says(name: str) -> None:
-    stages = Recipe.load(name).stages
-    schemes = [
-        scheme.label for one in stages if isinstance(one, Quantizer) and one.quantizes for scheme in one.schemes()
-    ]
-    said = [part for part in name.split("-") if part not in (*ALGORITHMS, "gptaq", "hqq", "imatrix", "mixed", "kv8")]
-    named = name.replace("gptaq", "gptq")
-    assert all(one.name in named or one.name == "rtn" for one in stages if one.name != "kv_cache")
-    assert any(isinstance(one, Quantizer) and one.asymmetric for one in stages) == ("gptaq" in name)
-    assert [one for one in stages if isinstance(one, KVCache)] == [KVCache()] * name.split("-").count("kv8")
-    assert name.startswith("rotate-") == isinstance(stages[0], RandomRotation)
-    for part in said:
-        assert any(part in label or f"{part}a16" in label for label in schemes), part
-    assert any("static" in label for label in schemes) is ("static" in said)
-    searches = {getattr(one, "range_search", None) for one in stages}
-    for search in ("hqq", "imatrix"):
-        assert (search in searches) == (search in name.split("-"))
 
 
 def test_a_stage_is_a_mapping_or_a_name_alone() -> None:
@@ -124,7 +104,7 @@ MAPPINGS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("mapping", [*MAPPINGS, *preset_names()], ids=str)
+@pytest.mark.parametrize("mapping", [*MAPPINGS, *RECOMMENDED], ids=str)
 def test_a_recipe_written_as_json_or_yaml_is_read_back_the_same(mapping: Any, tmp_path: Path) -> None:
     recipe = Recipe.load(mapping)
     dump = recipe.model_dump(mode="json")
@@ -193,13 +173,27 @@ def test_what_is_wrong_is_said_with_its_place(mapping: dict[str, Any], complaint
 
 @pytest.mark.parametrize("source", [3, None, ["rtn"], RTN()], ids=str)
 def test_what_is_no_recipe_at_all_is_refused(source: Any) -> None:
-    with pytest.raises(RecipeError, match="preset's name, a YAML file, a mapping"):
+    with pytest.raises(RecipeError, match="words such as 'gptq-w4a16-g128', a YAML file, a mapping"):
         Recipe.load(source)
 
 
-def test_an_unknown_preset_brings_the_nearest() -> None:
-    with pytest.raises(RecipeError, match=r"No recipe is called 'rtn-w4a16-g33'.*Near it: .*rtn-w4a16-g32"):
-        Recipe.load("rtn-w4a16-g33")
+def test_more_layers_are_left_alone_by_every_stage_with_targets() -> None:
+    stages = ["rotate", {"awq": {"quantize": False}}, {"gptq": {"targets": {"exclude": ["a"]}}}, "kv_cache"]
+    recipe = Recipe.load({"stages": stages})
+    rotation, awq, gptq, cache = recipe.excluding("*down_proj", "a", "lm_head").stages
+    assert (rotation, cache) == (RandomRotation(), KVCache())
+    assert awq == AWQ(quantize=False, targets=Targets(exclude=("*down_proj", "a", "lm_head")))
+    assert gptq == GPTQ(targets=Targets(exclude=("a", "*down_proj", "lm_head")))
+    assert recipe.excluding() == recipe
+
+
+def test_what_is_left_alone_in_addition_must_be_there(llama: Network) -> None:
+    recipe = Recipe.load("gptq-w4a16-g32").excluding("*down_proj")
+    resolution = resolve(recipe.stages, llama)
+    assert resolution.assignments
+    assert not any(name.endswith("down_proj") for name in resolution.assignments)
+    with pytest.raises(RecipeError, match=r"pattern '\*down_porj' in targets matches no layer.*down_proj"):
+        resolve(recipe.excluding("*down_porj").stages, llama)
 
 
 def test_a_missing_file_is_named() -> None:
@@ -296,10 +290,8 @@ def problems(value: Any, schema: dict[str, Any], definitions: dict[str, Any]) ->
     return found
 
 
-@pytest.mark.parametrize(
-    "mapping", [*MAPPINGS, *(yaml.safe_load(preset_text(name)) for name in preset_names())], ids=str
-)
-def test_the_json_schema_accepts_every_preset(mapping: dict[str, Any]) -> None:
+@pytest.mark.parametrize("mapping", [*MAPPINGS, *(parse(name).recipe() for name in RECOMMENDED)], ids=str)
+def test_the_json_schema_accepts_every_recommended_recipe(mapping: dict[str, Any]) -> None:
     schema = json.loads(json.dumps(recipe_schema()))
     assert problems(mapping, schema, schema["$defs"]) == []
 
@@ -340,6 +332,9 @@ def test_the_json_schema_knows_every_algorithm() -> None:
         ("finetune", {"training": {"epochs": True}}, "training.epochs: Input should be a number, not true"),
         ("slb", {"training": {"rate": False}}, "training.rate: Input should be a number, not false"),
         ("rtn", {"scheme": {"weight": {"bits": True}}}, "scheme.weight.bits: Input should be a number"),
+        ("rtn", {"overrides": {"a": {"weight": {"bits": True}}}}, "overrides.a.weight.bits: Input should be a number"),
+        ("finetune", {"training": {"betas": [0.9, True]}}, "training.betas.1: Input should be a number, not true"),
+        ("smoothquant", {"alpha": True}, "alpha: Input should be a number, not true"),
         ("finetune", {"training": {"weight_decay": float("inf")}}, "training.weight_decay"),
         ("finetune", {"training": {"seed": 10**23}}, "training.seed is a whole number of 64 bits"),
         ("rotate", {"seed": 10**23}, "seed is a whole number of 64 bits"),
@@ -357,3 +352,39 @@ def test_a_seed_of_the_data_has_64_bits_too() -> None:
     with pytest.raises(RecipeError, match=r"calibration\.seed"):
         Recipe.load({"stages": ["rtn"], "calibration": {"seed": 10**23}})
     assert Recipe.load({"stages": ["rtn"], "calibration": {"seed": (1 << 64) - 1}}).calibration.seed == (1 << 64) - 1
+
+
+@pytest.mark.parametrize("part", ["calibration", "export", "precision"])
+def test_numbers_outside_the_stages_are_not_true_or_false_either(part: str) -> None:
+    key = {"calibration": "samples", "export": "max_shard_size", "precision": "bits_per_weight"}[part]
+    with pytest.raises(RecipeError, match=rf"the recipe: {part}\.{key}: Input should be a number, not true"):
+        Recipe.load({"stages": ["rtn"], part: {key: True}})
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("stages: [{slb: {training: {rate: 1e-3}}}]\ncalibration: {samples: '3'}\n")
+    recipe = Recipe.load(path)
+    assert recipe.calibration.samples == 3
+    (stage,) = recipe.stages
+    assert isinstance(stage, SLB)
+    assert stage.training.rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ('description: "\\ud800"\nstages: [rtn]', "a value that no report"),
+        ("stages: [{rtn: {scheme: !!binary gA==}}]", "a value that no report"),
+        ("stages: [{rtn: {scheme: 2020-01-01}}]", "scheme"),
+        ("stages: [{rtn: {scheme: {2020-01-01: 3}}}]", "scheme"),
+        ("stages: [{rtn: {null: 3}}]", "None|null"),
+        ("stages: [{rtn: {1.5: 3}}]", "1.5"),
+        ("stages: [{rtn: !!set {a}}]", "unknown key|mapping"),
+    ],
+)
+def test_values_of_other_kinds_are_refused_by_name(text: str, complaint: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(RecipeError, match=complaint):
+        Recipe.load(path)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from goldstick.errors import FormatError
-from goldstick.formats.compressed_tensors import group_of
-from goldstick.formats.name_patterns import name_matcher
+from goldstick.formats.compressed_tensors import groups_by_module
+from goldstick.formats.gptq import dynamic_exceptions
+from goldstick.formats.name_matching import NamePatterns
 from goldstick.pipeline.doctor.examined import Examined
 from goldstick.pipeline.doctor.finding import Finding
 from goldstick.structure.network import Layout, Site
@@ -22,8 +22,9 @@ def declared_findings(examined: Examined) -> Iterator[Finding]:
         return
     quantized = {layer.name.removesuffix(".weight") for layer in examined.layers}
     try:
-        excepted = [name for name in sorted(quantized) if _stays_float(name, examined, None)]
-        promised = [name for name, site in _float_linears(examined) if not _stays_float(name, examined, site)]
+        stays_float = _DECLARED.get(examined.stored.format.name, _by_gptq)(examined.table)
+        excepted = [name for name in sorted(quantized) if stays_float(name, None)]
+        promised = [name for name, site in _float_linears(examined) if not stays_float(name, site)]
     except FormatError as error:
         yield _finding("the config's list of exceptions makes no sense", [str(error)])
         return
@@ -58,40 +59,59 @@ def _float_linears(examined: Examined) -> list[tuple[str, Site]]:
     return found
 
 
-def _stays_float(module: str, examined: Examined, site: Site | None) -> bool:
-    """Whether the config has a module stay float; ``site`` is given for one that does."""
-    assert examined.stored is not None
-    table, storage = examined.table, examined.stored.format.name
-    if storage == "compressed-tensors":
-        return _ignored(module, table) or (site is not None and group_of(module, table) is None)
-    inside = site is None or site.block is not None
-    if storage == "awq":
-        listed = table.get("modules_to_not_convert") or []
-        if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
-            raise FormatError("modules_to_not_convert is no list of names")
-        return not inside or any(name in module for name in listed)
-    if module == _HEAD or not inside:
-        return not bool(table.get(_HEAD, False))
+#: Whether the config has a module stay float; the site is given for one that does.
+StaysFloat = Callable[[str, Site | None], bool]
+
+
+def _by_compressed_tensors(table: Mapping[str, Any]) -> StaysFloat:
+    ignored = NamePatterns(_names(table, "ignore"))
+    everything = "Linear" in _names(table, "ignore")
+    group_of = groups_by_module(table)
+
+    def stays_float(module: str, site: Site | None) -> bool:
+        taken_out = everything or ignored.first(module) is not None
+        return taken_out or (site is not None and group_of(module) is None)
+
+    return stays_float
+
+
+def _by_awq(table: Mapping[str, Any]) -> StaysFloat:
+    listed = frozenset(_names(table, "modules_to_not_convert"))
+    lengths = sorted({len(name) for name in listed})
+
+    def stays_float(module: str, site: Site | None) -> bool:
+        # A listed name may stand anywhere in a module's, whose parts are fewer than a list of names may be long.
+        parts = (module[at : at + size] for size in lengths for at in range(len(module) - size + 1))
+        return not _inside(site) or any(part in listed for part in parts)
+
+    return stays_float
+
+
+def _by_gptq(table: Mapping[str, Any]) -> StaysFloat:
+    exception_of = dynamic_exceptions(table)
     limited = any(key in table for key in ("modules_in_block_to_quantize", "inside_layer_modules"))
-    return (limited and site is not None) or _excepted(module, table)
+
+    def stays_float(module: str, site: Site | None) -> bool:
+        if module == _HEAD or not _inside(site):
+            return not bool(table.get(_HEAD, False))
+        return (limited and site is not None) or exception_of(module)[0]
+
+    return stays_float
 
 
-def _ignored(module: str, table: Mapping[str, Any]) -> bool:
-    ignore = table.get("ignore") or []
-    if not isinstance(ignore, list) or not all(isinstance(entry, str) for entry in ignore):
-        raise FormatError("ignore is no list of names")
-    return any(
-        name_matcher(entry[3:]).match(module) is not None if entry.startswith("re:") else entry in (module, "Linear")
-        for entry in ignore
-    )
+_DECLARED: Mapping[str, Callable[[Mapping[str, Any]], StaysFloat]] = {
+    "compressed-tensors": _by_compressed_tensors,
+    "awq": _by_awq,
+}
 
 
-def _excepted(module: str, table: Mapping[str, Any]) -> bool:
-    """Whether the first pattern of GPTQ's ``dynamic`` that matches takes the module out."""
-    dynamic = table.get("dynamic") or {}
-    if not isinstance(dynamic, Mapping):
-        raise FormatError("dynamic is no table of patterns")
-    for pattern in dynamic:
-        if name_matcher(re.sub(r"^[+-]:", "", pattern)).match(module):
-            return bool(pattern.startswith("-:"))
-    return False
+def _inside(site: Site | None) -> bool:
+    """Whether a module lies in a block; what is stored quantized is taken to."""
+    return site is None or site.block is not None
+
+
+def _names(table: Mapping[str, Any], key: str) -> list[str]:
+    listed = table.get(key) or []
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise FormatError(f"{key} is no list of names")
+    return listed

@@ -10,6 +10,7 @@ from goldstick.formats import FLOAT16_SCALES
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import part_name
 from goldstick.formats.transformers_account import account
+from goldstick.formats.unused_tensors import unused_tensors
 from goldstick.pipeline.doctor.examined import Examined
 from goldstick.pipeline.doctor.finding import Finding
 
@@ -18,7 +19,8 @@ _AGAIN = "fetch the checkpoint again, or export it again with the tool it came f
 
 def tensor_findings(examined: Examined) -> Iterator[Finding]:
     """What is missing, extra or misshapen, by config and headers alone."""
-    found = account(examined.tensors, examined.stored, examined.table, examined.names, examined.network)
+    unused = unused_tensors(examined.directory)
+    found = account(examined.tensors, examined.stored, examined.table, examined.names, examined.network, unused)
     told = {finding.where[0].partition(":")[0] for finding in examined.contradictions}
     if missing := _untold(found.missing, told):
         yield Finding(
