@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_type_hints
@@ -100,7 +101,7 @@ class Recipe(BaseModel):
 
     @field_serializer("stages")
     def _write_stages(self, stages: tuple[Stage, ...]) -> list[dict[str, Any]]:
-        return [{stage.name: TypeAdapter(type(stage)).dump_python(stage, mode="json")} for stage in stages]
+        return [{stage.name: _adapter(type(stage)).dump_python(stage, mode="json")} for stage in stages]
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
@@ -152,6 +153,17 @@ class Recipe(BaseModel):
         return chosen
 
 
+@cache
+def _adapter(kind: type[Stage]) -> TypeAdapter[Stage]:
+    """Made once for each algorithm, since it takes milliseconds, and a recipe may have many stages."""
+    return TypeAdapter(kind)
+
+
+@cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
 def _stage(index: int, entry: Any) -> Stage:
     if isinstance(entry, Stage):
         return entry
@@ -176,7 +188,7 @@ def _stage(index: int, entry: Any) -> Stage:
     if problem := _boolean_number(algorithm, options):
         raise RecipeError(f"stages[{index}].{name}: {problem}")
     try:
-        return TypeAdapter(algorithm).validate_python(dict(options))
+        return _adapter(algorithm).validate_python(dict(options))
     except ValidationError as error:
         raise RecipeError(f"stages[{index}].{name}: " + _explain(error, algorithm.__dataclass_fields__)) from error
     except RecipeError as error:
@@ -185,7 +197,7 @@ def _stage(index: int, entry: Any) -> Stage:
 
 def _boolean_number(kind: type, options: Mapping[Any, Any], place: str = "") -> str:
     """What is wrong with a number given as true or false, which pydantic takes for 1 and 0; empty for nothing."""
-    hints = get_type_hints(kind)
+    hints = _hints(kind)
     for key, value in options.items():
         kinds = [hints.get(key), *get_args(hints.get(key))]
         if isinstance(value, bool) and bool not in kinds and (int in kinds or float in kinds):
