@@ -61,8 +61,8 @@ def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     """``8GB``, ``500 MB`` or a plain number, in bytes."""
     if value is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)B?", value.strip(), re.IGNORECASE)
-    if match is None or len(match[1]) > 15:
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?) *([KMGT]?)B?", value.strip(), re.IGNORECASE)
+    if match is None:
         raise click.BadParameter(f"{value!r} is no amount of memory; write 8GB or 500MB")
     return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
 
@@ -85,7 +85,7 @@ def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option(
     "--resume", is_flag=True, help="Go on with a stopped run behind its last block or epoch, to the same bytes."
 )
-@click.option("--max-memory", metavar="SIZE", callback=_bytes, help="Memory a calibrated run may use, such as 8GB.")
+@click.option("--max-memory", metavar="SIZE", callback=_bytes, help="Memory the run may use, such as 8GB.")
 @click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
 @click.option("--push-to-hub", "repository", metavar="OWNER/NAME", help="Upload the finished checkpoint there.")
 @click.option("--private", is_flag=True, help="Make that repository a private one.")
@@ -120,7 +120,7 @@ def quantize(
     recipe = _recipe(**recipe_options)
     note_unused(
         recipe, evaluates=bool(recipe.evaluate if tasks is None else tasks), pushes=repository is not None,
-        limit=limit, data_dir=data_dir, max_memory=max_memory, private=private,
+        limit=limit, data_dir=data_dir, private=private,
     )  # fmt: skip
     further = further_directories(output, formats)
     for directory in (output, *further.values()):

@@ -197,7 +197,8 @@ def _stage(index: int, entry: Any) -> Stage:
     try:
         if problem := _boolean_numbers(algorithm, options):
             raise RecipeError(problem)
-        return _adapter(algorithm).validate_python(dict(options))
+        stage: Stage = _adapter(algorithm).validate_python(dict(options))
+        return stage
     except ValidationError as error:
         raise RecipeError(f"stages[{index}].{name}: " + _explain(error, algorithm.__dataclass_fields__)) from error
     except RecipeError as error:

@@ -392,3 +392,8 @@ def test_a_model_that_does_not_go_on_from_a_text(kind: str, assert_refused: Refu
     if kind != "vit":
         arguments = ("--tasks", "text", "--data-dir", "reference")
         assert_refused("evaluate", str(tmp_path / "model"), *arguments, code=2, says=says)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1e400", "9" * 400 + "GB", "nan", "8 bananas", ""])
+def test_an_amount_of_memory_that_is_none(assert_refused: Refused, source: Path, size: str) -> None:
+    assert_refused(*quantize(source, f"--max-memory={size}"), code=2, says=("memory",))
