@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from types import TracebackType
 from typing import IO, Any
 
 from goldstick.calibration.template_worker import MEMORY, SECONDS
+from goldstick.core.fresh_process import fresh_command, fresh_environment
 from goldstick.errors import DataError
 
 
@@ -77,13 +77,13 @@ class ChatTemplates:
 
     def _pipes(self) -> tuple[IO[str], IO[str]]:
         if self._worker is None:
-            command = [sys.executable, "-P", "-m", "goldstick.calibration.template_worker"]
             self._worker = subprocess.Popen(
-                command,
+                fresh_command("goldstick.calibration.template_worker"),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 encoding="ascii",
+                env=fresh_environment(),
             )
         assert self._worker.stdin is not None and self._worker.stdout is not None
         return self._worker.stdin, self._worker.stdout

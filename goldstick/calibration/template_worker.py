@@ -1,6 +1,6 @@
 """The process in which chat templates run: they come with a checkpoint, and are code.
 
-Run as ``python -m goldstick.calibration.template_worker``: a request of JSON on each line of standard input, an answer
+A request of JSON on each line of standard input, an answer
 on each line of standard output. transformers' sandbox keeps a template from files and from Python; this process keeps
 it from time and memory: ``'a' * 10**12`` is one expression, which nothing inside of Python could interrupt.
 """
@@ -87,7 +87,3 @@ def main() -> None:
     for line in sys.stdin:
         answers.write(json.dumps(_answer(line)) + "\n")
         answers.flush()
-
-
-if __name__ == "__main__":
-    main()

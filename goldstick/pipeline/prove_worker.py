@@ -19,6 +19,7 @@ from typing import Any
 from safetensors.torch import load_file
 
 from goldstick.core.freed_memory import give_large_blocks_back
+from goldstick.core.fresh_process import end_with_the_parent
 from goldstick.errors import GoldstickError
 from goldstick.formats.transformers_names import quiet_libraries
 from goldstick.pipeline.observation import Observation
@@ -51,6 +52,7 @@ def _expected(request: dict[str, Any]) -> Observation:
 
 def main() -> int:
     """Read the request, write the result."""
+    end_with_the_parent()
     quiet_libraries()
     give_large_blocks_back()
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))

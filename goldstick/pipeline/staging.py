@@ -56,7 +56,6 @@ def check_output(output: Path, overwrite: bool, resume: bool = False) -> None:
 
     Raises:
         OutputError: It exists and may not be overwritten, or its parent cannot be written.
-        UsageError: Its path is not UTF-8.
     """
     output = located(output)
     require_utf8(output)
