@@ -87,7 +87,7 @@ def test_the_algorithm_in_the_guide_runs_and_has_three_levels() -> None:
 NAMED_TEST = re.compile(r"`(test_\w+)`")
 
 
-def tests_by_name() -> set[str]:
+def names_of_tests() -> set[str]:
     files = (ROOT / "tests").rglob("test_*.py")
     return {name for file in files for name in re.findall(r"^def (test_\w+)\(", file.read_text(), re.MULTILINE)}
 
@@ -96,7 +96,7 @@ def tests_by_name() -> set[str]:
 def test_every_test_that_holds_a_promise_exists(document: str) -> None:
     named = NAMED_TEST.findall((ROOT / "docs" / document).read_text(encoding="utf-8"))
     assert len(named) >= 8
-    assert sorted(set(named) - tests_by_name()) == []
+    assert sorted(set(named) - names_of_tests()) == []
 
 
 def test_every_claim_of_the_readme_is_held_by_a_test() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import console, finite, print_json, progress_bar
+from goldstick.cli.streams import showing
 
 
 @click.command()
@@ -95,16 +96,18 @@ def compare(
         if text is not None and generate:
             written = compare_generation(right, other, text, generate, data_dir=where, progress=progress)
     found = dataclasses.replace(found, first=first, second=second)
-    if as_json:
-        more = {name: part.to_dict() for name, part in (("attribution", split), ("generation", written)) if part}
-        print_json(found.to_dict() | more)
-    else:
-        print_model_comparison(console(), found, depth)
-        if split is not None:
-            print_attribution(console(), split)
-        if written is not None:
-            print_generation(console(), written)
+    with showing(html):
+        if as_json:
+            more = {name: part.to_dict() for name, part in (("attribution", split), ("generation", written)) if part}
+            print_json(found.to_dict() | more)
+        else:
+            print_model_comparison(console(), found, depth)
+            if split is not None:
+                print_attribution(console(), split)
+            if written is not None:
+                print_generation(console(), written)
     if html is not None:
         write_atomically(html, render_comparison(found, split, written).encode(), replace=overwrite)
-        if not as_json:
-            click.echo(f"page: {html}")
+        with showing(html):
+            if not as_json:
+                click.echo(f"page: {html}")

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import console, print_json
+from goldstick.cli.streams import showing
 from goldstick.errors import DataError
 
 
@@ -25,7 +26,9 @@ def inspect(directory: Path, verbose: bool, as_json: bool) -> None:
     if as_json:
         import json
 
-        print_json({**json.loads(report.to_json()), "kernels": backend_words(report)})
+        from goldstick.evaluation.items import without_items
+
+        print_json({**without_items(json.loads(report.to_json())), "kernels": backend_words(report)})
         return
     print_report(console(), report, verbose=verbose)
     origin = f"from {report.model} by goldstick {report.goldstick_version}" if report.recipe else "elsewhere"
@@ -75,4 +78,6 @@ def report(directory: Path, sensitivity: Path | None, overwrite: bool) -> None:
         except DataError as error:
             raise DataError(f"{sensitivity}: {error}") from error
         dataclasses.replace(read, sensitivity=found.to_dict()).write(directory)
-    click.echo(write_page(directory))
+    page = write_page(directory)
+    with showing(page):
+        click.echo(page)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +11,10 @@ import click
 
 from goldstick.cli.console import console, print_json, progress_bar, split_names
 from goldstick.cli.further_formats import export_further, further_directories, refuse_formats
+from goldstick.cli.in_place import naming_what_is_in_place
+from goldstick.cli.push import push
 from goldstick.cli.recipes import complete_recipe
+from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_unused
 
 if TYPE_CHECKING:
@@ -107,7 +108,7 @@ def quantize(
     **recipe_options: Any,
 ) -> None:
     """Compress MODEL into a new, proven checkpoint directory."""
-    from goldstick.pipeline.hub import check_repository, push_to_hub
+    from goldstick.pipeline.hub import check_repository
     from goldstick.pipeline.staging import check_output
 
     check_repository(repository)
@@ -127,13 +128,13 @@ def quantize(
         _show_plan(planned, as_json)
         return
     _set_threads(threads)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the clean-up, as Ctrl-C does
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
     from goldstick import api
     from goldstick.core.freed_memory import give_large_blocks_back
     from goldstick.evaluation.compare import compare
+    from goldstick.evaluation.items import without_items
     from goldstick.pipeline.evaluation_cache import cache_directory
     from goldstick.report.divergence_view import divergence_words
     from goldstick.report.terminal import print_report
@@ -141,7 +142,10 @@ def quantize(
     from goldstick.training.parallel import rank
 
     give_large_blocks_back()
-    with progress_bar(not as_json and rank() == 0) as progress:
+    with (
+        naming_what_is_in_place((output, *further.values()), repository),
+        progress_bar(not as_json and rank() == 0) as progress,
+    ):
         result = api.quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
             device=device, proof=proof, resume=resume, max_memory=max_memory,
@@ -152,26 +156,28 @@ def quantize(
         export_further(output, further, overwrite=overwrite or resume, proof=proof, progress=progress)
     if result.finished_before:
         click.echo(f"This run is finished already: {output} is what it gave. Nothing was done.", err=True)
-    if as_json:
-        import json
+    with showing(output):
+        if as_json:
+            import json
 
-        exported = {name: str(directory) for name, directory in further.items()}
-        print_json({"directory": str(output), "exported": exported, "report": json.loads(result.report.to_json())})
-    elif not result.finished_before:
-        evaluation = result.report.evaluation
-        rows = compare(evaluation["after"], evaluation["before"]) if evaluation else ()
-        print_report(console(), result.report, rows)
-        if evaluation.get("divergence"):
-            for line in divergence_words({**evaluation, "baseline": evaluation["before"]}):
-                click.echo(line)
-        if evaluation.get("speed"):
-            click.echo(f"speed: {speed_words(evaluation['speed'])}")
-        click.echo(f"proof: {proof_words(result.report.proof)}")
-        click.echo(f"checkpoint: {output}\nreport: {output / 'report.html'} (and report.json)")
-        for name, directory in further.items():
-            click.echo(f"{name}: {directory}")
+            exported = {name: str(directory) for name, directory in further.items()}
+            report = without_items(json.loads(result.report.to_json()))
+            print_json({"directory": str(output), "exported": exported, "report": report})
+        elif not result.finished_before:
+            evaluation = result.report.evaluation
+            rows = compare(evaluation["after"], evaluation["before"]) if evaluation else ()
+            print_report(console(), result.report, rows)
+            if evaluation.get("divergence"):
+                for line in divergence_words({**evaluation, "baseline": evaluation["before"]}):
+                    click.echo(line)
+            if evaluation.get("speed"):
+                click.echo(f"speed: {speed_words(evaluation['speed'])}")
+            click.echo(f"proof: {proof_words(result.report.proof)}")
+            click.echo(f"checkpoint: {output}\nreport: {output / 'report.html'} (and report.json)")
+            for name, directory in further.items():
+                click.echo(f"{name}: {directory}")
     if repository is not None:
-        click.echo(f"pushed: {push_to_hub(output, repository, private=private)}", err=as_json)
+        push(output, repository, private=private, as_json=as_json)
 
 
 @click.command()

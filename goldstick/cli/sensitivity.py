@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar
+from goldstick.cli.streams import showing
 
 
 def _widths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
@@ -103,14 +104,16 @@ def sensitivity(
             find_model(model), loaded, bits, text, data_dir=data_directory(data_dir, model), progress=progress
         )
     found = dataclasses.replace(found, model=model)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        print_sensitivity(console(), found)
-    if output is not None:
-        write_atomically(output, dump_json(found.to_dict()).encode(), replace=overwrite)
-    if html is not None:
-        write_atomically(html, render_sensitivity(found).encode(), replace=overwrite)
+    with showing(output, html):
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            print_sensitivity(console(), found)
     for name, path in (("sensitivity", output), ("page", html)):
-        if path is not None and not as_json:
-            click.echo(f"{name}: {path}")
+        if path is None:
+            continue
+        content = dump_json(found.to_dict()) if path is output else render_sensitivity(found)
+        write_atomically(path, content.encode(), replace=overwrite)
+        with showing(path):
+            if not as_json:
+                click.echo(f"{name}: {path}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from goldstick.core.utf8_paths import require_utf8
 from goldstick.errors import FormatError, SourceError
 from goldstick.formats.file_state import FileState, states_in
 from goldstick.formats.gguf import GGUF_NAME
@@ -78,7 +79,9 @@ def require_model(path: Path, *, local: bool = False) -> Path:
 
     Raises:
         SourceError: Nothing is there.
+        UsageError: Its path is not UTF-8.
     """
+    require_utf8(path)
     if not path.exists():
         raise _no_model(path, local)
     return path

@@ -87,7 +87,7 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
     card = model_card(
         content.base_model, content.recipe, content.format.name, content.config, source=content.described_in
     )
-    hashes["README.md"] = write_small(work / "README.md", card.encode())
+    hashes["README.md"] = write_small(work / "README.md", card.encode(errors="backslashreplace"))
     manifest = {
         "manifest_version": MANIFEST_VERSION,
         "goldstick": goldstick.__version__,
