@@ -9,18 +9,12 @@ from typing import Any
 
 import jinja2
 
+from goldstick.pipeline.front_matter import CARRIED, front_matter
+from goldstick.pipeline.front_matter import card_remarks as card_remarks
 from goldstick.recipes import Recipe
-from goldstick.recipes.strict_yaml import SIZE_LIMIT, parse_yaml
 from goldstick.report.accuracy_view import accuracy_view
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
-
-#: What the card of a model says that holds for its compressed form as well.
-_CARRIED = ("license", "license_name", "license_link", "language")
-_BASE = ("base_model", "base_model_relation")
-_WORD_LIMIT = 500
-#: A key at the start of a line, with what belongs to it: the lines after it that are indented or begin a list's entry.
-_TOP_LEVEL = re.compile(r"^[a-z_]+:[^\n]*\n(?:(?:[ -][^\n]*)?\n)*", re.MULTILINE)
 
 _CARD = """\
 # {{ title }}, compressed with goldstick
@@ -87,7 +81,7 @@ def model_card(
     known = former.get("base_model") if former.get("base_model_relation") == "quantized" else None
     if _HUB_ID.fullmatch(base_model) and not Path(base_model).exists():
         known = base_model
-    fields: dict[str, Any] = {key: former[key] for key in _CARRIED if key in former}
+    fields: dict[str, Any] = {key: former[key] for key in CARRIED if key in former}
     if known:
         fields |= {"base_model": known, "base_model_relation": "quantized"}
     if _generates_text(config):
@@ -114,59 +108,6 @@ def accuracy_section(evaluation: Mapping[str, Any]) -> str:
     template = jinja2.Template(_ACCURACY, keep_trailing_newline=True)
     text: str = template.render(rows=view["rows"], summary=view["summary"])
     return text
-
-
-def front_matter(card: Path) -> tuple[dict[str, str | list[str]], str | None]:
-    """What a card's front matter, the YAML between its first two lines ``---``, says that another card carries on.
-
-    Returns:
-        Words, or a list of words for languages, by key; and what could not be read, for a warning.
-    """
-    try:
-        with card.open("rb") as file:
-            text = file.read(SIZE_LIMIT).decode("utf-8-sig", errors="strict").replace("\r\n", "\n")
-    except FileNotFoundError:
-        return {}, None
-    except (OSError, UnicodeDecodeError) as error:
-        return {}, f"{card} cannot be read ({error}), so that the new card carries nothing on."
-    parts = text.split("---\n", 2)
-    if len(parts) < 3 or parts[0]:
-        return {}, None
-    found: dict[str, str | list[str]] = {}
-    faults: list[str] = []
-    seen: set[str] = set()
-    for block in _TOP_LEVEL.findall(parts[1]):
-        key = block.partition(":")[0]
-        if key not in (*_CARRIED, *_BASE):
-            continue
-        if key in seen:
-            return {}, f"The front matter of {card} gives {key!r} twice, so that the new card carries nothing on."
-        seen.add(key)
-        try:
-            value = _words(key, parse_yaml(block, f"{key!r} of {card}"))
-        except ValueError as error:
-            faults.append(str(error))
-            continue
-        if value is not None:
-            found[key] = value
-    return found, f"{' '.join(faults)} The new card does not carry it on." if faults else None
-
-
-def card_remarks(directory: Path) -> list[str]:
-    """What the user should know of the card in a directory: what of it cannot be read."""
-    _, fault = front_matter(directory / "README.md")
-    return [fault] if fault else []
-
-
-def _words(key: str, table: Any) -> str | list[str] | None:
-    """The value of one key where it is a word, or words for languages; ``None`` where there is none."""
-    value = table.get(key) if isinstance(table, dict) else None
-    listed = value if isinstance(value, list) and key == "language" else [value]
-    if value is None or not listed:
-        return None
-    if not all(isinstance(word, str) and 0 < len(word) <= _WORD_LIMIT and word.isprintable() for word in listed):
-        raise ValueError(f"{key!r} in the front matter of the source's card is no plain text.")
-    return value  # type: ignore[no-any-return]
 
 
 def _generates_text(config: Mapping[str, Any] | None) -> bool:
