@@ -28,6 +28,8 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
         value = json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_constant, parse_int=_integer
         )
+        if b"\\ud" in data.lower():  # an escape may spell half a sign, which no file can be written with
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{where} cannot be read as JSON: {error}.") from error
     if not isinstance(value, dict):

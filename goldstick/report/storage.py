@@ -24,6 +24,8 @@ def dump_json(data: Mapping[str, Any]) -> str:
 def parse_json(text: str, what: str) -> Any:
     """Return what `dump_json` was given; DataError naming ``what`` and the line where it is not JSON."""
     try:
+        if "\\ud" in text.lower():  # an escape may spell half a sign, which no file can be written with
+            json.dumps(json.loads(text), ensure_ascii=False).encode()
         return _decode(json.loads(text))
     except json.JSONDecodeError as error:
         raise DataError(f"{what} is not JSON: {error.msg} in line {error.lineno}") from error
