@@ -110,7 +110,7 @@ def open_source(directory: Path) -> SourceCheckpoint:
         raise _no_model(directory)
     states = states_in(directory)
     config = read_json(directory / "config.json", "not a model directory: it has no config.json")
-    if "quantization_config" in config:
+    if config.get("quantization_config") is not None:
         table = config["quantization_config"]
         method = table.get("quant_method") if isinstance(table, dict) else None
         raise SourceError(

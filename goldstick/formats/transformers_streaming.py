@@ -46,7 +46,7 @@ class StreamedModel:
         self._outside: dict[str, TensorInfo] = {}
         self.blocks: tuple[str, ...] = ()
         config = read_json(directory / "config.json", "no checkpoint: it has no config.json")
-        if "quantization_config" in config:
+        if config.get("quantization_config") is not None:
             cls, settings = quantized_class(directory, config)
         else:
             cls, settings = model_class(config, str(directory)), load_config(directory)
@@ -58,7 +58,7 @@ class StreamedModel:
         model.__class__ = cls
         self.model: nn.Module = model.eval()
         self._require(info["missing_keys"], info["mismatched_keys"], info["unexpected_keys"])
-        kv = read_kv(directory, config.get("quantization_config", {}))
+        kv = read_kv(directory, config.get("quantization_config") or {})
         if kv is not None:
             use_quantized_cache(model, kv)
 

@@ -14,6 +14,7 @@ from goldstick.calibration.data import CalibrationData
 from goldstick.calibration.packing import pack, pad_rows
 from goldstick.calibration.sources import Document, read_documents
 from goldstick.errors import DataError
+from goldstick.evaluation.forward import embedding_rows
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.pipeline.models import REFERENCE, data_directory
 from goldstick.pipeline.runnable import with_tokenizer
@@ -80,15 +81,9 @@ def _check_vocabulary(data: CalibrationData, language_model: LanguageModel, dire
     """Refuse ids that the embedding has no row for, which would crash far from here, or read foreign memory."""
     model = language_model.model
     rows, largest = embedding_rows(model), int(data.tokens.max())
-    if largest >= rows:
+    if rows is not None and largest >= rows:
         raise DataError(
             f"the tokenizer in {directory} ({type(language_model.tokenizer).__name__}, {len(language_model.tokenizer)} "
             f"tokens) gives token id {largest} for {data.dataset}, and the embedding of {type(model).__name__} has "
             f"{rows} rows: they are not of one model; put the model's own tokenizer files beside its weights"
         )
-
-
-def embedding_rows(model: Any) -> int:
-    """How many token ids a model's embedding, float or quantized, has a row for."""
-    embedding = model.get_input_embeddings()
-    return len(embedding.weight_packed if hasattr(embedding, "weight_packed") else embedding.weight)

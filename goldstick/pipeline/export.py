@@ -31,6 +31,7 @@ from goldstick.pipeline.entries import Entry, write_entries
 from goldstick.pipeline.exported import change_of_values, compare_layers, same_copies
 from goldstick.pipeline.finish import Content, prove_and_record, record_proof, write_rest
 from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout, write_gguf
+from goldstick.pipeline.inspect import table_of
 from goldstick.pipeline.observe_streamed import observe_checkpoint
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.quantize import Quantized
@@ -221,7 +222,7 @@ def _content(plan: ExportPlan, hashes: Mapping[str, str]) -> Content:
     manifest: Mapping[str, Any] = {}
     if (directory / MANIFEST_NAME).is_file():
         manifest = read_json(directory / MANIFEST_NAME, "no checkpoint")
-    recipe = manifest.get("recipe")
+    recipe, source, entries = (table_of(directory, manifest, key) for key in ("recipe", "source", "layers"))
     return Content(
         config={key: value for key, value in plan.checkpoint.config.items() if key != "quantization_config"},
         sidecars=sidecars_of(directory),
@@ -231,11 +232,11 @@ def _content(plan: ExportPlan, hashes: Mapping[str, str]) -> Content:
         ties=plan.ties,
         untied=False,
         recipe=Recipe.load(recipe) if recipe else None,
-        source=manifest.get("source", {}),
+        source=source,
         base_model=Report.read(directory).model if manifest else directory.name,
         errors={
-            site: {key: value for key, value in entry.items() if key != "scheme"}
-            for site, entry in manifest.get("layers", {}).items()
+            site: {key: value for key, value in table_of(directory, entries, site).items() if key != "scheme"}
+            for site in entries
         },
         kv=plan.kv,
         described_in=directory,

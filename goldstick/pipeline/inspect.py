@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from goldstick.errors import CheckpointError, DataError
 from goldstick.formats.gguf_directory import checkpoint_directory, made_by_another_tool
@@ -67,3 +69,18 @@ def read_manifest(directory: Path) -> dict[str, object]:
             f"{directory} holds no {MANIFEST_NAME}: it is no checkpoint made by goldstick, or its making was cut short."
         )
     return read_json(directory / MANIFEST_NAME, "no checkpoint")
+
+
+def table_of(directory: Path, owner: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table of a manifest, or of a table of it; empty where there is none.
+
+    Raises:
+        CheckpointError: Something else stands there.
+    """
+    found = owner.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise CheckpointError(
+            f"{directory / MANIFEST_NAME} is not one that goldstick writes: {key!r} is no table. Copy the checkpoint "
+            "again."
+        )
+    return found

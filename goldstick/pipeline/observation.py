@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from goldstick.errors import CheckpointError
+from goldstick.errors import CheckpointError, DataError
 from goldstick.formats.transformers_example_inputs import fixed_inputs as fixed_inputs
 
 _SAMPLES = 64
@@ -135,5 +135,8 @@ def _perplexity(model: nn.Module, directory: Path | None) -> float | None:
 
     language_model = LanguageModel.from_directory(model, directory)
     ids = language_model.encode(_TEXT)[: language_model.context_length]
-    (log_probabilities,) = language_model.token_log_probabilities([ids])
+    try:
+        (log_probabilities,) = language_model.token_log_probabilities([ids])
+    except DataError:  # a tokenizer of another model, with which there is no text to read
+        return None
     return float(torch.as_tensor(log_probabilities).double().mean().neg().exp())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -62,7 +63,19 @@ def decide(
             "this layer (targets: {exclude: [...]})."
         ) from error
     edit = _the_quantization(edits, site)
-    return edit, weight_error(weight, edit.tensor)
+    return edit, _error(site, weight, edit)
+
+
+def _error(site: Site, weight: Tensor, edit: Quantize) -> WeightError:
+    error = weight_error(weight, edit.tensor)
+    if not math.isfinite(error.noise):
+        dtype = str(edit.tensor.scale.dtype).removeprefix("torch.")
+        raise QuantizationError(
+            f"{site.name} {tuple(weight.shape)} cannot be quantized: it reaches {float(weight.abs().max()):.6g}, and "
+            f"rounded values would be larger than {dtype} holds. Convert the model to bfloat16 or float32 (load it "
+            "with transformers and that dtype, and save_pretrained), or exclude this layer (targets: {exclude: [...]})."
+        )
+    return error
 
 
 def _the_quantization(edits: Sequence[Edit], site: Site) -> Quantize:
@@ -183,6 +196,6 @@ def calibrated_work(resolution: Resolution, note: Callable[[Task, Quantize, Weig
     }
 
     def revise(task: Task, weight: Tensor, edit: Quantize) -> None:
-        note(task, edit, weight_error(weight, edit.tensor))
+        note(task, edit, _error(task.site, weight, edit))
 
     return Work(tasks=tasks, decide=solve, balancing=resolution.balancing, finisher=resolution.finisher, revise=revise)

@@ -64,6 +64,8 @@ class LayerRecord:
         """Refuse a record nobody could read."""
         if self.bytes_before < 0 or self.bytes_after < 0:
             raise UsageError(f"{self.name}: a size in bytes cannot be negative")
+        if any(size < 0 for size in self.shape) or (self.scheme is not None and len(self.shape) < 2):
+            raise UsageError(f"{self.name}: a weight of the shape {list(self.shape)} cannot be, or not be quantized")
         if self.scheme is None and self.algorithm is None and self.reason is None:
             raise UsageError(f"{self.name}: the record must say what was done, or the reason why nothing was")
 
@@ -196,6 +198,8 @@ class Report:
             wrong = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, wrong["loc"]))[:100]
             raise DataError(f"the report lacks a field or has a wrong one ({place}: {wrong['msg']})") from error
+        except UsageError as error:  # what its makers may not do, a file may not hold
+            raise DataError(str(error)) from error
         return read
 
     @classmethod
@@ -210,7 +214,7 @@ class Report:
             raise DataError(f"{path}: cannot be read ({error})") from error
         try:
             return cls.from_json(text)
-        except (DataError, UsageError) as error:
+        except DataError as error:
             raise DataError(f"{path}: {error}") from error
 
     def write(self, directory: Path | str) -> Path:
