@@ -65,7 +65,7 @@ def _metadata(
 ) -> dict[str, Any]:
     model = tokenizer.get("model") or {}
     if model.get("type") != "BPE":
-        raise _refused(f"it is a {shown(model.get('type'))} model, and goldstick writes BPE")
+        raise _refused(f"it is a {str(model.get('type'))[:50]} model, and goldstick writes BPE")
     found = _sentencepiece(tokenizer) if model.get("byte_fallback") else _byte_level(tokenizer)
     tokens, types = _tokens(tokenizer, vocab_size)
     found |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from pathlib import Path
 from typing import Any
 
-from goldstick.recipes.strict_yaml import SIZE_LIMIT, parse_yaml
+from goldstick.recipes.strict_yaml import parse_yaml
 
 #: What the card of a model says that holds for its compressed form as well.
 CARRIED = ("license", "license_name", "license_link", "language")
 _BASE = ("base_model", "base_model_relation")
 _WORD_LIMIT = 500
+#: Bytes of a card that are looked at; tables of scores make some front matter long.
+_READ_LIMIT = 2_000_000
 #: A key at the start of a line, with what belongs to it: the lines after it that are indented or begin a list's entry.
 _TOP_LEVEL = re.compile(r"^[a-z_]+:[^\n]*\n(?:(?:[ -][^\n]*)?\n)*", re.MULTILINE)
 
@@ -24,17 +27,17 @@ def front_matter(card: Path) -> tuple[dict[str, str | list[str]], str | None]:
     """
     try:
         with card.open("rb") as file:
-            text = file.read(SIZE_LIMIT).decode("utf-8-sig", errors="strict").replace("\r\n", "\n")
+            parts = file.read(_READ_LIMIT).removeprefix(BOM_UTF8).replace(b"\r\n", b"\n").split(b"---\n", 2)
+        if len(parts) < 3 or parts[0]:
+            return {}, None
+        text = parts[1].decode()
     except FileNotFoundError:
         return {}, None
     except (OSError, UnicodeDecodeError) as error:
         return {}, f"{card} cannot be read ({error}), so that the new card carries nothing on."
-    parts = text.split("---\n", 2)
-    if len(parts) < 3 or parts[0]:
-        return {}, None
     found: dict[str, str | list[str]] = {}
     faults = []
-    for block in _TOP_LEVEL.findall(parts[1]):
+    for block in _TOP_LEVEL.findall(text):
         key = block.partition(":")[0]
         if key not in (*CARRIED, *_BASE):
             continue

@@ -84,7 +84,7 @@ def kinds(folder: Path, templates: ChatTemplates) -> dict[str, Kind]:
         "parquet": Kind(
             texts=_parquet_files(), read=_file("rows.parquet", lambda path: read_documents(str(path), None)), weight=15
         ),
-        "cards": Kind(texts=CARDS, read=_file("README.md", _card), weight=30),
+        "cards": Kind(texts=CARDS, read=_file("README.md", _card), weight=10),
         "recipes": Kind(
             texts=tuple(preset_text(name).encode() for name in preset_names()),
             read=_file("recipe.yaml", Recipe.load),
@@ -128,7 +128,7 @@ def _of_checkpoints(folder: Path, sound: Mapping[str, Seedling]) -> dict[str, Ki
             (place / "config.json").write_bytes(text)
             return read(place)
 
-        found[f"config of {form}"] = Kind(texts=_configs(files["config.json"], form), read=with_config, weight=12)
+        found[f"config of {form}"] = Kind(texts=_configs(files["config.json"], form), read=with_config, weight=8)
     whole = folder / "sound" / "native"
     report = (whole / "report.json").read_bytes()
     found["reports"] = Kind(texts=(report,), read=_file("report.json", _report), weight=25)
@@ -263,7 +263,7 @@ def _tasks() -> dict[str, Kind]:
             loaded = TASKS[name].load(DataSource(folder))  # type: ignore[attr-defined]
             return [str(item).encode() for item in loaded]
 
-        found[f"task {name}"] = Kind(texts=texts, read=load, weight=10)
+        found[f"task {name}"] = Kind(texts=texts, read=load, weight=6)
     return found
 
 
