@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from goldstick.errors import CheckpointError, DataError
 from goldstick.formats.transformers_example_inputs import fixed_inputs as fixed_inputs
+from goldstick.structure.calls import first_call
 
 _SAMPLES = 64
 _TEXT = """\
@@ -59,24 +59,8 @@ def run_in_turn(passes: Passes) -> list[Any]:
 
 def model_inputs(model: nn.Module, directory: Path | None) -> list[dict[str, Any]]:
     """The keyword arguments of each call of the model that :func:`observe` makes; the model does not run."""
-    calls: list[dict[str, Any]] = []
-
-    def note(_: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(kwargs)
-        raise _Noted
-
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        for run in _passes(model, directory):
-            with contextlib.suppress(_Noted):
-                run()
-    finally:
-        handle.remove()
-    return calls
-
-
-class _Noted(BaseException):
-    """Leaves a call whose arguments are known; no ``except Exception`` of a model may swallow it."""
+    calls = (first_call([model], run) for run in _passes(model, directory))
+    return [call[2] for call in calls if call is not None]
 
 
 def observe(model: nn.Module, directory: Path | None, run: Callable[[Passes], list[Any]] = run_in_turn) -> Observation:

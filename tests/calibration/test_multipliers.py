@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import goldstick
+from goldstick.calibration.block_loop import BlockLoop
 from goldstick.calibration.multipliers import InputMultipliers
 from goldstick.calibration.task import Task
 from goldstick.nn import QuantizedLinear
@@ -115,11 +116,9 @@ def test_batches_one_by_one_give_the_same_multipliers_as_all_together(family: st
 
 @pytest.mark.parametrize("name", MULTIPLY)
 def test_the_finished_model_computes_what_the_sweep_handed_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from goldstick.calibration import sweep as sweep_module
-
     handed_on: list[list[Tensor]] = []
-    real = sweep_module.calibrate
-    monkeypatch.setattr(sweep_module, "calibrate", lambda block: handed_on.append(real(block)) or handed_on[-1])
+    real = BlockLoop.advance
+    monkeypatch.setattr(BlockLoop, "advance", lambda *args: handed_on.append(list(real(*args))) or handed_on[-1])
     model = FAMILIES["llama_gqa"]()
     batches = batches_for(model)
     stages = [dict(stage) for stage in MULTIPLY[name]]

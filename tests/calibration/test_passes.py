@@ -13,7 +13,8 @@ import goldstick
 from goldstick.calibration.absorbers import Absorbers, small
 from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
-from goldstick.calibration.sweep import block_runs, masks_of, prepare_experts, starts
+from goldstick.calibration.block_loop import block_runs, masks_of, starts
+from goldstick.calibration.sweep import prepare_experts
 from goldstick.calibration.task import Task
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
@@ -53,7 +54,7 @@ def first_block(
         hidden, calls = starts(model, network.blocks, batches)
         absorbers = Absorbers(network, *block_calls(model, network.blocks, small(batches[0])))
         pairs = absorbers.of(block) if work.balancing else ()
-        runs = block_runs(model, block, calls, hidden, None)
+        runs = block_runs(model.get_submodule(block), block, calls, hidden)
         outputs = calibrate(
             BlockCalibration(network, work.within(block), runs, masks_of(batches), pairs=pairs, together=together)
         )

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 import goldstick
 from goldstick import surgery
 from goldstick.calibration import sweep as sweep_module
+from goldstick.calibration.block_loop import BlockLoop, starts
 from goldstick.calibration.sweep import sweep
 from goldstick.calibration.task import Task, Work
 from goldstick.core.edits import Quantize
@@ -112,13 +113,13 @@ def test_every_block_is_calibrated_on_what_the_finished_blocks_before_it_give(mo
     model = FAMILIES["llama_gqa"]()
     batches = batches_for(model)
     handed_on: list[list[Tensor]] = []
-    real = sweep_module.calibrate
+    real = BlockLoop.advance
 
     def note(*args: Any) -> list[Tensor]:
-        handed_on.append(real(*args))
+        handed_on.append(list(real(*args)))
         return handed_on[-1]
 
-    monkeypatch.setattr(sweep_module, "calibrate", note)
+    monkeypatch.setattr(BlockLoop, "advance", note)
     blocks = Network(model).blocks
     swept(model, batches)
     assert len(handed_on) == len(blocks) == 2
@@ -140,7 +141,7 @@ def test_what_blocks_and_batches_are_given_alike_is_held_once() -> None:
     model = FAMILIES["llama_gqa"]()
     blocks = Network(model).blocks
     with torch.no_grad():
-        _, calls = sweep_module.starts(model, blocks, batches_for(model))
+        _, calls = starts(model, blocks, batches_for(model))
     cosines = [call[path].kwargs["position_embeddings"][0] for call in calls for path in blocks]
     assert len(cosines) == 8
     assert all(one is cosines[0] for one in cosines)

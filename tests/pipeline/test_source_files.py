@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import goldstick
+from goldstick.calibration.block_loop import BlockLoop
 from goldstick.errors import OutputError, SourceError
 from goldstick.formats.source import open_tensors
 from goldstick.pipeline import export as exporting
 from goldstick.pipeline import quantize
-from goldstick.pipeline.by_blocks import BlockwiseRun
 from goldstick.pipeline.stream import SourceReader
 from tests.pipeline import test_pruned_checkpoint
 from tests.pipeline.crash_points import CrashPoints, Died, contents, run, tiny_checkpoint, write_text
@@ -151,7 +151,7 @@ def spoil_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, spoil: Ca
         ("rtn", SourceReader, "read"),
         ("rtn", quantize, "make_plan"),
         ("gptq", quantize, "prepare"),
-        ("gptq", BlockwiseRun, "_advance"),
+        ("gptq", BlockLoop, "advance"),
         ("gptq", quantize, "in_memory"),
     ],
     ids=["streamed", "planned", "read", "by blocks", "in memory"],
@@ -182,15 +182,15 @@ def test_blocks_that_were_finished_before_a_change_are_kept_for_when_it_is_undon
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = tmp_path / "text.txt"
-    real = BlockwiseRun._advance
+    real = BlockLoop.advance
 
-    def spoil(run: BlockwiseRun, work: Any, block: str, *rest: Any) -> Any:
+    def spoil(loop: BlockLoop, block: str, *rest: Any) -> Any:
         if block.endswith(".1"):
             overwrite(source, LAST)
-        return real(run, work, block, *rest)
+        return real(loop, block, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(SourceError, match="was changed while") as caught:
-        patch.setattr(BlockwiseRun, "_advance", spoil)
+        patch.setattr(BlockLoop, "advance", spoil)
         run(source, text, tmp_path / "out", "gptq")
     assert "1 blocks are finished and kept" in str(caught.value.__notes__)
     with pytest.raises(OutputError, match="made with another source file"):
