@@ -36,11 +36,15 @@ def front_matter(card: Path) -> tuple[dict[str, str | list[str]], str | None]:
     except (OSError, UnicodeDecodeError) as error:
         return {}, f"{card} cannot be read ({error}), so that the new card carries nothing on."
     found: dict[str, str | list[str]] = {}
-    faults = []
+    faults: list[str] = []
+    seen: set[str] = set()
     for block in _TOP_LEVEL.findall(text):
         key = block.partition(":")[0]
         if key not in (*CARRIED, *_BASE):
             continue
+        if key in seen:
+            return {}, f"The front matter of {card} gives {key!r} twice, so that the new card carries nothing on."
+        seen.add(key)
         try:
             value = _words(key, parse_yaml(block, f"{key!r} of {card}"))
         except ValueError as error:
