@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 from typing import Any, NoReturn
 
 import click
@@ -12,6 +13,7 @@ import click
 from goldstick.cli.bench import bench
 from goldstick.cli.compare import compare
 from goldstick.cli.doctor import doctor
+from goldstick.cli.environment import check_environment
 from goldstick.cli.evaluate import evaluate, generate
 from goldstick.cli.export import export
 from goldstick.cli.inspect import inspect, report, verify
@@ -20,8 +22,10 @@ from goldstick.cli.recipes import recipes
 from goldstick.cli.sensitivity import sensitivity
 from goldstick.cli.signals import orderly_signals
 from goldstick.cli.streams import prepare_streams
-from goldstick.errors import GoldstickError, OutputError
+from goldstick.core.slow_kernels import SlowKernelsWarning
+from goldstick.errors import GoldstickError, OutputError, SourceError
 
+_FORMAT = warnings.formatwarning
 _ENDED_BY_A_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
 #: What a shell makes of a program that is ended by SIGPIPE.
 _NOBODY_READS = 128 + signal.SIGPIPE
@@ -57,6 +61,9 @@ class _Group(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
+            if isinstance(error, OSError) and error.filename is not None:
+                file = os.fsdecode(error.filename)
+                _leave_with(SourceError(f"{file}: {error.strerror}. If it was changed during the run, run again."))
             text = _printable(" ".join([f"{type(error).__name__}: {error}".strip(), *_notes(error)]))
             click.echo(
                 f"Error: goldstick met something it did not expect: {text} Run again with 'goldstick --debug …' for "
@@ -71,6 +78,15 @@ def _leave_with(error: GoldstickError) -> NoReturn:
         sys.exit(_NOBODY_READS)
     click.echo(_printable(" ".join([f"Error: {error}", *_notes(error)])), err=True)
     sys.exit(error.exit_code)
+
+
+def _as_a_note(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Goldstick's own warning in a line, and others as Python shows them."""
+    if issubclass(category, SlowKernelsWarning):
+        return f"note: {message}\n"
+    return _FORMAT(message, category, filename, lineno, line)
 
 
 def _printable(text: str) -> str:
@@ -95,6 +111,8 @@ def main(debug: bool) -> None:
 
     Shell completion: eval "$(_GOLDSTICK_COMPLETE=bash_source goldstick)" (or zsh_source, fish_source).
     """
+    check_environment()
+    warnings.formatwarning = _as_a_note
     # Threads that spin while they wait cost whole time slices where the cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import console, finite, print_json, progress_bar
+from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.streams import showing
 
 
@@ -37,7 +38,7 @@ from goldstick.cli.streams import showing
 )
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the whole tree.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE where it exists.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+@click.option("--threads", type=THREADS, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(
     first: str,
@@ -64,10 +65,7 @@ def compare(
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_processors(threads)
     from goldstick.formats.gguf_directory import checkpoint_directory
     from goldstick.pipeline.attribution import attribute as run_attribution
     from goldstick.pipeline.models import REFERENCE, data_directory, find_model

@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar, split_names
+from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.streams import showing
 
 
@@ -31,7 +32,7 @@ from goldstick.cli.streams import showing
 )
 @click.option("--overwrite", is_flag=True, help="Replace FILE, and report.json and report.html there.")
 @click.option("--cache/--no-cache", default=True, show_default=True, help="Use and keep results of earlier runs.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+@click.option("--threads", type=THREADS, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
     model: str,
@@ -55,10 +56,7 @@ def evaluate(
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_processors(threads)
     from goldstick import api
     from goldstick.evaluation.compare import compare
     from goldstick.evaluation.items import item_lines, without_items
@@ -151,6 +149,7 @@ def generate(model: str, prompt: str, max_new_tokens: int, optimize: bool) -> No
     from goldstick.pipeline.models import find_model
     from goldstick.pipeline.runnable import with_tokenizer
 
+    use_processors()
     directory = find_model(model)
     loaded = load(directory)
     require_causal(loaded)

@@ -9,6 +9,7 @@ import click
 
 from goldstick.cli.console import console, print_json, progress_bar
 from goldstick.cli.in_place import naming_what_is_in_place
+from goldstick.cli.processors import use_processors
 from goldstick.cli.push import push
 from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_private
@@ -60,6 +61,7 @@ def export(
     from goldstick.report.words import format_bytes
 
     check_repository(repository)
+    use_processors()
     note_private(private, repository is not None)
     give_large_blocks_back()
     with naming_what_is_in_place((output,), repository), progress_bar(not as_json) as progress:

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import console, print_json
+from goldstick.cli.processors import use_processors
 from goldstick.cli.streams import showing
 from goldstick.errors import DataError
 
@@ -43,6 +44,7 @@ def verify(directory: Path, as_json: bool) -> None:
     """Check a compressed checkpoint: the sha256 of every file, and its proof once more in a fresh process."""
     from goldstick.pipeline.verify import verify_checkpoint
 
+    use_processors()
     found = verify_checkpoint(directory)
     if as_json:
         print_json(found)

@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar
+from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.streams import showing
 
 
@@ -49,7 +50,7 @@ def _widths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
 )
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with a heat map.")
 @click.option("--overwrite", is_flag=True, help="Replace the files where they exist.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+@click.option("--threads", type=THREADS, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sensitivity(
     model: str,
@@ -74,10 +75,7 @@ def sensitivity(
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_processors(threads)
     from goldstick.algorithms import Quantizer
     from goldstick.pipeline.models import data_directory, find_model
     from goldstick.pipeline.sensitivity import measure_sensitivity

@@ -67,7 +67,8 @@ class DataSource:
         for line, row in rows:
             missing = [name for name in required if name not in row]
             if missing:
-                raise DataError(f"{self._origin(dataset)}, line {line}: no field {missing[0]!r}, only {', '.join(row)}")
+                present = ", ".join(list(row)[:10])[:500]
+                raise DataError(f"{self._origin(dataset)}, line {line}: no field {missing[0]!r}, only {present}")
         return [row for _, row in rows]
 
     def numbered_rows(self, dataset: Dataset) -> list[tuple[int, Mapping[str, Any]]]:
@@ -114,6 +115,13 @@ class DataSource:
             except DataError as error:
                 raise DataError(f"{dataset.name}: {error}; {local}") from error
         return list(enumerate(rows, start=1))
+
+
+def require_text(row: Mapping[str, Any], names: Sequence[str], place: str) -> None:
+    """Raise DataError, naming the place, where one of the fields of a row is no text."""
+    for name in names:
+        if not isinstance(row[name], str):
+            raise DataError(f"{place}: {name} must be text, not {type(row[name]).__name__}")
 
 
 def evenly_spaced(rows: Sequence[Row], limit: int | None) -> list[Row]:

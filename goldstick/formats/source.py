@@ -78,12 +78,16 @@ def require_model(path: Path, *, local: bool = False) -> Path:
         local: Whether nothing but a path may be given for it, no hub id and no name.
 
     Raises:
-        SourceError: Nothing is there.
+        SourceError: Nothing is there, or a file that is no GGUF file.
         UsageError: Its path is not UTF-8.
     """
     require_utf8(path)
     if not path.exists():
         raise _no_model(path, local)
+    if not path.is_dir() and path.suffix != ".gguf":
+        raise SourceError(
+            f"{path} is a file, and a model is a directory or a .gguf file. Give the directory it lies in."
+        )
     return path
 
 

@@ -10,6 +10,9 @@ import sys
 import goldstick
 from goldstick.pipeline import fresh_start
 
+#: Where Python and the dynamic loader look for what they load.
+_FOLDERS = ("PYTHONPATH", "LD_LIBRARY_PATH")
+
 
 def run_module(module: str, *arguments: str) -> str | None:
     """Run ``main`` of a module of goldstick in a fresh process, which ends when this one does.
@@ -43,8 +46,9 @@ def run_module(module: str, *arguments: str) -> str | None:
 
 
 def _environment() -> dict[str, str]:
-    """This process's, less the empty parts of PYTHONPATH, which mean the current directory."""
-    found = dict(os.environ)
-    if "PYTHONPATH" in found:
-        found["PYTHONPATH"] = os.pathsep.join(part for part in found["PYTHONPATH"].split(os.pathsep) if part)
-    return found
+    """This process's, less the empty parts of lists of folders, which mean the current directory.
+
+    ``LD_LIBRARY_PATH=$LD_LIBRARY_PATH:/lib`` leaves one where there was no such variable.
+    """
+    lists = {name: os.environ[name].split(os.pathsep) for name in _FOLDERS if name in os.environ}
+    return {**os.environ, **{name: os.pathsep.join(filter(None, parts)) for name, parts in lists.items()}}

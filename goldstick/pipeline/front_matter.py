@@ -33,11 +33,15 @@ def front_matter(card: Path) -> tuple[dict[str, str | list[str]], str | None]:
     if len(parts) < 3 or parts[0]:
         return {}, None
     found: dict[str, str | list[str]] = {}
-    faults = []
+    faults: list[str] = []
+    seen: set[str] = set()
     for block in _TOP_LEVEL.findall(parts[1]):
         key = block.partition(":")[0]
         if key not in (*CARRIED, *_BASE):
             continue
+        if key in seen:
+            return {}, f"The front matter of {card} gives {key!r} twice, so that the new card carries nothing on."
+        seen.add(key)
         try:
             value = _words(key, parse_yaml(block, f"{key!r} of {card}"))
         except ValueError as error:

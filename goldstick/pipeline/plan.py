@@ -105,11 +105,22 @@ class Plan:
     @property
     def peak_memory(self) -> int:
         """Forecast of the peak resident memory in bytes: the base, and what one tensor needs while it is rounded."""
-        largest = max((tensor.source.nbytes for tensor in self.tensors), default=0)
+        return max(self.least_memory, BASE_MEMORY + self.proof_memory)
+
+    @property
+    def least_memory(self) -> int:
+        """The same where no more is held than must be: calibration batches go one by one, nothing is proven whole."""
         if self.streams:
-            return BASE_MEMORY + 3 * largest
-        if not self.by_blocks:
-            return BASE_MEMORY + max(2 * self.bytes_before, self.proof_memory)
+            return BASE_MEMORY + 3 * max((tensor.source.nbytes for tensor in self.tensors), default=0)
+        return self._memory_by_blocks if self.by_blocks else self.whole_memory
+
+    @property
+    def whole_memory(self) -> int:
+        """The same where the whole model is in memory."""
+        return BASE_MEMORY + max(2 * self.bytes_before, self.proof_memory)
+
+    @property
+    def _memory_by_blocks(self) -> int:
         nbytes: dict[str | None, int] = {}
         numbers: dict[str | None, int] = {}
         for tensor in self.tensors:
@@ -120,7 +131,7 @@ class Plan:
         outside = nbytes.pop(None, 0)
         working = 2.5 * max(nbytes.values()) + 4 * 8 * self._widest_observed**2
         turning = max(nbytes.values()) + 8 * max(numbers.values()) if self.rotation is not None else 0
-        return int(BASE_MEMORY + max(outside + max(working, turning), self.proof_memory))
+        return int(BASE_MEMORY + outside + max(working, turning))
 
     @property
     def _widest_observed(self) -> int:

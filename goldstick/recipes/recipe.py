@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -102,7 +103,7 @@ class Recipe(BaseModel):
 
     @field_serializer("stages")
     def _write_stages(self, stages: tuple[Stage, ...]) -> list[dict[str, Any]]:
-        return [{stage.name: TypeAdapter(type(stage)).dump_python(stage, mode="json")} for stage in stages]
+        return [{stage.name: _adapter(type(stage)).dump_python(stage, mode="json")} for stage in stages]
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
@@ -166,6 +167,12 @@ class Recipe(BaseModel):
         return chosen
 
 
+@cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """Made once for each algorithm, since it takes milliseconds, and a recipe may have many stages."""
+    return TypeAdapter(kind)
+
+
 def _stage(index: int, entry: Any) -> Stage:
     if isinstance(entry, Stage):
         return entry
@@ -190,7 +197,8 @@ def _stage(index: int, entry: Any) -> Stage:
     try:
         if problem := _boolean_numbers(algorithm, options):
             raise RecipeError(problem)
-        return TypeAdapter(algorithm).validate_python(dict(options))
+        stage: Stage = _adapter(algorithm).validate_python(dict(options))
+        return stage
     except ValidationError as error:
         raise RecipeError(f"stages[{index}].{name}: " + _explain(error, algorithm.__dataclass_fields__)) from error
     except RecipeError as error:
@@ -203,7 +211,7 @@ def _boolean_numbers(kind: type, value: Mapping[Any, Any]) -> str:
     Whole strictness would refuse ``rate: 1e-3``, which is a string to YAML 1.1.
     """
     try:
-        TypeAdapter(kind).validate_json(to_json(value, inf_nan_mode="constants", serialize_unknown=True), strict=True)
+        _adapter(kind).validate_json(to_json(value, inf_nan_mode="constants", serialize_unknown=True), strict=True)
     except ValidationError as error:
         return " ".join(
             f"{_place(problem)}: Input should be a number, not {str(problem['input']).lower()}."

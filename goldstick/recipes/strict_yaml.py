@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-SIZE_LIMIT = 1_000_000
+SIZE_LIMIT = 300_000
 _DEPTH_LIMIT = 20
 #: Values and brackets; a large recipe has some hundreds.
 _EVENT_LIMIT = 10_000

@@ -35,11 +35,16 @@ def dump_json(data: Mapping[str, Any]) -> str:
 def parse_json(text: str, what: str) -> Any:
     """Return what `dump_json` was given; DataError naming ``what`` and the line where it is not JSON."""
     try:
-        return _decode(json.loads(text))
+        value = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+        return _decode(value)
     except json.JSONDecodeError as error:
         raise DataError(f"{what} is not JSON: {error.msg} in line {error.lineno}") from error
+    except UnicodeEncodeError as error:
+        raise DataError(f"{what} holds {error.object[error.start]!r}, half of a character, in a text") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{what} is not JSON that goldstick reads: {error}") from error
+        raise DataError(f"{what} is not JSON that goldstick reads: {str(error)[:200]}") from error
 
 
 def write_atomically(path: Path, content: bytes, *, replace: bool = True) -> None:

@@ -9,13 +9,13 @@ import sys
 import pytest
 
 WAITS = """
-import signal, sys, time
+import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started with it ignored
 from goldstick.cli import main
 @main.command()
 def wait():
     try:
-        print("started", flush=True)
+        os.write(1, b"started\\n")  # what is printed may be printed again where a signal interrupts that
         sys.stdin.readline()
     finally:
         print("cleaning", flush=True)

@@ -28,7 +28,8 @@ def main():
     if word == "die":
         os.kill(os.getpid(), 9)
     if word == "path":
-        raise RuntimeError(repr([part for part in sys.path if part in ("", os.getcwd())]))
+        libraries = os.environ["LD_LIBRARY_PATH"].split(":")
+        raise RuntimeError(repr([part for part in sys.path + libraries if part in ("", os.getcwd())]))
     if word == "wait":
         print(os.getpid(), file=open("started", "w"), flush=True)
         time.sleep(100)
@@ -54,7 +55,7 @@ class Tree:
         self.script = f"import sys; sys.path.insert(0, {str(folder / 'tree')!r})\n"
         self.script += "from goldstick.pipeline.fresh_process import run_module\n"
         self.script += "print(run_module('goldstick.pipeline.work', *sys.argv[1:]))"
-        self.environment = os.environ | {"PYTHONPATH": f":{folder / 'settings'}"}
+        self.environment = os.environ | {"PYTHONPATH": f":{folder / 'settings'}", "LD_LIBRARY_PATH": ":/lib"}
 
     def start(self, word: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-P", "-c", self.script, word]

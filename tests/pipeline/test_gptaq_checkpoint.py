@@ -58,6 +58,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.glob("*.safetensors")}
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_a_run_that_was_cut_short_goes_on_with_little_memory_to_the_same_bytes_and_to_those_of_the_model_in_memory(
     source: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_what_is_made_block_by_block_is_what_the_whole_model_gives(
     assert configs[0] == configs[1]  # but for the order in which a native checkpoint lists its layers
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_a_run_cut_short_goes_on_with_little_memory_to_what_the_model_in_memory_becomes(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,6 +116,7 @@ def test_a_run_cut_short_goes_on_with_little_memory_to_what_the_model_in_memory_
     assert set(settings.scales) == {0, 1}
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_a_rotation_is_proven_on_the_whole_model_only_where_the_memory_allows(sources: Path, tmp_path: Path) -> None:
     wanted = recipe(sources, "rotate")
     free = goldstick.quantize(sources / "llama_gqa", wanted, output=tmp_path / "free")
