@@ -11,9 +11,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from goldstick.errors import UsageError
-from goldstick.pipeline.plan import BASE_MEMORY
 from goldstick.structure.trace import tensors_in
 
+#: What Python, torch and transformers take before any weight is read, measured, in bytes.
+BASE_MEMORY = 600_000_000
 #: Share of the free memory that a run takes without being told.
 _SHARE = 0.7
 

@@ -18,6 +18,7 @@ from goldstick.pipeline.card import card_remarks
 from goldstick.pipeline.choose_format import choose_format, loader_remarks
 from goldstick.pipeline.float_types import refuse_float64
 from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout
+from goldstick.pipeline.memory_budget import BASE_MEMORY as BASE_MEMORY
 from goldstick.pipeline.planned_tensors import PlannedTensor, read_tensors, with_outputs
 from goldstick.pipeline.whole_network import inputs_for, refuse_without_cache
 from goldstick.recipes import Recipe
@@ -29,8 +30,6 @@ from goldstick.structure.blocks import block_of
 from goldstick.structure.network import Network
 from goldstick.structure.rotation_proof import LARGEST_PROVEN
 
-#: What Python, torch and transformers take before any weight is read, measured, in bytes.
-BASE_MEMORY = 600_000_000
 #: Bytes per second of reading, rounding and writing on one core, measured with range search minmax.
 STREAM_SPEED = 150_000_000
 #: Floating-point operations per second of a float32 matrix product on two cores, measured.

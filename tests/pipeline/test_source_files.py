@@ -19,8 +19,8 @@ from goldstick.formats.source import open_tensors
 from goldstick.pipeline import export as exporting
 from goldstick.pipeline import quantize
 from goldstick.pipeline.stream import SourceReader
-from tests.pipeline import test_pruned_checkpoint
 from tests.pipeline.crash_points import CrashPoints, Died, contents, run, tiny_checkpoint, write_text
+from tests.support.pruning_recipe import pruning_recipe
 
 LAST = "model.layers.1.mlp.down_proj.weight"
 
@@ -84,7 +84,7 @@ def test_what_was_pruned_and_trained_names_them_too_and_an_export_names_what_it_
 ) -> None:
     folder = tiny_checkpoint(tmp_path / "model", 2)
     write_text(tmp_path / "text.txt")
-    recipe = test_pruned_checkpoint.recipe(tmp_path, 0.25, {"gptq": {"scheme": "w4a16-g16"}})
+    recipe = pruning_recipe(tmp_path, 0.25, {"gptq": {"scheme": "w4a16-g16"}})
     goldstick.quantize(folder, recipe, output=tmp_path / "pruned")
     assert recorded(tmp_path / "pruned") == hashes(folder)
     run(folder, tmp_path / "text.txt", tmp_path / "out", "gptq")
