@@ -16,7 +16,7 @@ from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
 from goldstick.calibration.original import Original
 from goldstick.calibration.sweep import find_absorbers, prepare_experts
-from goldstick.calibration.task import Task
+from goldstick.calibration.task import Assignment
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
 from goldstick.core.freed_memory import give_large_blocks_back
@@ -26,7 +26,6 @@ from goldstick.pipeline.cache_by_blocks import BlockwiseCache
 from goldstick.pipeline.memory_budget import activations, fits_together, peak_memory
 from goldstick.pipeline.observation import Observation, Passes, observe
 from goldstick.pipeline.plan import Plan
-from goldstick.recipes.resolve import Assignment
 from goldstick.recipes.rotate import rotate_block, rotate_outside
 from goldstick.recipes.run import calibrated_work, round_sites, tie_up
 from goldstick.structure.network import Network
@@ -217,7 +216,7 @@ class BlockwiseModel:
             if assignment.site.block == block and name not in self._work.tasks
         ]
 
-    def _take_note(self, task: Task, edit: Quantize, error: WeightError) -> None:
+    def _take_note(self, task: Assignment, edit: Quantize, error: WeightError) -> None:
         self.results[task.site.name] = {"error": asdict(error), "notes": dict(edit.notes)}
         ratio = ""
         compared = "rtn_output_error" in edit.notes and not task.stage.asymmetric  # whose errors lack a constant

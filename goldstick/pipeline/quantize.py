@@ -11,10 +11,10 @@ from typing import Any
 
 from goldstick.core.error import WeightError
 from goldstick.errors import UsageError
-from goldstick.formats.name_patterns import module_names
 from goldstick.formats.source import SourceCheckpoint
 from goldstick.pipeline.by_blocks import prepare
 from goldstick.pipeline.finish import Content, add_accuracy, prove_and_record, write_rest
+from goldstick.pipeline.float_matrices import float_matrices
 from goldstick.pipeline.journal import WorkDirectory, tidy_up, training_directory, work_directory
 from goldstick.pipeline.load import find_device
 from goldstick.pipeline.memory_budget import default_budget, peak_memory, require_memory
@@ -196,7 +196,7 @@ def _content(plan: Plan, base_model: str, outcome: Outcome, hashes: Mapping[str,
         sidecars=plan.source.sidecars,
         format=(recut or plan).format,
         layers=outcome.layers,
-        left_alone=recut.left_alone if recut else float_matrices(plan),
+        left_alone=recut.left_alone if recut else _left_alone(plan),
         ties=resolution.ties,
         untied=resolution.untied,
         recipe=plan.recipe,
@@ -209,20 +209,11 @@ def _content(plan: Plan, base_model: str, outcome: Outcome, hashes: Mapping[str,
     )
 
 
-def float_matrices(plan: Plan) -> list[str]:
-    """Modules whose matrices stay float, by all their names; embeddings are none of a linear's business."""
-    embeddings = {site.parameter_name for site in plan.network.sites if site.role == "embedding"}
-    return [
-        name
-        for tensor in plan.tensors
-        if tensor.assignment is None and len(tensor.source.shape) == 2 and tensor.parameter not in embeddings
-        for name in module_names(tensor.name, tensor.parameter)
-    ] + _tied_heads(plan)
-
-
-def _tied_heads(plan: Plan) -> list[str]:
+def _left_alone(plan: Plan) -> list[str]:
+    floats = [tensor for tensor in plan.tensors if tensor.assignment is None and len(tensor.source.shape) == 2]
+    matrices = {tensor.name: tensor.parameter for tensor in floats}
     stored = {tensor.parameter for tensor in plan.tensors}
-    return [site.module for site in plan.network.sites if site.role == "head" and site.parameter_name not in stored]
+    return float_matrices(plan.network, matrices, plan.resolution.assignments, stored)
 
 
 def source_record(source: SourceCheckpoint, hashes: Mapping[str, str]) -> dict[str, Any]:

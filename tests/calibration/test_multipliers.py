@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import goldstick
 from goldstick.calibration.block_loop import BlockLoop
 from goldstick.calibration.multipliers import InputMultipliers
-from goldstick.calibration.task import Task
+from goldstick.calibration.task import Assignment
 from goldstick.nn import QuantizedLinear
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import resolve
@@ -32,11 +32,11 @@ MULTIPLY: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def tasks_of(network: Network) -> list[Task]:
+def tasks_of(network: Network) -> list[Assignment]:
     """A task for every linear layer of the blocks."""
     found = resolve(Recipe.load({"stages": [{"rtn": {"scheme": "w8a16"}}]}).stages, network).assignments.values()
     return [
-        Task(site=one.site, stage=one.stage, scheme=one.scheme, multiplied=True)
+        Assignment(site=one.site, stage=one.stage, scheme=one.scheme, multiplied=True)
         for one in found
         if one.site.layout in (Layout.LINEAR, Layout.TRANSPOSED)
     ]
@@ -67,7 +67,7 @@ def test_multiplying_alone_keeps_the_float_output(family: str) -> None:
     assert float((output_tensor(model, inputs) - before).norm() / before.norm()) > 0.1
 
 
-def one_linear(dtype: torch.dtype) -> tuple[nn.Linear, Network, list[Task]]:
+def one_linear(dtype: torch.dtype) -> tuple[nn.Linear, Network, list[Assignment]]:
     torch.manual_seed(0)
     linear = nn.Linear(64, 8).to(dtype)
     network = Network(nn.Sequential(linear))

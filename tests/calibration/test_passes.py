@@ -15,7 +15,7 @@ from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.block_loop import block_runs, masks_of, starts
 from goldstick.calibration.sweep import prepare_experts
-from goldstick.calibration.task import Task
+from goldstick.calibration.task import Assignment
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
 from goldstick.recipes.recipe import Recipe
@@ -44,7 +44,7 @@ def first_block(
     network, batches = Network(model), batches_for(model)
     edits: dict[str, Quantize] = {}
 
-    def note(task: Task, edit: Quantize, error: WeightError) -> None:
+    def note(task: Assignment, edit: Quantize, error: WeightError) -> None:
         edits[task.site.name] = edit
 
     work = calibrated_work(resolve(Recipe.load({"stages": stages}).stages, network), note)
@@ -169,7 +169,7 @@ def looped(
     rows = {name: torch.cat([x.reshape(-1, 16) for x in inputs]).double() for name, inputs in given.items()}
     edits: dict[str, Quantize] = {}
 
-    def note(task: Task, edit: Quantize, error: WeightError) -> None:
+    def note(task: Assignment, edit: Quantize, error: WeightError) -> None:
         edits[task.site.name] = edit
 
     work = calibrated_work(resolve(Recipe.load({"stages": [stage]}).stages, network), note)

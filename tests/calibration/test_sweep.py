@@ -16,7 +16,7 @@ from goldstick import surgery
 from goldstick.calibration import sweep as sweep_module
 from goldstick.calibration.block_loop import BlockLoop, starts
 from goldstick.calibration.sweep import sweep
-from goldstick.calibration.task import Task, Work
+from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import Quantize
 from goldstick.errors import RecipeError, StructureError
 from goldstick.recipes.recipe import Recipe
@@ -57,23 +57,19 @@ def batches_for(model: PreTrainedModel, *, count: int = 4, rows: int = 2, tokens
     return [{"input_ids": batch} for batch in ids]
 
 
-def tasks_for(network: Network, recipe: Mapping[str, Any]) -> dict[str, Task]:
-    assignments = resolve(Recipe.load(recipe).stages, network).assignments
-    return {name: Task(site=found.site, stage=found.stage, scheme=found.scheme) for name, found in assignments.items()}
-
-
 def swept(model: nn.Module, batches: Batches, recipe: Mapping[str, Any] | None = None) -> list[Quantize]:
     """Sweep a model in place; what was decided, in the order of the decisions."""
     network = Network(model)
     edits: list[Quantize] = []
 
-    def decide(task: Task, weight: Tensor, state: Any, notes: Mapping[str, float | str]) -> Quantize:
+    def decide(task: Assignment, weight: Tensor, state: Any, notes: Mapping[str, float | str]) -> Quantize:
         (edit,) = task.stage.solve(task.site, weight, state, task.scheme)
         assert isinstance(edit, Quantize)
         edits.append(edit)
         return edit
 
-    sweep(network, Work(tasks=tasks_for(network, recipe or gptq()), decide=decide), batches, quiet)
+    tasks = resolve(Recipe.load(recipe or gptq()).stages, network).assignments
+    sweep(network, Work(tasks=tasks, decide=decide), batches, quiet)
     return edits
 
 
