@@ -17,6 +17,7 @@ from goldstick.recipes.recipe import Recipe, preset_names, preset_text, recipe_s
 from goldstick.recipes.resolve import resolve
 from goldstick.structure.network import Network
 from goldstick.structure.targets import Targets
+from tests.time_limit import within
 from tests.tiny_models import FAMILIES
 
 every_preset = pytest.mark.parametrize("name", preset_names())
@@ -360,3 +361,9 @@ def test_a_seed_of_the_data_has_64_bits_too() -> None:
     with pytest.raises(RecipeError, match=r"calibration\.seed"):
         Recipe.load({"stages": ["rtn"], "calibration": {"seed": 10**23}})
     assert Recipe.load({"stages": ["rtn"], "calibration": {"seed": (1 << 64) - 1}}).calibration.seed == (1 << 64) - 1
+
+
+def test_a_recipe_of_a_thousand_stages_is_read_in_seconds(tmp_path: Path) -> None:
+    (tmp_path / "many.yaml").write_text("stages:\n" + "- rtn: {scheme: w4a16-g32}\n" * 1000)
+    with within(seconds=10):
+        assert len(Recipe.load(tmp_path / "many.yaml").stages) == 1000
