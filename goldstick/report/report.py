@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -167,8 +168,8 @@ class Report:
 
     def __post_init__(self) -> None:
         """Check that every byte is accounted for, once."""
-        names = [layer.name for layer in self.layers]
-        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        counted = Counter(layer.name for layer in self.layers)
+        twice = sorted(name for name, count in counted.items() if count > 1)
         if twice:
             raise UsageError(f"the report records {twice[0]} twice")
         for side in ("bytes_before", "bytes_after"):
