@@ -68,7 +68,7 @@ def decide(
 
 def _error(site: Site, weight: Tensor, edit: Quantize) -> WeightError:
     error = weight_error(weight, edit.tensor)
-    if not math.isfinite(error.noise):
+    if not math.isfinite(error.max_abs):  # the sum of squares may overflow where no value does
         dtype = str(edit.tensor.scale.dtype).removeprefix("torch.")
         raise QuantizationError(
             f"{site.name} {tuple(weight.shape)} cannot be quantized: it reaches {float(weight.abs().max()):.6g}, and "
