@@ -175,7 +175,8 @@ def test_a_source_that_is_overwritten_during_the_run_is_an_error_that_names_the_
     spoil_once(monkeypatch, owner, name, spoil)
     with pytest.raises(SourceError, match=f"{file.name} was changed while this run was reading it"):
         run(source, tmp_path / "text.txt", tmp_path / "out", stages)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["source", "text.txt"]
+    kept = [".out.work"] if name == "advance" else []  # a block that was finished before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*kept, "source", "text.txt"]
 
 
 def test_blocks_that_were_finished_before_a_change_are_kept_for_when_it_is_undone(
