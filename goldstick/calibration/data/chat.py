@@ -9,6 +9,7 @@ from typing import Any
 
 from goldstick.calibration.data.chat_template import ChatTemplates
 from goldstick.errors import DataError
+from goldstick.evaluation.tokenizer import tokenized
 
 Message = Mapping[str, Any]
 
@@ -95,7 +96,7 @@ def chat_ids(tokenizer: Any, messages: Sequence[Message], place: str, templates:
         raise DataError(
             f"{place}: the chat template in {_origin(tokenizer)} refuses this conversation ({error})"
         ) from error
-    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+    return [int(token) for token in tokenized(tokenizer, text, add_special_tokens=False)["input_ids"]]
 
 
 def _origin(tokenizer: Any) -> str:
