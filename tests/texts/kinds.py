@@ -14,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow
+import yaml
 from pyarrow import parquet
 
 from goldstick.algorithms import RTN
@@ -32,11 +33,13 @@ from goldstick.evaluation.image_preparation import Preparation
 from goldstick.evaluation.tasks import TASKS
 from goldstick.evaluation.tasks.pages import detokenize
 from goldstick.formats.name_matching import NamePatterns
-from goldstick.jobs.save.card import front_matter, model_card
+from goldstick.jobs.load.front_matter import front_matter
+from goldstick.jobs.save.card import model_card
 from goldstick.jobs.verify.verify import verify_checkpoint
 from goldstick.recipes import Recipe
 from goldstick.recipes.precision import Precision, with_precision
-from goldstick.recipes.recipe import preset_names, preset_text
+from goldstick.recipes.sentence import parse
+from goldstick.recipes.words import RECOMMENDED
 from goldstick.report import Report
 from goldstick.report.sensitivity import read_sensitivity
 from goldstick.structure.targets import matches
@@ -86,7 +89,7 @@ def kinds(folder: Path, templates: ChatTemplates) -> dict[str, Kind]:
         ),
         "cards": Kind(texts=CARDS, read=_file("README.md", _card), weight=10),
         "recipes": Kind(
-            texts=tuple(preset_text(name).encode() for name in preset_names()),
+            texts=tuple(yaml.safe_dump(parse(name).recipe()).encode() for name in RECOMMENDED),
             read=_file("recipe.yaml", Recipe.load),
             weight=6,
         ),
