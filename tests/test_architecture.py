@@ -30,7 +30,7 @@ EVERYTHING_BUT_THE_TOP = {
 
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
-    "registration": set(),
+    "registration": {"formats"},
     "core": set(),
     "structure": {"core"},
     "kernels": {"core"},
@@ -42,7 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "training": {"core", "structure", "surgery", "algorithms.base"},
     "evaluation": {"core"},
     "report": {"core", "evaluation"},
-    "recipes": {"algorithms", "calibration", "training", "surgery", "structure", "core"},
+    "recipes": {"algorithms", "calibration", "training", "surgery", "structure", "core", "formats"},
     "pipeline": EVERYTHING_BUT_THE_TOP,
     "api": EVERYTHING_BUT_THE_TOP | {"api"},
     "cli": EVERYTHING_BUT_THE_TOP | {"api", "cli"},

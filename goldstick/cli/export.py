@@ -10,6 +10,7 @@ from typing import Literal
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar
+from goldstick.cli.format_option import OWN_FORMATS, FormatName
 from goldstick.cli.unused import note_private
 
 
@@ -20,8 +21,8 @@ from goldstick.cli.unused import note_private
     "format_",
     required=True,
     metavar="F",
-    type=click.Choice(["compressed-tensors", "native", "gptq", "gptq-v2", "awq", "gguf"]),
-    help="Storage format: compressed-tensors, native, gptq, gptq-v2, awq or gguf.",
+    type=FormatName(),
+    help=f"Storage format: {OWN_FORMATS}.",
 )
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The directory to make.")
 @click.option(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from goldstick.errors import CheckpointError, DataError
+from goldstick.formats import FORMATS
 from goldstick.formats.gguf_directory import checkpoint_directory, made_by_another_tool
+from goldstick.formats.native import NATIVE
 from goldstick.formats.source import open_tensors, read_json, require_model
 from goldstick.pipeline.staging import MANIFEST_NAME
 from goldstick.report import Report
@@ -52,8 +54,8 @@ def made_elsewhere(directory: Path) -> bool:
     table = read_json(directory / "config.json", "no checkpoint").get("quantization_config")
     method = table.get("quant_method") if isinstance(table, dict) else None
     # goldstick's own checkpoint that has lost its manifest is known by the report.
-    own = method == "compressed-tensors" and (directory / FILE_NAME).is_file()
-    return method in ("compressed-tensors", "gptq", "awq", "gguf") and not own
+    own = method == NATIVE.method or (directory / FILE_NAME).is_file()
+    return method in {storage.method for storage in FORMATS.values()} and not own
 
 
 def read_manifest(directory: Path) -> dict[str, object]:

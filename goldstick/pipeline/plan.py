@@ -10,7 +10,7 @@ from typing import Any
 
 from goldstick.algorithms import SCOP
 from goldstick.errors import FormatError
-from goldstick.formats import StorageFormat
+from goldstick.formats.base import StorageFormat
 from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.formats.transformers_rehearsal import require_loadable
@@ -205,7 +205,7 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
     if any(isinstance(stage, SCOP) for stage in recipe.stages):
         cut = "Shapes and sizes are those before scop cuts channels; how many go is known only when it has scored them."
         made = dataclasses.replace(made, warnings=(cut, *made.warnings))
-    if chosen.name == "gguf":
+    if chosen.in_gguf:
         if not made.streams:
             raise FormatError(
                 "GGUF files are written by runs that round one tensor after the other, and this recipe looks at data "
@@ -232,7 +232,7 @@ def planned_gguf(plan: Plan) -> GgufLayout | None:
     Raises:
         FormatError: The model, a tensor or the tokenizer has no place in a GGUF file.
     """
-    if plan.format.name != "gguf":
+    if not plan.format.in_gguf:
         return None
     model: Any = plan.network.model
     outputs = {name: spec for tensor in plan.tensors for name, spec in tensor.outputs.items()}

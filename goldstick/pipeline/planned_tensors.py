@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from goldstick.errors import SourceError
-from goldstick.formats import StorageFormat
-from goldstick.formats.base import StoredLayer
+from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name
 from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.source import SourceCheckpoint

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 
 from goldstick.calibration.data import CalibrationData
 from goldstick.core.error import WeightError
-from goldstick.formats import StorageFormat
-from goldstick.formats.base import StoredLayer
+from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.kv_cache import StoredKV
 from goldstick.formats.transformers_cache import quantized_cache_of
 from goldstick.formats.transformers_names import CheckpointNames

@@ -15,6 +15,7 @@ from huggingface_hub import constants
 import goldstick
 from goldstick.cli import main
 from goldstick.errors import OutputError, UsageError
+from goldstick.formats import FORMATS
 from goldstick.pipeline.card import front_matter, model_card
 from goldstick.pipeline.finish import add_accuracy
 from goldstick.pipeline.hub import check_repository, push_to_hub
@@ -28,7 +29,7 @@ LLAMA = {"architectures": ["LlamaForCausalLM"]}
 def card(base_model: str, tmp_path: Path, former: str | None = None, format_: str = "awq") -> dict[str, Any]:
     if former is not None:
         (tmp_path / "README.md").write_text(former)
-    text = model_card(base_model, RECIPE, format_, LLAMA, source=tmp_path)
+    text = model_card(base_model, RECIPE, FORMATS[format_], LLAMA, source=tmp_path)
     (tmp_path / "card.md").write_text(text)
     return front_matter(tmp_path / "card.md")
 
