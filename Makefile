@@ -13,7 +13,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test safety determinism packers fuzz train-reference \
+.PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test safety determinism packers fuzz fuzz-texts train-reference \
     slb scop finisher pruned-language cross-reading gptqmodel-check miniatures lm-eval tasks encoder sanitize clean
 
 help: ## show this list
@@ -56,6 +56,9 @@ fuzz: $(STAMP) ## read a million mutated checkpoints; SEED=N for others (about a
 safety: $(STAMP) ## 5,000 random sequences of commands among other people's files, signals and full disks: is anything lost? (half an hour)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PYTHON) -m tests.safety --sequences 5000 --seed $(or $(SEED),1) \
 	    --out benchmarks/results/safety.json
+
+fuzz-texts: $(STAMP) ## read a million mutated configs, recipes, cards, templates, rows, patterns and reports; SEED=N for others (an hour)
+	OMP_NUM_THREADS=1 $(PYTHON) -m tests.fuzz_texts --inputs 1000000 --processes 2 --seed $(or $(SEED),1000000) --out benchmarks/results/fuzz-texts.json
 
 packers: $(STAMP) ## pack and unpack thousands of random layers in every format (6,500 cases)
 	HYPOTHESIS_PROFILE=many OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q $(PACKERS)

@@ -143,7 +143,7 @@ def quantize(
         proof: How the result is proven in a fresh process: its ``outputs``, block by block, against those of the
             float model quantized in memory, or its ``tensors`` against the source, for models that cannot be run here.
         resume: Go on with a calibrated run that was stopped; the result is the same, byte for byte.
-        max_memory: Bytes that a calibrated run may use; a good part of what is free where ``None``.
+        max_memory: Bytes that the run may use, which must hold it; a good part of what is free where ``None``.
         cache: Where results of tasks are kept and looked up; nowhere where ``None``.
         progress: Called with (description, done, total).
 

@@ -133,3 +133,27 @@ def test_the_format_in_the_guide_is_written_proven_read_and_exported(tmp_path: P
     run_goldstick(tmp_path, path, "export", "native", "--format", "rows8", "-o", "back", "--proof", "tensors")
     weights = [tmp_path / folder / "model.safetensors" for folder in ("out", "back")]
     assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+NAMED_TEST = re.compile(r"`(test_\w+)`")
+
+
+def names_of_tests() -> set[str]:
+    files = (ROOT / "tests").rglob("test_*.py")
+    return {name for file in files for name in re.findall(r"^def (test_\w+)\(", file.read_text(), re.MULTILINE)}
+
+
+@pytest.mark.parametrize("document", ["security.md", "claims.md"])
+def test_every_test_that_holds_a_promise_exists(document: str) -> None:
+    named = NAMED_TEST.findall((ROOT / "docs" / document).read_text(encoding="utf-8"))
+    assert len(named) >= 8
+    assert sorted(set(named) - names_of_tests()) == []
+
+
+def test_every_claim_of_the_readme_is_held_by_a_test() -> None:
+    """The bold beginnings of the README's list stand in docs/claims.md, each with its tests."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    claims = re.findall(r"^- \*\*(.+?)\*\*", readme, re.MULTILINE)
+    rows = re.findall(r"^\| (.+?) \| .*?`(?:test_\w+)`", (ROOT / "docs" / "claims.md").read_text(), re.MULTILINE)
+    assert len(claims) >= 7
+    assert [claim for claim in claims if claim not in rows] == []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from goldstick.algorithms.range_error import deviation, least_error_range
 from goldstick.core.grid import Grid
-from goldstick.core.qtensor import QuantizedTensor, in_groups, quantize_on_grid
+from goldstick.core.qtensor import QuantizedTensor, in_groups, quantize_on_grid, scale_dtype
 from goldstick.core.rows import as_rows, row_chunks
 from goldstick.errors import QuantizationError
 
@@ -92,7 +92,7 @@ def _quantize_rows(rows: Tensor, grid: Grid, search: FindRange) -> QuantizedTens
     if not torch.isfinite(rows).all():
         bad = int((~torch.isfinite(rows)).sum())
         raise QuantizationError(f"{bad} values of the weight are NaN or infinite.")
-    dtype = rows.dtype if rows.dtype in (torch.float16, torch.bfloat16) else torch.float32
+    dtype = scale_dtype(rows.dtype)
     grouped = in_groups(rows.float(), grid)  # [rows, groups, width]
     scale, zero = search(grouped, grid, dtype)
     return quantize_on_grid(rows, scale, zero, grid)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.errors import StructureError
+from goldstick.structure.calls import ForwardLeft, standing_in
 from goldstick.structure.trace import is_cache, map_tensors, tensor_identity, tensors_in, without_caches
 
 #: Name of the hidden state where a block takes it by keyword.
@@ -126,7 +126,7 @@ def block_calls(
                     handed.append(hidden)
             if bare:
                 if len(calls) == len(blocks):
-                    raise _Enough
+                    raise ForwardLeft
                 return hidden
             if not rest:
                 before = _versions((args, kwargs))
@@ -144,9 +144,9 @@ def block_calls(
         return forward
 
     try:
-        with _standing_in(model, {path: stub(path, model.get_submodule(path)) for path in blocks}):
+        with standing_in(model, {path: stub(path, model.get_submodule(path)) for path in blocks}):
             model(**inputs)
-    except _Enough:
+    except ForwardLeft:
         pass
     except StructureError:
         raise
@@ -190,10 +190,6 @@ def _refuse_second_state(
         raise StructureError("The model's blocks hand on a second state beside the hidden one.")
 
 
-class _Enough(BaseException):
-    """Leaves a forward whose blocks have all been called; no ``except Exception`` of a model may swallow it."""
-
-
 def run_around(
     model: nn.Module, blocks: Sequence[str], final: Tensor, rest: tuple[Any, ...] | None, run: Callable[[], Any]
 ) -> Any:
@@ -210,22 +206,8 @@ def run_around(
     def last(*_: Any, **__: Any) -> Any:
         return final if rest is None else (final, *rest)
 
-    with _standing_in(model, dict.fromkeys(blocks, last)):
+    with standing_in(model, dict.fromkeys(blocks, last)):
         return run()
-
-
-@contextmanager
-def _standing_in(model: nn.Module, forwards: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
-    """Other functions in the place of some modules' forward."""
-    modules = {path: model.get_submodule(path) for path in forwards}
-    try:
-        for path, module in modules.items():
-            module.forward = forwards[path]
-        yield
-    finally:
-        for module in modules.values():
-            if "forward" in module.__dict__:
-                del module.forward
 
 
 def _cache_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | int | None:

@@ -13,7 +13,7 @@ from goldstick.algorithms.base import Member
 from goldstick.calibration.multipliers import InputMultipliers
 from goldstick.calibration.observing import observe_group
 from goldstick.calibration.passes import Passes
-from goldstick.calibration.task import Task, Work
+from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import Fold, Quantize, SetWeight
 from goldstick.errors import QuantizationError
 from goldstick.structure.findings import FoldPair
@@ -27,7 +27,7 @@ _NO_ABSORBER = "no norm or linear layer before it can absorb a scale"
 def balance_group(
     network: Network,
     work: Work,
-    group: Sequence[Task],
+    group: Sequence[Assignment],
     pairs: Sequence[FoldPair],
     passes: Passes,
     masks: Sequence[Tensor | None],

@@ -21,7 +21,7 @@ from goldstick.calibration.multipliers import InputMultipliers
 from goldstick.calibration.observing import observe_drift, observe_group
 from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
-from goldstick.calibration.task import Task, Work
+from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import SetWeight
 from goldstick.core.freed_memory import make_room
 from goldstick.core.inputs import InputObserver
@@ -131,7 +131,7 @@ class BlockCalibration:
             self._edits[name] = edit
             self._work.revise(self._work.tasks[name], self._weights[name], edit)
 
-    def _solve_group(self, group: Sequence[Task]) -> None:
+    def _solve_group(self, group: Sequence[Assignment]) -> None:
         notes, scale = balance_group(
             self._network,
             self._work,
@@ -152,19 +152,19 @@ class BlockCalibration:
         observer.release()
         make_room(8 * observer.in_features**2)
 
-    def _observe(self, group: Sequence[Task], scale: Tensor | None) -> InputObserver:
+    def _observe(self, group: Sequence[Assignment], scale: Tensor | None) -> InputObserver:
         found: InputObserver | None = None
         if self._beside is not None and self._pairs_tokens(group):
             found = observe_drift(self._passes, self._beside, group, self._masks, scale)
         return found if found is not None else observe_group(self._passes, group, self._masks)
 
-    def _pairs_tokens(self, group: Sequence[Task]) -> bool:
+    def _pairs_tokens(self, group: Sequence[Assignment]) -> bool:
         """Whether a stage wants what the float model gives a group, and its tokens may be those that come to it."""
         if not any(task.stage.asymmetric for task in group) or group[0].site.name in self._called_again:
             return False
         return not self._chosen(group[0])
 
-    def _chosen(self, task: Task) -> bool:
+    def _chosen(self, task: Assignment) -> bool:
         """Whether a layer may be given a choice of tokens, as one of a list of experts: the float model may choose
         as many, and others."""
         path = task.site.module.removeprefix(task.site.block or "").removeprefix(".").split(".")
@@ -173,7 +173,7 @@ class BlockCalibration:
         flat = any(arrival.tensor.ndim == 2 for arrival in self._passes.arrivals())
         return flat and any(isinstance(module, nn.ModuleList) for module in above)
 
-    def _solve_experts(self, task: Task) -> None:
+    def _solve_experts(self, task: Assignment) -> None:
         state = task.stage.attach(task.site)
         if state is not None:
             parameter = getattr(self._network.module(task.site), task.site.parameter)
@@ -181,7 +181,7 @@ class BlockCalibration:
                 listen_to_experts(parameter, arrival, lambda expert, x: state[expert].observe(x))
         self._decide(task, state, {})
 
-    def _decide(self, task: Task, state: Any, notes: Mapping[str, float | str]) -> None:
+    def _decide(self, task: Assignment, state: Any, notes: Mapping[str, float | str]) -> None:
         weight = self._network.weight(task.site)
         if self._work.finisher is not None:
             self._weights[task.site.name] = weight.clone()

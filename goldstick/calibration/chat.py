@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
+from goldstick.calibration.chat_template import ChatTemplates
 from goldstick.errors import DataError
 
 Message = Mapping[str, Any]
+
+_FIELDS_SHOWN, _FIELD_SHOWN = 10, 50
 
 #: What the speakers of ShareGPT rows are called in chat templates.
 _ROLES = {
@@ -41,6 +46,12 @@ def read_messages(value: Any, place: str) -> tuple[Message, ...]:
     return tuple(_message(message, f"{place}, message {number}") for number, message in enumerate(value, start=1))
 
 
+def some_names(row: Mapping[str, Any]) -> str:
+    """The fields of a row or message for an error: the first of them."""
+    more = ", …" if len(row) > _FIELDS_SHOWN else ""
+    return ", ".join(name[:_FIELD_SHOWN] for name in list(row)[:_FIELDS_SHOWN]) + more or "nothing"
+
+
 def _message(message: Any, place: str) -> Message:
     if not isinstance(message, Mapping):
         raise DataError(f"{place}: a message has fields role and content, and this is {type(message).__name__}")
@@ -48,10 +59,10 @@ def _message(message: Any, place: str) -> Message:
     if "role" not in given and "from" in given:
         speaker = given.pop("from")
         if not isinstance(speaker, str) or speaker not in _ROLES:
-            raise DataError(f"{place}: nobody knows the role of {speaker!r}; known: {', '.join(_ROLES)}")
+            raise DataError(f"{place}: nobody knows the role of {shown(speaker)}; known: {', '.join(_ROLES)}")
         given = {"role": _ROLES[speaker], "content": given.pop("value", None), **given}
     if not isinstance(given.get("role"), str):
-        raise DataError(f"{place}: no role, only {', '.join(message) or 'nothing'}")
+        raise DataError(f"{place}: no role, only {some_names(message)}")
     content = given.get("content", "" if "tool_calls" in given else None)
     if not isinstance(content, str):
         kind = "missing" if content is None else f"{type(content).__name__} instead of text"
@@ -59,22 +70,38 @@ def _message(message: Any, place: str) -> Message:
     return {**given, "content": content}
 
 
-def chat_ids(tokenizer: Any, messages: Sequence[Message], place: str) -> list[int]:
+def chat_ids(tokenizer: Any, messages: Sequence[Message], place: str, templates: ChatTemplates) -> list[int]:
     """Token ids of a conversation, as the tokenizer's chat template writes it, special tokens and all.
+
+    Args:
+        tokenizer: One of transformers'.
+        messages: The conversation.
+        place: File and row, for errors.
+        templates: Where the template runs.
 
     Raises:
         DataError: The tokenizer has no template, or the template refuses the conversation.
     """
-    from jinja2 import TemplateError
-
     if not getattr(tokenizer, "chat_template", None):
         raise DataError(
             f"{place} is a conversation, and the tokenizer in {getattr(tokenizer, 'name_or_path', '') or 'use'} has no "
             "chat template: give a checkpoint that was tuned for chat, or rows with a field 'text' (or --text-field)"
         )
     try:
-        ids = tokenizer.apply_chat_template([dict(message) for message in messages], tokenize=True, return_dict=False)
-    except (TemplateError, ValueError, TypeError, KeyError) as error:  # a template is code that comes with a checkpoint
-        cause = " ".join(str(error).split())
-        raise DataError(f"{place}: the tokenizer's chat template refuses this conversation ({cause})") from error
-    return [int(token) for token in ids]
+        template = tokenizer.get_chat_template()
+        text = templates.write(template, messages, tokenizer.special_tokens_map)
+        text.encode()
+    except (DataError, ValueError) as error:  # templates without a default are a ValueError, half a character is one
+        raise DataError(
+            f"{place}: the chat template in {_origin(tokenizer)} refuses this conversation ({error})"
+        ) from error
+    return [int(token) for token in tokenizer(text, add_special_tokens=False)["input_ids"]]
+
+
+def _origin(tokenizer: Any) -> str:
+    """The file that a tokenizer's chat template lies in, where it was read from a directory."""
+    home = Path(getattr(tokenizer, "name_or_path", "") or "")
+    for name in ("chat_template.jinja", "tokenizer_config.json"):
+        if (home / name).is_file():
+            return str(home / name)
+    return "use"

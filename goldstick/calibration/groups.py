@@ -8,13 +8,13 @@ from torch import Tensor, nn
 
 from goldstick.calibration.patches import reading
 from goldstick.calibration.pauses import inputs_in_order
-from goldstick.calibration.task import Task
+from goldstick.calibration.task import Assignment
 from goldstick.structure.network import Layout, Network, Site
 
 
 def input_groups(
-    network: Network, tasks: Mapping[str, Task], run: Callable[[], Tensor]
-) -> tuple[list[list[Task]], set[int]]:
+    network: Network, tasks: Mapping[str, Assignment], run: Callable[[], Tensor]
+) -> tuple[list[list[Assignment]], set[int]]:
     """Tasks that share an input, in order of execution; fused experts are a group of their own.
 
     Layers that are called several times share the inputs of all their calls, or are of different groups.
@@ -27,7 +27,7 @@ def input_groups(
     Returns:
         The groups, and the numbers of those whose layers are called more than once.
     """
-    by_module: dict[nn.Module, list[Task]] = {}
+    by_module: dict[nn.Module, list[Assignment]] = {}
     for task in tasks.values():
         by_module.setdefault(network.module(task.site), []).append(task)
     traced = inputs_in_order(list(by_module), run)
@@ -35,7 +35,7 @@ def input_groups(
     keys: dict[nn.Module, list[object]] = {}
     for module, key in traced:
         keys.setdefault(module, []).append(key)
-    groups: dict[object, tuple[float, list[Task]]] = {}
+    groups: dict[object, tuple[float, list[Assignment]]] = {}
     latest = -1.0
     for module, members in by_module.items():
         # Experts that only other batches reach come after all that was registered before them. Any other order would

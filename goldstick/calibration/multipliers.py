@@ -10,8 +10,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from goldstick import surgery
-from goldstick.calibration.task import Task
+from goldstick.calibration.task import Assignment
 from goldstick.core.edits import SetWeight
+from goldstick.core.qtensor import scale_dtype
 from goldstick.structure.network import Network, Site
 
 
@@ -33,7 +34,7 @@ class InputMultipliers:
         self._factors: dict[str, Tensor] = {}
         self._hooks: list[RemovableHandle] = []
 
-    def divide(self, group: Sequence[Task], scale: Tensor) -> bool:
+    def divide(self, group: Sequence[Assignment], scale: Tensor) -> bool:
         """Divide the inputs of layers by s and multiply their columns by it; may be called again.
 
         Args:
@@ -63,11 +64,12 @@ class InputMultipliers:
     def of(self, site: Site) -> Tensor:
         """The factors of a layer, [in]; ones where its inputs are not multiplied."""
         weight = self._network.weight(site)
-        dtype = weight.dtype if weight.dtype in (torch.float16, torch.bfloat16) else torch.float32
         found = self._factors.get(site.name)
-        return torch.ones(site.in_features, dtype=dtype, device=weight.device) if found is None else found
+        if found is None:
+            return torch.ones(site.in_features, dtype=scale_dtype(weight.dtype), device=weight.device)
+        return found
 
-    def among(self, group: Sequence[Task]) -> Tensor | None:
+    def among(self, group: Sequence[Assignment]) -> Tensor | None:
         """The factors of layers that read one tensor, [in]; ``None`` where their inputs are not multiplied."""
         return self._factors.get(group[0].site.name)
 

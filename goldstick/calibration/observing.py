@@ -9,14 +9,14 @@ from torch import Tensor
 from goldstick.calibration.original import OriginalPasses
 from goldstick.calibration.passes import Passes
 from goldstick.calibration.patches import rows_read_by
-from goldstick.calibration.task import Task
+from goldstick.calibration.task import Assignment
 from goldstick.core.drift import DriftObserver
 from goldstick.core.inputs import InputObserver
 
 Rows = tuple[Tensor, Tensor | None, Tensor | None]  # of a batch, which of them count, those of the float model
 
 
-def observe_group(passes: Passes, group: Sequence[Task], masks: Sequence[Tensor | None]) -> InputObserver:
+def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[Tensor | None]) -> InputObserver:
     """The statistic of what arrives at a group of layers that read one tensor.
 
     Args:
@@ -37,7 +37,7 @@ def observe_group(passes: Passes, group: Sequence[Task], masks: Sequence[Tensor 
 def observe_drift(
     passes: Passes,
     original: OriginalPasses,
-    group: Sequence[Task],
+    group: Sequence[Assignment],
     masks: Sequence[Tensor | None],
     scale: Tensor | None = None,
 ) -> DriftObserver | None:

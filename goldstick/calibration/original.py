@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor, nn
 
-from goldstick.calibration.arguments import BlockCall
 from goldstick.calibration.passes import Groups, Passes, PausedPasses, RepeatedPasses
 from goldstick.calibration.pauses import Arrival
 
@@ -62,22 +60,3 @@ class OriginalPasses:
         while self._at is not None:
             self._at = next(self._numbers, None)
         return self._passes.outputs()
-
-
-def original_block(
-    copy: nn.Module, path: str, calls: Sequence[Mapping[str, BlockCall]], hidden: Sequence[Tensor], first: int = 0
-) -> Original:
-    """The float copy of a block, given the hidden states of the float model.
-
-    Args:
-        copy: The copy.
-        path: Path of the block in its model.
-        calls: Every block's other arguments, in the float model, for each batch.
-        hidden: The hidden states, batch by batch, from number ``first`` on; may lie on disk.
-        first: See there.
-    """
-
-    def run(index: int) -> Tensor:
-        return calls[index][path].run(copy, hidden[first + index])
-
-    return Original(module=copy, path=path, runs=[partial(run, index) for index in range(len(calls))])

@@ -9,14 +9,13 @@ one batch, for a part of a pass more with every group.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import suppress
 from typing import Any, Protocol
 
 import torch
-from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor, nn
 
-from goldstick.calibration.pauses import Arrival, called_before
+from goldstick.calibration.pauses import Arrival, PausedPass
+from goldstick.structure.calls import called_before, first_call
 from goldstick.structure.trace import map_tensors
 
 Runs = Sequence[Callable[[], Tensor]]
@@ -58,10 +57,8 @@ class PausedPasses:
         self._runs, self._groups, self._called_again = runs, groups, frozenset(again)
         self._pausing = True
         self._number_of = {module: number for number, group in enumerate(groups) for module in group}
-        self._workers: list[greenlet] = []
-        self._at: list[Any] = [None] * len(runs)
+        self._passes: list[PausedPass] = []
         self._solved: set[int] = set()
-        self._hub = getcurrent()
         self._number = -1
 
     @property
@@ -72,18 +69,18 @@ class PausedPasses:
     def groups(self) -> Iterator[int]:
         """See :class:`Passes`."""
         with called_before(self._number_of, self._pause):
-            self._workers = [greenlet(run) for run in self._runs]
-            for index in range(len(self._runs)):
-                self._go_on(index)
-            while any(not worker.dead for worker in self._workers):
-                self._number = min(at[0] for at, worker in zip(self._at, self._workers, strict=True) if not worker.dead)
+            self._passes = [PausedPass(run) for run in self._runs]
+            for one in self._passes:
+                one.go_on()
+            while waiting := [one.at[0] for one in self._passes if not one.done]:
+                self._number = min(waiting)
                 yield self._number
                 if self._number in self._called_again:  # whoever takes note of passes has seen others since
                     self.again()
                 here = self._here()
                 self._solved.add(self._number)
                 for index in here:
-                    self._go_on(index)
+                    self._passes[index].go_on()
 
     def arrivals(self) -> Iterator[Arrival]:
         """See :class:`Passes`."""
@@ -96,33 +93,28 @@ class PausedPasses:
                     self._pausing = True
                 yield from calls
                 continue
-            module, args, kwargs = self._at[index][1]
+            _, module, args, kwargs = self._passes[index].at
             yield Arrival(module=module, args=args, kwargs=kwargs, batch=index)
 
     def again(self) -> None:
         """See :class:`Passes`."""
         for index in self._here():
-            self._workers[index].throw(GreenletExit)
-            self._workers[index] = greenlet(self._runs[index])
-            self._go_on(index)
+            self._passes[index].abandon()
+            self._passes[index] = PausedPass(self._runs[index])
+            self._passes[index].go_on()
 
     def outputs(self) -> Iterator[Tensor]:
         """See :class:`Passes`."""
-        for index in range(len(self._runs)):
-            output, self._at[index] = self._at[index], None
+        for one in self._passes:
+            output, one.at = one.at, None
             yield output
 
     def _here(self) -> list[int]:
-        waiting = [index for index, worker in enumerate(self._workers) if not worker.dead]
-        return [index for index in waiting if self._at[index][0] == self._number]
-
-    def _go_on(self, index: int) -> None:
-        self._hub = getcurrent()
-        self._at[index] = self._workers[index].switch()
+        return [index for index, one in enumerate(self._passes) if not one.done and one.at[0] == self._number]
 
     def _pause(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._pausing and self._number_of[module] not in self._solved:
-            self._hub.switch((self._number_of[module], (module, args, kwargs)))
+            PausedPass.pause((self._number_of[module], module, args, kwargs))
 
 
 class RepeatedPasses:
@@ -152,18 +144,8 @@ class RepeatedPasses:
             if self._number in self._called_again:
                 yield from _every_call(run, self._groups[self._number], index)
                 continue
-            found: list[Arrival] = []
-
-            def stop(
-                module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], found: list[Arrival] = found,
-                index: int = index,
-            ) -> None:  # fmt: skip
-                found.append(Arrival(module=module, args=args, kwargs=kwargs, batch=index))
-                raise _Reached
-
-            with suppress(_Reached), called_before(self._groups[self._number], stop):
-                run()
-            yield from found  # the hooks are gone: whoever looks may run the layer
+            if call := first_call(self._groups[self._number], run):
+                yield Arrival(module=call[0], args=call[1], kwargs=call[2], batch=index)
 
     def again(self) -> None:
         """Nothing to do: every look starts over."""
@@ -186,7 +168,3 @@ def _every_call(run: Callable[[], Tensor], group: Sequence[nn.Module], batch: in
     with called_before(group, note):
         run()
     return found
-
-
-class _Reached(BaseException):
-    """Leaves a forward that has come far enough; no ``except Exception`` of a model may swallow it."""

@@ -1,25 +1,50 @@
-"""Forward passes that pause where an input group begins, so that each token passes each layer once.
-
-Every batch runs through the block in a coroutine of its own. Before the first layer of an input group it pauses; when
-all batches have arrived the group is solved on their inputs, its weights are replaced, and the batches go on through
-them. True-sequential calibration costs one forward pass this way, for the price of holding all batches' activations
-of one block.
-"""
+"""Forward passes that pause on their way, each in a coroutine of its own, and what they pause with."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from greenlet import getcurrent, greenlet
+from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor, nn
 
+from goldstick.structure.calls import called_before
 from goldstick.structure.trace import tensor_identity
 
-Solve = Callable[[int, list["Arrival"]], None]
-Hook = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], None]
+
+class PausedPass:
+    """A forward pass that has not begun, stands at a :meth:`pause`, or is done.
+
+    Args:
+        run: The pass.
+
+    Attributes:
+        at: What it paused with; when it is done, what it gave.
+    """
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        self._coroutine = greenlet(run)
+        self.at: Any = None
+
+    @property
+    def done(self) -> bool:
+        """Whether it has come to its end."""
+        return bool(self._coroutine.dead)
+
+    def go_on(self) -> None:
+        """Let it run to the next pause, or to its end. What it raises comes out here."""
+        self._coroutine.parent = getcurrent()
+        self.at = self._coroutine.switch()
+
+    def abandon(self) -> None:
+        """Leave it where it stands, for good."""
+        self._coroutine.throw(GreenletExit)
+
+    @staticmethod
+    def pause(at: Any) -> None:
+        """Called inside a pass, by a hook: whoever let it go on does so itself now."""
+        getcurrent().parent.switch(at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,51 +68,6 @@ class Arrival:
         """The input itself."""
         found: Tensor = next(value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor))
         return found
-
-
-@contextmanager
-def called_before(modules: Iterable[nn.Module], hook: Hook) -> Iterator[None]:
-    """Inside the context, a hook is called before each module's forward with all that the module is given."""
-    handles = [module.register_forward_pre_hook(hook, with_kwargs=True) for module in modules]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def run_with_pauses(
-    passes: Sequence[Callable[[], Any]], groups: Sequence[Sequence[nn.Module]], solve: Solve
-) -> list[Any]:
-    """Run forward passes that stop together before each group of layers.
-
-    Args:
-        passes: A block's forward on each batch.
-        groups: The layers of each group, in order of execution; a pass pauses at the first of a group it reaches.
-        solve: Called with a group's number and the batches that arrived, once for each group that any pass reaches.
-
-    Returns:
-        What the passes returned.
-    """
-    hub = getcurrent()
-    number_of = {module: number for number, group in enumerate(groups) for module in group}
-    solved: set[int] = set()
-
-    def pause(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if number_of[module] not in solved:
-            hub.switch((number_of[module], Arrival(module=module, args=args, kwargs=kwargs)))
-
-    workers = [greenlet(run) for run in passes]
-    with called_before(number_of, pause):
-        at = {index: worker.switch() for index, worker in enumerate(workers)}
-        while waiting := {index: where for index, where in at.items() if not workers[index].dead}:
-            number = min(where[0] for where in waiting.values())
-            here = [index for index, where in waiting.items() if where[0] == number]
-            solve(number, [waiting[index][1] for index in here])
-            solved.add(number)
-            for index in here:
-                at[index] = workers[index].switch()
-    return [at[index] for index in range(len(workers))]
 
 
 def inputs_in_order(modules: Sequence[nn.Module], run: Callable[[], Tensor]) -> list[tuple[nn.Module, object]]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from goldstick.calibration.chat import Message, read_messages
+from goldstick.calibration.chat import Message, read_messages, some_names
 from goldstick.calibration.parquet import read_parquet
 from goldstick.errors import DataError
 from goldstick.evaluation.data import Dataset, DataSource
@@ -130,9 +130,7 @@ def _document(place: str, row: Mapping[str, Any], text_field: str | None) -> Doc
     present = [name for name in ((text_field,) if text_field else FIELDS) if name in row]
     if not present:
         looked_for = repr(text_field) if text_field else "'text', 'messages' or 'conversations'"
-        raise DataError(
-            f"{place}: no field {looked_for}, only {', '.join(row) or 'nothing'}; --text-field names another"
-        )
+        raise DataError(f"{place}: no field {looked_for}, only {some_names(row)}; --text-field names another")
     name = next((name for name in present if row[name] is not None), present[0])
     value = row[name]
     if value is None or (isinstance(value, str) and name not in _CONVERSATIONS):

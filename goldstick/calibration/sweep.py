@@ -11,28 +11,23 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from goldstick import surgery
 from goldstick.calibration.absorbers import Absorbers, small
-from goldstick.calibration.arguments import BlockCall, block_calls
+from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
-from goldstick.calibration.float32_products import multiplying_in_float32
+from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
 from goldstick.calibration.groups import is_fused
-from goldstick.calibration.kv_ranges import KVRecorder, with_cache
-from goldstick.calibration.original import Original, original_block
+from goldstick.calibration.kv_ranges import KVRecorder
+from goldstick.calibration.original import Original
 from goldstick.calibration.task import Work
 from goldstick.core.progress import Progress
 from goldstick.errors import StructureError
-from goldstick.structure.findings import FoldPair
 from goldstick.structure.network import Network
 from goldstick.structure.trace import evaluating, tensors_in
-
-Batches = Sequence[Mapping[str, Tensor]]
-Calls = Sequence[Mapping[str, BlockCall]]
 
 
 def sweep(
@@ -64,28 +59,27 @@ def sweep(
         prepare_experts(Network(floats), work)
     with evaluating(model), evaluating(floats or model), torch.no_grad():
         chains = find_chains(network, work, batches[0], every=recorder is not None)
-        total = sum(len(chain) for chain in chains)
-        done = 0
+        blocks = [block for chain in chains for block in chain]
+
+        def load(block: str) -> nn.Module | None:
+            progress(f"calibrating {block}", blocks.index(block), len(blocks))
+            return None if floats is None else floats.get_submodule(block)
+
         for chain in chains:
-            hidden, calls = starts(model, chain, batches)
-            float_hidden, float_calls = starts(floats, chain, batches) if floats is not None else ([], [])
-            absorbers = find_absorbers(network, chain, batches[0]) if work.balancing else None
+            states, calls, float_calls = _starts(model, floats, chain, batches)
+            loop = BlockLoop(
+                network=network,
+                work=work,
+                batches=batches,
+                calls=calls,
+                float_calls=float_calls,
+                absorbers=find_absorbers(network, chain, batches[0]) if work.balancing else None,
+                caches=recorder,
+                load=load,
+            )
             for block in chain:
-                progress(f"calibrating {block}", done, total)
-                runs = block_runs(model, block, calls, hidden, recorder.pass_cache if recorder else None)
-                pairs: Sequence[FoldPair] = absorbers.of(block) if absorbers else ()
-                masks, beside = masks_of(batches), _copy_of(floats, block, float_calls, float_hidden)
-                halves = [model.get_submodule(block), *([beside.module] if beside is not None else [])]
-                with multiplying_in_float32(*halves):
-                    inside = work.within(block)
-                    calibration = BlockCalibration(network, inside, runs, masks, pairs=pairs, original=beside)
-                    hidden = calibrate(calibration)
-                    float_hidden = list(calibration.original_outputs())
-                if recorder is not None:
-                    recorder.settle()
-                done += 1
-        done_blocks = {block for chain in chains for block in chain}
-        rest = {name: task for name, task in work.tasks.items() if task.site.block not in done_blocks}
+                states = loop.advance(block, states)
+        rest = {name: task for name, task in work.tasks.items() if task.site.block not in blocks}
         if rest and work.finisher is not None and any(task.site.block is not None for task in rest.values()):
             raise StructureError(
                 f"{work.finisher.name} goes from block to block, and the blocks of this model do not feed one another."
@@ -95,7 +89,7 @@ def sweep(
             beside = Original(module=floats, path="", runs=_whole_runs(floats, batches)) if floats is not None else None
             left = dataclasses.replace(work, tasks=rest, finisher=None)
             calibrate(BlockCalibration(network, left, runs, masks_of(batches), original=beside))
-    progress("calibrating", total, total)
+    progress("calibrating", len(blocks), len(blocks))
 
 
 def prepare_experts(network: Network, work: Work) -> None:
@@ -127,57 +121,18 @@ def find_chains(network: Network, work: Work, batch: Mapping[str, Tensor], *, ev
     return chains
 
 
-def starts(model: nn.Module, chain: Sequence[str], batches: Batches) -> tuple[list[Tensor], Calls]:
-    """The first block's hidden states, and every block's other arguments, for all batches."""
-    found: list[tuple[Tensor, dict[str, BlockCall]]] = []
-    first: list[Tensor] = []  # arguments of the first batch: most are the same for all
-    for batch in batches:
-        known = list(first)
-        bare = bool(found) and found[0][1][chain[0]].rest is None
-        found.append(block_calls(model, chain, batch, known, bare=bare))
-        first = first or known
-    overwrites = any(calls[chain[0]].overwrites for _, calls in found)  # which blocks that do not run do not show
-    every = [
-        {path: dataclasses.replace(call, overwrites=overwrites) for path, call in each.items()} for _, each in found
-    ]
-    return [hidden for hidden, _ in found], every
+def _starts(
+    model: nn.Module, floats: nn.Module | None, chain: Sequence[str], batches: Batches
+) -> tuple[Sequence[Tensor], Calls, Calls]:
+    """The first hidden states, those of the float model behind, and what the blocks of both are called with."""
+    states, calls = starts(model, chain, batches)
+    float_states, float_calls = starts(floats, chain, batches) if floats is not None else ([], [])
+    return states + float_states, calls, float_calls
 
 
 def find_absorbers(network: Network, chain: Sequence[str], batch: Mapping[str, Tensor]) -> Absorbers:
     """What can take the scales of the blocks of a chain; the weights of its first block are in memory."""
     return Absorbers(network, *block_calls(network.model, chain, small(batch)))
-
-
-def block_runs(
-    model: nn.Module, block: str, calls: Calls, hidden: Sequence[Tensor], cache: Callable[[int], Any] | None
-) -> list[Callable[[], Tensor]]:
-    """A block's forward on each batch.
-
-    Args:
-        model: The model.
-        block: Path of the block.
-        calls: Every block's other arguments, for each batch.
-        hidden: The hidden states, batch by batch; indexed when a pass begins, so they may lie on disk.
-        cache: Gives a batch's pass its cache, where the model gave the block one; ``None`` for no caches.
-    """
-    module = model.get_submodule(block)
-
-    def run(index: int) -> Tensor:
-        call = calls[index][block]
-        if cache is not None:
-            call = with_cache(call, cache(index))
-        return call.run(module, hidden[index])
-
-    return [partial(run, index) for index in range(len(calls))]
-
-
-def masks_of(batches: Batches) -> list[Tensor | None]:
-    """Which tokens of each batch count."""
-    return [batch.get("attention_mask") for batch in batches]
-
-
-def _copy_of(floats: nn.Module | None, block: str, calls: Calls, hidden: Sequence[Tensor]) -> Original | None:
-    return None if floats is None else original_block(floats.get_submodule(block), block, calls, hidden)
 
 
 def _whole_runs(model: nn.Module, batches: Batches) -> list[Callable[[], Tensor]]:

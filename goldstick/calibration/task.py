@@ -16,19 +16,21 @@ from goldstick.structure.network import Site
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What the sweep has to do at one site.
+class Assignment:
+    """What happens to one site.
 
     Attributes:
         site: The site.
         stage: The stage that quantizes it.
-        scheme: What it becomes.
+        scheme: What it becomes, after overrides and divisibility.
+        note: What was decided differently from the stage's scheme, and why; or empty.
         multiplied: Whether it holds a factor for each input, so that scales need nothing before it to absorb them.
     """
 
     site: Site
     stage: Quantizer
     scheme: Scheme
+    note: str = ""
     multiplied: bool = False
 
 
@@ -46,7 +48,7 @@ class Balancing:
 
 
 #: Solves a task from its weight [..., out, in], its state, and what earlier stages noted about the site.
-Decide = Callable[[Task, Tensor, Any, Mapping[str, float | str]], Quantize]
+Decide = Callable[[Assignment, Tensor, Any, Mapping[str, float | str]], Quantize]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +63,11 @@ class Work:
         revise: Told of a task that the finisher solved anew, the weight [..., out, in] and the edit.
     """
 
-    tasks: Mapping[str, Task]
+    tasks: Mapping[str, Assignment]
     decide: Decide
     balancing: tuple[Balancing, ...] = field(default=())
     finisher: BlockFinisher | None = None
-    revise: Callable[[Task, Tensor, Quantize], None] = lambda task, weight, edit: None
+    revise: Callable[[Assignment, Tensor, Quantize], None] = lambda task, weight, edit: None
 
     @property
     def asymmetric(self) -> bool:

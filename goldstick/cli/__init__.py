@@ -3,25 +3,44 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from typing import Any
+import warnings
+from typing import Any, NoReturn
 
 import click
 
 from goldstick.cli.bench import bench
 from goldstick.cli.compare import compare
 from goldstick.cli.doctor import doctor
+from goldstick.cli.environment import check_environment
 from goldstick.cli.evaluate import evaluate, generate
 from goldstick.cli.export import export
 from goldstick.cli.inspect import inspect, report, verify
 from goldstick.cli.quantize import plan, quantize
 from goldstick.cli.recipes import recipes
 from goldstick.cli.sensitivity import sensitivity
-from goldstick.errors import GoldstickError
+from goldstick.cli.signals import orderly_signals
+from goldstick.cli.streams import prepare_streams
+from goldstick.core.slow_kernels import SlowKernelsWarning
+from goldstick.errors import GoldstickError, OutputError, SourceError
+
+_FORMAT = warnings.formatwarning
+_ENDED_BY_A_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
+#: What a shell makes of a program that is ended by SIGPIPE.
+_NOBODY_READS = 128 + signal.SIGPIPE
 
 
 class _Group(click.Group):
     """A group whose errors are one readable paragraph, and a traceback only with ``--debug``."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        prepare_streams()
+        with orderly_signals():
+            try:
+                return super().main(*args, **kwargs)
+            except OutputError as error:  # of standard output, while help or a usage error is shown
+                _leave_with(error)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -29,27 +48,45 @@ class _Group(click.Group):
         except GoldstickError as error:
             if ctx.params.get("debug"):
                 raise
-            click.echo(_printable(" ".join([f"Error: {error}", *_notes(error)])), err=True)
-            sys.exit(error.exit_code)
+            _leave_with(error)
         except (KeyboardInterrupt, click.Abort) as error:
             click.echo("Interrupted; " + (" ".join(_notes(error)) or "nothing was left behind."), err=True)
             sys.exit(130)
         except SystemExit as error:
-            if notes := _notes(error):
-                click.echo("Terminated; " + " ".join(notes), err=True)
+            if error.code in _ENDED_BY_A_SIGNAL:
+                click.echo("Terminated; " + (" ".join(_notes(error)) or "nothing was left behind."), err=True)
             raise
         except (click.ClickException, click.exceptions.Exit):
             raise
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            text = f"{type(error).__name__}: {error}".strip()
+            if isinstance(error, OSError) and error.filename is not None:
+                file = os.fsdecode(error.filename)
+                _leave_with(SourceError(f"{file}: {error.strerror}. If it was changed during the run, run again."))
+            text = _printable(" ".join([f"{type(error).__name__}: {error}".strip(), *_notes(error)]))
             click.echo(
                 f"Error: goldstick met something it did not expect: {text} Run again with 'goldstick --debug …' for "
                 "the traceback, and please report it.",
                 err=True,
             )
             sys.exit(1)
+
+
+def _leave_with(error: GoldstickError) -> NoReturn:
+    if isinstance(error.__cause__, BrokenPipeError):  # of standard output: whoever read it has seen enough
+        sys.exit(_NOBODY_READS)
+    click.echo(_printable(" ".join([f"Error: {error}", *_notes(error)])), err=True)
+    sys.exit(error.exit_code)
+
+
+def _as_a_note(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
+    """Goldstick's own warning in a line, and others as Python shows them."""
+    if issubclass(category, SlowKernelsWarning):
+        return f"note: {message}\n"
+    return _FORMAT(message, category, filename, lineno, line)
 
 
 def _printable(text: str) -> str:
@@ -69,10 +106,13 @@ def main(debug: bool) -> None:
     """Compress PyTorch models after training, and prove the result.
 
     MODEL is a local directory in the hub's layout, a hub id (owner/name), or 'reference', the small model that comes
-    with goldstick. Exit codes: 0 done, 2 usage or recipe error, 1 any other failure.
+    with goldstick. Exit codes: 0 done, 2 usage or recipe error, 1 any other failure; 130 interrupted, 143 terminated,
+    129 the terminal was closed, 141 nobody reads what is printed.
 
     Shell completion: eval "$(_GOLDSTICK_COMPLETE=bash_source goldstick)" (or zsh_source, fish_source).
     """
+    check_environment()
+    warnings.formatwarning = _as_a_note
     # Threads that spin while they wait cost whole time slices where the cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 

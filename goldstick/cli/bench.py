@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import click
 
 from goldstick.cli.console import finite, print_json
+from goldstick.cli.processors import THREADS, use_processors
 
 
 @click.command()
 @click.argument("what")
-@click.option("--tokens", type=click.IntRange(1), multiple=True, default=(1, 4, 64), show_default=True)
+@click.option("--tokens", type=click.IntRange(1, 1 << 20), multiple=True, default=(1, 4, 64), show_default=True)
 @click.option("--shape", metavar="OUTxIN", help="Of the layers of 'kernels' [default: 4096x4096]; of 'decode' the "
               "MLP's first layer, inner and hidden width [default: 5632x2048].")  # fmt: skip
-@click.option("--blocks", type=click.IntRange(1), default=4, show_default=True, help="Of the networks of 'decode'.")
+@click.option(
+    "--blocks", type=click.IntRange(1, 1000), default=4, show_default=True, help="Of the networks of 'decode'."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(0),
@@ -23,7 +27,7 @@ from goldstick.cli.console import finite, print_json
     show_default=True,
     help="For each line.",
 )
-@click.option("--threads", type=click.IntRange(1), help="How many to use; as many as torch has by default.")
+@click.option("--threads", type=THREADS, help="How many to use; as many as torch has by default.")
 @click.option("--as-loaded", is_flag=True, help="Time layers with weights as they are loaded, not as optimized models "
               "have them.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
@@ -46,22 +50,22 @@ def bench(
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
-    import torch
-
     from goldstick.pipeline.bench import LayerTime, bench_checkpoint, bench_kernels
     from goldstick.pipeline.bench_decode import NetworkTime, bench_decode
     from goldstick.pipeline.models import find_model
     from goldstick.pipeline.stopwatch import clock_in_words
 
-    if threads is not None:
-        torch.set_num_threads(threads)
+    use_processors(threads)
     times: list[LayerTime] = []
     networks: list[NetworkTime] = []
     decoding = None
     if what == "kernels":
-        times = bench_kernels(*_sizes(shape or "4096x4096"), tokens, seconds, interleave=not as_loaded)
+        rows, columns = _sizes(shape or "4096x4096")
+        _refuse_too_large(rows * columns + max(tokens) * (rows + columns))
+        times = bench_kernels(rows, columns, tokens, seconds, interleave=not as_loaded)
     elif what == "decode":
         inner, hidden = _sizes(shape or "5632x2048")
+        _refuse_too_large(blocks * hidden * (4 * hidden + 3 * inner))
         networks = bench_decode(hidden, inner, blocks, seconds)
     else:
         times, decoding = bench_checkpoint(Path(find_model(what)), tokens, seconds, interleave=not as_loaded)
@@ -93,7 +97,21 @@ def bench(
 def _sizes(shape: str) -> tuple[int, int]:
     from goldstick.errors import UsageError
 
-    rows, _, columns = shape.partition("x")
-    if not (rows.isdigit() and columns.isdigit() and int(rows) and int(columns)):
-        raise UsageError(f"--shape is rows and columns such as 4096x4096, not {shape!r}.")
-    return int(rows), int(columns)
+    found = re.fullmatch("0*([1-9][0-9]{0,8})x0*([1-9][0-9]{0,8})", shape)
+    if found is None:
+        raise UsageError(f"--shape is rows and columns such as 4096x4096, not {shape[:40]!r}.")
+    return int(found[1]), int(found[2])
+
+
+def _refuse_too_large(elements: int) -> None:
+    """Refuse what memory cannot hold: a float and a quantized weight for each element, with room to make them."""
+    from goldstick.errors import UsageError
+    from goldstick.pipeline.memory_budget import default_budget
+    from goldstick.report.words import format_bytes
+
+    needed, budget = 12 * elements, default_budget()
+    if needed > budget:
+        raise UsageError(
+            f"That takes about {format_bytes(needed)} of memory, and {format_bytes(budget)} can be had. Give a smaller "
+            "--shape, or fewer --tokens or --blocks."
+        )

@@ -9,6 +9,8 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import console, finite, print_json, progress_bar
+from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.streams import showing
 
 
 @click.command()
@@ -36,7 +38,7 @@ from goldstick.cli.console import console, finite, print_json, progress_bar
 )
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the whole tree.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE where it exists.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+@click.option("--threads", type=THREADS, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(
     first: str,
@@ -63,10 +65,7 @@ def compare(
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_processors(threads)
     from goldstick.formats.gguf_directory import checkpoint_directory
     from goldstick.pipeline.attribution import attribute as run_attribution
     from goldstick.pipeline.models import REFERENCE, data_directory, find_model
@@ -95,16 +94,18 @@ def compare(
         if text is not None and generate:
             written = compare_generation(right, other, text, generate, data_dir=where, progress=progress)
     found = dataclasses.replace(found, first=first, second=second)
-    if as_json:
-        more = {name: part.to_dict() for name, part in (("attribution", split), ("generation", written)) if part}
-        print_json(found.to_dict() | more)
-    else:
-        print_model_comparison(console(), found, depth)
-        if split is not None:
-            print_attribution(console(), split)
-        if written is not None:
-            print_generation(console(), written)
+    with showing(html):
+        if as_json:
+            more = {name: part.to_dict() for name, part in (("attribution", split), ("generation", written)) if part}
+            print_json(found.to_dict() | more)
+        else:
+            print_model_comparison(console(), found, depth)
+            if split is not None:
+                print_attribution(console(), split)
+            if written is not None:
+                print_generation(console(), written)
     if html is not None:
         write_atomically(html, render_comparison(found, split, written).encode(), replace=overwrite)
-        if not as_json:
-            click.echo(f"page: {html}")
+        with showing(html):
+            if not as_json:
+                click.echo(f"page: {html}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import sys
@@ -10,6 +11,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from goldstick.cli.streams import says_utf8
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,10 +28,11 @@ def console() -> Console:
 
 
 def print_json(value: Any) -> None:
-    """One JSON object on standard output."""
+    """One JSON object on standard output, with escapes where that does not take every sign."""
     from goldstick.report.storage import dump_json
 
-    click.echo(dump_json(value).rstrip("\n"))
+    text = dump_json(value)
+    click.echo((text if says_utf8() else json.dumps(json.loads(text), indent=1)).rstrip("\n"))
 
 
 @contextmanager

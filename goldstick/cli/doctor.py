@@ -14,19 +14,23 @@ _NAMED = 3
 
 
 @click.command()
-@click.argument("directory", type=click.Path(path_type=Path))
+@click.argument("directory", type=click.Path(path_type=Path), required=False)
 @click.option("--verbose", "-v", is_flag=True, help="Name every place, not the first three.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(directory: Path, verbose: bool, as_json: bool) -> None:
-    """Look for what is wrong with a checkpoint, quantized by any tool, or in float.
+def doctor(directory: Path | None, verbose: bool, as_json: bool) -> None:
+    """Look for what is wrong with a checkpoint, quantized by any tool, or in float; without one, with goldstick itself.
 
     Reads every tensor, one at a time: scales that are NaN or zero, dead groups, saturated codes, missing or extra
     tensors, a config that contradicts its tensors, ties, files that lie there twice. Exit codes: 0 no fault (remarks
-    do not count), 1 faults.
+    do not count), 1 faults. Without DIRECTORY, shows versions, compiled kernels, their instructions and threads; 1
+    where the kernels are missing.
     """
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
+    if directory is None:
+        _show_surroundings(as_json)
+        return
     from goldstick import api
     from goldstick.report.terminal import print_table
 
@@ -47,6 +51,18 @@ def doctor(directory: Path, verbose: bool, as_json: bool) -> None:
             f"{faults} faults, {len(found.findings) - faults} remarks"
         )
     if not found.healthy:
+        sys.exit(1)
+
+
+def _show_surroundings(as_json: bool) -> None:
+    from goldstick.pipeline.surroundings import surroundings, surroundings_in_words
+
+    found = surroundings()
+    if as_json:
+        print_json(found)
+    else:
+        click.echo("\n".join(surroundings_in_words(found)))
+    if found["kernels_missing"]:
         sys.exit(1)
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar, split_names
+from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.streams import showing
 
 
 @click.command()
@@ -21,9 +23,16 @@ from goldstick.cli.console import console, print_json, progress_bar, split_names
 @click.option(
     "--report", "report_dir", type=click.Path(path_type=Path), help="Write report.json and report.html there."
 )
-@click.option("--overwrite", is_flag=True, help="Replace report.json and report.html there.")
+@click.option(
+    "--items",
+    "items_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write what every single item gave, a line of JSON each.",
+)
+@click.option("--overwrite", is_flag=True, help="Replace FILE, and report.json and report.html there.")
 @click.option("--cache/--no-cache", default=True, show_default=True, help="Use and keep results of earlier runs.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+@click.option("--threads", type=THREADS, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
     model: str,
@@ -32,6 +41,7 @@ def evaluate(
     data_dir: str | None,
     limit: int | None,
     report_dir: Path | None,
+    items_file: Path | None,
     overwrite: bool,
     cache: bool,
     threads: int | None,
@@ -40,17 +50,16 @@ def evaluate(
     """Measure MODEL, float, compressed or a GGUF file, on evaluation tasks.
 
     With --baseline every metric is compared over the same items and judged in words; on tasks of running text, what
-    both models predict is compared token by token (both are then in memory).
+    both models predict is compared token by token (both are then in memory). --json gives metrics, intervals and
+    comparisons; what single items gave goes into the file of --items, and into the report.
     """
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_processors(threads)
     from goldstick import api
     from goldstick.evaluation.compare import compare
+    from goldstick.evaluation.items import item_lines, without_items
     from goldstick.pipeline.about import about_model
     from goldstick.pipeline.divergence import compare_predictions
     from goldstick.pipeline.evaluation_cache import cache_directory
@@ -70,6 +79,8 @@ def evaluate(
         if report_dir.is_dir():
             for file in (REPORT_NAME, PAGE_NAME):
                 check_writable(report_dir / file, overwrite=overwrite)
+    if items_file is not None:
+        check_writable(items_file, overwrite=overwrite)
     kept = cache_directory() if cache else None
     with progress_bar(not as_json) as progress:
 
@@ -94,14 +105,21 @@ def evaluate(
                     limit=limit,
                     progress=progress,
                 )
-    if as_json:
-        print_json(result)
-    elif before is not None:
-        print_comparison(console(), compare(found, before))
-        for line in divergence_words(result):
-            click.echo(line)
-    else:
-        print_evaluation(console(), found)
+    rows = compare(found, before) if before is not None else []
+    with showing(report_dir, items_file):
+        if as_json:
+            print_json(
+                without_items(result) | ({} if before is None else {"comparison": [row.to_dict() for row in rows]})
+            )
+        elif before is not None:
+            print_comparison(console(), rows)
+            for line in divergence_words(result):
+                click.echo(line)
+        else:
+            print_evaluation(console(), found)
+    if items_file is not None:
+        lines = [*item_lines(found, model=model), *(item_lines(before, model=baseline) if before is not None else ())]
+        write_atomically(items_file, "".join(f"{line}\n" for line in lines).encode(), replace=overwrite)
     if report_dir is not None:
         report_dir.mkdir(parents=True, exist_ok=True)
         write_atomically(report_dir / REPORT_NAME, dump_json(result).encode(), replace=overwrite)
@@ -131,6 +149,7 @@ def generate(model: str, prompt: str, max_new_tokens: int, optimize: bool) -> No
     from goldstick.pipeline.models import find_model
     from goldstick.pipeline.runnable import with_tokenizer
 
+    use_processors()
     directory = find_model(model)
     loaded = load(directory)
     require_causal(loaded)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import sys
 from pathlib import Path
 from typing import Literal
 
@@ -11,6 +9,10 @@ import click
 
 from goldstick.cli.console import console, print_json, progress_bar
 from goldstick.cli.format_option import OWN_FORMATS, FormatName
+from goldstick.cli.in_place import naming_what_is_in_place
+from goldstick.cli.processors import use_processors
+from goldstick.cli.push import push
+from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_private
 
 
@@ -51,29 +53,31 @@ def export(
     DIRECTORY is a checkpoint in one of the formats, made by goldstick or by another tool. Codes, scales and zeros stay
     what they are; where a format cannot hold them, nothing is written.
     """
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the clean-up, as Ctrl-C does
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
     from goldstick import api
     from goldstick.core.freed_memory import give_large_blocks_back
-    from goldstick.pipeline.hub import check_repository, push_to_hub
+    from goldstick.pipeline.hub import check_repository
     from goldstick.report.words import format_bytes
 
     check_repository(repository)
+    use_processors()
     note_private(private, repository is not None)
     give_large_blocks_back()
-    with progress_bar(not as_json) as progress:
+    with naming_what_is_in_place((output,), repository), progress_bar(not as_json) as progress:
         made = api.export(directory, format_, output=output, overwrite=overwrite, proof=proof, progress=progress)
-    if as_json:
-        import json
+    with showing(output):
+        if as_json:
+            import json
 
-        print_json({"directory": str(output), "report": json.loads(made.report.to_json())})
-    else:
-        layers = sum(record.scheme is not None for record in made.report.layers)
-        console().print(f"{layers} layers stored as {made.report.format}, {format_bytes(made.report.size.bytes_after)}")
-        for warning in made.report.warnings:
-            click.echo(f"note: {warning}")
-        click.echo(f"checkpoint: {output}\nreport: {output / 'report.json'}")
+            print_json({"directory": str(output), "report": json.loads(made.report.to_json())})
+        else:
+            layers = sum(record.scheme is not None for record in made.report.layers)
+            size = format_bytes(made.report.size.bytes_after)
+            console().print(f"{layers} layers stored as {made.report.format}, {size}")
+            for warning in made.report.warnings:
+                click.echo(f"note: {warning}")
+            click.echo(f"checkpoint: {output}\nreport: {output / 'report.json'}")
     if repository is not None:
-        click.echo(f"pushed: {push_to_hub(output, repository, private=private)}", err=as_json)
+        push(output, repository, private=private, as_json=as_json)

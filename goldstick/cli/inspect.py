@@ -8,6 +8,8 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import console, print_json
+from goldstick.cli.processors import use_processors
+from goldstick.cli.streams import showing
 from goldstick.errors import DataError
 
 
@@ -25,7 +27,9 @@ def inspect(directory: Path, verbose: bool, as_json: bool) -> None:
     if as_json:
         import json
 
-        print_json({**json.loads(report.to_json()), "kernels": backend_words(report)})
+        from goldstick.evaluation.items import without_items
+
+        print_json({**without_items(json.loads(report.to_json())), "kernels": backend_words(report)})
         return
     print_report(console(), report, verbose=verbose)
     origin = f"from {report.model} by goldstick {report.goldstick_version}" if report.recipe else "elsewhere"
@@ -40,6 +44,7 @@ def verify(directory: Path, as_json: bool) -> None:
     """Check a compressed checkpoint: the sha256 of every file, and its proof once more in a fresh process."""
     from goldstick.pipeline.verify import verify_checkpoint
 
+    use_processors()
     found = verify_checkpoint(directory)
     if as_json:
         print_json(found)
@@ -75,4 +80,6 @@ def report(directory: Path, sensitivity: Path | None, overwrite: bool) -> None:
         except DataError as error:
             raise DataError(f"{sensitivity}: {error}") from error
         dataclasses.replace(read, sensitivity=found.to_dict()).write(directory)
-    click.echo(write_page(directory))
+    page = write_page(directory)
+    with showing(page):
+        click.echo(page)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import signal
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,8 +12,13 @@ import click
 from goldstick.cli.console import console, print_json, progress_bar, split_names
 from goldstick.cli.format_option import OWN_FORMATS, FormatName
 from goldstick.cli.further_formats import export_further, further_directories, refuse_formats
+from goldstick.cli.in_place import naming_what_is_in_place
+from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.push import push
 from goldstick.cli.recipes import complete_recipe
+from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_unused
+from goldstick.core.seed import LEAST, MOST
 from goldstick.formats import PREFERRED
 
 if TYPE_CHECKING:
@@ -35,7 +38,7 @@ def _recipe_options(command: Any) -> Any:
         click.option("--dataset", metavar="PATH|NAME", help="Calibration data, for algorithms that look at data."),
         click.option("--samples", type=click.IntRange(1), help="Number of calibration samples."),
         click.option("--seq-len", type=click.IntRange(1), help="Tokens of a calibration sample."),
-        click.option("--seed", type=int, help="Seed of the calibration sampling."),
+        click.option("--seed", type=click.IntRange(LEAST, MOST), help="Seed of the calibration sampling."),
         click.option("--text-field", metavar="NAME", help="The field of calibration rows that holds text or messages."),
         click.option("--packing/--no-packing", default=None,
                      help="Cut calibration text into full samples (the default), or pad a sample for each row."),
@@ -59,7 +62,7 @@ def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     """``8GB``, ``500 MB`` or a plain number, in bytes."""
     if value is None:
         return None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT]?)B?", value.strip(), re.IGNORECASE)
+    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?) *([KMGT]?)B?", value.strip(), re.IGNORECASE)
     if match is None:
         raise click.BadParameter(f"{value!r} is no amount of memory; write 8GB or 500MB")
     return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
@@ -72,7 +75,7 @@ def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option("--data-dir", metavar="DIR", help="Where the tasks' data lie; 'reference' for the bundled data.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many items of each task.")
 @click.option("--device", default="cpu", show_default=True, help="Where weights are rounded.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+@click.option("--threads", type=THREADS, help="CPU threads.")
 @click.option(
     "--proof",
     type=click.Choice(["outputs", "tensors"]),
@@ -83,7 +86,7 @@ def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option(
     "--resume", is_flag=True, help="Go on with a stopped run behind its last block or epoch, to the same bytes."
 )
-@click.option("--max-memory", metavar="SIZE", callback=_bytes, help="Memory a calibrated run may use, such as 8GB.")
+@click.option("--max-memory", metavar="SIZE", callback=_bytes, help="Memory the run may use, such as 8GB.")
 @click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
 @click.option("--push-to-hub", "repository", metavar="OWNER/NAME", help="Upload the finished checkpoint there.")
 @click.option("--private", is_flag=True, help="Make that repository a private one.")
@@ -108,15 +111,17 @@ def quantize(
     **recipe_options: Any,
 ) -> None:
     """Compress MODEL into a new, proven checkpoint directory."""
-    from goldstick.pipeline.hub import check_repository, push_to_hub
+    from goldstick.pipeline.hub import check_repository
     from goldstick.pipeline.staging import check_output
+    from goldstick.recipes.order import training_of
+    from goldstick.training.parallel import refuse_idle_processes
 
     check_repository(repository)
     formats: tuple[str, ...] = recipe_options["formats"]
     recipe = _recipe(**recipe_options)
     note_unused(
         recipe, evaluates=bool(recipe.evaluate if tasks is None else tasks), pushes=repository is not None,
-        limit=limit, data_dir=data_dir, max_memory=max_memory, private=private,
+        limit=limit, data_dir=data_dir, private=private,
     )  # fmt: skip
     further = further_directories(output, formats)
     for directory in (output, *further.values()):
@@ -127,14 +132,15 @@ def quantize(
     if dry_run:
         _show_plan(planned, as_json)
         return
-    _set_threads(threads)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # leave through the clean-up, as Ctrl-C does
+    refuse_idle_processes(trains=bool(training_of(recipe.stages)))
+    use_processors(threads)
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
     from goldstick import api
     from goldstick.core.freed_memory import give_large_blocks_back
     from goldstick.evaluation.compare import compare
+    from goldstick.evaluation.items import without_items
     from goldstick.pipeline.evaluation_cache import cache_directory
     from goldstick.report.divergence_view import divergence_words
     from goldstick.report.terminal import print_report
@@ -142,7 +148,10 @@ def quantize(
     from goldstick.training.parallel import rank
 
     give_large_blocks_back()
-    with progress_bar(not as_json and rank() == 0) as progress:
+    with (
+        naming_what_is_in_place((output, *further.values()), repository),
+        progress_bar(not as_json and rank() == 0) as progress,
+    ):
         result = api.quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
             device=device, proof=proof, resume=resume, max_memory=max_memory,
@@ -153,26 +162,28 @@ def quantize(
         export_further(output, further, overwrite=overwrite or resume, proof=proof, progress=progress)
     if result.finished_before:
         click.echo(f"This run is finished already: {output} is what it gave. Nothing was done.", err=True)
-    if as_json:
-        import json
+    with showing(output):
+        if as_json:
+            import json
 
-        exported = {name: str(directory) for name, directory in further.items()}
-        print_json({"directory": str(output), "exported": exported, "report": json.loads(result.report.to_json())})
-    elif not result.finished_before:
-        evaluation = result.report.evaluation
-        rows = compare(evaluation["after"], evaluation["before"]) if evaluation else ()
-        print_report(console(), result.report, rows)
-        if evaluation.get("divergence"):
-            for line in divergence_words({**evaluation, "baseline": evaluation["before"]}):
-                click.echo(line)
-        if evaluation.get("speed"):
-            click.echo(f"speed: {speed_words(evaluation['speed'])}")
-        click.echo(f"proof: {proof_words(result.report.proof)}")
-        click.echo(f"checkpoint: {output}\nreport: {output / 'report.html'} (and report.json)")
-        for name, directory in further.items():
-            click.echo(f"{name}: {directory}")
+            exported = {name: str(directory) for name, directory in further.items()}
+            report = without_items(json.loads(result.report.to_json()))
+            print_json({"directory": str(output), "exported": exported, "report": report})
+        elif not result.finished_before:
+            evaluation = result.report.evaluation
+            rows = compare(evaluation["after"], evaluation["before"]) if evaluation else ()
+            print_report(console(), result.report, rows)
+            if evaluation.get("divergence"):
+                for line in divergence_words({**evaluation, "baseline": evaluation["before"]}):
+                    click.echo(line)
+            if evaluation.get("speed"):
+                click.echo(f"speed: {speed_words(evaluation['speed'])}")
+            click.echo(f"proof: {proof_words(result.report.proof)}")
+            click.echo(f"checkpoint: {output}\nreport: {output / 'report.html'} (and report.json)")
+            for name, directory in further.items():
+                click.echo(f"{name}: {directory}")
     if repository is not None:
-        click.echo(f"pushed: {push_to_hub(output, repository, private=private)}", err=as_json)
+        push(output, repository, private=private, as_json=as_json)
 
 
 @click.command()
@@ -238,13 +249,6 @@ def _recipe(
             "export": loaded.export.model_copy(update={"format": formats[0]} if formats else {}),
         }
     )
-
-
-def _set_threads(threads: int | None) -> None:
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
 
 
 def _show_plan(planned: Plan, as_json: bool) -> None:

@@ -9,6 +9,8 @@ from typing import Literal
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar
+from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.streams import showing
 
 
 def _widths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
@@ -48,7 +50,7 @@ def _widths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
 )
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with a heat map.")
 @click.option("--overwrite", is_flag=True, help="Replace the files where they exist.")
-@click.option("--threads", type=click.IntRange(1), help="CPU threads.")
+@click.option("--threads", type=THREADS, help="CPU threads.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def sensitivity(
     model: str,
@@ -73,10 +75,7 @@ def sensitivity(
     from goldstick.formats.transformers_names import quiet_libraries
 
     quiet_libraries()
-    if threads:
-        import torch
-
-        torch.set_num_threads(threads)
+    use_processors(threads)
     from goldstick.algorithms import Quantizer
     from goldstick.pipeline.models import data_directory, find_model
     from goldstick.pipeline.sensitivity import measure_sensitivity
@@ -103,14 +102,16 @@ def sensitivity(
             find_model(model), loaded, bits, text, data_dir=data_directory(data_dir, model), progress=progress
         )
     found = dataclasses.replace(found, model=model)
-    if as_json:
-        print_json(found.to_dict())
-    else:
-        print_sensitivity(console(), found)
-    if output is not None:
-        write_atomically(output, dump_json(found.to_dict()).encode(), replace=overwrite)
-    if html is not None:
-        write_atomically(html, render_sensitivity(found).encode(), replace=overwrite)
+    with showing(output, html):
+        if as_json:
+            print_json(found.to_dict())
+        else:
+            print_sensitivity(console(), found)
     for name, path in (("sensitivity", output), ("page", html)):
-        if path is not None and not as_json:
-            click.echo(f"{name}: {path}")
+        if path is None:
+            continue
+        content = dump_json(found.to_dict()) if path is output else render_sensitivity(found)
+        write_atomically(path, content.encode(), replace=overwrite)
+        with showing(path):
+            if not as_json:
+                click.echo(f"{name}: {path}")

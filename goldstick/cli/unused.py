@@ -17,7 +17,6 @@ def note_unused(
     pushes: bool,
     limit: int | None,
     data_dir: str | None,
-    max_memory: int | None,
     private: bool,
 ) -> None:
     """Say on standard error which options of a quantization change nothing.
@@ -35,8 +34,6 @@ def note_unused(
         _note("--limit", "without --evaluate")
     if data_dir is not None and not (evaluates or looks):
         _note("--data-dir", "without --evaluate, since no stage of this recipe looks at data")
-    if max_memory is not None and not looks:
-        _note("--max-memory", "since no stage of this recipe looks at data")
     note_private(private, pushes)
 
 

@@ -38,7 +38,7 @@ class WeightError:
         """Signal to quantization noise, 10·log₁₀(Σw² / Σ(w − ŵ)²), in decibels; ``None`` where there is no noise."""
         if self.noise == 0 or self.signal == 0:
             return None
-        return 10 * math.log10(self.signal / self.noise)
+        return _decibels(self.signal / self.noise)
 
     def of_part(self, name: str) -> WeightError:
         """The same, with channels named as those of a part of the weight."""
@@ -82,5 +82,10 @@ def _worst(signal: Tensor, noise: Tensor, first: int, height: int | None) -> tup
         if math.isfinite(ratio[row]):
             place = first + row
             name = str(place) if height is None else f"matrix {place // height}, {place % height}"
-            found.append((name, 10 * math.log10(ratio[row])))
+            found.append((name, _decibels(float(ratio[row]))))
     return tuple(found)
+
+
+def _decibels(ratio: float) -> float:
+    """10·log₁₀ of a ratio; of 0, which infinite noise gives, −∞."""
+    return 10 * math.log10(ratio) if ratio > 0 else -math.inf

@@ -12,6 +12,11 @@ from goldstick.core.grid import Grid
 from goldstick.errors import QuantizationError
 
 
+def scale_dtype(weight_dtype: torch.dtype) -> torch.dtype:
+    """The dtype scales are stored in: the weight's where it has 16 bits, float32 otherwise."""
+    return weight_dtype if weight_dtype in (torch.float16, torch.bfloat16) else torch.float32
+
+
 @dataclass(frozen=True, kw_only=True)
 class QuantizedTensor:
     """Integer codes with the scales and zeros that turn them back into numbers.

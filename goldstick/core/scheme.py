@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass
+from reprlib import repr as shown
 from typing import ClassVar
 
 from goldstick.core.grid import Grid
@@ -13,7 +14,7 @@ from goldstick.errors import RecipeError
 _NAME = re.compile(
     r"w(?P<bits>[1-8])a(?P<activation>16|8)"
     r"(?:-(?P<when>dynamic|static(?P<shifted>-shifted)?))?"
-    r"(?:-(?:g(?P<group>\d+)|(?P<channel>channel)))?"
+    r"(?:-(?:g(?P<group>[0-9]{1,9})|(?P<channel>channel)))?"
     r"(?:-(?P<asymmetric>asym))?"
 )
 
@@ -90,9 +91,9 @@ class Scheme:
         """
         match = _NAME.fullmatch(name)
         if match is None or (match["activation"] == "8") != (match["when"] is not None):
-            near = difflib.get_close_matches(name, PRESETS, n=3, cutoff=0.4)
+            near = difflib.get_close_matches(name[:100], PRESETS, n=3, cutoff=0.4)
             raise RecipeError(
-                f"No scheme is called {name!r}. "
+                f"No scheme is called {shown(name)}. "
                 + (f"Near it: {', '.join(near)}. " if near else "")
                 + "A name reads w<bits>a16-g<group size>, w<bits>a16-channel, w8a8-dynamic or w8a8-static (other bits "
                 "and groups likewise), then -asym for an asymmetric weight."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +41,10 @@ class ComparisonRow:
     relative: float | None = None
     paired: Paired | None = None
     note: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as plain data, with what is concluded of them: ``shown`` and ``worse``."""
+        return {**dataclasses.asdict(self), "shown": self.shown, "worse": self.worse}
 
     @property
     def interval(self) -> tuple[float, float] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ from goldstick.errors import DataError, UsageError
 from goldstick.evaluation.hub import HUB_TIMEOUT, HubDataset, load_from_hub
 
 Row = TypeVar("Row")
+
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +67,8 @@ class DataSource:
         for line, row in rows:
             missing = [name for name in required if name not in row]
             if missing:
-                raise DataError(f"{self._origin(dataset)}, line {line}: no field {missing[0]!r}, only {', '.join(row)}")
+                present = ", ".join(list(row)[:10])[:500]
+                raise DataError(f"{self._origin(dataset)}, line {line}: no field {missing[0]!r}, only {present}")
         return [row for _, row in rows]
 
     def numbered_rows(self, dataset: Dataset) -> list[tuple[int, Mapping[str, Any]]]:
@@ -91,10 +95,7 @@ class DataSource:
 
     def document(self, path: Path) -> Any:
         """Return the JSON document in the local file ``path``."""
-        try:
-            return json.loads("".join(_read_lines(path)))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {error.lineno}: not JSON ({error.msg})") from error
+        return _parsed("".join(_read_lines(path)), str(path))
 
     def _origin(self, dataset: Dataset) -> str:
         return str(self.find(dataset) or dataset.name)
@@ -116,6 +117,13 @@ class DataSource:
         return list(enumerate(rows, start=1))
 
 
+def require_text(row: Mapping[str, Any], names: Sequence[str], place: str) -> None:
+    """Raise DataError, naming the place, where one of the fields of a row is no text."""
+    for name in names:
+        if not isinstance(row[name], str):
+            raise DataError(f"{place}: {name} must be text, not {type(row[name]).__name__}")
+
+
 def evenly_spaced(rows: Sequence[Row], limit: int | None) -> list[Row]:
     """Return ``limit`` of ``rows`` at equal distances, all of them where ``limit`` is None or larger.
 
@@ -127,13 +135,13 @@ def evenly_spaced(rows: Sequence[Row], limit: int | None) -> list[Row]:
 
 
 def _read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 text file, gzip-compressed where its name says so."""
+    """Yield the lines of a UTF-8 text file, gzip-compressed where its name says so; a byte order mark is none of it."""
     try:
         if path.suffix == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8") as file:
+            with gzip.open(path, "rt", encoding="utf-8-sig") as file:
                 yield from file
         else:
-            with path.open(encoding="utf-8") as file:
+            with path.open(encoding="utf-8-sig") as file:
                 yield from file
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
@@ -146,10 +154,26 @@ def _json_lines(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     for number, line in enumerate(_read_lines(path), start=1):
         if not line.strip():
             continue
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: not JSON ({error.msg} at column {error.colno})") from error
+        row = _parsed(line, f"{path}, line {number}")
         if not isinstance(row, dict):
             raise DataError(f"{path}, line {number}: a row must be a JSON object, not {type(row).__name__}")
         yield number, row
+
+
+def _parsed(text: str, place: str) -> Any:
+    """What a JSON text says; DataError, naming the place, where it says nothing or holds what is no text."""
+    try:
+        value = json.loads(text)
+        if _SURROGATE.search(text):
+            json.dumps(value, ensure_ascii=False).encode()
+    except json.JSONDecodeError as error:
+        where = f"line {error.lineno}, column {error.colno}" if "\n" in text.strip() else f"column {error.colno}"
+        raise DataError(f"{place}: not JSON ({error.msg} at {where})") from error
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise DataError(
+            f"{place}: {half!r} is half of a character (a lone surrogate), which no tokenizer reads"
+        ) from error
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits; lists in lists in lists
+        raise DataError(f"{place}: not JSON that is read here ({error})") from error
+    return value

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from goldstick.errors import QuantizationError
+from goldstick.errors import DataError, QuantizationError
 
 
 def device_of(model: nn.Module) -> torch.device:
@@ -47,10 +47,38 @@ def forward(model: nn.Module, ids: Tensor, mask: Tensor, **extra: Any) -> Any:
     Whether padding positions need ``position_ids``, or logits can be restricted by ``logits_to_keep``,
     differs between model families; both are named in the signature where they exist.
     """
+    ids = _known(model, ids, mask)
     device = device_of(model)
     arguments = {name: value for name, value in extra.items() if takes(model, name)}
     moved = {name: value.to(device) if isinstance(value, Tensor) else value for name, value in arguments.items()}
     return model(input_ids=ids.to(device), attention_mask=mask.to(device), **moved)
+
+
+def embedding_rows(model: Any) -> int | None:
+    """How many token ids a model's embedding, float or quantized, has a row for; ``None`` where it has no embedding."""
+    try:
+        embedding = model.get_input_embeddings()
+    except (AttributeError, NotImplementedError):
+        return None
+    weight = embedding.weight_packed if hasattr(embedding, "weight_packed") else getattr(embedding, "weight", None)
+    return None if weight is None else len(weight)
+
+
+def _known(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    """Token ids that the embedding has rows for: others would crash far from here, or read foreign memory.
+
+    Padding, which nothing looks at, may be such a token; it becomes the first.
+    """
+    rows = embedding_rows(model)
+    if rows is None or not ids.numel() or int(ids.max()) < rows:
+        return ids
+    strange = ids >= rows
+    if bool((strange & mask[:, -ids.shape[1] :].bool()).any()):
+        raise DataError(
+            f"the tokenizer gives token id {int(ids.max())}, and the embedding of {type(model).__name__} has {rows} "
+            "rows: they are not of one model; put the model's own tokenizer files beside its weights"
+        )
+    return ids.masked_fill(strange, 0)
 
 
 def require_numbers(values: Tensor) -> Tensor:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ from goldstick.errors import DataError, SourceError, UsageError
 
 BICUBIC = 3
 BILINEAR = 2
+_RESAMPLING = range(6)
+_LARGEST_EDGE = 8192
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +43,17 @@ class Preparation:
     crop: tuple[int, int] | None = None
     resample: int = BILINEAR
 
+    def _require_possible(self) -> None:
+        """Raise ValueError for what no image is prepared by: it comes with a checkpoint."""
+        edges = (*(self.resize or ()), *(self.crop or ()), 1 if self.shortest_edge is None else self.shortest_edge)
+        if not all(type(edge) is int and 0 < edge <= _LARGEST_EDGE for edge in edges):
+            raise ValueError(f"an edge of {shown(edges)} pixels, which go from 1 to {_LARGEST_EDGE:,}")
+        numbers = (*self.mean, *self.std)
+        if len(self.mean) != 3 or len(self.std) != 3 or not all(isinstance(one, int | float) for one in numbers):
+            raise ValueError("image_mean and image_std are not three numbers each")
+        if not all(math.isfinite(one) for one in numbers) or not all(self.std) or self.resample not in _RESAMPLING:
+            raise ValueError("a mean, a deviation or a resampling that is none")
+
     @classmethod
     def from_directory(cls, directory: Path | str) -> Preparation:
         """Read ``preprocessor_config.json`` of a transformers model. Raises SourceError without a usable one."""
@@ -46,8 +61,9 @@ class Preparation:
         try:
             config = json.loads(path.read_text(encoding="utf-8"))
             return cls.from_config(config)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise SourceError(f"{path}: cannot be read ({error!r}); images are prepared as it says") from error
+        except (OSError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RecursionError) as error:
+            cause = repr(error)[:300]
+            raise SourceError(f"{path}: cannot be read ({cause}); images are prepared as it says") from error
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Preparation:
@@ -77,7 +93,9 @@ class Preparation:
                 found["shortest_edge"] = edge
         if config.get("do_center_crop"):
             found["crop"] = _height_and_width(config["crop_size"])
-        return cls(**found)
+        prepared = cls(**found)
+        prepared._require_possible()
+        return prepared
 
     def __call__(self, encoded: bytes, where: str) -> Tensor:
         """Return float32 [channels, height, width] of an image file's bytes; ``where`` is what messages call it.

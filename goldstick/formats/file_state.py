@@ -1,7 +1,8 @@
-"""What the file system says of a file, by which a change is noticed without reading it."""
+"""What a file is known by: its sha256, and the state by which a change is noticed without reading it."""
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -23,3 +24,9 @@ def states_in(directory: Path) -> Mapping[Path, FileState]:
     """Real path → state of every file of a directory."""
     states = {path.resolve(): file_state(path) for path in directory.iterdir() if path.is_file()}
     return {path: state for path, state in states.items() if state is not None}
+
+
+def file_sha256(path: Path) -> str:
+    """sha256 of a file, read in pieces."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

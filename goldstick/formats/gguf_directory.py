@@ -87,7 +87,8 @@ def _lone_file(path: Path) -> Path | None:
     files = sorted(file for file in path.iterdir() if file.suffix == ".gguf" and file.is_file())
     if not files:
         return None
-    if (path / "config.json").is_file() and "quantization_config" in read_json(path / "config.json", "no checkpoint"):
+    config = read_json(path / "config.json", "no checkpoint") if (path / "config.json").is_file() else {}
+    if config.get("quantization_config") is not None:
         return None
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:3])

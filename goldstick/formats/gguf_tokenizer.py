@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 from goldstick.errors import FormatError
@@ -53,9 +54,18 @@ def tokenizer_metadata(directory: Path, vocab_size: int) -> dict[str, Any]:
     settings: Mapping[str, Any] = {}
     if (directory / "tokenizer_config.json").is_file():
         settings = read_json(directory / "tokenizer_config.json", "no checkpoint")
+    try:
+        return _metadata(directory, tokenizer, settings, vocab_size)
+    except (TypeError, AttributeError, LookupError, ValueError) as error:
+        raise _refused(f"tokenizer.json is not laid out as tokenizers are ({str(error)[:200]})") from error
+
+
+def _metadata(
+    directory: Path, tokenizer: Mapping[str, Any], settings: Mapping[str, Any], vocab_size: int
+) -> dict[str, Any]:
     model = tokenizer.get("model") or {}
     if model.get("type") != "BPE":
-        raise _refused(f"it is a {model.get('type')} model, and goldstick writes BPE")
+        raise _refused(f"it is a {str(model.get('type'))[:50]} model, and goldstick writes BPE")
     found = _sentencepiece(tokenizer) if model.get("byte_fallback") else _byte_level(tokenizer)
     tokens, types = _tokens(tokenizer, vocab_size)
     found |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
@@ -98,10 +108,10 @@ def _sentencepiece(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
         if step.get("type") == "Prepend" and step.get("prepend") == "▁":
             prefix = True
         elif step.get("type") != "Replace" or step.get("content") != "▁":
-            raise _refused(f"its normalizer has the step {step.get('type')!r}")
+            raise _refused(f"its normalizer has the step {shown(step.get('type'))}")
     for step in _steps(tokenizer.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") != "Metaspace":
-            raise _refused(f"its pre_tokenizer has the step {step.get('type')!r}")
+            raise _refused(f"its pre_tokenizer has the step {shown(step.get('type'))}")
         prefix = prefix or step.get("prepend_scheme", "always") != "never"
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(tokenizer["model"].get("merges") or ()):

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from goldstick.core.utf8_paths import require_utf8
 from goldstick.errors import FormatError, SourceError
 from goldstick.formats.file_state import FileState, states_in
 from goldstick.formats.gguf import GGUF_NAME
@@ -77,10 +78,16 @@ def require_model(path: Path, *, local: bool = False) -> Path:
         local: Whether nothing but a path may be given for it, no hub id and no name.
 
     Raises:
-        SourceError: Nothing is there.
+        SourceError: Nothing is there, or a file that is no GGUF file.
+        UsageError: Its path is not UTF-8.
     """
+    require_utf8(path)
     if not path.exists():
         raise _no_model(path, local)
+    if not path.is_dir() and path.suffix != ".gguf":
+        raise SourceError(
+            f"{path} is a file, and a model is a directory or a .gguf file. Give the directory it lies in."
+        )
     return path
 
 
@@ -103,7 +110,7 @@ def open_source(directory: Path) -> SourceCheckpoint:
         raise _no_model(directory)
     states = states_in(directory)
     config = read_json(directory / "config.json", "not a model directory: it has no config.json")
-    if "quantization_config" in config:
+    if config.get("quantization_config") is not None:
         table = config["quantization_config"]
         method = table.get("quant_method") if isinstance(table, dict) else None
         raise SourceError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 from goldstick.errors import FormatError
@@ -12,14 +13,16 @@ ALWAYS_READ = 1_500_000
 #: A larger one must be at most this part of what it describes, so that it cannot take more memory than that does.
 LARGEST_PART = 20
 _DEPTH_LIMIT = 40
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _DIGITS = 40  # tokenizers that know no limit say int(1e30), which has 31
 
 
 def parse_object(data: bytes, where: str) -> dict[str, Any]:
     """The JSON object that ``data`` spells.
 
-    Refuses what Python's parser takes and others do not: another encoding, a key given twice, NaN. Refuses whole
-    numbers of more than 40 digits and objects deeper than 40 levels, which no checkpoint needs.
+    Refuses what Python's parser takes and others do not: another encoding, a key given twice, NaN, half of a character
+    (a lone surrogate). Refuses whole numbers of more than 40 digits and objects deeper than 40 levels, which no
+    checkpoint needs.
 
     Raises:
         FormatError: It is anything else; the message names ``where``.
@@ -28,6 +31,11 @@ def parse_object(data: bytes, where: str) -> dict[str, Any]:
         value = json.loads(
             data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_constant, parse_int=_integer
         )
+        if _SURROGATE.search(data):
+            json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise FormatError(f"{where} cannot be read as JSON: {half!r} is half of a character.") from error
     except (ValueError, RecursionError) as error:
         raise FormatError(f"{where} cannot be read as JSON: {error}.") from error
     if not isinstance(value, dict):

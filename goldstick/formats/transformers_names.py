@@ -26,6 +26,12 @@ _MOST = (
     (re.compile(r"num_labels|.*experts"), 100_000),
 )
 
+#: Sizes by which a config's own model is built; those of parts of it may be 0.
+_SIZES = (
+    "hidden_size", "n_embd", "d_model", "vocab_size", "num_attention_heads", "n_head", "num_hidden_layers", "n_layer",
+    "intermediate_size", "max_position_embeddings",
+)  # fmt: skip
+
 #: Conversions that only stack, split or join whole rows, and so may be applied to codes and scales alike.
 _ROW_OPERATIONS = frozenset({"MergeModulelist", "SplitModulelist", "Concatenate", "Chunk", "Split", "_IdentityOp"})
 
@@ -72,8 +78,12 @@ def load_config(directory: Path) -> Any:
                 raise SourceError(
                     f"{directory}: config.json says {key} = {number}, and goldstick reads up to {most:,}."
                 )
+    for key in _SIZES:
+        if type(raw.get(key)) is int and raw[key] < 1:
+            raise SourceError(f"{directory}: config.json says {key} = {raw[key]}, and no model has fewer than 1.")
     for key in ("dtype", "torch_dtype"):
-        if isinstance(raw.get(key), str) and not isinstance(getattr(torch, raw[key], None), torch.dtype):
+        name = raw.get(key)
+        if name is not None and not (isinstance(name, str) and isinstance(getattr(torch, name, None), torch.dtype)):
             raise SourceError(f"{directory}: config.json says {key} = {shown(raw[key])}, which is no type of numbers.")
     public = _public(raw)
     model_type = public.pop("model_type", None)

@@ -27,7 +27,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from goldstick import surgery
 from goldstick.core.edits import Quantize
-from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.qtensor import QuantizedTensor, scale_dtype
 from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats import FORMATS
@@ -138,9 +138,9 @@ class GoldstickQuantizer(HfQuantizer):
         )
         module = self.network.module(site)
         parameter = getattr(module, site.parameter)
-        scale_dtype = _scale_dtype(parameter.dtype)
+        stored_in = scale_dtype(parameter.dtype)
         # Experts are gathered into one tensor of rows whatever the format.
-        specs = (NATIVE if _fused(site) else self.format).specs(layer, scale_dtype)
+        specs = (NATIVE if _fused(site) else self.format).specs(layer, stored_in)
         self.suffixes[site.name] = tuple(specs)
         parts = {suffix: torch.empty(shape, dtype=dtype, device="meta") for suffix, (shape, dtype) in specs.items()}
         if _fused(site):
@@ -209,7 +209,7 @@ class GoldstickQuantizer(HfQuantizer):
             original.bias = place.bias
             # GPTQ, AWQ and GGUF store float16 scales whatever the model computes in.
             tensor = dataclasses.replace(
-                tensor, scale=tensor.scale.to(_scale_dtype(getattr(original, site.parameter).dtype))
+                tensor, scale=tensor.scale.to(scale_dtype(getattr(original, site.parameter).dtype))
             )
             _replace(self.network.model, site.module, original)
         edit = Quantize(
@@ -254,10 +254,6 @@ def take_over(method: str, config: type[GoldstickConfig], quantizer: type[Goldst
     """Let a quantizer of goldstick's serve a method, whoever did so before."""
     AUTO_QUANTIZATION_CONFIG_MAPPING[method] = config
     AUTO_QUANTIZER_MAPPING[method] = quantizer
-
-
-def _scale_dtype(weight_dtype: torch.dtype) -> torch.dtype:
-    return weight_dtype if weight_dtype in (torch.float16, torch.bfloat16) else torch.float32
 
 
 def _fused(site: Site) -> bool:

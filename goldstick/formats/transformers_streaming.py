@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from goldstick.core.freed_memory import return_freed_memory
 from goldstick.errors import CheckpointError
 from goldstick.formats.counted_modules import most_modules
 from goldstick.formats.kv_cache import read_kv
@@ -33,6 +34,7 @@ class StreamedModel:
     Attributes:
         model: The model.
         blocks: Paths of its repeated blocks; empty where it has none, and everything was read.
+        entered: The block that :meth:`enter` read last; empty where there is none.
 
     Raises:
         SourceError: The directory is no readable model.
@@ -45,8 +47,9 @@ class StreamedModel:
         self._of_block: dict[str, dict[str, TensorInfo]] = {}
         self._outside: dict[str, TensorInfo] = {}
         self.blocks: tuple[str, ...] = ()
+        self.entered = ""
         config = read_json(directory / "config.json", "no checkpoint: it has no config.json")
-        if "quantization_config" in config:
+        if config.get("quantization_config") is not None:
             cls, settings = quantized_class(directory, config)
         else:
             cls, settings = model_class(config, str(directory)), load_config(directory)
@@ -58,7 +61,7 @@ class StreamedModel:
         model.__class__ = cls
         self.model: nn.Module = model.eval()
         self._require(info["missing_keys"], info["mismatched_keys"], info["unexpected_keys"])
-        kv = read_kv(directory, config.get("quantization_config", {}))
+        kv = read_kv(directory, config.get("quantization_config") or {})
         if kv is not None:
             use_quantized_cache(model, kv)
 
@@ -75,6 +78,14 @@ class StreamedModel:
         self._require(found.missing_keys, {*found.mismatched_keys, *found.conversion_errors}, found.unexpected_keys)
         if self._quantizer is not None:
             self._quantizer.finish(block)
+
+    def enter(self, block: str) -> None:
+        """Read a block whose turn has come, and let go of the one that was entered before it."""
+        if self.entered:
+            self.release(self.entered)
+            return_freed_memory()
+        self.entered = block
+        self.load(block)
 
     def release(self, block: str) -> None:
         """Let go of the weights of a block; buffers that no checkpoint holds stay. A float block can be read again."""

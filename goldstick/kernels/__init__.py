@@ -8,7 +8,7 @@ import torch
 
 from goldstick.errors import KernelError
 from goldstick.kernels.base import Activation, Backend, WeightSpec
-from goldstick.kernels.cpu import CpuBackend
+from goldstick.kernels.cpu import CpuBackend, chosen_isa
 from goldstick.kernels.cpu.integer import IntegerCpuBackend
 from goldstick.kernels.reference import ReferenceBackend
 from goldstick.kernels.triton import TritonBackend
@@ -29,8 +29,10 @@ def select(spec: WeightSpec, device: torch.device) -> Backend:
 
     Raises:
         KernelError: The variable names no backend, or one that cannot run this layer; or nothing can.
+        UsageError: GOLDSTICK_ISA asks for what this processor does not have.
     """
     wanted = os.environ.get("GOLDSTICK_BACKEND")
+    chosen_isa()
     candidates = [backend for backend in BACKENDS if not wanted or backend.name == wanted]
     if not candidates:
         known = ", ".join(backend.name for backend in BACKENDS)

@@ -41,7 +41,7 @@ def _gptq_block(
         bits,
         cpu.PRECISIONS[scale.dtype],
         torch.get_num_threads() if len(weight) >= _THREADED_FROM else 1,
-        cpu._C.isa() != "scalar",
+        cpu.chosen_isa() != "scalar",
     )
     return codes, errors
 

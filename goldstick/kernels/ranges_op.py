@@ -35,7 +35,7 @@ def _search_ranges(grouped: Tensor, scale: Tensor, zero: Tensor | None, importan
         best,
         bits,
         torch.get_num_threads() if grouped.numel() >= _THREADED_FROM else 1,
-        cpu._C.isa() != "scalar",
+        cpu.chosen_isa() != "scalar",
     )
     return best
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from goldstick.structure.blocks import find_blocks
+from goldstick.structure.calls import ForwardLeft, standing_in
 
 
 class BlockRuns:
@@ -67,7 +67,7 @@ class BlockRuns:
 
     def _run(self, index: int) -> Tensor:
         model: Any = self.model
-        with self._passing_over(index):
+        with standing_in(model, dict.fromkeys(self.blocks[: self._first], lambda *_, **__: self._given[index])):
             found: Tensor = model(**self.batches[index], use_cache=False).logits
         return found
 
@@ -77,27 +77,16 @@ class BlockRuns:
 
         def stop(_: nn.Module, __: Any, output: Any) -> None:
             found.append(output)
-            raise _Reached
+            raise ForwardLeft
 
         handle = self.model.get_submodule(self.blocks[place]).register_forward_hook(stop)
         try:
             self._run(index)
-        except _Reached:
+        except ForwardLeft:
             pass
         finally:
             handle.remove()
         return found[0]
-
-    @contextmanager
-    def _passing_over(self, index: int) -> Iterator[None]:
-        passed = [self.model.get_submodule(block) for block in self.blocks[: self._first]]
-        for module in passed:
-            module.forward = lambda *_, **__: self._given[index]
-        try:
-            yield
-        finally:
-            for module in passed:
-                del module.forward
 
     @torch.no_grad()
     def _equal_from_the_second(self) -> bool:
@@ -109,7 +98,3 @@ class BlockRuns:
         equal = torch.equal(self._run(0), whole)
         self._first, self.batches, self._given = 0, batches, [None] * len(batches)
         return equal
-
-
-class _Reached(BaseException):
-    """Leaves a forward that has come far enough; no ``except Exception`` of a model may swallow it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -12,34 +13,30 @@ from torch import Tensor, nn
 from goldstick.calibration.absorbers import Absorbers
 from goldstick.calibration.arguments import run_around
 from goldstick.calibration.block import BlockCalibration, calibrate
-from goldstick.calibration.float32_products import multiplying_in_float32
+from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
 from goldstick.calibration.original import Original
-from goldstick.calibration.passes import Runs
-from goldstick.calibration.sweep import Calls, block_runs, find_absorbers, masks_of, prepare_experts, starts
-from goldstick.calibration.task import Task
+from goldstick.calibration.sweep import find_absorbers, prepare_experts
+from goldstick.calibration.task import Assignment
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
 from goldstick.core.freed_memory import give_large_blocks_back
+from goldstick.core.progress import Progress
 from goldstick.formats.transformers_streaming import StreamedModel
 from goldstick.pipeline.cache_by_blocks import BlockwiseCache
-from goldstick.pipeline.float_stream import FloatStream
-from goldstick.pipeline.memory_budget import activations, fits_together
+from goldstick.pipeline.memory_budget import activations, fits_together, peak_memory
 from goldstick.pipeline.observation import Observation, Passes, observe
 from goldstick.pipeline.plan import Plan
-from goldstick.recipes.resolve import Assignment
 from goldstick.recipes.rotate import rotate_block, rotate_outside
 from goldstick.recipes.run import calibrated_work, round_sites, tie_up
 from goldstick.structure.network import Network
 from goldstick.structure.probe import block_signature
 from goldstick.structure.trace import tensors_in
 
-Batches = Sequence[Mapping[str, Tensor]]
-
 
 class BlockwiseModel:
     """What becomes of a model, block by block; what is on disk is nothing of its business.
 
-    Use it in this order: ``start``; for each block ``load``, ``advance`` and ``release``; ``finish``.
+    Use it in this order: ``start``; ``loop``, block by block; ``finish``.
 
     Args:
         plan: What to do; its model is one chain of blocks.
@@ -47,7 +44,7 @@ class BlockwiseModel:
         batches: Calibration batches; none where no stage looks at data.
         proof: Keyword arguments of each call of the model that its proof makes.
         max_memory: Bytes that may be used; decides whether all batches wait together in a block.
-        told: Told what is done in a block.
+        progress: Told what is done.
 
     Attributes:
         network: The network.
@@ -63,13 +60,14 @@ class BlockwiseModel:
         batches: Batches,
         proof: Batches,
         max_memory: int,
-        told: Callable[[str], None],
+        progress: Progress,
     ) -> None:
-        self._plan, self._streamed, self._max_memory, self._told = plan, streamed, max_memory, told
+        self._plan, self._streamed, self._max_memory, self._progress = plan, streamed, max_memory, progress
         self._model = streamed.model
         self._batches, self._proof = batches, proof
         self._work = calibrated_work(plan.resolution, self._take_note)
-        self._floats: FloatStream | None = None
+        self._float_calls: Calls = ()
+        self._float_model: nn.Module | None = None  # around its blocks, where layers there are compared with
         self._activations: dict[object, int] = {}
         self._absorbers: Absorbers | None = None
         self._calls: Calls = []
@@ -77,6 +75,7 @@ class BlockwiseModel:
         self.blocks = streamed.blocks
         self.results: dict[str, dict[str, Any]] = {}
         self.cache: BlockwiseCache | None = None
+        self._block = ""
 
     def start(self, results: Mapping[str, dict[str, Any]], cache: Mapping[str, Any]) -> list[Tensor]:
         """Do what comes before the blocks; the first block is in memory afterwards.
@@ -92,12 +91,12 @@ class BlockwiseModel:
         self.results = dict(results)
         if self._plan.rotation is not None:
             rotate_outside(self.network, self._plan.rotation)
-        self.load(self.blocks[0])
+        self._read(self.blocks[0])
         prepare_experts(self.network, self._work)
         floats = self._float_starts()
         self._round(None)
         if self._plan.resolution.kv is not None:
-            self.cache = BlockwiseCache(self._plan.resolution.kv, self._model, cache)
+            self.cache = BlockwiseCache(self._plan.resolution.kv, self._model, cache, len(self._batches))
         hidden, self._calls = self._starts()
         if self._work.balancing:
             self._absorbers = find_absorbers(self.network, self.blocks, self._batches[0])
@@ -105,37 +104,24 @@ class BlockwiseModel:
             self._streamed.release_outside()
         return [*hidden, *floats]
 
-    def load(self, block: str) -> None:
-        """Read a block and turn it as the recipe says."""
-        self._streamed.load(block)
-        if self._plan.rotation is not None:
-            rotate_block(self.network, self._plan.rotation, block)
-
     def release(self, block: str) -> None:
         """Let go of a block."""
         self._streamed.release(block)
 
-    def advance(self, block: str, states: Sequence[Tensor]) -> Iterator[Tensor]:
-        """Calibrate a block and let all hidden states through it; when the last came out, the block is finished."""
-        original = self._floats.block(self._model.get_submodule(block), block, states) if self._floats else None
-        self._round(block)
-        runs = block_runs(self._model, block, self._calls, states, self._cache_of if self.cache is not None else None)
-        count = len(self._batches)
-        halves = [] if original is None else [original.module]
-        with multiplying_in_float32(*halves):
-            with multiplying_in_float32(self._model.get_submodule(block)):
-                calibration = self._calibration(block, runs, original) if count else None
-                if calibration is not None:
-                    calibration.solve()
-                    yield from calibration.outputs()
-                    calibration.finish()
-                    give_large_blocks_back(scarce=True)  # the next block's weights would fill the heap for good
-            if self.cache is not None:
-                self.cache.settle()
-            for run in runs[count:]:  # what the proof looks at goes through the packed layers
-                yield run()
-            if calibration is not None:
-                yield from calibration.original_outputs()
+    def loop(self, write: Callable[[str, Iterator[Tensor]], Sequence[Tensor]]) -> BlockLoop:
+        """What to do with each block, in their order; see :class:`BlockLoop`."""
+        return BlockLoop(
+            network=self.network,
+            work=self._work,
+            batches=self._batches,
+            calls=self._calls,
+            float_calls=self._float_calls,
+            absorbers=self._absorbers,
+            caches=self.cache,
+            load=self._load,
+            write=write,
+            fits_together=self._fits_together,
+        )
 
     def finish(self, states: Sequence[Tensor]) -> Observation:
         """Solve what lies outside the blocks, and observe the model in memory."""
@@ -144,21 +130,26 @@ class BlockwiseModel:
             self._streamed.load_outside()
         outside = self._work.within(None)
 
-        def with_blocks_done(index: int, run: Callable[[], Any]) -> Any:
-            return run_around(model, self.blocks, states[index], self._calls[index][self.blocks[0]].rest, run)
+        def around(model: nn.Module, calls: Calls, first: int, index: int, run: Callable[[], Any]) -> Any:
+            return run_around(model, self.blocks, states[first + index], calls[index][self.blocks[0]].rest, run)
 
-        def last_output(index: int) -> Tensor:
-            return next(tensors_in(with_blocks_done(index, lambda: model(**self._batches[index]))))
+        def last_output(model: nn.Module, calls: Calls, first: int, index: int) -> Tensor:
+            return next(tensors_in(around(model, calls, first, index, partial(model, **self._batches[index]))))
+
+        def runs(model: nn.Module, calls: Calls, first: int = 0) -> list[Callable[[], Tensor]]:
+            return [partial(last_output, model, calls, first, index) for index in range(count)]
 
         def observed(passes: Passes) -> list[Any]:
             reading = len(self._proof)
-            found = [with_blocks_done(count + place, run) for place, run in enumerate(passes[:reading])]
+            found = [around(model, self._calls, 0, count + place, run) for place, run in enumerate(passes[:reading])]
             return found + [run() for run in passes[reading:]]
 
         if outside.tasks:
-            runs = [partial(last_output, index) for index in range(count)]
-            original = self._floats.whole(states) if self._floats else None
-            calibrate(BlockCalibration(self.network, outside, runs, masks_of(self._batches), original=original))
+            original, floats = None, self._float_model
+            if floats is not None:
+                original = Original(module=floats, path="", runs=runs(floats, self._float_calls, len(states) - count))
+            masks = masks_of(self._batches)
+            calibrate(BlockCalibration(self.network, outside, runs(model, self._calls), masks, original=original))
         tie_up(self.network, self._plan.resolution)
         if self.cache is not None:
             self.cache.finish()
@@ -172,9 +163,11 @@ class BlockwiseModel:
         """The first hidden states of the float model, where a stage compares with it; nothing is rounded yet."""
         if not self._work.asymmetric:
             return []
-        hidden, calls = starts(self._model, self.blocks, self._batches)
-        outside = self._work.within(None).asymmetric
-        self._floats = FloatStream(self._model, self.blocks, self._batches, calls, outside)
+        hidden, self._float_calls = starts(self._model, self.blocks, self._batches)
+        if self._work.within(None).asymmetric:
+            self._float_model = copy.deepcopy(self._model)
+            for block in self.blocks:
+                self._float_model.get_submodule(block).to("meta")
         return hidden
 
     def _starts(self) -> tuple[list[Tensor], Calls]:
@@ -186,37 +179,29 @@ class BlockwiseModel:
         proof_hidden, proof_calls = starts(self._model, self.blocks, self._proof)
         return [*hidden, *proof_hidden], [*calls, *proof_calls]
 
-    def _cache_of(self, number: int) -> Any:
-        assert self.cache is not None
-        return self.cache.of_batch(number) if number < len(self._batches) else self.cache.of_proof()
+    def _load(self, block: str) -> nn.Module | None:
+        """Have a block in memory, turned, and rounded where that needs no data; its copy before it was rounded."""
+        self._block = block
+        self._tell("")
+        if block != self.blocks[0]:
+            self._read(block)
+        original = copy.deepcopy(self._model.get_submodule(block)) if self._float_calls else None
+        self._round(block)
+        return original
 
-    def _calibration(self, block: str, runs: Runs, original: Original | None) -> BlockCalibration:
-        count = len(self._batches)
-        together = self._fits_together(block, runs[0], streams=1 if original is None else 2)
-        give_large_blocks_back(scarce=not together)
-        return BlockCalibration(
-            self.network,
-            self._work.within(block),
-            runs[:count],
-            masks_of(self._batches),
-            pairs=self._absorbers.of(block) if self._absorbers is not None else (),
-            together=together,
-            original=original,
-            look=runs[count] if self._is_shown_by_proof(block) else runs[0],
-        )
+    def _read(self, block: str) -> None:
+        self._streamed.load(block)
+        if self._plan.rotation is not None:
+            rotate_block(self.network, self._plan.rotation, block)
 
-    def _fits_together(self, block: str, run: Callable[[], Tensor], streams: int) -> bool:
+    def _fits_together(self, block: str, run: Callable[[], Tensor], models: int) -> bool:
         """Whether all batches may wait together in a block; blocks that are alike need as much."""
         module, kind = self._model.get_submodule(block), block_signature(self.network, block)
         if kind not in self._activations:
             self._activations[kind] = activations(module, run)
-        return fits_together(module, self._activations[kind], len(self._batches), self._max_memory, streams)
-
-    def _is_shown_by_proof(self, block: str) -> bool:
-        """Whether a short pass of the proof shows the order of a block's layers: unless inputs choose them, or a cache
-        would keep what it is shown."""
-        chosen = any(isinstance(module, nn.ModuleList) for module in self._model.get_submodule(block).modules())
-        return bool(self._proof) and not chosen and self.cache is None
+        together = fits_together(module, self._activations[kind], len(self._batches), self._max_memory, models)
+        give_large_blocks_back(scarce=not together)
+        return together
 
     def _round(self, block: str | None) -> None:
         """Quantize what needs no data in a block, or outside all blocks."""
@@ -231,11 +216,16 @@ class BlockwiseModel:
             if assignment.site.block == block and name not in self._work.tasks
         ]
 
-    def _take_note(self, task: Task, edit: Quantize, error: WeightError) -> None:
+    def _take_note(self, task: Assignment, edit: Quantize, error: WeightError) -> None:
         self.results[task.site.name] = {"error": asdict(error), "notes": dict(edit.notes)}
         ratio = ""
         compared = "rtn_output_error" in edit.notes and not task.stage.asymmetric  # whose errors lack a constant
         if compared and float(edit.notes["rtn_output_error"]) > 0:
             share = float(edit.notes["output_error"]) / float(edit.notes["rtn_output_error"])
             ratio = f", output error {share:.0%} of rounding's"
-        self._told(f": {task.site.name.removeprefix(task.site.block or '').strip('.')}{ratio}")
+        self._tell(f": {task.site.name.removeprefix(task.site.block or '').strip('.')}{ratio}")
+
+    def _tell(self, what: str) -> None:
+        place = self.blocks.index(self._block) if self._block else 0
+        peak = peak_memory() / 1e9
+        self._progress(f"calibrating {self._block}{what} (peak {peak:.1f} GB)", place, len(self.blocks))

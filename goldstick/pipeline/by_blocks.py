@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,6 @@ from goldstick.pipeline.block_tensors import BlockTensors
 from goldstick.pipeline.blockwise_model import BlockwiseModel
 from goldstick.pipeline.hidden_states import HiddenStates, write_hidden_states
 from goldstick.pipeline.journal import WorkDirectory
-from goldstick.pipeline.memory_budget import peak_memory
 from goldstick.pipeline.observation import Observation, model_inputs
 from goldstick.pipeline.plan import Plan
 from goldstick.pipeline.rotation_by_blocks import prove_where_it_fits
@@ -75,12 +74,11 @@ class BlockwiseRun:
         max_memory: int,
         progress: Progress,
     ) -> None:
-        self._plan, self._progress, self._max_memory = plan, progress, max_memory
+        self._plan, self._max_memory = plan, max_memory
         self._names = CheckpointNames(plan.network.model)
-        self._place = 0, len(streamed.blocks), ""
         self._rotation_error: float | None = None
         batches = data.batches() if data is not None else []
-        self._model = BlockwiseModel(plan, streamed, batches, proof, max_memory, self._tell)
+        self._model = BlockwiseModel(plan, streamed, batches, proof, max_memory, progress)
         self.data = data
 
     @torch.no_grad()
@@ -102,28 +100,34 @@ class BlockwiseRun:
             proven = journal["rotation_error"] if journal else prove_where_it_fits(self._plan, self._max_memory)
             self._rotation_error = proven
         model, blocks = self._model, self._model.blocks
-        states = self._begin(work, model.start(journal.get("sites", {}), journal.get("kv_cache", {})), journal)
+        first = self._begin(work, model.start(journal.get("sites", {}), journal.get("kv_cache", {})), journal)
         if done:
             model.release(blocks[0])
         kv = self._kv_to_store()
         tensors = BlockTensors(self._plan, model.network, blocks, self._names, kv.tensors if kv else {})
         limit = self._plan.recipe.export.max_shard_size
         writer = ShardedWriter(work.checkpoint, tensors.specs(), limit, journal.get("files"))
+
+        def write(block: str, outputs: Iterator[Tensor]) -> HiddenStates:
+            """Write a block and what it gives, and let go of it."""
+            index = blocks.index(block)
+            found = write_hidden_states(work.path, index + 1, outputs, first.specs)
+            give_large_blocks_back(scarce=True)  # the next block's weights would fill the heap for good
+            tensors.write(writer, block)
+            check_source()
+            progress = {"blocks_done": index + 1, "hidden": found.sha256, **self._found()}
+            with uninterrupted():
+                work.commit(progress | {"files": writer.state()})
+            HiddenStates.remove(work.path, index)
+            model.release(block)
+            return_freed_memory()
+            return found
+
+        states: Sequence[Tensor] = first
         try:
-            for index in range(done, len(blocks)):
-                self._place = index, len(blocks), blocks[index]
-                self._tell("")
-                if index:
-                    model.load(blocks[index])
-                states = self._advance(work, blocks[index], states)
-                tensors.write(writer, blocks[index])
-                check_source()
-                progress = {"blocks_done": index + 1, "hidden": states.sha256, **self._found()}
-                with uninterrupted():
-                    work.commit(progress | {"files": writer.state()})
-                HiddenStates.remove(work.path, index)
-                model.release(blocks[index])
-                return_freed_memory()
+            loop = model.loop(write)
+            for block in blocks[done:]:
+                states = loop.advance(block, states)
             expected = model.finish(states)
             kv = self._kv_to_store()
             tensors.write(writer, None)
@@ -142,10 +146,6 @@ class BlockwiseRun:
         if journal:
             return HiddenStates(work.path, journal["blocks_done"], journal["hidden"])
         return write_hidden_states(work.path, 0, hidden, [(state.shape, state.dtype) for state in hidden])
-
-    def _advance(self, work: WorkDirectory, block: str, states: HiddenStates) -> HiddenStates:
-        """Calibrate a block and let the hidden states of all batches through it."""
-        return write_hidden_states(work.path, states.number + 1, self._model.advance(block, states), states.specs)
 
     def _found(self) -> dict[str, Any]:
         """What the journal remembers of the finished blocks, beside their tensors and hidden states."""
@@ -178,7 +178,3 @@ class BlockwiseRun:
             kv=kv,
             account=account,
         )
-
-    def _tell(self, what: str) -> None:
-        done, total, block = self._place
-        self._progress(f"calibrating {block}{what} (peak {peak_memory() / 1e9:.1f} GB)", done, total)

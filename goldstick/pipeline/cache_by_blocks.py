@@ -26,10 +26,11 @@ class BlockwiseCache:
         stage: The stage.
         model: The model.
         journal: What :attr:`state` was when the run was stopped; empty at the start.
+        batches: How many batches there are; passes of higher numbers are those of the proof.
     """
 
-    def __init__(self, stage: KVCache, model: nn.Module, journal: Mapping[str, Any]) -> None:
-        self._stage, self._model = stage, model
+    def __init__(self, stage: KVCache, model: nn.Module, journal: Mapping[str, Any], batches: int) -> None:
+        self._stage, self._model, self._batches = stage, model, batches
         self._config = cached_decoder(model).config
         self._recorder = None
         if stage.exposure is not Exposure.NONE:
@@ -55,13 +56,11 @@ class BlockwiseCache:
         """Let the model hand its blocks caches like those that it will have, whatever it is called with."""
         use_quantized_cache(self._model, self.settings)
 
-    def of_batch(self, number: int) -> Any:
-        """What the pass of a calibration batch through the block at hand has for a cache."""
+    def pass_cache(self, number: int) -> Any:
+        """What a pass through the block at hand has for a cache: one of a batch notes, one of the proof quantizes."""
+        if number >= self._batches:
+            return new_cache(self._config, self.settings)
         return None if self._recorder is None else self._recorder.pass_cache(number)
-
-    def of_proof(self) -> Any:
-        """What a pass of the proof through the block at hand, which is calibrated, has for a cache."""
-        return new_cache(self._config, self.settings)
 
     def settle(self) -> None:
         """The batches are through the block at hand: its scales are known.

@@ -9,10 +9,12 @@ from typing import Any
 from torch import nn
 
 from goldstick.calibration.chat import chat_ids
+from goldstick.calibration.chat_template import ChatTemplates
 from goldstick.calibration.data import CalibrationData
 from goldstick.calibration.packing import pack, pad_rows
 from goldstick.calibration.sources import Document, read_documents
 from goldstick.errors import DataError
+from goldstick.evaluation.forward import embedding_rows
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.pipeline.models import REFERENCE, data_directory
 from goldstick.pipeline.runnable import with_tokenizer
@@ -37,15 +39,16 @@ def calibration_data(
         language_model = with_tokenizer(model, directory)
         documents = read_documents(settings.dataset, _home(settings.dataset, data_dir), settings.text_field)
         make = pack if settings.packing else pad_rows
-        data = make(
-            (_encode(document, language_model) for document in documents),
-            dataset=settings.dataset,
-            samples=settings.samples,
-            seq_len=min(settings.seq_len, language_model.context_length),
-            seed=settings.seed,
-            allow_short=settings.allow_short,
-            unknown_id=_unknown_id(language_model.tokenizer),
-        )
+        with ChatTemplates() as templates:
+            data = make(
+                (_encode(document, language_model, templates) for document in documents),
+                dataset=settings.dataset,
+                samples=settings.samples,
+                seq_len=min(settings.seq_len, language_model.context_length),
+                seed=settings.seed,
+                allow_short=settings.allow_short,
+                unknown_id=_unknown_id(language_model.tokenizer),
+            )
         _check_vocabulary(data, language_model, directory)
         return data
 
@@ -59,12 +62,12 @@ def _home(dataset: str, data_dir: Path | None) -> Path | None:
     return data_dir
 
 
-def _encode(document: Document, language_model: LanguageModel) -> list[int]:
+def _encode(document: Document, language_model: LanguageModel, templates: ChatTemplates) -> list[int]:
     if document.blank:  # some tokenizers would make a beginning-of-text token of it
         return []
     if isinstance(document.content, str):
         return language_model.encode(document.content)
-    return chat_ids(language_model.tokenizer, document.content, document.place)
+    return chat_ids(language_model.tokenizer, document.content, document.place, templates)
 
 
 def _unknown_id(tokenizer: Any) -> int | None:
@@ -78,15 +81,9 @@ def _check_vocabulary(data: CalibrationData, language_model: LanguageModel, dire
     """Refuse ids that the embedding has no row for, which would crash far from here, or read foreign memory."""
     model = language_model.model
     rows, largest = embedding_rows(model), int(data.tokens.max())
-    if largest >= rows:
+    if rows is not None and largest >= rows:
         raise DataError(
             f"the tokenizer in {directory} ({type(language_model.tokenizer).__name__}, {len(language_model.tokenizer)} "
             f"tokens) gives token id {largest} for {data.dataset}, and the embedding of {type(model).__name__} has "
             f"{rows} rows: they are not of one model; put the model's own tokenizer files beside its weights"
         )
-
-
-def embedding_rows(model: Any) -> int:
-    """How many token ids a model's embedding, float or quantized, has a row for."""
-    embedding = model.get_input_embeddings()
-    return len(embedding.weight_packed if hasattr(embedding, "weight_packed") else embedding.weight)

@@ -10,13 +10,12 @@ from typing import Any
 import jinja2
 
 from goldstick.formats.base import StorageFormat
+from goldstick.pipeline.front_matter import CARRIED, front_matter
+from goldstick.pipeline.front_matter import card_remarks as card_remarks
 from goldstick.recipes import Recipe
 from goldstick.report.accuracy_view import accuracy_view
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
-
-#: What the card of a model says that holds for its compressed form as well.
-_CARRIED = ("license", "license_name", "license_link", "language")
 
 _CARD = """\
 # {{ title }}, compressed with goldstick
@@ -67,11 +66,12 @@ def model_card(
     import yaml
     from huggingface_hub import ModelCardData
 
-    former = front_matter(source / "README.md") if source is not None else {}
+    former, _ = front_matter(source / "README.md") if source is not None else ({}, None)
+    base_model = base_model.encode(errors="replace").decode()  # a path may hold bytes that are no text
     known = former.get("base_model") if former.get("base_model_relation") == "quantized" else None
     if _HUB_ID.fullmatch(base_model) and not Path(base_model).exists():
         known = base_model
-    fields: dict[str, Any] = {key: former[key] for key in _CARRIED if key in former}
+    fields: dict[str, Any] = {key: former[key] for key in CARRIED if key in former}
     if known:
         fields |= {"base_model": known, "base_model_relation": "quantized"}
     if _generates_text(config):
@@ -101,17 +101,6 @@ def accuracy_section(evaluation: Mapping[str, Any]) -> str:
     return text
 
 
-def front_matter(card: Path) -> dict[str, Any]:
-    """The YAML between the first two lines ``---`` of a card; empty where there is none that can be read."""
-    import yaml
-
-    try:
-        parts = card.read_text(encoding="utf-8").split("---\n", 2)
-        found = yaml.safe_load(parts[1]) if len(parts) == 3 and not parts[0] else None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
 def _generates_text(config: Mapping[str, Any] | None) -> bool:
-    return any(str(name).endswith("ForCausalLM") for name in (config or {}).get("architectures") or ())
+    names = (config or {}).get("architectures")
+    return isinstance(names, list) and any(str(name).endswith("ForCausalLM") for name in names)

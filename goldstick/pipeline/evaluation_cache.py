@@ -28,16 +28,17 @@ _ABOUT_A_MODEL = {"report.json", "goldstick.json"}
 def cache_directory() -> Path | None:
     """Where results are kept: ``$GOLDSTICK_CACHE``, else ``goldstick`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
 
-    Nowhere where none of these is set and the user has no home, as in many containers.
+    Nowhere where neither variable is set and the user has no home, or one that is not there, as in many containers.
     """
     if given := os.environ.get(DIRECTORY_VARIABLE):
         return Path(given)
     if base := os.environ.get("XDG_CACHE_HOME"):
         return Path(base) / "goldstick"
     try:
-        return Path.home() / ".cache" / "goldstick"
+        home = Path.home()
     except RuntimeError:
         return None
+    return home / ".cache" / "goldstick" if home.is_dir() else None
 
 
 def evaluate_with_cache(

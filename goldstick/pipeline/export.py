@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from goldstick.core.qtensor import scale_dtype
 from goldstick.errors import FormatError, UsageError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StorageFormat, StoredLayer
@@ -20,20 +21,23 @@ from goldstick.formats.file_state import states_in
 from goldstick.formats.gguf_directory import missing_tokenizer
 from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
 from goldstick.formats.kv_cache import StoredKV, attention_modules, read_kv, stored_kv
-from goldstick.formats.name_patterns import module_names
 from goldstick.formats.source import read_json, sidecars_of
 from goldstick.formats.transformers_checkpoint import QuantizedCheckpoint, open_quantized
 from goldstick.formats.transformers_pruned import is_marked
 from goldstick.formats.unused_tensors import unused_tensors
+from goldstick.pipeline.card import card_remarks
 from goldstick.pipeline.choose_format import refusal_words, refusals
-from goldstick.pipeline.entries import Entry, write_entries
+from goldstick.pipeline.entries import Entry
 from goldstick.pipeline.exported import change_of_values, compare_layers, same_copies
 from goldstick.pipeline.finish import Content, prove_and_record, record_proof, write_rest
+from goldstick.pipeline.float_matrices import float_matrices
 from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout, write_gguf
+from goldstick.pipeline.inspect import table_of
 from goldstick.pipeline.observe_streamed import observe_checkpoint
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.quantize import Quantized
 from goldstick.pipeline.records import environment
+from goldstick.pipeline.shards import write_entries
 from goldstick.pipeline.source_files import SourceFiles
 from goldstick.pipeline.staging import MANIFEST_NAME, check_output, check_space, refuse_overlap, staged
 from goldstick.pipeline.stored_report import bytes_by_parameter, report_of_files
@@ -153,7 +157,7 @@ def export_checkpoint(
         progress("proving", 1, 1)
         report = _report(plan, made, found, content.base_model)
         timing = {"export_and_write": written - started, "prove": time.perf_counter() - written}
-        notes = tuple(note for note in (missing_tokenizer(directory),) if note)
+        notes = (*(note for note in (missing_tokenizer(directory),) if note), *card_remarks(directory))
         report = dataclasses.replace(report, timing=timing, warnings=(*report.warnings, *notes))
         report.write(work)
     return Quantized(directory=output, report=report)
@@ -212,21 +216,21 @@ def _content(plan: ExportPlan, hashes: Mapping[str, str]) -> Content:
     manifest: Mapping[str, Any] = {}
     if (directory / MANIFEST_NAME).is_file():
         manifest = read_json(directory / MANIFEST_NAME, "no checkpoint")
-    recipe = manifest.get("recipe")
+    recipe, source, entries = (table_of(directory, manifest, key) for key in ("recipe", "source", "layers"))
     return Content(
         config={key: value for key, value in plan.checkpoint.config.items() if key != "quantization_config"},
         sidecars=sidecars_of(directory),
         format=plan.format,
         layers=stored.layers,
-        left_alone=_float_matrices(plan.checkpoint),
+        left_alone=_left_alone(plan.checkpoint),
         ties=plan.checkpoint.ties,
         untied=False,
         recipe=Recipe.load(recipe) if recipe else None,
-        source=manifest.get("source", {}),
+        source=source,
         base_model=Report.read(directory).model if manifest else directory.name,
         errors={
-            site: {key: value for key, value in entry.items() if key != "scheme"}
-            for site, entry in manifest.get("layers", {}).items()
+            site: {key: value for key, value in table_of(directory, entries, site).items() if key != "scheme"}
+            for site in entries
         },
         kv=plan.kv,
         described_in=directory,
@@ -235,22 +239,14 @@ def _content(plan: ExportPlan, hashes: Mapping[str, str]) -> Content:
     )
 
 
-def _float_matrices(checkpoint: QuantizedCheckpoint) -> list[str]:
-    """Modules whose matrices stay float, by all their names, less the embeddings."""
-    stored, network = checkpoint.stored, checkpoint.network
+def _left_alone(checkpoint: QuantizedCheckpoint) -> list[str]:
+    stored = checkpoint.stored
     names = {name: checkpoint.names.piece(name).parameter for name in stored.tensors}
-    embeddings = {site.parameter_name for site in network.sites if site.role == "embedding"}
     codes = {layer.name for layer in stored.layers}
-    found = [
-        module
-        for name, info in stored.tensors.items()
-        if len(info.shape) == 2 and name not in codes and names[name] not in embeddings
-        for module in module_names(name, names[name])
-    ]
-    quantized = {layer.site for layer in stored.layers}
-    present = set(names.values())
-    heads = [site for site in network.sites if site.role == "head" and site.name not in quantized]
-    return found + [site.module for site in heads if site.parameter_name not in present]
+    matrices = {
+        name: names[name] for name, info in stored.tensors.items() if len(info.shape) == 2 and name not in codes
+    }
+    return float_matrices(checkpoint.network, matrices, {layer.site for layer in stored.layers}, names.values())
 
 
 def _model_dtype(checkpoint: QuantizedCheckpoint) -> torch.dtype:
@@ -262,7 +258,7 @@ def _model_dtype(checkpoint: QuantizedCheckpoint) -> torch.dtype:
         parts = {part_name(layer.name, suffix) for layer in stored.layers for suffix in stored.parts(layer)}
         floats = (info.dtype for name, info in stored.tensors.items() if name not in parts)
         dtype = next((found for found in floats if found.is_floating_point), torch.float32)
-    return dtype if dtype in (torch.float16, torch.bfloat16) else torch.float32
+    return scale_dtype(dtype)
 
 
 def _kv(checkpoint: QuantizedCheckpoint, target: StorageFormat, dtype: torch.dtype) -> StoredKV | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import goldstick
 from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.file_state import file_sha256 as file_sha256
 from goldstick.formats.kv_cache import KV_SIDECAR, StoredKV
 from goldstick.formats.transformers_pruned import is_marked
 from goldstick.pipeline.card import accuracy_section, model_card
@@ -84,7 +85,7 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
     for path in content.sidecars:
         hashes[path.name] = write_small(work / path.name, path.read_bytes())
     card = model_card(content.base_model, content.recipe, content.format, content.config, source=content.described_in)
-    hashes["README.md"] = write_small(work / "README.md", card.encode())
+    hashes["README.md"] = write_small(work / "README.md", card.encode(errors="backslashreplace"))
     manifest = {
         "manifest_version": MANIFEST_VERSION,
         "goldstick": goldstick.__version__,
@@ -130,9 +131,3 @@ def add_accuracy(work: Path, evaluation: Mapping[str, Any]) -> None:
     manifest = json.loads((work / MANIFEST_NAME).read_text(encoding="utf-8"))
     manifest["files"]["README.md"] = hashlib.sha256(card).hexdigest()
     write_atomically(work / MANIFEST_NAME, dump_json(manifest).encode())
-
-
-def file_sha256(path: Path) -> str:
-    """sha256 of a file, read in pieces."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -43,7 +43,11 @@ def push_to_hub(directory: Path, name: str, *, private: bool = False) -> str:
     check_repository(name)
     if constants.HF_HUB_OFFLINE:
         raise _not_pushed(directory, name, "HF_HUB_OFFLINE is set.")
-    if not get_token():
+    try:
+        token = get_token()
+    except (OSError, UnicodeDecodeError, RuntimeError) as error:
+        raise _not_pushed(directory, name, f"The token cannot be read: {error}.") from error
+    if not token:
         raise _not_pushed(directory, name, "There is no token: run 'hf auth login', or set HF_TOKEN.")
     hub: Any = HfApi(library_name="goldstick", library_version=goldstick.__version__)
     try:

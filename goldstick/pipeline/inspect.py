@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
-from goldstick.errors import CheckpointError, DataError
+import torch
+
+from goldstick.core.scheme import Scheme
+from goldstick.errors import CheckpointError, DataError, UsageError
 from goldstick.formats import FORMATS
 from goldstick.formats.gguf_directory import checkpoint_directory, made_by_another_tool
 from goldstick.formats.native import NATIVE
 from goldstick.formats.source import open_tensors, read_json, require_model
 from goldstick.pipeline.staging import MANIFEST_NAME
-from goldstick.report import Report
+from goldstick.report import LayerRecord, Report
 from goldstick.report.report import FILE_NAME
 
 
@@ -37,6 +42,8 @@ def read_report(directory: Path) -> Report:
         report = Report.read(directory)
     except DataError as error:
         raise CheckpointError(f"The report of {directory} cannot be read: {error}") from error
+    for layer in report.layers:
+        _require_known(layer, directory)
     stored = sum(info.nbytes for info in open_tensors(directory).values())
     if stored < report.size.bytes_after:
         raise CheckpointError(
@@ -45,6 +52,21 @@ def read_report(directory: Path) -> Report:
             "'goldstick verify' says which file changed."
         )
     return report
+
+
+def _require_known(layer: LayerRecord, directory: Path) -> None:
+    if layer.scheme is None:
+        return
+    try:
+        Scheme.parse(layer.scheme)
+        known = isinstance(getattr(torch, layer.dtype, None), torch.dtype)
+    except UsageError:
+        known = False
+    if not known:
+        raise CheckpointError(
+            f"The report of {directory} says that {layer.name} was of {layer.dtype[:40]!r} and became "
+            f"{layer.scheme[:40]!r}, of which one is nothing that goldstick knows. Copy the checkpoint again."
+        )
 
 
 def made_elsewhere(directory: Path) -> bool:
@@ -69,3 +91,18 @@ def read_manifest(directory: Path) -> dict[str, object]:
             f"{directory} holds no {MANIFEST_NAME}: it is no checkpoint made by goldstick, or its making was cut short."
         )
     return read_json(directory / MANIFEST_NAME, "no checkpoint")
+
+
+def table_of(directory: Path, owner: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """A table of a manifest, or of a table of it; empty where there is none.
+
+    Raises:
+        CheckpointError: Something else stands there.
+    """
+    found = owner.get(key) or {}
+    if not isinstance(found, Mapping):
+        raise CheckpointError(
+            f"{directory / MANIFEST_NAME} is not one that goldstick writes: {key!r} is no table. Copy the checkpoint "
+            "again."
+        )
+    return found

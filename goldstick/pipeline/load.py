@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from goldstick.formats.gguf_directory import checkpoint_directory, made_by_anoth
 from goldstick.formats.source import open_source, read_json, require_model
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.structure.network import Network
+from goldstick.training.parallel import local_rank, process_count
 
 
 def load(
@@ -89,11 +89,12 @@ def find_device(name: str) -> torch.device:
     """
     try:
         device = torch.device(name)
-        if name == "cuda" and "LOCAL_RANK" in os.environ:  # torchrun gives each process a device of its own
-            device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        if name == "cuda" and process_count() > 1:  # torchrun gives each process a device of its own
+            device = torch.device("cuda", local_rank())
         if device.type == "meta":
             raise RuntimeError("On the device meta nothing is computed.")
         torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise UsageError(f"There is no device {name!r} here: {str(error).splitlines()[0]} Use --device cpu.") from error
+    except (RuntimeError, AssertionError, ImportError) as error:  # as torch's many back ends happen to say it
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UsageError(f"There is no device {name!r} here: {reason}. Use --device cpu.") from error
     return device

@@ -11,10 +11,9 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from greenlet import getcurrent, greenlet
 from torch import Tensor, nn
 
-from goldstick.core.freed_memory import return_freed_memory
+from goldstick.calibration.pauses import PausedPass
 from goldstick.formats.transformers_streaming import StreamedModel
 
 
@@ -42,28 +41,21 @@ def run_in_steps(streamed: StreamedModel, run: Callable[[nn.Module], Any]) -> It
         streamed: The model. It is used up: its blocks are let go once they have run.
         run: Calls the model once.
     """
-    hub = getcurrent()
     calls: dict[str, int] = {}
     handles: list[Any] = []
 
     def watch(path: str, module: nn.Module) -> None:
         def note(module: nn.Module, _: Any, output: Any) -> None:
             call = calls[path] = calls.get(path, -1) + 1
-            hub.switch(Finished(name=path, call=call, kind=type(module).__name__, output=_first(output)))
+            PausedPass.pause(Finished(name=path, call=call, kind=type(module).__name__, output=_first(output)))
 
         handles.append(module.register_forward_hook(note))
 
-    held: list[str] = []
-
     def enter(block: str, module: nn.Module) -> None:
         """Read a block when its turn comes. Its modules are watched only then: reading replaces some of them."""
-        if block in held:
+        if block == streamed.entered:
             return
-        if held:
-            streamed.release(held.pop())
-            return_freed_memory()
-        held.append(block)
-        streamed.load(block)
+        streamed.enter(block)
         for path, inner in module.named_modules(prefix=block):
             if path != block:
                 watch(path, inner)
@@ -79,12 +71,12 @@ def run_in_steps(streamed: StreamedModel, run: Callable[[nn.Module], Any]) -> It
     for path, module in streamed.model.named_modules():
         if path not in streamed.blocks and not path.startswith(inside):
             watch(path, module)
-    worker = greenlet(lambda: run(streamed.model))
+    forward = PausedPass(lambda: run(streamed.model))
     try:
-        step = worker.switch()
-        while not worker.dead:
-            yield step
-            step = worker.switch()
+        forward.go_on()
+        while not forward.done:
+            yield forward.at
+            forward.go_on()
     finally:
         for handle in handles:
             handle.remove()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import resource
 from collections.abc import Callable
 from pathlib import Path
@@ -9,8 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from goldstick.errors import UsageError
 from goldstick.structure.trace import tensors_in
 
+#: What Python, torch and transformers take before any weight is read, measured, in bytes.
+BASE_MEMORY = 600_000_000
 #: Share of the free memory that a run takes without being told.
 _SHARE = 0.7
 
@@ -18,6 +22,28 @@ _SHARE = 0.7
 def peak_memory() -> int:
     """The largest resident set of this process so far, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def require_memory(given: object, least: int) -> None:
+    """Refuse a limit that a run cannot keep.
+
+    Args:
+        given: Bytes that the run may use, as the user says; ``None`` where nobody says anything.
+        least: Forecast of what it holds at least, in a process that holds nothing else.
+
+    Raises:
+        UsageError: It is less than that, or no number of bytes.
+    """
+    if given is None:
+        return
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 1 <= given < math.inf:
+        raise UsageError(f"The memory that a run may use (max_memory) is a number of bytes, 1 or more; not {given!r}.")
+    needed = least + max(0, used_memory() - BASE_MEMORY)
+    if given < needed:
+        raise UsageError(
+            f"This run cannot be held in {given:,.0f} bytes of memory: it takes {math.ceil(needed / 1e8) / 10} GB at "
+            f"least. Give --max-memory {math.ceil(needed / 1e8) * 100}MB or more, or leave the option out."
+        )
 
 
 def default_budget() -> int:

@@ -7,16 +7,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import nn
 
-from goldstick.formats.name_patterns import module_names
 from goldstick.formats.transformers_names import CheckpointNames, empty_model
 from goldstick.formats.transformers_pruned import marked
+from goldstick.pipeline.float_matrices import float_matrices
 from goldstick.pipeline.save import StoredPiece
 from goldstick.structure.network import Network
-
-_NOTHING = torch.empty(0)
 
 
 def is_transformers(model: nn.Module) -> bool:
@@ -44,10 +41,10 @@ def config_of(model: nn.Module) -> dict[str, Any] | None:
     return marked(config)
 
 
-def float_matrices(
+def left_alone(
     network: Network, pieces: Sequence[StoredPiece], floats: Mapping[str, Any], names: CheckpointNames | None
 ) -> list[str]:
-    """Modules of a rewritten network whose matrices stayed float, by all their names, less the embeddings.
+    """Modules of a rewritten network whose matrices stayed float; see :func:`float_matrices`.
 
     Args:
         network: Rewritten; its ``sites`` are those it had before.
@@ -55,14 +52,7 @@ def float_matrices(
         floats: The float tensors, as the checkpoint names them.
         names: How it names tensors; ``None`` keeps the parameters' names.
     """
-    embeddings = {site.parameter_name for site in network.sites if site.role == "embedding"}
-    skip = set(names.to_checkpoint(dict.fromkeys(embeddings, _NOTHING))) if names else embeddings
-    stored = [
-        module
-        for name, value in floats.items()
-        if value.ndim == 2 and name not in skip
-        for module in module_names(name, names.piece(name).parameter if names else name)
-    ]
+    parameters = {name: names.piece(name).parameter if names else name for name in floats}
+    matrices = {name: parameters[name] for name, value in floats.items() if value.ndim == 2}
     quantized = {piece.layer.site for piece in pieces}
-    tied_heads = [site.module for site in network.sites if site.role == "head" and site.name not in quantized]
-    return list(dict.fromkeys(stored + tied_heads))
+    return list(dict.fromkeys(float_matrices(network, matrices, quantized, parameters.values())))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from goldstick.errors import CheckpointError
+from goldstick.errors import CheckpointError, DataError
 from goldstick.formats.transformers_example_inputs import fixed_inputs as fixed_inputs
+from goldstick.structure.calls import first_call
 
 _SAMPLES = 64
 _TEXT = """\
@@ -59,24 +59,8 @@ def run_in_turn(passes: Passes) -> list[Any]:
 
 def model_inputs(model: nn.Module, directory: Path | None) -> list[dict[str, Any]]:
     """The keyword arguments of each call of the model that :func:`observe` makes; the model does not run."""
-    calls: list[dict[str, Any]] = []
-
-    def note(_: nn.Module, __: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        calls.append(kwargs)
-        raise _Noted
-
-    handle = model.register_forward_pre_hook(note, with_kwargs=True)
-    try:
-        for run in _passes(model, directory):
-            with contextlib.suppress(_Noted):
-                run()
-    finally:
-        handle.remove()
-    return calls
-
-
-class _Noted(BaseException):
-    """Leaves a call whose arguments are known; no ``except Exception`` of a model may swallow it."""
+    calls = (first_call([model], run) for run in _passes(model, directory))
+    return [call[2] for call in calls if call is not None]
 
 
 def observe(model: nn.Module, directory: Path | None, run: Callable[[Passes], list[Any]] = run_in_turn) -> Observation:
@@ -135,5 +119,8 @@ def _perplexity(model: nn.Module, directory: Path | None) -> float | None:
 
     language_model = LanguageModel.from_directory(model, directory)
     ids = language_model.encode(_TEXT)[: language_model.context_length]
-    (log_probabilities,) = language_model.token_log_probabilities([ids])
+    try:
+        (log_probabilities,) = language_model.token_log_probabilities([ids])
+    except DataError:  # a tokenizer of another model, with which there is no text to read
+        return None
     return float(torch.as_tensor(log_probabilities).double().mean().neg().exp())

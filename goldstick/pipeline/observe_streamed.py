@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from goldstick.calibration.pauses import Arrival, run_with_pauses
-from goldstick.core.freed_memory import return_freed_memory
+from goldstick.calibration.passes import PausedPasses
 from goldstick.formats.transformers_cache import use_quantized_cache
 from goldstick.formats.transformers_streaming import StreamedModel
 from goldstick.pipeline.observation import Observation, Passes, observe, set_buffer_dtypes
@@ -54,18 +53,12 @@ def observe_rounded(source: Path, recipe: Recipe) -> Observation:
 
 def _observe(streamed: StreamedModel, directory: Path, prepare: Callable[[str], None]) -> Observation:
     """Run the forward passes of an observation together, so that each block is read once for all of them."""
-    held: list[str] = []
-
-    def enter(number: int, _: list[Arrival]) -> None:
-        if held:
-            streamed.release(held.pop())
-            return_freed_memory()
-        held.append(streamed.blocks[number])
-        streamed.load(held[0])
-        prepare(held[0])
 
     def run(passes: Passes) -> list[Any]:
-        blocks = [[streamed.model.get_submodule(block)] for block in streamed.blocks]
-        return run_with_pauses(passes, blocks, enter)
+        paused = PausedPasses(passes, [[streamed.model.get_submodule(block)] for block in streamed.blocks])
+        for number in paused.groups():
+            streamed.enter(streamed.blocks[number])
+            prepare(streamed.blocks[number])
+        return list(paused.outputs())
 
     return observe(streamed.model, directory, run)

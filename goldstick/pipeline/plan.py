@@ -14,9 +14,11 @@ from goldstick.formats.base import StorageFormat
 from goldstick.formats.source import SourceCheckpoint, open_source
 from goldstick.formats.transformers_names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.formats.transformers_rehearsal import require_loadable
+from goldstick.pipeline.card import card_remarks
 from goldstick.pipeline.choose_format import choose_format, loader_remarks
 from goldstick.pipeline.float_types import refuse_float64
 from goldstick.pipeline.gguf_entries import GgufLayout, gguf_layout
+from goldstick.pipeline.memory_budget import BASE_MEMORY as BASE_MEMORY
 from goldstick.pipeline.planned_tensors import PlannedTensor, read_tensors, with_outputs
 from goldstick.pipeline.whole_network import inputs_for, refuse_without_cache
 from goldstick.recipes import Recipe
@@ -28,8 +30,6 @@ from goldstick.structure.blocks import block_of
 from goldstick.structure.network import Network
 from goldstick.structure.rotation_proof import LARGEST_PROVEN
 
-#: What Python, torch and transformers take before any weight is read, measured, in bytes.
-BASE_MEMORY = 600_000_000
 #: Bytes per second of reading, rounding and writing on one core, measured with range search minmax.
 STREAM_SPEED = 150_000_000
 #: Floating-point operations per second of a float32 matrix product on two cores, measured.
@@ -104,11 +104,22 @@ class Plan:
     @property
     def peak_memory(self) -> int:
         """Forecast of the peak resident memory in bytes: the base, and what one tensor needs while it is rounded."""
-        largest = max((tensor.source.nbytes for tensor in self.tensors), default=0)
+        return max(self.least_memory, BASE_MEMORY + self.proof_memory)
+
+    @property
+    def least_memory(self) -> int:
+        """The same where no more is held than must be: calibration batches go one by one, nothing is proven whole."""
         if self.streams:
-            return BASE_MEMORY + 3 * largest
-        if not self.by_blocks:
-            return BASE_MEMORY + max(2 * self.bytes_before, self.proof_memory)
+            return BASE_MEMORY + 3 * max((tensor.source.nbytes for tensor in self.tensors), default=0)
+        return self._memory_by_blocks if self.by_blocks else self.whole_memory
+
+    @property
+    def whole_memory(self) -> int:
+        """The same where the whole model is in memory."""
+        return BASE_MEMORY + max(2 * self.bytes_before, self.proof_memory)
+
+    @property
+    def _memory_by_blocks(self) -> int:
         nbytes: dict[str | None, int] = {}
         numbers: dict[str | None, int] = {}
         for tensor in self.tensors:
@@ -119,7 +130,7 @@ class Plan:
         outside = nbytes.pop(None, 0)
         working = 2.5 * max(nbytes.values()) + 4 * 8 * self._widest_observed**2
         turning = max(nbytes.values()) + 8 * max(numbers.values()) if self.rotation is not None else 0
-        return int(BASE_MEMORY + max(outside + max(working, turning), self.proof_memory))
+        return int(BASE_MEMORY + outside + max(working, turning))
 
     @property
     def _widest_observed(self) -> int:
@@ -181,6 +192,7 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
     layers = [tensor.stored for tensor in tensors if tensor.stored]
     chosen, warnings = choose_format(recipe.export.format, layers, resolution.ties)
     warnings += loader_remarks(chosen, layers, model)
+    warnings += card_remarks(directory)
     planned = tuple(with_outputs(tensor, chosen) for tensor in tensors)
     if unused := [tensor.name for tensor in planned if not tensor.parameter]:
         more = f" and {len(unused) - 3} more tensors" if len(unused) > 3 else ""

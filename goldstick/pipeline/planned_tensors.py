@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
+from goldstick.core.qtensor import scale_dtype
 from goldstick.errors import SourceError
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name
@@ -178,8 +179,3 @@ def with_outputs(tensor: PlannedTensor, chosen: StorageFormat) -> PlannedTensor:
         return dataclasses.replace(tensor, outputs={tensor.name: (tensor.source.shape, tensor.source.dtype)})
     specs = chosen.specs(tensor.stored, scale_dtype(tensor.source.dtype))
     return dataclasses.replace(tensor, outputs={part_name(tensor.name, suffix): spec for suffix, spec in specs.items()})
-
-
-def scale_dtype(weight_dtype: torch.dtype) -> torch.dtype:
-    """The dtype scales are stored in: the weight's where it has 16 bits, float32 otherwise."""
-    return weight_dtype if weight_dtype in (torch.float16, torch.bfloat16) else torch.float32

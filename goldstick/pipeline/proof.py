@@ -13,9 +13,9 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from goldstick.core.freed_memory import return_freed_memory
+from goldstick.core.fresh_process import run_module
 from goldstick.core.temporary_folder import temporary_folder
 from goldstick.errors import CheckpointError, OutputError
-from goldstick.pipeline.fresh_process import run_module
 from goldstick.pipeline.observation import Observation
 
 #: Largest difference of outputs that is called equal, relative to the largest output. The same machine gives 0.

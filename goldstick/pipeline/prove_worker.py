@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import load_file
 
 from goldstick.core.freed_memory import give_large_blocks_back
-from goldstick.errors import GoldstickError
+from goldstick.core.fresh_process import end_with_the_parent
+from goldstick.errors import GoldstickError, QuantizationError, SourceError
 from goldstick.formats.transformers_names import quiet_libraries
 from goldstick.pipeline.observation import Observation
 from goldstick.pipeline.observe_streamed import observe_checkpoint, observe_rounded
@@ -36,10 +39,34 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         return compare_stored(directory, request["tensors"])
     if request["method"] == "tensors":
         return compare_tensors(directory, Path(request["source"]), request["recipe"], request["errors"])
-    found = observe_checkpoint(directory, attention=request.get("attention"), buffers=request.get("buffers"))
-    if request["method"] == "observe":
-        return {"observed": found.summary()}
-    return compare(_expected(request), found) | {name: request.get(name) for name in ("attention", "buffers")}
+    try:
+        found = observe_checkpoint(directory, attention=request.get("attention"), buffers=request.get("buffers"))
+        if request["method"] == "observe":
+            return {"observed": found.summary()}
+        compared = compare(_expected(request), found) | {name: request.get(name) for name in ("attention", "buffers")}
+    except QuantizationError:  # NaN
+        _refuse_overflow(request)
+        raise
+    if not compared["passed"]:
+        _refuse_overflow(request)
+    return compared
+
+
+def _refuse_overflow(request: Mapping[str, Any]) -> None:
+    """Say so where the float model itself gives NaN or infinity, so that no checkpoint of it could pass a proof."""
+    if "source" not in request:
+        return
+    try:
+        finite = bool(torch.isfinite(observe_checkpoint(Path(request["source"])).outputs).all())
+    except QuantizationError:
+        finite = False
+    if not finite:
+        raise SourceError(
+            f"The float model in {request['source']} itself gives NaN or infinity on the proof's inputs: its "
+            "activations overflow the dtype of its config, or its weights are damaged. Nothing can be "
+            "proven of it; convert it to bfloat16 or float32 first (load it with transformers and that dtype, and "
+            "save_pretrained)."
+        )
 
 
 def _expected(request: dict[str, Any]) -> Observation:
@@ -51,6 +78,7 @@ def _expected(request: dict[str, Any]) -> Observation:
 
 def main() -> int:
     """Read the request, write the result."""
+    end_with_the_parent()
     quiet_libraries()
     give_large_blocks_back()
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))

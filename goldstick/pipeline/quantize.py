@@ -11,13 +11,13 @@ from typing import Any
 
 from goldstick.core.error import WeightError
 from goldstick.errors import UsageError
-from goldstick.formats.name_patterns import module_names
 from goldstick.formats.source import SourceCheckpoint
 from goldstick.pipeline.by_blocks import prepare
 from goldstick.pipeline.finish import Content, add_accuracy, prove_and_record, write_rest
+from goldstick.pipeline.float_matrices import float_matrices
 from goldstick.pipeline.journal import WorkDirectory, tidy_up, training_directory, work_directory
 from goldstick.pipeline.load import find_device
-from goldstick.pipeline.memory_budget import default_budget, peak_memory
+from goldstick.pipeline.memory_budget import default_budget, peak_memory, require_memory
 from goldstick.pipeline.plan import Plan
 from goldstick.pipeline.proof import ProofMethod
 from goldstick.pipeline.records import environment, layer_records, shapes_of
@@ -76,13 +76,14 @@ def execute(
         proof: Whether the proof compares ``outputs``, computed block by block, or ``tensors`` alone.
         resume: Whether to go on with a run that was stopped, behind a block or an epoch of training. It gives the
             same bytes. Nothing is done where that run is finished.
-        max_memory: Bytes that a calibrated run may use; below what all batches take in a block, they run one by one,
+        max_memory: Bytes that the run may use; below what all calibration batches take in a block, they run one by one,
             which takes longer and gives the same bytes. A good part of what is free where ``None``.
         progress: Told what is done.
         calibrate: Gives the data, for recipes that look at data, when the model is in memory.
         evaluate: Called with the finished checkpoint before it is moved into place; its result goes into the report.
 
     Raises:
+        UsageError: ``max_memory`` is less than the run holds at least.
         OutputError: ``output`` exists or cannot be written.
         SourceError: A weight is not finite, or a file is damaged, or was changed by somebody while it was read.
         CheckpointError: The result did not pass its proof.
@@ -93,15 +94,18 @@ def execute(
         raise UsageError(f"This model cannot be proven tensor by tensor: {reason} Use --proof outputs.")
     target = find_device(device)
     refuse_overlap(output, {"source": plan.source.directory})
+    require_memory(max_memory, plan.least_memory)
     check_output(output, overwrite, resume)
     check_space(output, plan.bytes_after)
     started = time.perf_counter()
     files = SourceFiles(plan.source.files_read, plan.source.states)
     hashes = files.hashes(progress) if not plan.streams or resume else {}  # streaming hashes what it reads
-    blockwise = prepare(plan, target, calibrate, max_memory or default_budget(), progress)
+    budget = default_budget() if max_memory is None else max_memory
+    blockwise = prepare(plan, target, calibrate, budget, progress)
     trains = bool(plan.resolution.training)
     whole = None
     if blockwise is None and not plan.streams:
+        require_memory(max_memory, plan.whole_memory)
         whole = in_memory(plan, target, calibrate, training_directory(output) if trains else None)
         files.require_unchanged()
     looked_at = blockwise or whole
@@ -192,7 +196,7 @@ def _content(plan: Plan, base_model: str, outcome: Outcome, hashes: Mapping[str,
         sidecars=plan.source.sidecars,
         format=(recut or plan).format,
         layers=outcome.layers,
-        left_alone=recut.left_alone if recut else float_matrices(plan),
+        left_alone=recut.left_alone if recut else _left_alone(plan),
         ties=resolution.ties,
         untied=resolution.untied,
         recipe=plan.recipe,
@@ -205,20 +209,11 @@ def _content(plan: Plan, base_model: str, outcome: Outcome, hashes: Mapping[str,
     )
 
 
-def float_matrices(plan: Plan) -> list[str]:
-    """Modules whose matrices stay float, by all their names; embeddings are none of a linear's business."""
-    embeddings = {site.parameter_name for site in plan.network.sites if site.role == "embedding"}
-    return [
-        name
-        for tensor in plan.tensors
-        if tensor.assignment is None and len(tensor.source.shape) == 2 and tensor.parameter not in embeddings
-        for name in module_names(tensor.name, tensor.parameter)
-    ] + _tied_heads(plan)
-
-
-def _tied_heads(plan: Plan) -> list[str]:
+def _left_alone(plan: Plan) -> list[str]:
+    floats = [tensor for tensor in plan.tensors if tensor.assignment is None and len(tensor.source.shape) == 2]
+    matrices = {tensor.name: tensor.parameter for tensor in floats}
     stored = {tensor.parameter for tensor in plan.tensors}
-    return [site.module for site in plan.network.sites if site.role == "head" and site.parameter_name not in stored]
+    return float_matrices(plan.network, matrices, plan.resolution.assignments, stored)
 
 
 def source_record(source: SourceCheckpoint, hashes: Mapping[str, str]) -> dict[str, Any]:

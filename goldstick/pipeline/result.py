@@ -17,10 +17,9 @@ from goldstick.core.error import WeightError
 from goldstick.formats.source import sidecars_of
 from goldstick.formats.transformers_cache import quantized_cache_of
 from goldstick.pipeline.choose_format import format_in_memory, loader_remarks
-from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.finish import Content, prove_and_record, write_rest
 from goldstick.pipeline.float_types import refuse_float64
-from goldstick.pipeline.model_in_memory import config_of, float_matrices, is_transformers, names_of
+from goldstick.pipeline.model_in_memory import config_of, is_transformers, left_alone, names_of
 from goldstick.pipeline.observation import Observation, buffer_dtypes, observe
 from goldstick.pipeline.plain_module import tensor_hashes
 from goldstick.pipeline.pruned_config import describe_cuts
@@ -33,6 +32,7 @@ from goldstick.pipeline.save import (
     save_entries,
     stored_bytes,
 )
+from goldstick.pipeline.shards import write_entries
 from goldstick.pipeline.staging import refuse_overlap, staged
 from goldstick.pipeline.structure import structure_of
 from goldstick.pipeline.whole_network import inputs_for, refuse_without_cache, run_on_whole
@@ -99,7 +99,7 @@ class Result:
                 sidecars=_sidecars(origin),
                 format=storage,
                 layers=[piece.layer for piece in pieces],
-                left_alone=float_matrices(self._network, pieces, floats, names),
+                left_alone=left_alone(self._network, pieces, floats, names),
                 ties=self._resolution.ties,
                 untied=self._resolution.untied,
                 recipe=self._recipe,

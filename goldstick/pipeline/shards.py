@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from goldstick.core.progress import Progress
 from goldstick.core.whole_file import sync_directory
 from goldstick.errors import OutputError
 from goldstick.formats.safetensors_file import SafetensorsWriter
 from goldstick.formats.source import INDEX_NAME, SINGLE_NAME
-from goldstick.pipeline.entries import Specs, specs_nbytes
-from goldstick.pipeline.staging import ANEW, write_file
+from goldstick.pipeline.entries import Entry, Specs, specs_nbytes, write_small
+from goldstick.pipeline.staging import ANEW
 from goldstick.report.storage import dump_json
 
 
@@ -76,8 +76,7 @@ class ShardedWriter:
             places = {name: self._name(index) for index, shard in enumerate(self._shards) for name in shard}
             text = dump_json({"metadata": {"total_size": size}, "weight_map": dict(sorted(places.items()))}).encode()
             (self._directory / INDEX_NAME).unlink(missing_ok=True)  # of a run that was cut short after this point
-            write_file(self._directory / INDEX_NAME, text)
-            hashes[INDEX_NAME] = hashlib.sha256(text).hexdigest()
+            hashes[INDEX_NAME] = write_small(self._directory / INDEX_NAME, text)
         return hashes
 
     def abandon(self) -> None:
@@ -123,6 +122,26 @@ class ShardedWriter:
                 self._file = writer
 
 
+def write_entries(directory: Path, entries: Iterable[Entry], max_shard_size: int, progress: Progress) -> dict[str, str]:
+    """Write entries as safetensors shards, one entry in memory at a time.
+
+    Returns:
+        File name → sha256 of every file written, the index included.
+    """
+    every = list(entries)
+    writer = ShardedWriter(directory, [entry.outputs for entry in every], max_shard_size)
+    try:
+        for done, entry in enumerate(every):
+            progress("writing", done, len(every))
+            tensors = entry.produce()
+            for name in entry.outputs:
+                writer.write(name, tensors[name])
+        progress("writing", len(every), len(every))
+        return writer.close()
+    finally:
+        writer.abandon()
+
+
 def _shards(groups: Sequence[Specs], limit: int) -> list[Specs]:
     shards: list[Specs] = [{}]
     size = 0
@@ -130,6 +149,6 @@ def _shards(groups: Sequence[Specs], limit: int) -> list[Specs]:
         if shards[-1] and size + specs_nbytes(group) > limit:
             shards.append({})
             size = 0
-        shards[-1] = {**shards[-1], **group}
+        shards[-1].update(group)
         size += specs_nbytes(group)
     return shards

@@ -13,8 +13,9 @@ from torch import Tensor
 
 from goldstick.core.rows import row_chunks
 from goldstick.errors import UsageError
+from goldstick.evaluation.forward import embedding_rows
 from goldstick.formats.transformers_streaming import StreamedModel
-from goldstick.pipeline.calibrate import calibration_data, embedding_rows
+from goldstick.pipeline.calibrate import calibration_data
 from goldstick.pipeline.lockstep import Finished, in_pairs, run_in_steps
 from goldstick.pipeline.observation import fixed_inputs
 from goldstick.recipes.recipe import Calibration
@@ -104,7 +105,8 @@ def _inputs(
         inputs = {"input_ids": data.ids}
         words = f"{data.ids.shape[0]} samples of {data.ids.shape[1]} tokens from {text.dataset}"
     ids = inputs.get("input_ids")
-    if ids is not None and (rows := embedding_rows(models[1].model)) <= (largest := int(ids.max())):
+    rows = embedding_rows(models[1].model)
+    if ids is not None and rows is not None and rows <= (largest := int(ids.max())):
         raise UsageError(
             f"The two models do not read the same tokens: {models[1].directory} has embeddings for {rows} token ids, "
             f"and the input made for {first} holds the id {largest}. Compare models with one tokenizer."

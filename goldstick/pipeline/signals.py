@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
@@ -20,7 +22,7 @@ def uninterrupted() -> Iterator[None]:
     def later(number: int, _: FrameType | None) -> None:
         waiting.append(number)
 
-    before = {number: signal.signal(number, later) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, later) for number in _SIGNALS}
     try:
         yield
     finally:

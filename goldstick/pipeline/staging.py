@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 
 from goldstick.core.rename import rename_noreplace
+from goldstick.core.utf8_paths import require_utf8
 from goldstick.core.whole_file import sync_directory
 from goldstick.errors import DataError, OutputError
 from goldstick.formats.unused_tensors import MANIFEST_NAME as MANIFEST_NAME
@@ -57,6 +58,7 @@ def check_output(output: Path, overwrite: bool, resume: bool = False) -> None:
         OutputError: It exists and may not be overwritten, or its parent cannot be written.
     """
     output = located(output)
+    require_utf8(output)
     nbytes = len(os.fsencode(output.name))
     if nbytes > _LONGEST_NAME:
         raise OutputError(

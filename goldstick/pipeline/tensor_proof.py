@@ -10,12 +10,12 @@ from typing import Any
 import torch
 
 from goldstick.core.error import WeightError, weight_error
+from goldstick.core.qtensor import scale_dtype
 from goldstick.errors import CheckpointError
 from goldstick.formats.input_scale import part_name
 from goldstick.formats.source import open_tensors
 from goldstick.pipeline.plain_module import tensor_hash
 from goldstick.pipeline.plan import make_plan
-from goldstick.pipeline.planned_tensors import scale_dtype
 from goldstick.recipes import Recipe
 
 _RELATIVE = 1e-9

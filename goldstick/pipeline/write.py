@@ -18,10 +18,10 @@ from goldstick.formats.kv_cache import StoredKV
 from goldstick.formats.transformers_cache import quantized_cache_of
 from goldstick.formats.transformers_names import CheckpointNames
 from goldstick.pipeline.choose_format import format_in_memory
-from goldstick.pipeline.entries import Entry, write_entries
+from goldstick.pipeline.entries import Entry
 from goldstick.pipeline.gguf_entries import write_gguf
 from goldstick.pipeline.load import load_float
-from goldstick.pipeline.model_in_memory import config_of, float_matrices, names_of
+from goldstick.pipeline.model_in_memory import config_of, left_alone, names_of
 from goldstick.pipeline.observation import Observation, observe
 from goldstick.pipeline.plan import Plan, planned_gguf
 from goldstick.pipeline.planned_tensors import PlannedTensor
@@ -34,6 +34,7 @@ from goldstick.pipeline.save import (
     save_entries,
     stored_bytes,
 )
+from goldstick.pipeline.shards import write_entries
 from goldstick.pipeline.stream import SourceReader, stream_entries
 from goldstick.pipeline.whole_network import Whole, inputs_for, run_on_whole
 from goldstick.recipes.resolve import Resolution
@@ -185,7 +186,7 @@ def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -
         warnings=[*(data.warnings() if data else ()), *told],
         kv=kv,
         account=whole.account,
-        recut=_recut(whole, pieces, storage, float_matrices(network, pieces, floats, names)) if whole.cuts else None,
+        recut=_recut(whole, pieces, storage, left_alone(network, pieces, floats, names)) if whole.cuts else None,
     )
 
 

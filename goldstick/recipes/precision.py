@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -69,20 +72,29 @@ def choose_widths(layers: Sequence[Measured], budget: float) -> dict[str, int]:
             f"precision.bits_per_weight: {budget:g} is less than the {least:.4g} stored bits that {widths[0]}-bit "
             "weights take with their scales; raise it, or measure fewer bits."
         )
-    while True:
-        best: tuple[float, Measured, int, float] | None = None
-        for layer in layers:
-            now = chosen[layer.name]
-            for bits in widths[widths.index(now) + 1 :]:
-                cost = layer.elements * (layer.stored[bits] - layer.stored[now])
-                gain = (layer.kl[now] - layer.kl[bits]) / cost
-                if cost <= spare and gain > 0 and (best is None or gain > best[0]):
-                    best = (gain, layer, bits, cost)
-        if best is None:
-            break
-        chosen[best[1].name] = best[2]
-        spare -= best[3]
+    steps = [step for place in range(len(layers)) for step in _steps(layers[place], place, widths[0])]
+    heapq.heapify(steps)
+    while steps:
+        _, place, bits, cost, before = heapq.heappop(steps)
+        layer = layers[place]
+        if chosen[layer.name] == before and cost <= spare:  # what does not fit now will not fit later
+            chosen[layer.name] = bits
+            spare -= cost
+            for step in _steps(layer, place, bits):
+                heapq.heappush(steps, step)
     return _uniform_if_better(layers, budget * total, chosen)
+
+
+def _steps(layer: Measured, place: int, now: int) -> list[tuple[float, int, int, float, int]]:
+    """A layer's steps to more bits, best first in the order of tuples: −gain, place, bits, cost, the bits before."""
+    found = []
+    for bits in sorted(layer.kl):
+        if bits > now:
+            cost = layer.elements * (layer.stored[bits] - layer.stored[now])
+            gain = (layer.kl[now] - layer.kl[bits]) / cost
+            if gain > 0:
+                found.append((-gain, place, bits, cost, now))
+    return found
 
 
 def _uniform_if_better(layers: Sequence[Measured], bits: float, chosen: dict[str, int]) -> dict[str, int]:
@@ -138,12 +150,12 @@ def with_precision(
 def _read(path: Path) -> tuple[Mapping[str, Any], list[Measured]]:
     try:
         data: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RecipeError(f"precision.sensitivity: {path} cannot be read ({error}); {_MEASURE}.") from error
     try:
         layers = [
             Measured(
-                name=layer["name"],
+                name=_text(layer["name"]),
                 elements=int(layer["elements"]),
                 kl={int(bits): float(value) for bits, value in layer["kl"].items()},
                 stored={int(bits): float(value) for bits, value in layer["bits_per_weight"].items()},
@@ -152,11 +164,32 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Measured]]:
         ]
         if not layers or any({*layer.kl} != {*layers[0].kl} or {*layer.kl} != {*layer.stored} for layer in layers):
             raise ValueError("its layers were not measured at the same widths")
+        for layer in layers:
+            _require_measured(layer)
+        if len({layer.name for layer in layers}) < len(layers):
+            raise ValueError("it has a layer twice")
         if not isinstance(data["grid"], Mapping):
             raise TypeError("its grid is no mapping")
         for layer in data["layers"]:
             if math.prod(map(int, layer["shape"])) != layer["elements"]:
                 raise ValueError(f"{layer['name']} has another number of elements than its shape")
         return data, layers
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise RecipeError(f"precision.sensitivity: {path} is no sensitivity file ({error}); {_MEASURE}.") from error
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        cause = str(error)[:200]
+        raise RecipeError(f"precision.sensitivity: {path} is no sensitivity file ({cause}); {_MEASURE}.") from error
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{shown(value)} is no name")
+    return value
+
+
+def _require_measured(layer: Measured) -> None:
+    """Raise ValueError for numbers that nobody measures."""
+    stored = [layer.stored[bits] for bits in sorted(layer.stored)]
+    finite = all(map(math.isfinite, (*layer.kl.values(), *stored)))
+    if layer.elements < 1 or not stored or not finite or stored[0] <= 0:
+        raise ValueError(f"{shown(layer.name)} has numbers that are none")
+    if any(least >= more for least, more in itertools.pairwise(stored)):
+        raise ValueError(f"more bits of {shown(layer.name)} are not stored in more")

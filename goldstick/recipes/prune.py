@@ -21,6 +21,7 @@ from goldstick.core.edits import Prune
 from goldstick.errors import DataError, RecipeError, StructureError
 from goldstick.recipes.channel_scores import comparable, magnitude
 from goldstick.recipes.run import Progress
+from goldstick.structure.calls import first_call
 from goldstick.structure.costs import costs_of
 from goldstick.structure.network import Network
 from goldstick.structure.prunable import Prunable, cut_of
@@ -215,30 +216,16 @@ def _float_inputs(model: nn.Module, task: TrainingTask) -> Iterable[Tensor]:
         yield found
 
 
-class _Called(BaseException):
-    """Leaves a forward whose arguments are known; no ``except Exception`` may swallow it."""
-
-
 def call_of(model: nn.Module, run: Callable[[], Any]) -> Arguments:
     """What a model is called with while ``run`` runs; it does not run itself.
 
     Raises:
         StructureError: It is not called.
     """
-    seen: list[Arguments] = []
-
-    def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen.append((args, kwargs))
-        raise _Called
-
-    handle = model.register_forward_pre_hook(hook, with_kwargs=True)
-    try:
-        run()
-    except _Called:
-        return seen[0]
-    finally:
-        handle.remove()
-    raise StructureError("The task's loss does not call the model, so it is not known what the model takes.")
+    call = first_call([model], run)
+    if call is None:
+        raise StructureError("The task's loss does not call the model, so it is not known what the model takes.")
+    return call[1:]
 
 
 def few(whole: Arguments, count: int) -> Arguments:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -115,7 +116,7 @@ class Recipe(BaseModel):
 
     @field_serializer("stages")
     def _write_stages(self, stages: tuple[Stage, ...]) -> list[dict[str, Any]]:
-        return [{stage.name: TypeAdapter(type(stage)).dump_python(stage, mode="json")} for stage in stages]
+        return [{stage.name: _adapter(type(stage)).dump_python(stage, mode="json")} for stage in stages]
 
     @classmethod
     def load(cls, source: str | Path | Mapping[str, Any] | Recipe) -> Recipe:
@@ -140,7 +141,7 @@ class Recipe(BaseModel):
                 raise RecipeError(f"There is no recipe file {str(source)!r}.")
             with path.open("rb") as file:
                 text = file.read(SIZE_LIMIT + 1)
-            return cls._validated(parse_yaml(text, str(path)), str(path), path.parent)
+            return cls._validated(_parsed(text, str(path)), str(path), path.parent)
         recipe = cls._validated(parse(str(source)).recipe(), f"recipe {source}")
         schemes = [one for stage in recipe.stages if isinstance(stage, Quantizer) for one in stage.schemes()]
         if problems := misplaced(recipe.stages) + unfinishable(recipe.stages, schemes):
@@ -179,6 +180,12 @@ class Recipe(BaseModel):
         return chosen
 
 
+@cache
+def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
+    """Made once for each algorithm, since it takes milliseconds, and a recipe may have many stages."""
+    return TypeAdapter(kind)
+
+
 def _stage(index: int, entry: Any) -> Stage:
     if isinstance(entry, Stage):
         return entry
@@ -203,7 +210,8 @@ def _stage(index: int, entry: Any) -> Stage:
     try:
         if problem := _boolean_numbers(algorithm, options):
             raise RecipeError(problem)
-        return TypeAdapter(algorithm).validate_python(dict(options))
+        stage: Stage = _adapter(algorithm).validate_python(dict(options))
+        return stage
     except ValidationError as error:
         raise RecipeError(f"stages[{index}].{name}: " + _explain(error, algorithm.__dataclass_fields__)) from error
     except RecipeError as error:
@@ -216,7 +224,7 @@ def _boolean_numbers(kind: type, value: Mapping[Any, Any]) -> str:
     Whole strictness would refuse ``rate: 1e-3``, which is a string to YAML 1.1.
     """
     try:
-        TypeAdapter(kind).validate_json(to_json(value, inf_nan_mode="constants", serialize_unknown=True), strict=True)
+        _adapter(kind).validate_json(to_json(value, inf_nan_mode="constants", serialize_unknown=True), strict=True)
     except ValidationError as error:
         return " ".join(
             f"{_place(problem)}: Input should be a number, not {str(problem['input']).lower()}."
@@ -268,3 +276,10 @@ def recipe_schema() -> dict[str, Any]:
         stages.append(stage)
     schema["properties"]["stages"] = {"type": "array", "minItems": 1, "items": {"anyOf": stages}}
     return schema
+
+
+def _parsed(text: bytes, where: str) -> Any:
+    try:
+        return parse_yaml(text, where)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error

@@ -17,31 +17,12 @@ from goldstick.algorithms import (
     Stage,
     TrainedQuantizer,
 )
+from goldstick.calibration.task import Assignment as Assignment
 from goldstick.calibration.task import Balancing
-from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.left_alone import left_alone
 from goldstick.recipes.order import misplaced, rotation_of, training_of, unfinishable
 from goldstick.structure.network import Layout, Network, Site
-
-
-@dataclass(frozen=True, kw_only=True)
-class Assignment:
-    """What happens to one site.
-
-    Attributes:
-        site: The site.
-        stage: The stage that acts on it.
-        scheme: What it becomes, after overrides and divisibility.
-        note: What was decided differently from the stage's scheme, and why; or empty.
-        multiplied: Whether it holds a factor for each input, since a stage that balances asks for that.
-    """
-
-    site: Site
-    stage: Quantizer
-    scheme: Scheme
-    note: str = ""
-    multiplied: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,14 +14,14 @@ from goldstick import surgery
 from goldstick.algorithms import Exposure, Quantizer, Stage
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.sweep import sweep
-from goldstick.calibration.task import Task, Work
+from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.error import WeightError, weight_error
 from goldstick.core.progress import Progress as Progress
 from goldstick.core.progress import quiet as quiet
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError
-from goldstick.recipes.resolve import Assignment, Resolution
+from goldstick.recipes.resolve import Resolution
 from goldstick.structure.network import Network, Site
 
 
@@ -62,7 +63,19 @@ def decide(
             "this layer (targets: {exclude: [...]})."
         ) from error
     edit = _the_quantization(edits, site)
-    return edit, weight_error(weight, edit.tensor)
+    return edit, _error(site, weight, edit)
+
+
+def _error(site: Site, weight: Tensor, edit: Quantize) -> WeightError:
+    error = weight_error(weight, edit.tensor)
+    if not math.isfinite(error.max_abs):  # the sum of squares may overflow where no value does
+        dtype = str(edit.tensor.scale.dtype).removeprefix("torch.")
+        raise QuantizationError(
+            f"{site.name} {tuple(weight.shape)} cannot be quantized: it reaches {float(weight.abs().max()):.6g}, and "
+            f"rounded values would be larger than {dtype} holds. Convert the model to bfloat16 or float32 (load it "
+            "with transformers and that dtype, and save_pretrained), or exclude this layer (targets: {exclude: [...]})."
+        )
+    return error
 
 
 def _the_quantization(edits: Sequence[Edit], site: Site) -> Quantize:
@@ -134,9 +147,8 @@ def run(
     chosen = [resolution.assignments[site.name] for site in network.sites if site.name in resolution.assignments]
     results: dict[str, SiteResult] = dict(trained or {})
 
-    def note(task: Task, edit: Quantize, error: WeightError) -> None:
-        assignment = resolution.assignments[task.site.name]
-        results[task.site.name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
+    def note(task: Assignment, edit: Quantize, error: WeightError) -> None:
+        results[task.site.name] = SiteResult(assignment=task, error=error, notes=edit.notes)
 
     work = calibrated_work(resolution, note)
     looking: list[Stage] = [task.stage for task in work.tasks.values()]
@@ -153,36 +165,31 @@ def run(
     return {assignment.site.name: results[assignment.site.name] for assignment in chosen}
 
 
-def calibrated_work(resolution: Resolution, note: Callable[[Task, Quantize, WeightError], None]) -> Work:
+def calibrated_work(resolution: Resolution, note: Callable[[Assignment, Quantize, WeightError], None]) -> Work:
     """What a resolution leaves to a sweep: what looks at data, and with stages that balance all that lies in blocks.
 
     Args:
         resolution: What is to happen.
         note: Told what was decided for each site, and its error.
     """
-    chosen = [
-        assignment
-        for assignment in resolution.assignments.values()
+    tasks = {
+        name: assignment
+        for name, assignment in resolution.assignments.items()
         if assignment.stage.exposure is not Exposure.TRAINING
         and (
             assignment.stage.needs_inputs(assignment.scheme)
             or assignment.multiplied
             or ((resolution.balancing or resolution.finisher) and assignment.site.block is not None)
         )
-    ]
+    }
 
-    def solve(task: Task, weight: Tensor, state: Any, notes: Mapping[str, float | str]) -> Quantize:
+    def solve(task: Assignment, weight: Tensor, state: Any, notes: Mapping[str, float | str]) -> Quantize:
         edit, error = decide(task.stage, task.site, weight, task.scheme, state)
         edit = replace(edit, notes={**edit.notes, **notes})
         note(task, edit, error)
         return edit
 
-    tasks = {
-        one.site.name: Task(site=one.site, stage=one.stage, scheme=one.scheme, multiplied=one.multiplied)
-        for one in chosen
-    }
-
-    def revise(task: Task, weight: Tensor, edit: Quantize) -> None:
-        note(task, edit, weight_error(weight, edit.tensor))
+    def revise(task: Assignment, weight: Tensor, edit: Quantize) -> None:
+        note(task, edit, _error(task.site, weight, edit))
 
     return Work(tasks=tasks, decide=solve, balancing=resolution.balancing, finisher=resolution.finisher, revise=revise)

@@ -1,7 +1,4 @@
-"""Strict YAML: plain data of a page's size, and every key once.
-
-PyYAML keeps the last of two equal keys and expands aliases without bound; pydantic sees neither.
-"""
+"""YAML from a stranger: a page of plain data, without aliases, in which every key occurs once."""
 
 from __future__ import annotations
 
@@ -9,35 +6,43 @@ from typing import Any
 
 import yaml
 
-from goldstick.errors import RecipeError
-
-SIZE_LIMIT = 1_000_000
+SIZE_LIMIT = 300_000
 _DEPTH_LIMIT = 20
 #: Values and brackets; a large recipe has some hundreds.
 _EVENT_LIMIT = 10_000
 
 
-def parse_yaml(text: bytes, where: str) -> Any:
-    """What a YAML text says; ``where`` is what errors call it.
+def parse_yaml(text: bytes | str, where: str) -> Any:
+    """What a page of YAML says.
 
     Raises:
-        RecipeError: It is no valid YAML, or has aliases, a key given twice, or more than a page holds.
+        ValueError: It is not YAML, or too much of it; the message names ``where``.
     """
     if len(text) > SIZE_LIMIT:
-        raise RecipeError(f"{where} is larger than {SIZE_LIMIT:,} bytes; a recipe is a page of text.")
+        raise ValueError(f"{where} is larger than {SIZE_LIMIT:,} bytes; it should be a page of text.")
     try:
         depth = 0
         for number, event in enumerate(yaml.parse(text, Loader=yaml.SafeLoader)):
             if number > _EVENT_LIMIT:
-                raise RecipeError(f"{where} holds more than {_EVENT_LIMIT:,} values; a recipe is a page of text.")
+                raise _RefusedError(f"{where} holds more than {_EVENT_LIMIT:,} values; it should be a page of text.")
             if isinstance(event, yaml.AliasEvent):
-                raise RecipeError(f"{where}: YAML aliases (*name) are not allowed.")
+                raise _RefusedError(f"{where}: YAML aliases (*name) are not allowed.")
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
             if depth > _DEPTH_LIMIT:
-                raise RecipeError(f"{where} is nested deeper than {_DEPTH_LIMIT} levels.")
+                raise _RefusedError(f"{where} is nested deeper than {_DEPTH_LIMIT} levels.")
         return yaml.load(text, Loader=_UniqueKeys)
-    except (yaml.YAMLError, ValueError) as error:  # dates and numbers that are none are a ValueError
-        raise RecipeError(f"{where} is not valid YAML: {' '.join(str(error).split())[:500]}") from error
+    except _RefusedError:
+        raise
+    except (yaml.YAMLError, *_NO_VALUES) as error:
+        raise ValueError(f"{where} is not valid YAML: {' '.join(str(error).split())[:500]}") from error
+
+
+#: What the parser raises for dates, numbers and tags that are none, such as ``!!bool x``.
+_NO_VALUES = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
+
+
+class _RefusedError(ValueError):
+    """Refused before it was understood."""
 
 
 class _UniqueKeys(yaml.SafeLoader):

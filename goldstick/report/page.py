@@ -89,7 +89,8 @@ def render(template: str, **content: Any) -> str:
     environment = _environment()
     script, _, _ = environment.loader.get_source(environment, "tree.js")  # type: ignore[union-attr]
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return environment.get_template(template).render(script_hash=f"sha256-{digest}", **content)
+    page = environment.get_template(template).render(script_hash=f"sha256-{digest}", **content)
+    return page.encode(errors="backslashreplace").decode()  # names of files that are not UTF-8
 
 
 @functools.cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,6 +65,8 @@ class LayerRecord:
         """Refuse a record nobody could read."""
         if self.bytes_before < 0 or self.bytes_after < 0:
             raise UsageError(f"{self.name}: a size in bytes cannot be negative")
+        if any(size < 0 for size in self.shape) or (self.scheme is not None and len(self.shape) < 2):
+            raise UsageError(f"{self.name}: a weight of the shape {list(self.shape)} cannot be, or not be quantized")
         if self.scheme is None and self.algorithm is None and self.reason is None:
             raise UsageError(f"{self.name}: the record must say what was done, or the reason why nothing was")
 
@@ -165,8 +168,8 @@ class Report:
 
     def __post_init__(self) -> None:
         """Check that every byte is accounted for, once."""
-        names = [layer.name for layer in self.layers]
-        twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+        counted = Counter(layer.name for layer in self.layers)
+        twice = sorted(name for name, count in counted.items() if count > 1)
         if twice:
             raise UsageError(f"the report records {twice[0]} twice")
         for side in ("bytes_before", "bytes_after"):
@@ -196,6 +199,8 @@ class Report:
             wrong = error.errors(include_url=False, include_input=False)[0]
             place = ".".join(map(str, wrong["loc"]))[:100]
             raise DataError(f"the report lacks a field or has a wrong one ({place}: {wrong['msg']})") from error
+        except UsageError as error:  # what its makers may not do, a file may not hold
+            raise DataError(str(error)) from error
         return read
 
     @classmethod
@@ -210,7 +215,7 @@ class Report:
             raise DataError(f"{path}: cannot be read ({error})") from error
         try:
             return cls.from_json(text)
-        except (DataError, UsageError) as error:
+        except DataError as error:
             raise DataError(f"{path}: {error}") from error
 
     def write(self, directory: Path | str) -> Path:

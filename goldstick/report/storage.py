@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,23 +17,34 @@ from goldstick.errors import DataError, OutputError, UsageError
 NON_FINITE = {"Infinity": math.inf, "-Infinity": -math.inf, "NaN": math.nan}
 """How numbers JSON has no name for are written: as these strings, which mean nothing else in a report."""
 
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
 
 _OTHER_NAME = "Choose another name, or give --overwrite."
 
 
 def dump_json(data: Mapping[str, Any]) -> str:
-    """Return indented JSON in the order of ``data``; UsageError naming what JSON cannot hold."""
-    return json.dumps(_encode(data, ""), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    """Return indented JSON in the order of ``data``; UsageError naming what JSON cannot hold.
+
+    Bytes of file names that are not UTF-8, which Python reads as lone surrogates, are escaped as such.
+    """
+    text = json.dumps(_encode(data, ""), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    return _SURROGATE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def parse_json(text: str, what: str) -> Any:
     """Return what `dump_json` was given; DataError naming ``what`` and the line where it is not JSON."""
     try:
-        return _decode(json.loads(text))
+        value = json.loads(text)
+        if "\\ud" in text.lower():
+            json.dumps(value, ensure_ascii=False).encode()
+        return _decode(value)
     except json.JSONDecodeError as error:
         raise DataError(f"{what} is not JSON: {error.msg} in line {error.lineno}") from error
+    except UnicodeEncodeError as error:
+        raise DataError(f"{what} holds {error.object[error.start]!r}, half of a character, in a text") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{what} is not JSON that goldstick reads: {error}") from error
+        raise DataError(f"{what} is not JSON that goldstick reads: {str(error)[:200]}") from error
 
 
 def write_atomically(path: Path, content: bytes, *, replace: bool = True) -> None:

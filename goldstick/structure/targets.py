@@ -11,6 +11,8 @@ from typing import ClassVar
 from goldstick.errors import RecipeError
 from goldstick.structure.network import Network, Site
 
+_LONGEST = 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class Targets:
@@ -58,7 +60,13 @@ class Targets:
 
 
 def matches(pattern: str, name: str) -> bool:
-    """Whether a pattern of :class:`Targets` matches a name."""
+    """Whether a pattern of :class:`Targets` matches a name.
+
+    Raises:
+        RecipeError: It is longer than any name, so that reading it may take for ever.
+    """
+    if len(pattern) > _LONGEST:
+        raise RecipeError(f"The pattern {pattern[:50]!r}… is longer than {_LONGEST:,} characters, which no name is.")
     if any(character in pattern for character in "*?["):
         return fnmatch.fnmatchcase(name, pattern)
     return name == pattern or name.endswith("." + pattern)

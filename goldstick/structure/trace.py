@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.errors import StructureError
+from goldstick.structure.calls import ForwardLeft
 
 #: Positional and keyword arguments of one call of a block.
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -59,7 +60,7 @@ def capture_inputs(
             if path not in captured:
                 captured[path] = without_caches(args), without_caches(kwargs)
             if len(captured) == len(paths):
-                raise _AllCaptured
+                raise ForwardLeft
 
         return hook
 
@@ -70,7 +71,7 @@ def capture_inputs(
     try:
         with evaluating(model), torch.inference_mode(False), torch.no_grad():
             model(*in_order, **placed)
-    except _AllCaptured:
+    except ForwardLeft:
         pass
     except Exception as error:  # any code of the model may fail, in any way
         missing = f"failed first: {type(error).__name__}: {error}"
@@ -188,10 +189,6 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-class _AllCaptured(BaseException):
-    """Leaves a forward that has done its work; no ``except Exception`` of a model may swallow it."""
 
 
 def is_cache(value: Any) -> bool:

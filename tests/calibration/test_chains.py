@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.sweep import sweep
-from goldstick.calibration.task import Task, Work
+from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import Quantize
 from goldstick.errors import StructureError
 from goldstick.recipes.recipe import Recipe
@@ -147,14 +147,13 @@ def calibrated(model: nn.Module) -> dict[str, Tensor]:
     network, found = Network(model), dict[str, Tensor]()
     assignments = resolve(Recipe.load({"stages": [{"gptq": {"scheme": "w4a16-channel"}}]}).stages, network).assignments
 
-    def decide(task: Task, weight: Tensor, state: Any, notes: Any) -> Quantize:
+    def decide(task: Assignment, weight: Tensor, state: Any, notes: Any) -> Quantize:
         found[task.site.name] = state.mean_square()
         (edit,) = task.stage.solve(task.site, weight, state, task.scheme)
         assert isinstance(edit, Quantize)
         return edit
 
-    tasks = {name: Task(site=one.site, stage=one.stage, scheme=one.scheme) for name, one in assignments.items()}
-    sweep(network, Work(tasks=tasks, decide=decide), batches(), quiet)
+    sweep(network, Work(tasks=assignments, decide=decide), batches(), quiet)
     return found
 
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 import goldstick
+from goldstick.calibration.block_loop import BlockLoop
 from goldstick.calibration.multipliers import InputMultipliers
-from goldstick.calibration.task import Task
+from goldstick.calibration.task import Assignment
 from goldstick.nn import QuantizedLinear
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import resolve
@@ -31,11 +32,11 @@ MULTIPLY: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def tasks_of(network: Network) -> list[Task]:
+def tasks_of(network: Network) -> list[Assignment]:
     """A task for every linear layer of the blocks."""
     found = resolve(Recipe.load({"stages": [{"rtn": {"scheme": "w8a16"}}]}).stages, network).assignments.values()
     return [
-        Task(site=one.site, stage=one.stage, scheme=one.scheme, multiplied=True)
+        Assignment(site=one.site, stage=one.stage, scheme=one.scheme, multiplied=True)
         for one in found
         if one.site.layout in (Layout.LINEAR, Layout.TRANSPOSED)
     ]
@@ -66,7 +67,7 @@ def test_multiplying_alone_keeps_the_float_output(family: str) -> None:
     assert float((output_tensor(model, inputs) - before).norm() / before.norm()) > 0.1
 
 
-def one_linear(dtype: torch.dtype) -> tuple[nn.Linear, Network, list[Task]]:
+def one_linear(dtype: torch.dtype) -> tuple[nn.Linear, Network, list[Assignment]]:
     torch.manual_seed(0)
     linear = nn.Linear(64, 8).to(dtype)
     network = Network(nn.Sequential(linear))
@@ -115,11 +116,9 @@ def test_batches_one_by_one_give_the_same_multipliers_as_all_together(family: st
 
 @pytest.mark.parametrize("name", MULTIPLY)
 def test_the_finished_model_computes_what_the_sweep_handed_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from goldstick.calibration import sweep as sweep_module
-
     handed_on: list[list[Tensor]] = []
-    real = sweep_module.calibrate
-    monkeypatch.setattr(sweep_module, "calibrate", lambda block: handed_on.append(real(block)) or handed_on[-1])
+    real = BlockLoop.advance
+    monkeypatch.setattr(BlockLoop, "advance", lambda *args: handed_on.append(list(real(*args))) or handed_on[-1])
     model = FAMILIES["llama_gqa"]()
     batches = batches_for(model)
     stages = [dict(stage) for stage in MULTIPLY[name]]

@@ -13,8 +13,9 @@ import goldstick
 from goldstick.calibration.absorbers import Absorbers, small
 from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
-from goldstick.calibration.sweep import block_runs, masks_of, prepare_experts, starts
-from goldstick.calibration.task import Task
+from goldstick.calibration.block_loop import block_runs, masks_of, starts
+from goldstick.calibration.sweep import prepare_experts
+from goldstick.calibration.task import Assignment
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
 from goldstick.recipes.recipe import Recipe
@@ -43,7 +44,7 @@ def first_block(
     network, batches = Network(model), batches_for(model)
     edits: dict[str, Quantize] = {}
 
-    def note(task: Task, edit: Quantize, error: WeightError) -> None:
+    def note(task: Assignment, edit: Quantize, error: WeightError) -> None:
         edits[task.site.name] = edit
 
     work = calibrated_work(resolve(Recipe.load({"stages": stages}).stages, network), note)
@@ -53,7 +54,7 @@ def first_block(
         hidden, calls = starts(model, network.blocks, batches)
         absorbers = Absorbers(network, *block_calls(model, network.blocks, small(batches[0])))
         pairs = absorbers.of(block) if work.balancing else ()
-        runs = block_runs(model, block, calls, hidden, None)
+        runs = block_runs(model.get_submodule(block), block, calls, hidden)
         outputs = calibrate(
             BlockCalibration(network, work.within(block), runs, masks_of(batches), pairs=pairs, together=together)
         )
@@ -168,7 +169,7 @@ def looped(
     rows = {name: torch.cat([x.reshape(-1, 16) for x in inputs]).double() for name, inputs in given.items()}
     edits: dict[str, Quantize] = {}
 
-    def note(task: Task, edit: Quantize, error: WeightError) -> None:
+    def note(task: Assignment, edit: Quantize, error: WeightError) -> None:
         edits[task.site.name] = edit
 
     work = calibrated_work(resolve(Recipe.load({"stages": [stage]}).stages, network), note)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from goldstick.calibration.pauses import Arrival, inputs_in_order, run_with_pauses
+from goldstick.calibration.passes import PausedPasses
+from goldstick.calibration.pauses import Arrival, inputs_in_order
 
 
 class Chain(nn.Module):
@@ -27,6 +29,16 @@ class Chain(nn.Module):
 
 def passes(model: Chain, signs: list[float]) -> list[partial[Tensor]]:
     return [partial(model, torch.full((2, 4), sign) + torch.arange(4) / 8) for sign in signs]
+
+
+def run_with_pauses(
+    runs: list[partial[Tensor]], groups: list[list[nn.Module]], solve: Callable[[int, list[Arrival]], object]
+) -> list[Tensor]:
+    """What the passes give after every group was solved on all that came to it."""
+    paused = PausedPasses(runs, groups)
+    for number in paused.groups():
+        solve(number, list(paused.arrivals()))
+    return list(paused.outputs())
 
 
 @torch.no_grad()

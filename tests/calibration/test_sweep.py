@@ -14,8 +14,9 @@ from transformers import PreTrainedModel
 import goldstick
 from goldstick import surgery
 from goldstick.calibration import sweep as sweep_module
+from goldstick.calibration.block_loop import BlockLoop, starts
 from goldstick.calibration.sweep import sweep
-from goldstick.calibration.task import Task, Work
+from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import Quantize
 from goldstick.errors import RecipeError, StructureError
 from goldstick.recipes.recipe import Recipe
@@ -56,23 +57,19 @@ def batches_for(model: PreTrainedModel, *, count: int = 4, rows: int = 2, tokens
     return [{"input_ids": batch} for batch in ids]
 
 
-def tasks_for(network: Network, recipe: Mapping[str, Any]) -> dict[str, Task]:
-    assignments = resolve(Recipe.load(recipe).stages, network).assignments
-    return {name: Task(site=found.site, stage=found.stage, scheme=found.scheme) for name, found in assignments.items()}
-
-
 def swept(model: nn.Module, batches: Batches, recipe: Mapping[str, Any] | None = None) -> list[Quantize]:
     """Sweep a model in place; what was decided, in the order of the decisions."""
     network = Network(model)
     edits: list[Quantize] = []
 
-    def decide(task: Task, weight: Tensor, state: Any, notes: Mapping[str, float | str]) -> Quantize:
+    def decide(task: Assignment, weight: Tensor, state: Any, notes: Mapping[str, float | str]) -> Quantize:
         (edit,) = task.stage.solve(task.site, weight, state, task.scheme)
         assert isinstance(edit, Quantize)
         edits.append(edit)
         return edit
 
-    sweep(network, Work(tasks=tasks_for(network, recipe or gptq()), decide=decide), batches, quiet)
+    tasks = resolve(Recipe.load(recipe or gptq()).stages, network).assignments
+    sweep(network, Work(tasks=tasks, decide=decide), batches, quiet)
     return edits
 
 
@@ -112,13 +109,13 @@ def test_every_block_is_calibrated_on_what_the_finished_blocks_before_it_give(mo
     model = FAMILIES["llama_gqa"]()
     batches = batches_for(model)
     handed_on: list[list[Tensor]] = []
-    real = sweep_module.calibrate
+    real = BlockLoop.advance
 
     def note(*args: Any) -> list[Tensor]:
-        handed_on.append(real(*args))
+        handed_on.append(list(real(*args)))
         return handed_on[-1]
 
-    monkeypatch.setattr(sweep_module, "calibrate", note)
+    monkeypatch.setattr(BlockLoop, "advance", note)
     blocks = Network(model).blocks
     swept(model, batches)
     assert len(handed_on) == len(blocks) == 2
@@ -140,7 +137,7 @@ def test_what_blocks_and_batches_are_given_alike_is_held_once() -> None:
     model = FAMILIES["llama_gqa"]()
     blocks = Network(model).blocks
     with torch.no_grad():
-        _, calls = sweep_module.starts(model, blocks, batches_for(model))
+        _, calls = starts(model, blocks, batches_for(model))
     cosines = [call[path].kwargs["position_embeddings"][0] for call in calls for path in blocks]
     assert len(cosines) == 8
     assert all(one is cosines[0] for one in cosines)

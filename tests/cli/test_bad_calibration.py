@@ -75,7 +75,9 @@ def test_a_conversation_for_a_model_that_is_not_for_chat(assert_refused: Refused
 
 def test_a_chat_template_that_is_broken(assert_refused: Refused, source: Path) -> None:
     write_tokenizer(source, chat_template="{% for message in messages %}")
-    assert_refused(*calibrate(source, "a.jsonl", CHAT), says=("a.jsonl, line 1", "chat template refuses"))
+    assert_refused(
+        *calibrate(source, "a.jsonl", CHAT), says=("a.jsonl, line 1", "chat_template.jinja refuses", "in line 1")
+    )
 
 
 def test_a_tokenizer_of_another_model(assert_refused: Refused, source: Path) -> None:

@@ -42,27 +42,50 @@ def test_a_directory_that_is_not_there(assert_refused: Refused, tmp_path: Path) 
     assert_refused(*quantize(tmp_path / "nowhere"), says=("nowhere", "hub id", "reference"))
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        "compare reference {}",
-        "evaluate {} --tasks wikitext2",
-        "generate {} --prompt once",
-        "bench {}",
-        "export {} --format native -o {}-out",
-        "doctor {}",
-        "inspect {}",
-        "verify {}",
-        "report {}",
-    ],
-)
+#: Commands with the path of a model in them.
+COMMANDS = [
+    "quantize {} -o {}-out",
+    "plan {}",
+    "sensitivity {}",
+    "compare reference {}",
+    "evaluate {} --tasks wikitext2",
+    "generate {} --prompt once",
+    "bench {}",
+    "export {} --format native -o {}-out",
+    "doctor {}",
+    "inspect {}",
+    "verify {}",
+    "report {}",
+]
+every_command = pytest.mark.parametrize("command", COMMANDS)
+
+
+@every_command
 def test_every_command_says_that_a_directory_is_not_there(
-    assert_refused: Refused, tmp_path: Path, arguments: str
+    assert_refused: Refused, tmp_path: Path, command: str
 ) -> None:
     nowhere = str(tmp_path / "nowhere")
-    assert_refused(*arguments.format(nowhere, nowhere).split(), says=(f"There is no model directory {nowhere!r}.",))
+    assert_refused(*command.format(nowhere, nowhere).split(), says=(f"There is no model directory {nowhere!r}.",))
     with pytest.raises(SourceError, match="There is no model directory"):
         goldstick.load(nowhere)
+
+
+@every_command
+def test_every_command_says_that_a_file_is_no_model(assert_refused: Refused, tmp_path: Path, command: str) -> None:
+    file = tmp_path / "model.safetensors"
+    file.write_text("")
+    assert_refused(*command.format(file, file).split(), says=(f"{file} is a file, and a model is a directory",))
+
+
+def test_a_file_that_vanishes_during_a_run_is_named(
+    assert_refused: Refused, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def vanished(*_: object, **__: object) -> None:
+        raise FileNotFoundError(2, "No such file or directory", "a/model.safetensors")
+
+    monkeypatch.setattr("goldstick.pipeline.side_by_side.compare_models", vanished)
+    arguments = ("compare", "reference", "reference", "--html", str(tmp_path / "page.html"))
+    assert_refused(*arguments, says=("a/model.safetensors: No such file or directory", "run again"))
 
 
 def test_a_directory_that_is_no_model(assert_refused: Refused, tmp_path: Path) -> None:
@@ -369,3 +392,8 @@ def test_a_model_that_does_not_go_on_from_a_text(kind: str, assert_refused: Refu
     if kind != "vit":
         arguments = ("--tasks", "text", "--data-dir", "reference")
         assert_refused("evaluate", str(tmp_path / "model"), *arguments, code=2, says=says)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "1e400", "9" * 400 + "GB", "nan", "8 bananas", ""])
+def test_an_amount_of_memory_that_is_none(assert_refused: Refused, source: Path, size: str) -> None:
+    assert_refused(*quantize(source, f"--max-memory={size}"), code=2, says=("memory",))

@@ -79,10 +79,10 @@ def test_a_dry_run_writes_nothing(llama: Path, tmp_path: Path) -> None:
 
 def test_options_that_change_nothing_are_noted(llama: Path, tmp_path: Path) -> None:
     arguments = ["quantize", str(llama), "-o", str(tmp_path / "out"), "--recipe", "rtn-w4a16-g32", "--dry-run"]
-    options = ["--limit", "3", "--max-memory", "8GB", "--private", "--data-dir", str(tmp_path)]
+    options = ["--limit", "3", "--private", "--data-dir", str(tmp_path)]
     shown = run(*arguments, *options)
     assert shown.exit_code == 0
-    for option in ("--limit", "--max-memory", "--private", "--data-dir"):
+    for option in ("--limit", "--private", "--data-dir"):
         assert f"note: {option} changes nothing" in shown.stderr
     assert "note" not in run(*arguments, "--limit", "3", "--evaluate", "boolq", "--data-dir", str(tmp_path)).stderr
 

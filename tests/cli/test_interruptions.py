@@ -73,7 +73,8 @@ def test_an_interrupt_leaves_nothing(pristine: Path, tmp_path: Path) -> None:
         assert process.stdout is not None
         assert process.stdout.readline() == "writing\n"
         assert [path.name for path in tmp_path.iterdir()] == [".out.work"]
-        process.send_signal(signal.SIGINT)
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):  # an impatient user
+            process.send_signal(number)
         _, errors = process.communicate(timeout=50)
     assert process.returncode == 130
     assert errors.strip().splitlines()[-1] == "Interrupted; nothing was left behind."

@@ -60,12 +60,25 @@ def test_a_pattern_finds_a_file_of_another_name(tmp_path: Path) -> None:
         (b'{"text": "fine"}\n{"txt": "x"}\n', r"line 2: no field 'text', only txt"),
         (b"\n", r"holds no rows"),
         (b"\xff\xfe", r"not UTF-8"),
+        (b'{"text": "fine"}\n{"text": "\\ud83d"}\n', r"line 2: '\\ud83d' is half of a character"),
+        (b'{"text": "fine"}\n{"a": {"\\uDC00": 1}}\n', r"line 2: '\\udc00' is half of a character"),
+        (b'{"text": ' + b"9" * 5000 + b"}", r"line 1: not JSON that is read here \(Exceeds the limit"),
+        (b'{"text": ' + b"[" * 100_000 + b"}", r"line 1: not JSON that is read here \(maximum recursion"),
+        (b'{"text": "x"}\n' + b'{"a":' * 100_000, r"line 2: not JSON that is read here \(maximum recursion"),
     ],
 )
 def test_a_malformed_file_is_named_with_its_line(tmp_path: Path, content: bytes, said: str) -> None:
     put(tmp_path, "facts/val.jsonl", content)
     with pytest.raises(DataError, match=said):
         DataSource(tmp_path).rows(SET, ["text"])
+
+
+@pytest.mark.parametrize("name", ["facts/val.jsonl", "facts/val.jsonl.gz"])
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path, name: str) -> None:
+    put(tmp_path, name, b'\xef\xbb\xbf{"text": "plain \\ud83d\\ude00"}\n{"text": "next"}\n')
+    assert [row["text"] for row in DataSource(tmp_path).rows(SET)] == ["plain \U0001f600", "next"]
+    assert DataSource(tmp_path).lines(SET)[0].startswith("{")
+    assert DataSource(None).document(put(tmp_path, "a.json", b'\xef\xbb\xbf{"a": 1}')) == {"a": 1}
 
 
 def test_a_damaged_compressed_file_is_named(tmp_path: Path) -> None:

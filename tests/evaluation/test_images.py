@@ -253,3 +253,27 @@ def test_a_real_network_is_right_as_often_as_it_is_known_to_be(data_dir: Path) -
     assert result.n == 500
     assert abs(result.metrics["top1"] - 81.03) < 3.5
     assert result.metrics["top5"] > 97
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 100_000,
+        "[]",
+        '{"size": ' + "9" * 5000 + "}",
+        json.dumps({**CONFIGS["vit"], "size": 100_000}),
+        json.dumps({**CONFIGS["vit"], "size": {"height": 0, "width": 5}}),
+        json.dumps({**CONFIGS["vit"], "size": [1]}),
+        json.dumps({**CONFIGS["vit"], "image_std": [0.5, 0.0, 0.5]}),
+        json.dumps({**CONFIGS["vit"], "image_mean": ["a", "b", "c"]}),
+        json.dumps({**CONFIGS["vit"], "image_mean": [0.5]}),
+        json.dumps({**CONFIGS["vit"], "resample": 77}),
+        json.dumps({**CONFIGS["vit"], "rescale_factor": "x" * 100_000}),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_a_preparation_that_is_none_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text(text)
+    with pytest.raises(SourceError, match="images are prepared as it says") as refused:
+        Preparation.from_directory(tmp_path)
+    assert len(str(refused.value)) < 1000

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from goldstick.evaluation import DataSource, LanguageModel
 from goldstick.evaluation.language_model import _rolling_windows
-from goldstick.evaluation.tasks.pages import PagePerplexity, detokenize, split_pages
+from goldstick.evaluation.tasks.pages import PagePerplexity, _tightened, detokenize, split_pages
+from tests.time_limit import within
 
 LINES = [
     " \n",
@@ -49,11 +52,11 @@ def test_windows_predict_every_token_once_from_as_much_before_it_as_fits(length:
     windows = _rolling_windows(ids, 7, context)
     assert [token for _, target in windows for token in target] == ids
     known = [7, *ids]
-    for number, (given, target) in enumerate(windows):
+    for number, (shown, target) in enumerate(windows):
         end = known.index(target[-1])
         last = number == len(windows) - 1
-        assert len(given) == min(context, end) if last else len(given) == len(target) == context
-        assert given == known[end - len(given) : end]
+        assert len(shown) == min(context, end) if last else len(shown) == len(target) == context
+        assert shown == known[end - len(shown) : end]
 
 
 def test_word_perplexity_is_a_double_precision_loop_over_windows(language_model: LanguageModel, tmp_path: Path) -> None:
@@ -82,3 +85,17 @@ def test_word_perplexity_is_a_double_precision_loop_over_windows(language_model:
 @pytest.mark.data
 def test_the_test_split_has_sixty_two_pages_as_on_the_hub(data_dir: Path) -> None:
     assert len(PagePerplexity().load(DataSource(data_dir))) == 62
+
+
+@pytest.mark.parametrize("page", ["(" + " " * 200_000, "(" * 200_000, "( a" * 50_000, '"' * 200_001], ids=str.__len__)
+def test_a_page_of_brackets_takes_no_time_to_speak_of(page: str) -> None:
+    with within(seconds=2):
+        detokenize(page)
+
+
+@given(page=st.text("() []{}\"' a\n\u00a0", max_size=30))
+@pytest.mark.parametrize(("opening", "closing"), ["()", "[]", "{}", '""', "''"])
+def test_what_is_enclosed_loses_its_spaces_as_by_the_harness(page: str, opening: str, closing: str) -> None:
+    left, right = re.escape(opening), re.escape(closing)
+    expected = re.sub(rf"{left}\s*([^{right}]*?)\s*{right}", rf"{opening}\1{closing}", page)
+    assert _tightened(page, opening, closing) == expected

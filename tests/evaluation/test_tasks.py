@@ -300,3 +300,22 @@ def test_the_local_boolq_file_has_the_published_share_of_true_answers(data_dir: 
     questions = BoolQ().load(DataSource(data_dir))
     assert len(questions) == 3270
     assert sum(question.answer for question in questions) / 3270 == pytest.approx(0.6217, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("task", "file", "row", "said"),
+    [
+        ("boolq", "boolq/val.jsonl", {"passage": None, "question": "q", "label": 1}, "passage must be text, not None"),
+        ("boolq/goldenstick", "boolq/val.jsonl", {"passage": "p", "question": [], "label": 1}, "question must be text"),
+        ("ceval", "ceval/val.jsonl", dict.fromkeys(("question", "answer", *"ABCD"), "A") | {"subject": []}, "subject"),
+        ("squad/goldenstick", "squad/dev-v1.1.json", {"data": [{"title": ["t"], "paragraphs": [{"context": "c", "qas": [
+            {"question": "q", "answers": [{"text": "a"}]}]}]}]}, "title must be text"),
+        ("squad", "squad/dev-v1.1.json", {"data": [{"title": "t", "paragraphs": [{"context": "c", "qas": [
+            {"question": "q", "answers": [{"text": 5}]}]}]}]}, "answer to 'q' is no text"),
+    ],
+)  # fmt: skip
+def test_a_field_that_is_no_text_is_named(task: str, file: str, row: Any, said: str, tmp_path: Path) -> None:
+    (tmp_path / file).parent.mkdir()
+    (tmp_path / file).write_text(json.dumps(row))
+    with pytest.raises(DataError, match=said):
+        TASKS[task].load(DataSource(tmp_path))

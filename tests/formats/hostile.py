@@ -252,6 +252,8 @@ TEXTS: dict[str, bytes] = {
     "a_config_in_utf16": '{"model_type": "llama"}'.encode("utf-16"),
     "a_config_that_is_no_utf8": b'{"model_type": "\xff"}',
     "a_config_that_says_a_thing_twice": b'{"model_type": "llama", "model_type": "gpt2"}',
+    "a_config_with_half_a_character": b'{"model_type": "llama", "name": "\\ud800"}',
+    "a_config_with_half_a_character_in_a_key": b'{"model_type": "llama", "\\uDFFF": 1}',
     "a_config_with_a_huge_number": b'{"model_type": "llama", "hidden_size": ' + b"9" * 100_000 + b"}",
 }
 add_many("compressed-tensors", lambda folder, text: (folder / "config.json").write_bytes(text), TEXTS)

@@ -24,17 +24,17 @@ def mutate(files: Files, seed: int) -> Files:
     for _ in range(dice.choice((1, 1, 1, 2, 3))):
         name = dice.choice(names)
         if name.endswith(".gguf"):
-            files[name] = _bytes_changed(files[name], dice, head=2000)
+            files[name] = bytes_changed(files[name], dice, head=2000)
         elif dice.random() < 0.35:
-            files[name] = _bytes_changed(files[name], dice)
+            files[name] = bytes_changed(files[name], dice)
         elif name.endswith(".json"):
-            files[name] = _json_changed(files[name], dice)
+            files[name] = json_changed(files[name], dice)
         else:
-            files[name] = _header_changed(files[name], dice)
+            files[name] = header_changed(files[name], dice)
     return files
 
 
-def _bytes_changed(content: bytes, dice: random.Random, head: int = 600) -> bytes:
+def bytes_changed(content: bytes, dice: random.Random, head: int = 600) -> bytes:
     data = bytearray(content)
     if not data:
         return b"{}"
@@ -67,23 +67,23 @@ def _bytes_changed(content: bytes, dice: random.Random, head: int = 600) -> byte
     return bytes(data)
 
 
-def _header_changed(content: bytes, dice: random.Random) -> bytes:
+def header_changed(content: bytes, dice: random.Random) -> bytes:
     length = struct.unpack("<Q", content[:8].ljust(8, b"\0"))[0]
     text, payload = content[8 : 8 + min(length, len(content))], content[8 + min(length, len(content)) :]
-    changed = _json_changed(text, dice)
+    changed = json_changed(text, dice)
     return struct.pack("<Q", len(changed)) + changed + payload
 
 
-def _json_changed(text: bytes, dice: random.Random) -> bytes:
+def json_changed(text: bytes, dice: random.Random) -> bytes:
     """One value changed, removed, renamed or put elsewhere; bytes changed where the text is no JSON any more."""
     try:
         table = json.loads(text)
     except (ValueError, RecursionError):
-        return _bytes_changed(text, dice)
-    places = _places(table)
-    if not places:
-        return _bytes_changed(text, dice)
-    owner, key = dice.choice(places)
+        return bytes_changed(text, dice)
+    found = places(table)
+    if not found:
+        return bytes_changed(text, dice)
+    owner, key = dice.choice(found)
     match dice.choice(("number", "number", "value", "remove", "rename", "copy", "nest")):
         case "number":
             owner[key] = _another_number(owner[key], dice)
@@ -94,7 +94,7 @@ def _json_changed(text: bytes, dice: random.Random) -> bytes:
         case "rename" if isinstance(owner, dict):
             owner[dice.choice((f"{key}x", key[:-1], key.replace("_", "."), dice.choice("aé\u202e")))] = owner.pop(key)
         case "copy":
-            other, name = dice.choice(places)
+            other, name = dice.choice(found)
             owner[key] = copy.deepcopy(other[name])
         case _:
             for _ in range(dice.choice((1, 5, 50))):
@@ -108,7 +108,7 @@ def _another_number(value: Any, dice: random.Random) -> Any:
     return dice.choice(_NUMBERS)
 
 
-def _places(value: Any) -> list[tuple[Any, Any]]:
+def places(value: Any) -> list[tuple[Any, Any]]:
     """Every value inside of a JSON value, as the list or table that holds it and its key."""
     found: list[tuple[Any, Any]] = []
     waiting = [value]

@@ -185,3 +185,34 @@ def test_a_tokenizer_that_llama_cpp_would_run_in_another_way_is_refused(
     file.write_text(json.dumps(data))
     with pytest.raises(FormatError, match=f"{complaint}.*Remove the tokenizer files"):
         tokenizer_metadata(tmp_path, rows)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        lambda data: data.update(model=5),
+        lambda data: data.update(added_tokens=[[1]]),
+        lambda data: data.update(added_tokens=[{"id": "a", "content": "b"}]),
+        lambda data: data.update(pre_tokenizer={"type": "Split", "pattern": 5}),
+        lambda data: data["model"].update(vocab=[1]),
+        lambda data: data["model"].update(merges=[5]),
+        lambda data: data["model"].update(merges=[["a", ["b"]]]),
+        lambda data: data["model"].update(byte_fallback=True, merges=[["a", [1]]]),
+        lambda data: data.update(post_processor={"type": "TemplateProcessing", "single": [5]}),
+    ],
+)
+def test_a_tokenizer_that_is_laid_out_otherwise_is_refused(edit: Edit, tmp_path: Path) -> None:
+    save(byte_level("qwen2"), tmp_path)
+    file = tmp_path / "tokenizer.json"
+    data = json.loads(file.read_text())
+    edit(data)
+    file.write_text(json.dumps(data))
+    with pytest.raises(FormatError, match="GGUF cannot hold this tokenizer"):
+        tokenizer_metadata(tmp_path, ROWS)
+
+
+def test_settings_that_are_laid_out_otherwise_are_refused(tmp_path: Path) -> None:
+    save(byte_level("qwen2"), tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"bos_token": [1]}))
+    with pytest.raises(FormatError, match="not laid out as tokenizers are"):
+        tokenizer_metadata(tmp_path, ROWS)

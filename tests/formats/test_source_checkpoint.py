@@ -144,7 +144,7 @@ def test_json_that_is_no_utf8_or_implausibly_large_is_refused(tmp_path: Path) ->
         read_json(tmp_path / "x.json", "missing")
 
 
-@pytest.mark.parametrize("method", [{"quant_method": "gptq"}, {}, None])
+@pytest.mark.parametrize("method", [{"quant_method": "gptq"}, {}, [], False])
 def test_any_quantization_config_means_quantized_already(source: Path, method: object) -> None:
     (source / "config.json").write_text(json.dumps({"model_type": "llama", "quantization_config": method}))
     with pytest.raises(SourceError, match="quantized already"):

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import goldstick
-from goldstick.pipeline import finish, prove_worker, verify
+from goldstick.pipeline import finish, prove_worker, quantize, verify
 from goldstick.pipeline.observation import Observation
 from goldstick.pipeline.quantize import Quantized
 from goldstick.pipeline.result import Result
@@ -74,6 +74,12 @@ def all_proofs_here() -> Iterator[None]:
 def proof_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let proofs run in the test's own process."""
     monkeypatch.setattr(finish, "prove", prove_here)
+
+
+@pytest.fixture
+def little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``max_memory=1`` asks for, which no process keeps: batches one by one, nothing proven whole."""
+    monkeypatch.setattr(quantize, "require_memory", lambda *_: None)
 
 
 @dataclass(frozen=True, kw_only=True)

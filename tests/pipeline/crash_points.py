@@ -15,9 +15,8 @@ import pytest
 import goldstick
 from goldstick.core import rename
 from goldstick.pipeline import by_blocks, finish, quantize, write
-from goldstick.pipeline.entries import write_entries
 from goldstick.pipeline.quantize import Quantized
-from goldstick.pipeline.shards import ShardedWriter
+from goldstick.pipeline.shards import ShardedWriter, write_entries
 from tests.tiny_tokenizer import write_tokenizer
 
 #: Bytes of a file of weights; recipes ask for a megabyte at least, which these models do not have.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import huggingface_hub
 import pytest
+import yaml
 from click.testing import CliRunner
 from huggingface_hub import constants
 
@@ -16,11 +18,12 @@ import goldstick
 from goldstick.cli import main
 from goldstick.errors import OutputError, UsageError
 from goldstick.formats import FORMATS
-from goldstick.pipeline.card import front_matter, model_card
+from goldstick.pipeline.card import card_remarks, model_card
 from goldstick.pipeline.finish import add_accuracy
 from goldstick.pipeline.hub import check_repository, push_to_hub
 from goldstick.recipes import Recipe
 from tests.formats.test_other_tools import FOLDER
+from tests.time_limit import within
 
 RECIPE = Recipe.load({"stages": [{"rtn": {"scheme": "w4a16-g32"}}]})
 LLAMA = {"architectures": ["LlamaForCausalLM"]}
@@ -30,8 +33,8 @@ def card(base_model: str, tmp_path: Path, former: str | None = None, format_: st
     if former is not None:
         (tmp_path / "README.md").write_text(former)
     text = model_card(base_model, RECIPE, FORMATS[format_], LLAMA, source=tmp_path)
-    (tmp_path / "card.md").write_text(text)
-    return front_matter(tmp_path / "card.md")
+    found: dict[str, Any] = yaml.safe_load(text.split("---\n")[1])
+    return found
 
 
 def test_the_front_matter_names_the_base_model_and_carries_the_licence_on(tmp_path: Path) -> None:
@@ -75,6 +78,90 @@ def test_the_accuracy_before_and_after_goes_into_the_card_and_its_hash_into_the_
     assert "| wikitext2 | perplexity, lower is better | 5 | 5.25 | +0.25 |" in text
     files = json.loads((tmp_path / "goldstick.json").read_text())["files"]
     assert files == {"README.md": hashlib.sha256(text.encode()).hexdigest(), "config.json": "x"}
+
+
+BOMB = "".join(
+    f"{name}: &{name} [{', '.join([f'*{former}'] * 9)}]\n" for former, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+UNREADABLE = {
+    "a date that is none": "license: 2024-13-45",
+    "a date": "license: 2024-01-01",
+    "a number": "license: 5",
+    "a number of 5,000 digits": "license: " + "9" * 5000,
+    "a number in base 60": "license: " + "1:" * 5000 + "1",
+    "no boolean": "license: !!bool x",
+    "no number": "license: !!int ''",
+    "no timestamp": "license: !!timestamp x",
+    "code": "license: !!python/object/apply:os.system [ls]",
+    "an alias bomb": f"datasets: &a [lol]\n{BOMB}license: *i",
+    "a merge bomb": "license:\n  - &a {k: v}\n" + "  - &b {<<: [*a, *a, *a, *a]}\n",
+    "deep lists": "license: " + "[" * 5000 + "]" * 5000,
+    "deep blocks": "license:\n" + "\n".join(" " * depth + "-" for depth in range(1, 900)),
+    "an open bracket": "license: [",
+    "a table": "license: {mit: true}",
+    "a language that is a table": "language: {en: 1}",
+    "languages that are numbers": "language: [1, 2]",
+    "an escape of half a character": 'license: "\\ud800"',
+    "a control character": 'license: "\\0"',
+    "a long name": "license: " + "x" * 2000,
+    "a base model that is a list": "base_model_relation: quantized\nbase_model: [a/b]",
+}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_what_cannot_be_carried_on_is_left_out_with_a_warning_and_the_card_is_written(
+    name: str, tmp_path: Path
+) -> None:
+    with within(seconds=5):
+        found = card("checkpoint", tmp_path, f"---\ntitle: x\n{UNREADABLE[name]}\nlicense_name: kept\n---\n# Model\n")
+        (remark,) = card_remarks(tmp_path)
+    assert found == {
+        "library_name": "transformers",
+        "license_name": "kept",
+        "pipeline_tag": "text-generation",
+        "tags": ["goldstick", "awq", "rtn"],
+    }
+    assert str(tmp_path / "README.md") in remark or "front matter" in remark
+
+
+def test_a_card_that_is_no_text_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_bytes(b"---\nlicense: \xff\n---\n")
+    assert "license" not in card("checkpoint", tmp_path)
+    assert "cannot be read" in card_remarks(tmp_path)[0]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\xef\xbb\xbf---\r\nlicense: mit\r\nlanguage:\r\n- en\r\n- no\r\n---\r\n",
+        b"---\nmodel-index: *nothing\ndate: 2024-13-45\nlicense: mit\nlanguage: [en, 'no']\n---\n"
+        + "é".encode() * 1_500_000,
+        b"---\n5: [\nlicense: mit\n\nlanguage:\n  - en\n\n  - 'no'\n---\n",
+    ],
+)
+def test_only_what_is_carried_on_is_read(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_bytes(content.replace(b"- no\r", b"- 'no'\r"))
+    found = card("checkpoint", tmp_path)
+    assert (found["license"], found["language"], card_remarks(tmp_path)) == ("mit", ["en", "no"], [])
+
+
+@pytest.mark.parametrize("architectures", [5, "LlamaForCausalLM", {"a": 1}, [5, None]])
+def test_architectures_that_are_none_make_no_card_fail(architectures: Any) -> None:
+    assert "text-generation" not in model_card("a", RECIPE, FORMATS["awq"], {"architectures": architectures})
+
+
+def test_a_path_that_is_no_text_is_named_in_text() -> None:
+    model_card("/models/\udcff", RECIPE, FORMATS["awq"], LLAMA).encode()
+
+
+def test_an_export_of_a_checkpoint_whose_card_cannot_be_read_succeeds_and_says_so(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(FOLDER / "gptqmodel-gptq", source)
+    (source / "README.md").write_text("---\nlicense: 2024-13-45\n---\n")
+    made = goldstick.export(source, format="native", output=tmp_path / "made", proof="tensors")
+    assert any("not valid YAML" in warning for warning in made.report.warnings)
+    assert (tmp_path / "made" / "README.md").read_text().startswith("---\n")
 
 
 class Hub:

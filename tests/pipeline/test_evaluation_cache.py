@@ -101,7 +101,7 @@ def test_the_cache_lies_where_the_user_says(monkeypatch: pytest.MonkeyPatch, tmp
     assert cache_directory() == Path("/caches/goldstick")
 
 
-def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def no_entry(number: int) -> None:
         raise KeyError(f"getpwuid(): uid not found: {number}")
 
@@ -109,5 +109,7 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch) -> 
     for name in ("GOLDSTICK_CACHE", "XDG_CACHE_HOME", "HOME"):
         monkeypatch.delenv(name, raising=False)
     assert cache_directory() is None
-    monkeypatch.setenv("HOME", "/nonexistent")
-    assert cache_directory() == Path("/nonexistent/.cache/goldstick")
+    monkeypatch.setenv("HOME", str(tmp_path / "nonexistent"))
+    assert cache_directory() is None
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_directory() == tmp_path / ".cache" / "goldstick"

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import goldstick
-from goldstick.pipeline.by_blocks import BlockwiseRun
+from goldstick.calibration.block_loop import BlockLoop
 from tests.pipeline.conftest import answer
 from tests.pipeline.test_gptq_checkpoint import goldstick_ids
 from tests.pipeline.test_gptq_checkpoint import text as text
@@ -58,25 +58,26 @@ def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.glob("*.safetensors")}
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_a_run_that_was_cut_short_goes_on_with_little_memory_to_the_same_bytes_and_to_those_of_the_model_in_memory(
     source: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = goldstick.quantize(source, recipe(text), output=tmp_path / "whole")
     assert whole.report.proof["max_abs_difference"] == 0.0
-    real = BlockwiseRun._advance
+    real = BlockLoop.advance
 
-    def stop(run: BlockwiseRun, work: Any, block: str, *rest: Any) -> Any:
+    def stop(loop: BlockLoop, block: str, *rest: Any) -> Any:
         if block.endswith(".2"):
             raise KeyboardInterrupt
-        return real(run, work, block, *rest)
+        return real(loop, block, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(BlockwiseRun, "_advance", stop)
+        patch.setattr(BlockLoop, "advance", stop)
         with pytest.raises(KeyboardInterrupt):
             goldstick.quantize(source, recipe(text), output=tmp_path / "resumed")
     calls: list[str] = []
     monkeypatch.setattr(
-        BlockwiseRun, "_advance", lambda run, work, block, *rest: calls.append(block) or real(run, work, block, *rest)
+        BlockLoop, "advance", lambda loop, block, *rest: calls.append(block) or real(loop, block, *rest)
     )
     resumed = goldstick.quantize(source, recipe(text), output=tmp_path / "resumed", resume=True, max_memory=1)
     assert [block.rpartition(".")[2] for block in calls] == ["2", "3"]

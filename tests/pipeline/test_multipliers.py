@@ -155,6 +155,7 @@ def test_a_plain_module_is_stored_and_rebuilt(tmp_path: Path) -> None:
         load_into(plain(), tmp_path / "out")
 
 
+@pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("max_memory", [1 << 40, 1], ids=["together", "one by one"])
 def test_a_run_over_the_blocks_is_proven(max_memory: int, tmp_path: Path) -> None:
     FAMILIES["llama_gqa"]().save_pretrained(tmp_path / "source")

@@ -20,12 +20,11 @@ from goldstick.pipeline.inspect import read_report
 from goldstick.pipeline.verify import verify_checkpoint
 from goldstick.training import TrainingTask
 from tests.pipeline.conftest import prove_here
+from tests.support.pruning_recipe import pruning_recipe
 from tests.tiny_models import FAMILIES, sample_inputs
 from tests.tiny_tokenizer import write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("proof_here", "reference_backend")
-
-FEW: dict[str, Any] = {"steps": 2, "norm_batches": 0}
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +39,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def recipe(source: Path, rate: float, *after: Any, **options: Any) -> dict[str, Any]:
-    calibration = {"dataset": str(source / "text.txt"), "samples": 6, "seq_len": 16}
-    stages = [{"scop": {"rate": rate, "training": FEW, **options}}, {"finetune": {"training": FEW}}, *after]
-    return {"stages": stages, "calibration": calibration}
-
-
 def logits(model: nn.Module) -> torch.Tensor:
     with torch.no_grad():
         found: torch.Tensor = model(**sample_inputs(model)).logits
@@ -56,7 +49,7 @@ def test_one_command_prunes_finetunes_and_rounds_into_a_checkpoint_that_only_gol
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounding = {"gptq": {"scheme": "w4a16-g16"}}
-    made = goldstick.quantize(source / "model", recipe(source, 0.25, rounding), output=tmp_path / "out")
+    made = goldstick.quantize(source / "model", pruning_recipe(source, 0.25, rounding), output=tmp_path / "out")
     loaded = goldstick.load(tmp_path / "out")
     assert loaded.get_submodule("model.layers.1.self_attn.o_proj").in_features == 48  # three heads of four
     assert made.report.proof["max_abs_difference"] == 0
@@ -82,7 +75,7 @@ def test_one_command_prunes_finetunes_and_rounds_into_a_checkpoint_that_only_gol
 def test_where_the_config_can_say_the_widths_plain_transformers_reads_what_was_pruned(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    goldstick.quantize(source / "model", recipe(source, 0.5), output=tmp_path / "out")
+    goldstick.quantize(source / "model", pruning_recipe(source, 0.5), output=tmp_path / "out")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["num_attention_heads"], config["intermediate_size"]) == (2, 64)
     assert PRUNED not in config and "quantization_config" not in config
@@ -127,7 +120,7 @@ def test_a_residual_network_of_transformers_keeps_its_zeros_in_the_place_of_what
 
 
 def test_what_a_config_tells_of_cuts_is_not_trusted(source: Path, tmp_path: Path) -> None:
-    goldstick.quantize(source / "model", recipe(source, 0.25, criterion="random"), output=tmp_path / "out")
+    goldstick.quantize(source / "model", pruning_recipe(source, 0.25, criterion="random"), output=tmp_path / "out")
     path = tmp_path / "out" / "config.json"
     config = json.loads(path.read_text())
     told = config[PRUNED]

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import goldstick
+from goldstick.calibration.block_loop import BlockLoop
 from goldstick.formats.kv_cache import KV_SIDECAR
 from goldstick.formats.source import open_tensors
 from goldstick.formats.transformers_cache import quantized_cache_of
 from goldstick.pipeline import quantize
-from goldstick.pipeline.by_blocks import BlockwiseRun
 from goldstick.pipeline.plan import BASE_MEMORY, make_plan
 from goldstick.pipeline.quantize import Quantized
 from goldstick.pipeline.write import in_memory, write_whole
@@ -87,20 +87,21 @@ def test_what_is_made_block_by_block_is_what_the_whole_model_gives(
     assert configs[0] == configs[1]  # but for the order in which a native checkpoint lists its layers
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_a_run_cut_short_goes_on_with_little_memory_to_what_the_model_in_memory_becomes(
     sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The ranges of the first block come back from the journal, and are those that the model in memory shows."""
     source, wanted = sources / "llama_gqa", recipe(sources, "rotate", {"gptq": INT4}, "kv_cache")
-    real = BlockwiseRun._advance
+    real = BlockLoop.advance
 
-    def stop(run: BlockwiseRun, work: Any, block: str, *rest: Any) -> Any:
+    def stop(loop: BlockLoop, block: str, *rest: Any) -> Any:
         if block.endswith(".1"):
             raise KeyboardInterrupt
-        return real(run, work, block, *rest)
+        return real(loop, block, *rest)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(BlockwiseRun, "_advance", stop)
+        patch.setattr(BlockLoop, "advance", stop)
         goldstick.quantize(source, wanted, output=tmp_path / "out")
     resumed = goldstick.quantize(source, wanted, output=tmp_path / "out", resume=True, max_memory=1)
     assert resumed.report.proof["max_abs_difference"] == 0.0
@@ -115,6 +116,7 @@ def test_a_run_cut_short_goes_on_with_little_memory_to_what_the_model_in_memory_
     assert set(settings.scales) == {0, 1}
 
 
+@pytest.mark.usefixtures("little_memory")
 def test_a_rotation_is_proven_on_the_whole_model_only_where_the_memory_allows(sources: Path, tmp_path: Path) -> None:
     wanted = recipe(sources, "rotate")
     free = goldstick.quantize(sources / "llama_gqa", wanted, output=tmp_path / "free")

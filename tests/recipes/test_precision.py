@@ -17,6 +17,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.precision import Measured, choose_widths
 from goldstick.recipes.recipe import Recipe, recipe_schema
+from tests.time_limit import within
 
 WIDTHS = (2, 3, 4, 8)
 
@@ -61,6 +62,35 @@ def test_the_choice_keeps_the_budget_and_is_close_to_the_best_of_all_choices(see
     assert cost(chosen, among) <= 2.0 * best
     if budget in (2.5, 8.5):
         assert cost(chosen, among) == best
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("budget", [3.1, 4.0, 5.5])
+def test_the_choice_is_that_of_the_best_step_again_and_again(seed: int, budget: float) -> None:
+    among = layers(seed, count=40)
+    total = sum(layer.elements for layer in among)
+    chosen = {layer.name: WIDTHS[0] for layer in among}
+    while True:
+        spare = (budget - mean_bits(chosen, among)) * total
+        steps = [
+            ((layer.kl[chosen[layer.name]] - layer.kl[bits]) / price, layer.name, bits)
+            for layer in among
+            for bits in WIDTHS
+            if bits > chosen[layer.name]
+            and (price := layer.elements * (layer.stored[bits] - layer.stored[chosen[layer.name]])) <= spare + 1e-6
+            and layer.kl[chosen[layer.name]] > layer.kl[bits]
+        ]
+        if not steps:
+            break
+        _, name, bits = max(steps)
+        chosen[name] = bits
+    found = choose_widths(among, budget)
+    assert found == chosen or len(set(found.values())) == 1
+
+
+def test_the_widths_of_a_giant_are_chosen_in_seconds() -> None:
+    with within(seconds=10):
+        choose_widths(layers(0, count=20_000), 4.0)
 
 
 def test_a_layer_that_gets_no_better_with_more_bits_keeps_the_fewest() -> None:
@@ -135,6 +165,35 @@ def test_the_schema_knows_the_key() -> None:
 def test_what_cannot_be_meant_is_refused(measured: Path, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(RecipeError, match=said):
         recipe(measured, **changes)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data["layers"][0].update(name=["a"]),
+        lambda data: data["layers"][0].update(name=data["layers"][1]["name"]),
+        lambda data: data["layers"][0].update(elements=0, shape=[0]),
+        lambda data: data["layers"][0]["kl"].update({"4": float("nan")}),
+        lambda data: data["layers"][0]["bits_per_weight"].update({"4": data["layers"][0]["bits_per_weight"]["2"]}),
+        lambda data: data["layers"][0]["bits_per_weight"].update({"2": -1.0}),
+        lambda data: [layer.update(kl={}, bits_per_weight={}) for layer in data["layers"]],
+        lambda data: data["layers"][0].update(shape=[float("inf")]),
+    ],
+)
+def test_a_file_of_numbers_that_nobody_measures_is_refused(measured: Path, change: Callable[[Any], object]) -> None:
+    file = measured / "found.json"
+    data = json.loads(file.read_text())
+    change(data)
+    file.write_text(json.dumps(data))
+    with pytest.raises(RecipeError, match="is no sensitivity file"):
+        recipe(measured)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"layers": ' + "9" * 5000 + "}", "\xff"])
+def test_a_file_that_is_no_json_is_refused(measured: Path, text: str) -> None:
+    (measured / "found.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(RecipeError, match="cannot be read"):
+        recipe(measured)
 
 
 @pytest.fixture

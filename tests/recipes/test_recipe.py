@@ -19,6 +19,7 @@ from goldstick.recipes.sentence import parse
 from goldstick.recipes.words import RECOMMENDED
 from goldstick.structure.network import Network
 from goldstick.structure.targets import Targets
+from tests.time_limit import within
 from tests.tiny_models import FAMILIES
 
 
@@ -209,7 +210,10 @@ def test_a_missing_file_is_named() -> None:
         ("stages:\n  - rtn:\n      scheme: w8a16\n      scheme: w4a16-g32\n", "'scheme' is given twice.* line 4"),
         ("stages: [rtn]\n1: a\n1: b\n", "'1' is given twice"),
         ("stages: " + "[" * 30 + "]" * 30, "deeper than 20"),
-        ("stages: [rtn]\n# " + "x" * 1_000_001, "larger than 1,000,000 bytes"),
+        ("stages: [rtn]\n# " + "x" * 300_001, "larger than 300,000 bytes"),
+        ("description: !!bool x\nstages: [rtn]", "not valid YAML"),
+        ("description: !!int ''\nstages: [rtn]", "not valid YAML"),
+        ("description: !!timestamp x\nstages: [rtn]", "not valid YAML"),
         ("stages: [rtn", "not valid YAML"),
         ("- rtn\n", "not a mapping"),
         ("", "not a mapping"),
@@ -388,3 +392,9 @@ def test_values_of_other_kinds_are_refused_by_name(text: str, complaint: str, tm
     path.write_text(text)
     with pytest.raises(RecipeError, match=complaint):
         Recipe.load(path)
+
+
+def test_a_recipe_of_a_thousand_stages_is_read_in_seconds(tmp_path: Path) -> None:
+    (tmp_path / "many.yaml").write_text("stages:\n" + "- rtn: {scheme: w4a16-g32}\n" * 1000)
+    with within(seconds=10):
+        assert len(Recipe.load(tmp_path / "many.yaml").stages) == 1000

@@ -114,6 +114,9 @@ def test_what_is_not_plain_data_is_named(value: Any) -> None:
         (lambda text: text.replace('"format"', '"former"'), "lacks a field or has a wrong one"),
         (lambda text: text.replace('"bytes_before": 128', '"bytes_before": 127'), "add up"),
         (lambda text: "[]", "version 1"),
+        (lambda text: text.replace('"format": "', '"format": "\\ud800'), "half of a character"),
+        (lambda text: text.replace('"bytes_before": 128', '"bytes_before": ' + "9" * 5000), "not JSON that goldstick"),
+        (lambda text: "[" * 100_000, "not JSON that goldstick reads: maximum recursion"),
     ],
 )
 def test_a_damaged_report_is_a_data_error_that_names_the_file(tmp_path: Path, change: Any, said: str) -> None:

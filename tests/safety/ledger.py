@@ -147,6 +147,10 @@ class Ledger:
     def _is_working(self, path: Path) -> bool:
         return path.is_dir() and path.name.endswith(".work") and (not any(path.iterdir()) or (path / LOCK).exists())
 
+    def _is_empty_working(self, name: str) -> bool:
+        """Whether it was an empty directory of a working directory's name, which a run takes and removes."""
+        return name.endswith(".work") and not any(inner.startswith(name + "/") for inner in self.theirs)
+
     def _moved_away(self, directory: str, files: dict[str, str], found: dict[str, str]) -> bool:
         places = [directory, f".{directory}.work/former", *(f"{directory}.{number}" for number in range(1, 9))]
         return any(all(found.get(f"{place}/{name}") == content for name, content in files.items()) for place in places)

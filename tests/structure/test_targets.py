@@ -8,6 +8,7 @@ from transformers import PreTrainedModel
 from goldstick.errors import RecipeError
 from goldstick.structure.network import Network
 from goldstick.structure.targets import Targets, matches
+from tests.time_limit import within
 from tests.tiny_models import FAMILIES
 
 
@@ -56,6 +57,12 @@ def test_a_catch_all_does_not_reach_embeddings_or_the_head(llama: Network, patte
     found = names(llama, include=("*down_proj", pattern))
     assert not found & {"model.embed_tokens", "lm_head"}
     assert "model.layers.0.mlp.down_proj" in found
+
+
+@pytest.mark.parametrize("pattern", ["[a" * 100_000, "*a" * 100_000, "a" * 1001])
+def test_a_pattern_longer_than_any_name_is_refused_at_once(llama: Network, pattern: str) -> None:
+    with within(seconds=2), pytest.raises(RecipeError, match="longer than 1,000 characters"):
+        names(llama, include=(pattern,))
 
 
 @pytest.mark.parametrize("pattern", ["lm_head", "lm_*", "*head"])

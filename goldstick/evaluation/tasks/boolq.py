@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from reprlib import repr as shown
 from typing import Any, ClassVar
 
 from goldstick.errors import DataError
-from goldstick.evaluation.data import Dataset, DataSource
+from goldstick.evaluation.data import Dataset, DataSource, require_text
 from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, uncertainty
@@ -15,6 +16,7 @@ from goldstick.evaluation.protocol import Measurable, Progress, TaskResult
 from goldstick.evaluation.tasks.choice import Question, choose
 
 CHOICES = (" no", " yes")
+_FIELDS = ("passage", "question")
 
 DATASET = Dataset(
     name="boolq",
@@ -34,7 +36,9 @@ class BoolQ:
 
     def load(self, data: DataSource) -> list[Question]:
         """Return the validation questions; the answer is in ``label`` or ``answer``, a boolean, 0 or 1."""
-        rows = data.rows(self.dataset, ["passage", "question"])
+        rows = data.rows(self.dataset, _FIELDS)
+        for number, row in enumerate(rows, start=1):
+            require_text(row, _FIELDS, f"boolq, row {number}")
         return [
             Question(
                 context=f"{row['passage']}\nQuestion: {row['question']}?\nAnswer:",
@@ -68,7 +72,7 @@ def read_answer(row: Mapping[str, Any], number: int) -> int:
     """Return 1 for yes and 0 for no, of ``label`` or ``answer``; DataError, naming the row, for anything else."""
     value = row.get("label", row.get("answer"))
     if value not in (0, 1):  # booleans are equal to 0 and 1
-        raise DataError(f"boolq, row {number}: label (or answer) must be true, false, 0 or 1, not {value!r}")
+        raise DataError(f"boolq, row {number}: label (or answer) must be true, false, 0 or 1, not {shown(value)}")
     return int(value)
 
 

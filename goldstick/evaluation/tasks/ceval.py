@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from reprlib import repr as shown
 from typing import Any, ClassVar
 
 from goldstick.errors import DataError
-from goldstick.evaluation.data import Dataset, DataSource, evenly_spaced
+from goldstick.evaluation.data import Dataset, DataSource, evenly_spaced, require_text
 from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, uncertainty
@@ -70,9 +71,12 @@ class CEval:
         examples = self._examples(data)
         found = []
         for number, row in enumerate(rows, start=1):
+            require_text(row, ("subject", "question"), f"ceval, row {number}")
             own = examples[row["subject"]][: self.shots]
             if len(own) < self.shots:
-                raise DataError(f"ceval: {row['subject']!r} has {len(own)} examples, and {self.shots} are asked for")
+                raise DataError(
+                    f"ceval: {shown(row['subject'])} has {len(own)} examples, and {self.shots} are asked for"
+                )
             found.append(_subject_question(row, number, own))
         return found
 
@@ -81,6 +85,7 @@ class CEval:
         found: dict[str, list[str]] = defaultdict(list)
         rows = data.rows(self.examples, _FIELDS) if self.shots else []
         for number, row in enumerate(rows, start=1):
+            require_text(row, ("subject", "question"), f"ceval's examples, row {number}")
             _require_letter(row, f"ceval's examples, row {number}")
             found[row["subject"]].append(f"{_asked(row)} {row['answer']}\n\n")
         return found
@@ -121,7 +126,9 @@ def _subject_question(row: Mapping[str, Any], number: int, examples: Sequence[st
     if subject is None and "subject_name" in row and "category" in row:  # other data in C-Eval's schema
         subject = Subject(str(row["subject_name"]), str(row["category"]))
     if subject is None:
-        raise DataError(f"ceval, row {number}: {row['subject']!r} is none of C-Eval's 52 subjects, and has no name")
+        raise DataError(
+            f"ceval, row {number}: {shown(row['subject'])} is none of C-Eval's 52 subjects, and has no name"
+        )
     _require_letter(row, f"ceval, row {number}")
     description = f"以下是中国关于{subject.chinese}的单项选择题，请选出其中的正确答案。\n\n"
     question = Question(
@@ -140,4 +147,4 @@ def _asked(row: Mapping[str, Any]) -> str:
 
 def _require_letter(row: Mapping[str, Any], where: str) -> None:
     if row["answer"] not in LETTERS:
-        raise DataError(f"{where}: the answer must be a letter from A to D, not {row['answer']!r}")
+        raise DataError(f"{where}: the answer must be a letter from A to D, not {shown(row['answer'])}")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from goldstick.evaluation.data import DataSource, evenly_spaced
+from goldstick.evaluation.data import DataSource, evenly_spaced, require_text
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, uncertainty
 from goldstick.evaluation.mindformers_scores import mindformers_exact_match, mindformers_f1
@@ -30,6 +30,8 @@ class GeneratedBoolQ:
     def load(self, data: DataSource) -> list[tuple[str, str]]:
         """Return a prompt and ``yes`` or ``no`` for each validation question."""
         rows = data.rows(DATASET, ["passage", "question"])
+        for number, row in enumerate(rows, start=1):
+            require_text(row, ["passage", "question"], f"boolq, row {number}")
         return [
             (_boolq_prompt(row), "yes" if read_answer(row, number) else "no")
             for number, row in enumerate(rows, start=1)

@@ -24,16 +24,7 @@ _NUMBERS_AND_SPACES = (
     *((f" {mark} ", f"{mark} ") for mark in ":;.!?,"),
 )
 #: The same for what encloses words: what is inside loses the spaces at its ends.
-_ENCLOSED = tuple(
-    (re.compile(rf"{left}\s*([^{right}]*?)\s*{right}"), rf"{opening}\1{closing}")
-    for left, right, opening, closing in (
-        (r"\(", r"\)", "(", ")"),
-        (r"\[", r"\]", "[", "]"),
-        ("{", "}", "{", "}"),
-        ('"', '"', '"', '"'),
-        ("'", "'", "'", "'"),
-    )
-)
+_ENCLOSED = (("(", ")"), ("[", "]"), ("{", "}"), ('"', '"'), ("'", "'"))
 _HEADINGS_AND_ENDS = (
     ("= = = =", "===="),
     ("= = =", "==="),
@@ -66,11 +57,20 @@ def detokenize(page: str) -> str:
     """
     for tokenized, plain in _NUMBERS_AND_SPACES:
         page = page.replace(tokenized, plain)
-    for enclosed, plain in _ENCLOSED:
-        page = enclosed.sub(plain, page)
+    for opening, closing in _ENCLOSED:
+        page = _tightened(page, opening, closing)
     for tokenized, plain in _HEADINGS_AND_ENDS:
         page = page.replace(tokenized, plain)
     return page
+
+
+def _tightened(page: str, opening: str, closing: str) -> str:
+    """A page in which what is enclosed has no spaces at its ends; what is opened reaches to the next that closes."""
+    parts, place = [], 0
+    while (start := page.find(opening, place)) >= 0 and (end := page.find(closing, start + 1)) >= 0:
+        parts.append(f"{page[place:start]}{opening}{page[start + 1 : end].strip()}{closing}")
+        place = end + 1
+    return "".join(parts) + page[place:]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any, ClassVar
 
 from goldstick.errors import DataError
-from goldstick.evaluation.data import Dataset, DataSource, evenly_spaced
+from goldstick.evaluation.data import Dataset, DataSource, evenly_spaced, require_text
 from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, squad_exact_match, squad_f1, uncertainty
@@ -100,14 +101,20 @@ def _official(document: Any, path: Path) -> list[ReadingQuestion]:
             for paragraph in article["paragraphs"]
             for question in paragraph["qas"]
         ]
-    except (KeyError, TypeError) as error:
-        raise DataError(f"{path}: not the official SQuAD 1.1 layout ({type(error).__name__}: {error})") from error
+    except (KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{path}: not the official SQuAD 1.1 layout ({type(error).__name__}: {str(error)[:200]})"
+        ) from error
 
 
 def _question(row: Mapping[str, Any], title: str, context: str, answers: Sequence[str]) -> ReadingQuestion:
+    texts = {"title": title, "context": context, "question": row["question"]}
+    require_text(texts, list(texts), f"squad, {shown(row.get('id', title))}")
     if not answers:
         raise DataError(
-            f"squad: the question {row['question']!r} of {title!r} has no answer; SQuAD 1.1 has none without, and "
-            "those of version 2.0 are another task"
+            f"squad: the question {shown(row['question'])} of {shown(title)} has no answer; SQuAD 1.1 has none "
+            "without, and those of version 2.0 are another task"
         )
+    if not all(isinstance(answer, str) for answer in answers):
+        raise DataError(f"squad: an answer to {shown(row['question'])} is no text")
     return ReadingQuestion(title=title, context=context, question=row["question"], answers=list(answers))

@@ -6,6 +6,7 @@ The compiled module is imported after torch, so that both use torch's copy of th
 from __future__ import annotations
 
 import threading
+import warnings
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from goldstick.core.slow_kernels import SlowKernelsWarning
+from goldstick.errors import UsageError
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
 from goldstick.kernels.reference import quantized_input
 
@@ -25,6 +28,12 @@ except ImportError as error:
     _C, _missing = (
         None,
         f"the compiled kernels cannot be imported ({error}); install goldstick with a C++ compiler",
+    )
+    warnings.warn(
+        f"The compiled kernels of goldstick cannot be imported ({error}): everything gives the same and takes many "
+        "times as long. Install goldstick with a C++17 compiler at hand; 'goldstick doctor' shows what is found.",
+        SlowKernelsWarning,
+        stacklevel=1,
     )
 
 PRECISIONS = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -40,6 +49,25 @@ _SCRATCH_LIMIT = 1 << 28
 """Bytes of scratch kept between calls, per thread; larger weights allocate and free theirs."""
 
 _scratch = threading.local()
+
+
+def missing_extension() -> str | None:
+    """Why the compiled kernels are not there, or ``None``."""
+    return _missing
+
+
+def chosen_isa() -> str | None:
+    """The instructions of the kernels: the processor's best, or what GOLDSTICK_ISA names; ``None`` without kernels.
+
+    Raises:
+        UsageError: The variable names none, or one that this processor does not have.
+    """
+    if _missing:
+        return None
+    try:
+        return str(_C.isa())
+    except ValueError as error:
+        raise UsageError(f"{error}. Set another, or unset it.") from error
 
 
 class CpuBackend:

@@ -59,7 +59,7 @@ class IntegerCpuBackend(CpuBackend):
             0.0 if input_scale is None else input_scale.item(),
             0 if input_zero is None else int(input_zero),
             torch.get_num_threads() if products >= THREADED_FROM else 1,
-            cpu._C.isa(),
+            cpu.chosen_isa(),
         )
         return y
 

@@ -28,8 +28,11 @@ def main():
     if word == "die":
         os.kill(os.getpid(), 9)
     if word == "path":
-        raise RuntimeError(repr([part for part in sys.path if part in ("", os.getcwd())]))
+        libraries = os.environ["LD_LIBRARY_PATH"].split(":")
+        raise RuntimeError(repr([part for part in sys.path + libraries if part in ("", os.getcwd())]))
     if word == "wait":
+        from goldstick.core.fresh_process import end_with_the_parent
+        end_with_the_parent()
         print(os.getpid(), file=open("started", "w"), flush=True)
         time.sleep(100)
 """
@@ -41,20 +44,20 @@ class Tree:
     def __init__(self, folder: Path) -> None:
         self.here = folder / "here"
         self.here.mkdir()
-        pipeline = folder / "tree" / "goldstick" / "pipeline"
-        pipeline.mkdir(parents=True)
-        own = Path(__file__).parents[2] / "goldstick" / "pipeline"
+        core = folder / "tree" / "goldstick" / "core"
+        core.mkdir(parents=True)
+        own = Path(__file__).parents[2] / "goldstick" / "core"
         for name in ("fresh_start.py", "fresh_process.py"):
-            (pipeline / name).write_text((own / name).read_text())
-        for package in (pipeline, pipeline.parent):
+            (core / name).write_text((own / name).read_text())
+        for package in (core, core.parent):
             (package / "__init__.py").touch()
-        (pipeline / "work.py").write_text(WORK)
+        (core / "work.py").write_text(WORK)
         (folder / "settings").mkdir()
         (folder / "settings" / "sitecustomize.py").write_text(AS_IF_INSTALLED)
         self.script = f"import sys; sys.path.insert(0, {str(folder / 'tree')!r})\n"
-        self.script += "from goldstick.pipeline.fresh_process import run_module\n"
-        self.script += "print(run_module('goldstick.pipeline.work', *sys.argv[1:]))"
-        self.environment = os.environ | {"PYTHONPATH": f":{folder / 'settings'}"}
+        self.script += "from goldstick.core.fresh_process import run_module\n"
+        self.script += "print(run_module('goldstick.core.work', *sys.argv[1:]))"
+        self.environment = os.environ | {"PYTHONPATH": f":{folder / 'settings'}", "LD_LIBRARY_PATH": ":/lib"}
 
     def start(self, word: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-P", "-c", self.script, word]

@@ -1,7 +1,7 @@
-"""What a fresh process runs first, as a script: goldstick from where its parent has it, and an end when that ends.
+"""What a fresh process runs first, as a script: ``main`` of a module of goldstick, from where its parent has goldstick.
 
-Arguments: the folders of the package ``goldstick``, joined by the separator of paths; the module whose ``main`` is
-called; and what ``main`` reads itself.
+Arguments: the folders of the package ``goldstick``, joined by the separator of paths; the module; and what its ``main``
+reads itself.
 """
 
 from __future__ import annotations
@@ -11,14 +11,6 @@ import importlib.util
 import os
 import signal
 import sys
-import threading
-
-
-def _end_with_the_parent() -> None:
-    """Standard input is a pipe that the parent holds open and writes nothing to."""
-    while os.read(0, 1):
-        pass
-    os._exit(1)
 
 
 def _import_goldstick(folders: list[str]) -> None:
@@ -33,7 +25,6 @@ def _import_goldstick(folders: list[str]) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the parent answers
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     _, _folders, _module, *_rest = sys.argv
     _import_goldstick(_folders.split(os.pathsep))
     sys.argv[:] = [_module, *_rest]
