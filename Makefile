@@ -5,7 +5,7 @@ PYTHON3 ?= python3
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
-SOURCES := $(wildcard goldstick/kernels/cpu/*.cpp goldstick/kernels/cpu/*.hpp)
+SOURCES := $(wildcard goldstick/kernels/cpu/*/*.cpp goldstick/kernels/cpu/*/*.hpp)
 SANITIZED := build/sanitize
 LLAMA_CPP := build/llama-cpp
 PACKERS := tests/core/test_bitpack.py $(addprefix tests/formats/test_,contract.py awq.py gptq.py gguf_blocks.py)
@@ -51,7 +51,7 @@ crash-test: $(STAMP) ## die at every step of writing and at random, and go on: t
 	$(PYTHON) -m benchmarks.crash points kills
 
 fuzz: $(STAMP) ## read a million mutated checkpoints; SEED=N for others (about an hour)
-	$(PYTHON) -m tests.formats.fuzz --inputs 1000000 --deep 10000 --seed $(or $(SEED),1000000)
+	$(PYTHON) -m tests.support.fuzz --inputs 1000000 --deep 10000 --seed $(or $(SEED),1000000)
 
 safety: $(STAMP) ## 5,000 random sequences of commands among other people's files, signals and full disks: is anything lost? (half an hour)
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PYTHON) -m tests.safety --sequences 5000 --seed $(or $(SEED),1) \

@@ -34,9 +34,9 @@ from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.divergence import divergence
 from goldstick.evaluation.evaluate import evaluate
 from goldstick.evaluation.language_model import LanguageModel
-from goldstick.formats.transformers_names import quiet_libraries
-from goldstick.pipeline.calibrate import calibration_data
-from goldstick.pipeline.records import environment
+from goldstick.hf.names import quiet_libraries
+from goldstick.jobs.load.calibration_data import calibration_data
+from goldstick.jobs.save.records import environment
 from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.recipes.run import needs_data
 from tools.planted_outliers import plant

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from goldstick.pipeline.models import reference_directory
+from goldstick.jobs.load.find_model import reference_directory
 
 Stages = Sequence[Mapping[str, Mapping[str, Any]]]
 

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from goldstick.jobs.bench.stopwatch import PlainRead, seconds_of
+from goldstick.jobs.save.records import environment
 from goldstick.kernels.attention import attend
-from goldstick.pipeline.records import environment
-from goldstick.pipeline.stopwatch import PlainRead, seconds_of
 
 RESULTS = Path(__file__).resolve().parent / "results" / "attention.json"
 HEADS = {"TinyLlama": (32, 4, 64), "Llama 3 8B": (32, 8, 128), "Llama 2 7B": (32, 32, 128)}

@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.api import evaluate, quantize
+from goldstick.core.json_files import dump_json, write_atomically
 from goldstick.evaluation.compare import ComparisonRow, compare
 from goldstick.evaluation.evaluate import Evaluation
-from goldstick.pipeline.records import environment
-from goldstick.report.storage import dump_json, write_atomically
+from goldstick.jobs.save.records import environment
 from goldstick.report.words import verdict
 
 FLOAT = "float"

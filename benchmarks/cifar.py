@@ -18,8 +18,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from goldstick.core.json_files import write_atomically
 from goldstick.core.training import TrainingOptions
-from goldstick.report.storage import write_atomically
 
 ROOT = Path(__file__).resolve().parent.parent
 MEAN, DEVIATION = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)

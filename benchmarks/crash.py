@@ -22,7 +22,7 @@ import pytest
 import torch
 from transformers.utils import logging
 
-from tests.pipeline.crash_points import STAGES, contents, die_and_go_on, steps_of, tiny_checkpoint, write_text
+from tests.support.crash_points import STAGES, contents, die_and_go_on, steps_of, tiny_checkpoint, write_text
 
 
 def command(recipe: str) -> list[str]:

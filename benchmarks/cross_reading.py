@@ -39,7 +39,7 @@ import goldstick
 from benchmarks.cross_reading_cases import EXPORTS, THEIRS, WRITTEN_HERE, miniature, reference_in_float16
 from goldstick import api
 from goldstick.errors import FormatError
-from goldstick.formats.transformers_checkpoint import open_quantized
+from goldstick.hf.checkpoint import open_quantized
 from goldstick.nn import QuantizedLinear
 
 HERE = Path(__file__).resolve().parent

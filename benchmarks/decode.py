@@ -30,9 +30,9 @@ from transformers import DynamicCache
 
 from benchmarks.llama_cpp_decode import LlamaCpp
 from benchmarks.random_llama import SHAPES, config
-from goldstick.formats.transformers_random import float_llama, quantized_llama
-from goldstick.pipeline.optimize import optimize
-from goldstick.pipeline.records import environment
+from goldstick.hf.random_models import float_llama, quantized_llama
+from goldstick.jobs.optimize.optimize import optimize
+from goldstick.jobs.save.records import environment
 
 RESULTS = Path(__file__).resolve().parent / "results" / "decode.json"
 CONTEXT = 64

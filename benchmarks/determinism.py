@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.crash import command
-from tests.pipeline.crash_points import contents
+from tests.support.crash_points import contents
 
 RECIPES = ("gptq-w4a16-g32", "awq-gptq-w4a16-g32", "smoothquant-gptq-w8a8")
 

@@ -14,7 +14,7 @@ import os
 from pathlib import Path
 
 from benchmarks.cells import FLOAT, Measurement, Scheme, Table, markdown, read_results, write_behind
-from goldstick.formats.transformers_names import quiet_libraries
+from goldstick.hf.names import quiet_libraries
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "minilm-squad.json"

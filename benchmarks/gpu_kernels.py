@@ -25,10 +25,10 @@ import torch
 import torch.nn.functional as F
 
 from goldstick.core.bitpack import pack_rows
+from goldstick.jobs.save.records import environment
 from goldstick.kernels import Activation, WeightSpec
 from goldstick.kernels.reference import ReferenceBackend
 from goldstick.kernels.triton import TritonBackend
-from goldstick.pipeline.records import environment
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gpu_kernels.json"
 MEMORY_BUFFER = 1 << 30

@@ -33,11 +33,11 @@ from typing import Any
 import torch
 
 from goldstick.core.bitpack import pack_rows
+from goldstick.jobs.bench.stopwatch import beyond_caches
+from goldstick.jobs.save.records import environment
 from goldstick.kernels import Activation
 from goldstick.kernels.cpu import _C
 from goldstick.kernels.prepared import PreparedLinear
-from goldstick.pipeline.records import environment
-from goldstick.pipeline.stopwatch import beyond_caches
 
 RESULTS = Path(__file__).resolve().parent / "results" / "kernels.json"
 PAUSE = 0.003

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldstick.formats.gguf_writer import GgufWriter
+from goldstick.checkpoint.gguf.writer import GgufWriter
 
 WORKER = Path(__file__).with_name("llama_cpp_worker.py")
 _BLOCK, _BLOCK_BYTES = 32, 18  # of Q4_0: a scale of 16 bits, then 32 codes of 4

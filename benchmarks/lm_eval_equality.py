@@ -28,8 +28,8 @@ from goldstick.evaluation import TASKS, DataSource, LanguageModel
 from goldstick.evaluation.metrics import exponential
 from goldstick.evaluation.tasks.boolq import BoolQ
 from goldstick.evaluation.tasks.pages import PagePerplexity
-from goldstick.pipeline.load import load
-from goldstick.pipeline.models import reference_directory
+from goldstick.jobs.load.find_model import reference_directory
+from goldstick.jobs.load.load import load
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "lm_eval.json"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from goldstick.formats.transformers_random import llama_config
+from goldstick.hf.random_models import llama_config
 
 SHAPES: dict[str, dict[str, int]] = {
     "1.1B": {

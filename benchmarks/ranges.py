@@ -24,8 +24,8 @@ from goldstick.algorithms import range_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.jobs.save.records import environment
 from goldstick.kernels import ranges_op
-from goldstick.pipeline.records import environment
 
 RESULTS = Path(__file__).resolve().parent / "results" / "ranges.json"
 

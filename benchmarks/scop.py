@@ -29,7 +29,7 @@ from benchmarks.cifar import (
     training_options,
 )
 from goldstick.algorithms import SCOP, Finetune, Stage
-from goldstick.pipeline.result import Result
+from goldstick.jobs.save.result import Result
 from goldstick.recipes.prune import seconds_of
 from goldstick.training import TrainingTask
 

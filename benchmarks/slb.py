@@ -26,7 +26,7 @@ from benchmarks.cifar import (
 )
 from benchmarks.straight_through import LearnedStep, StraightThrough
 from goldstick.algorithms import SLB, Finetune, Stage
-from goldstick.pipeline.result import Result
+from goldstick.jobs.save.result import Result
 from goldstick.training import TrainingTask
 
 #: What of the search may be told: how its temperature rises, and how fast its logits learn.

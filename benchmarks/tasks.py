@@ -15,8 +15,8 @@ import os
 from pathlib import Path
 
 from benchmarks.cells import FLOAT, Measurement, Scheme, Table, markdown, read_results, write_behind
-from goldstick.formats.transformers_names import quiet_libraries
-from goldstick.pipeline.models import reference_directory
+from goldstick.hf.names import quiet_libraries
+from goldstick.jobs.load.find_model import reference_directory
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "tasks.json"

@@ -10,29 +10,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from goldstick.checkpoint.gguf.directory import checkpoint_directory
+from goldstick.checkpoint.staging import check_output, refuse_overlap
+from goldstick.core.progress import Progress, quiet
 from goldstick.errors import UsageError
 from goldstick.evaluation.evaluate import Evaluation, find_tasks
 from goldstick.evaluation.evaluate import evaluate as run_tasks
 from goldstick.evaluation.measurable import measurable
 from goldstick.formats import FORMATS
-from goldstick.formats.gguf_directory import checkpoint_directory
-from goldstick.pipeline.accelerate import accelerate
-from goldstick.pipeline.calibrate import calibration_data
-from goldstick.pipeline.doctor import Diagnosis, examine
-from goldstick.pipeline.evaluate_directory import before_and_after, evaluate_directory
-from goldstick.pipeline.export import export_checkpoint
-from goldstick.pipeline.load import load as load_checkpoint
-from goldstick.pipeline.models import data_directory, find_model
-from goldstick.pipeline.optimize import optimize
-from goldstick.pipeline.optimize import optimize as optimize_model
-from goldstick.pipeline.plan import Plan, make_plan
-from goldstick.pipeline.proof import ProofMethod
-from goldstick.pipeline.quantize import Quantized, execute, help_the_first
-from goldstick.pipeline.result import Result, apply_recipe
-from goldstick.pipeline.staging import check_output, refuse_overlap
+from goldstick.jobs.doctor import Diagnosis, examine
+from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory
+from goldstick.jobs.export.export import export_checkpoint
+from goldstick.jobs.load.accelerate import accelerate
+from goldstick.jobs.load.calibration_data import calibration_data
+from goldstick.jobs.load.find_model import data_directory, find_model
+from goldstick.jobs.load.load import load as load_checkpoint
+from goldstick.jobs.optimize.optimize import optimize
+from goldstick.jobs.optimize.optimize import optimize as optimize_model
+from goldstick.jobs.plan.plan import Plan, make_plan
+from goldstick.jobs.proof.proof import ProofMethod
+from goldstick.jobs.quantize.quantize import Quantized, execute, help_the_first
+from goldstick.jobs.save.result import Result, apply_recipe
 from goldstick.recipes.order import training_of
 from goldstick.recipes.recipe import Recipe
-from goldstick.recipes.run import Progress, needs_data, quiet
+from goldstick.recipes.run import needs_data
 from goldstick.training import TrainingTask
 from goldstick.training.parallel import rank, wait_for_all
 

@@ -17,8 +17,8 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 _TABLE = "transformers.quantizers.auto"
-_QUANTIZER = "goldstick.formats.transformers_quantizer"
-_SERVER = "goldstick.formats.transformers_foreign"
+_QUANTIZER = "goldstick.hf.quantizer"
+_SERVER = "goldstick.hf.foreign"
 
 _asked_for: set[str] = set()
 

@@ -17,14 +17,14 @@ from goldstick.nn import (
     SharedInput,
     TiedQuantizedLinear,
 )
-from goldstick.nn.feed_forward import GatedForward, NormForward
-from goldstick.nn.shared_input import obstacle
-from goldstick.nn.token_attention import TokenAttention
-from goldstick.nn.token_block import TokenBlock
-from goldstick.structure.cut import apply_cut
-from goldstick.structure.fold import apply_fold
+from goldstick.nn.fused.feed_forward import GatedForward, NormForward
+from goldstick.nn.fused.shared_input import obstacle
+from goldstick.nn.fused.token_attention import TokenAttention
+from goldstick.nn.fused.token_block import TokenBlock
 from goldstick.structure.network import Layout, Network, Site
-from goldstick.structure.turn import apply_rotation
+from goldstick.structure.probe.fold import apply_fold
+from goldstick.structure.pruning.cut import apply_cut
+from goldstick.structure.rotation.turn import apply_rotation
 
 #: Forwards that do some calls of a module faster.
 Forward = NormForward | GatedForward | TokenAttention | TokenBlock

@@ -23,9 +23,9 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from goldstick.calibration.chat_template import ChatTemplates
+from goldstick.calibration.data.chat_template import ChatTemplates
 from goldstick.errors import GoldstickError
-from goldstick.formats.transformers_names import quiet_libraries
+from goldstick.hf.names import quiet_libraries
 from tests.texts.kinds import Kind, kinds
 from tests.texts.mutations import mutate_text
 

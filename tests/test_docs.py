@@ -21,7 +21,7 @@ from safetensors import safe_open
 from goldstick.cli import main
 from goldstick.recipes.recipe import Recipe
 from goldstick.structure import Network
-from tests.foreign_package import install
+from tests.support.foreign_package import install
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])

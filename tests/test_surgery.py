@@ -17,7 +17,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, StructureError
 from goldstick.nn import PackedWeight, QuantizedConv2d, QuantizedEmbedding, QuantizedLinear, TiedQuantizedLinear
 from goldstick.structure.network import Network
-from tests.tiny_models import FAMILIES, output_tensor, sample_inputs
+from tests.support.tiny_models import FAMILIES, output_tensor, sample_inputs
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 

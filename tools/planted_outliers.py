@@ -17,10 +17,11 @@ from transformers import AutoModelForCausalLM
 
 from goldstick import surgery
 from goldstick.core.edits import Fold
-from goldstick.formats.transformers_names import quiet_libraries
-from goldstick.pipeline.observation import first_output, fixed_inputs
+from goldstick.hf.example_inputs import fixed_inputs
+from goldstick.hf.names import quiet_libraries
+from goldstick.jobs.proof.observation import first_output
 from goldstick.structure.network import Network
-from goldstick.structure.probe import probe_network
+from goldstick.structure.probe.input_groups import probe_network
 
 
 def main() -> None:

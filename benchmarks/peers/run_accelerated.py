@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from goldstick.errors import FormatError
-from goldstick.pipeline.accelerate import accelerate
+from goldstick.jobs.load.accelerate import accelerate
 
 
 def main() -> None:

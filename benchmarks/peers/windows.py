@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from goldstick.evaluation.language_model import LanguageModel
-from goldstick.pipeline.calibrate import calibration_data
+from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.recipes.recipe import Calibration
 
 #: Where the text lies that no tool calibrates on, and the part of its rows that counts.

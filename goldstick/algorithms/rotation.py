@@ -11,8 +11,8 @@ from goldstick.core.edits import Rotate
 from goldstick.core.seed import check_seed
 from goldstick.errors import RecipeError
 from goldstick.structure.network import Network
-from goldstick.structure.rotation import find_rotation
-from goldstick.structure.rotation_plan import RotationPlan
+from goldstick.structure.rotation.plan import RotationPlan
+from goldstick.structure.rotation.search import find_rotation
 
 
 @dataclass(frozen=True, kw_only=True)

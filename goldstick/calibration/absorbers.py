@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from goldstick.calibration.arguments import BlockCall
-from goldstick.structure.findings import FoldPair
 from goldstick.structure.network import Network
-from goldstick.structure.probe import block_signature, probe_block
+from goldstick.structure.probe.findings import FoldPair
+from goldstick.structure.probe.input_groups import block_signature, probe_block
 
 #: Tokens of one row that a probe runs on.
 _TOKENS = 32

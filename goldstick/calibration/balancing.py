@@ -16,8 +16,8 @@ from goldstick.calibration.passes import Passes
 from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import Fold, Quantize, SetWeight
 from goldstick.errors import QuantizationError
-from goldstick.structure.findings import FoldPair
 from goldstick.structure.network import Network
+from goldstick.structure.probe.findings import FoldPair
 
 Notes = dict[str, float | str]
 

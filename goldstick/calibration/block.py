@@ -26,8 +26,8 @@ from goldstick.core.edits import SetWeight
 from goldstick.core.freed_memory import make_room
 from goldstick.core.inputs import InputObserver
 from goldstick.errors import StructureError
-from goldstick.structure.findings import FoldPair
 from goldstick.structure.network import Network
+from goldstick.structure.probe.findings import FoldPair
 
 Masks = Sequence[Tensor | None]
 

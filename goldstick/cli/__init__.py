@@ -61,9 +61,9 @@ class _Group(click.Group):
         except Exception as error:
             if ctx.params.get("debug"):
                 raise
-            if isinstance(error, OSError) and error.filename is not None:
-                file = os.fsdecode(error.filename)
-                _leave_with(SourceError(f"{file}: {error.strerror}. If it was changed during the run, run again."))
+            if isinstance(error, OSError) and error.strerror is not None:
+                file = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+                _leave_with(SourceError(f"{file}{error.strerror}. If something was changed during the run, run again."))
             text = _printable(" ".join([f"{type(error).__name__}: {error}".strip(), *_notes(error)]))
             click.echo(
                 f"Error: goldstick met something it did not expect: {text} Run again with 'goldstick --debug …' for "

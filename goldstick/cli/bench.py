@@ -47,13 +47,13 @@ def bench(
     layer is timed, and decoding, as loaded and optimized, if it is a causal language model. All run in turn with float
     ones and a plain loop over memory, on weights that no cache holds. What is no faster than float is called so.
     """
-    from goldstick.formats.transformers_names import quiet_libraries
+    from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
-    from goldstick.pipeline.bench import LayerTime, bench_checkpoint, bench_kernels
-    from goldstick.pipeline.bench_decode import NetworkTime, bench_decode
-    from goldstick.pipeline.models import find_model
-    from goldstick.pipeline.stopwatch import clock_in_words
+    from goldstick.jobs.bench.bench import LayerTime, bench_checkpoint, bench_kernels
+    from goldstick.jobs.bench.decode import NetworkTime, bench_decode
+    from goldstick.jobs.bench.stopwatch import clock_in_words
+    from goldstick.jobs.load.find_model import find_model
 
     use_processors(threads)
     times: list[LayerTime] = []
@@ -105,8 +105,8 @@ def _sizes(shape: str) -> tuple[int, int]:
 
 def _refuse_too_large(elements: int) -> None:
     """Refuse what memory cannot hold: a float and a quantized weight for each element, with room to make them."""
+    from goldstick.calibration.memory_budget import default_budget
     from goldstick.errors import UsageError
-    from goldstick.pipeline.memory_budget import default_budget
     from goldstick.report.words import format_bytes
 
     needed, budget = 12 * elements, default_budget()

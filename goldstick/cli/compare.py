@@ -62,21 +62,21 @@ def compare(
     at a time. With --attribute one part of SECOND at a time is put back to float, and with --generate both write on:
     both models are then in memory.
     """
-    from goldstick.formats.transformers_names import quiet_libraries
+    from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
     use_processors(threads)
-    from goldstick.formats.gguf_directory import checkpoint_directory
-    from goldstick.pipeline.attribution import attribute as run_attribution
-    from goldstick.pipeline.models import REFERENCE, data_directory, find_model
-    from goldstick.pipeline.side_by_side import compare_models
-    from goldstick.pipeline.side_by_side_generation import compare_generation
+    from goldstick.checkpoint.gguf.directory import checkpoint_directory
+    from goldstick.core.json_files import check_writable, write_atomically
+    from goldstick.jobs.compare.side_by_side import compare_models
+    from goldstick.jobs.compare.side_by_side_generation import compare_generation
+    from goldstick.jobs.load.find_model import REFERENCE, data_directory, find_model
+    from goldstick.jobs.sensitivity.attribution import attribute as run_attribution
     from goldstick.recipes.recipe import Calibration
     from goldstick.report.attribution import print_attribution
     from goldstick.report.comparison_page import render_comparison
     from goldstick.report.comparison_tree import print_model_comparison
     from goldstick.report.generation import print_generation
-    from goldstick.report.storage import check_writable, write_atomically
 
     if dataset is None and (attribute or generate):
         raise click.UsageError("--attribute and --generate look at text: give --dataset PATH|NAME")

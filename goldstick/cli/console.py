@@ -17,7 +17,7 @@ from goldstick.cli.streams import says_utf8
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from goldstick.recipes.run import Progress
+    from goldstick.core.progress import Progress
 
 
 def console() -> Console:
@@ -29,7 +29,7 @@ def console() -> Console:
 
 def print_json(value: Any) -> None:
     """One JSON object on standard output, with escapes where that does not take every sign."""
-    from goldstick.report.storage import dump_json
+    from goldstick.core.json_files import dump_json
 
     text = dump_json(value)
     click.echo((text if says_utf8() else json.dumps(json.loads(text), indent=1)).rstrip("\n"))

@@ -25,7 +25,7 @@ def doctor(directory: Path | None, verbose: bool, as_json: bool) -> None:
     do not count), 1 faults. Without DIRECTORY, shows versions, compiled kernels, their instructions and threads; 1
     where the kernels are missing.
     """
-    from goldstick.formats.transformers_names import quiet_libraries
+    from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
     if directory is None:
@@ -55,7 +55,7 @@ def doctor(directory: Path | None, verbose: bool, as_json: bool) -> None:
 
 
 def _show_surroundings(as_json: bool) -> None:
-    from goldstick.pipeline.surroundings import surroundings, surroundings_in_words
+    from goldstick.jobs.doctor.surroundings import surroundings, surroundings_in_words
 
     found = surroundings()
     if as_json:

@@ -53,22 +53,22 @@ def evaluate(
     both models predict is compared token by token (both are then in memory). --json gives metrics, intervals and
     comparisons; what single items gave goes into the file of --items, and into the report.
     """
-    from goldstick.formats.transformers_names import quiet_libraries
+    from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
     use_processors(threads)
     from goldstick import api
+    from goldstick.checkpoint.staging import refuse_checkpoint
+    from goldstick.core.json_files import check_writable, dump_json, write_atomically
     from goldstick.evaluation.compare import compare
     from goldstick.evaluation.items import item_lines, without_items
-    from goldstick.pipeline.about import about_model
-    from goldstick.pipeline.divergence import compare_predictions
-    from goldstick.pipeline.evaluation_cache import cache_directory
-    from goldstick.pipeline.models import REFERENCE, check_model, data_directory, find_model
-    from goldstick.pipeline.staging import refuse_checkpoint
+    from goldstick.jobs.evaluate.about import about_model
+    from goldstick.jobs.evaluate.cache import cache_directory
+    from goldstick.jobs.evaluate.divergence import compare_predictions
+    from goldstick.jobs.load.find_model import REFERENCE, check_model, data_directory, find_model
     from goldstick.report.divergence_view import divergence_words
     from goldstick.report.page import PAGE_NAME, write_page
     from goldstick.report.report import FILE_NAME as REPORT_NAME
-    from goldstick.report.storage import check_writable, dump_json, write_atomically
     from goldstick.report.terminal import print_comparison, print_evaluation
 
     if data_dir is None and REFERENCE in (model, baseline):
@@ -141,20 +141,20 @@ def generate(model: str, prompt: str, max_new_tokens: int, optimize: bool) -> No
     """Let MODEL, float, compressed or a GGUF file, go on from a prompt (greedily)."""
     if any("\ud800" <= sign <= "\udfff" for sign in prompt):  # how Python reads bytes of the command line
         raise click.BadParameter("it is not UTF-8; give it in that encoding", param_hint="--prompt")
-    from goldstick.formats.transformers_names import quiet_libraries
+    from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
     from goldstick.evaluation.measurable import require_causal
-    from goldstick.pipeline.load import load
-    from goldstick.pipeline.models import find_model
-    from goldstick.pipeline.runnable import with_tokenizer
+    from goldstick.jobs.load.find_model import find_model
+    from goldstick.jobs.load.load import load
+    from goldstick.jobs.load.runnable import with_tokenizer
 
     use_processors()
     directory = find_model(model)
     loaded = load(directory)
     require_causal(loaded)
     if optimize:
-        from goldstick.pipeline.optimize import optimize as optimize_model
+        from goldstick.jobs.optimize.optimize import optimize as optimize_model
 
         for change in optimize_model(loaded).left:
             click.echo(str(change), err=True)

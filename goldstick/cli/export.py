@@ -53,12 +53,12 @@ def export(
     DIRECTORY is a checkpoint in one of the formats, made by goldstick or by another tool. Codes, scales and zeros stay
     what they are; where a format cannot hold them, nothing is written.
     """
-    from goldstick.formats.transformers_names import quiet_libraries
+    from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
     from goldstick import api
+    from goldstick.checkpoint.hub import check_repository
     from goldstick.core.freed_memory import give_large_blocks_back
-    from goldstick.pipeline.hub import check_repository
     from goldstick.report.words import format_bytes
 
     check_repository(repository)

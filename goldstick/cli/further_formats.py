@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from goldstick.errors import FormatError, UsageError
 
 if TYPE_CHECKING:
-    from goldstick.pipeline.plan import Plan
-    from goldstick.pipeline.proof import ProofMethod
-    from goldstick.recipes.run import Progress
+    from goldstick.core.progress import Progress
+    from goldstick.jobs.plan.plan import Plan
+    from goldstick.jobs.proof.proof import ProofMethod
 
 
 def further_directories(output: Path, formats: Sequence[str]) -> dict[str, Path]:
@@ -20,7 +20,7 @@ def further_directories(output: Path, formats: Sequence[str]) -> dict[str, Path]
     Raises:
         UsageError: A format was given twice, or ``auto`` was given after another.
     """
-    from goldstick.pipeline.staging import located
+    from goldstick.checkpoint.staging import located
 
     twice = [name for number, name in enumerate(formats) if name in formats[:number]]
     if twice:
@@ -41,7 +41,7 @@ def refuse_formats(plan: Plan, formats: Sequence[str]) -> None:
         UsageError: It is what the plan's own format is.
     """
     from goldstick.formats import FORMATS
-    from goldstick.pipeline.choose_format import refusal_words, refusals
+    from goldstick.jobs.plan.choose_format import refusal_words, refusals
 
     layers = [tensor.stored for tensor in plan.tensors if tensor.stored]
     for name in formats:

@@ -19,8 +19,8 @@ from goldstick.errors import DataError
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def inspect(directory: Path, verbose: bool, as_json: bool) -> None:
     """Show a compressed checkpoint: layer, scheme, shape, bytes, bits per weight, error, and the kernels here."""
-    from goldstick.pipeline.inspect import read_report
-    from goldstick.pipeline.layer_backends import backend_words
+    from goldstick.jobs.inspect.inspect import read_report
+    from goldstick.jobs.inspect.layer_backends import backend_words
     from goldstick.report.terminal import print_report
 
     report = read_report(directory)
@@ -42,7 +42,7 @@ def inspect(directory: Path, verbose: bool, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def verify(directory: Path, as_json: bool) -> None:
     """Check a compressed checkpoint: the sha256 of every file, and its proof once more in a fresh process."""
-    from goldstick.pipeline.verify import verify_checkpoint
+    from goldstick.jobs.verify.verify import verify_checkpoint
 
     use_processors()
     found = verify_checkpoint(directory)
@@ -65,7 +65,7 @@ def verify(directory: Path, as_json: bool) -> None:
 @click.option("--overwrite", is_flag=True, help="Replace a report.html that goldstick did not render.")
 def report(directory: Path, sensitivity: Path | None, overwrite: bool) -> None:
     """Render DIRECTORY's report.json anew as report.html, a page that opens from disk."""
-    from goldstick.formats.source import require_model
+    from goldstick.checkpoint.source import require_model
     from goldstick.report.page import check_page, write_page
 
     require_model(directory, local=True)

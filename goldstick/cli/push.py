@@ -15,7 +15,7 @@ def push(output: Path, repository: str, *, private: bool, as_json: bool) -> None
     Raises:
         OutputError: It was not pushed; the message says how to push it again.
     """
-    from goldstick.pipeline.hub import push_to_hub
+    from goldstick.checkpoint.hub import push_to_hub
 
     try:
         address = push_to_hub(output, repository, private=private)

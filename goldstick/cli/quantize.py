@@ -22,7 +22,7 @@ from goldstick.core.seed import LEAST, MOST
 from goldstick.formats import PREFERRED
 
 if TYPE_CHECKING:
-    from goldstick.pipeline.plan import Plan
+    from goldstick.jobs.plan.plan import Plan
     from goldstick.recipes.recipe import Recipe
 
 DEFAULT_RECIPE = "rtn-w4a16-g128"
@@ -111,8 +111,8 @@ def quantize(
     **recipe_options: Any,
 ) -> None:
     """Compress MODEL into a new, proven checkpoint directory."""
-    from goldstick.pipeline.hub import check_repository
-    from goldstick.pipeline.staging import check_output
+    from goldstick.checkpoint.hub import check_repository
+    from goldstick.checkpoint.staging import check_output
     from goldstick.recipes.order import training_of
     from goldstick.training.parallel import refuse_idle_processes
 
@@ -134,14 +134,14 @@ def quantize(
         return
     refuse_idle_processes(trains=bool(training_of(recipe.stages)))
     use_processors(threads)
-    from goldstick.formats.transformers_names import quiet_libraries
+    from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
     from goldstick import api
     from goldstick.core.freed_memory import give_large_blocks_back
     from goldstick.evaluation.compare import compare
     from goldstick.evaluation.items import without_items
-    from goldstick.pipeline.evaluation_cache import cache_directory
+    from goldstick.jobs.evaluate.cache import cache_directory
     from goldstick.report.divergence_view import divergence_words
     from goldstick.report.terminal import print_report
     from goldstick.report.words import proof_words, speed_words
@@ -201,11 +201,11 @@ def plan(model: str, as_json: bool, **recipe_options: Any) -> None:
 
 
 def _plan(model: str, recipe: Recipe) -> Plan:
-    from goldstick.formats.transformers_names import quiet_libraries
+    from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
-    from goldstick.pipeline.models import find_model
-    from goldstick.pipeline.plan import make_plan
+    from goldstick.jobs.load.find_model import find_model
+    from goldstick.jobs.plan.plan import make_plan
 
     return make_plan(find_model(model), recipe)
 
@@ -252,7 +252,7 @@ def _recipe(
 
 
 def _show_plan(planned: Plan, as_json: bool) -> None:
-    from goldstick.pipeline.layer_table import layer_table
+    from goldstick.jobs.plan.layer_table import layer_table
     from goldstick.report.terminal import print_table
     from goldstick.report.words import format_bytes, rotation_words
 

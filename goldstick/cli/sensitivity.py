@@ -72,17 +72,17 @@ def sensitivity(
     MODEL is a float causal language model; it is in memory as a whole, in float32. A recipe with 'precision:
     {sensitivity: FILE, bits_per_weight: 4.5}' chooses each layer's bits by what is found.
     """
-    from goldstick.formats.transformers_names import quiet_libraries
+    from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
     use_processors(threads)
     from goldstick.algorithms import Quantizer
-    from goldstick.pipeline.models import data_directory, find_model
-    from goldstick.pipeline.sensitivity import measure_sensitivity
+    from goldstick.core.json_files import check_writable, dump_json, write_atomically
+    from goldstick.jobs.load.find_model import data_directory, find_model
+    from goldstick.jobs.sensitivity.sensitivity import measure_sensitivity
     from goldstick.recipes.recipe import Calibration, Recipe
     from goldstick.report.sensitivity import print_sensitivity
     from goldstick.report.sensitivity_page import render_sensitivity
-    from goldstick.report.storage import check_writable, dump_json, write_atomically
 
     if output is not None and output == html:
         raise click.UsageError("-o and --html name the same file; give each its own")

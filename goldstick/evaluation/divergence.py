@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Protocol, runtime_checkable
 
+from goldstick.core.progress import Progress
 from goldstick.errors import UsageError
 from goldstick.evaluation.batching import batches_by_length, pad
 from goldstick.evaluation.data import DataSource
@@ -14,7 +15,7 @@ from goldstick.evaluation.forward import evaluating, forward, require_numbers
 from goldstick.evaluation.kl import token_kl
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, uncertainty
-from goldstick.evaluation.protocol import Progress, TaskResult
+from goldstick.evaluation.protocol import TaskResult
 
 
 @runtime_checkable

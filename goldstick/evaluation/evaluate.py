@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from goldstick.core.progress import Progress
 from goldstick.errors import UsageError
 from goldstick.evaluation.data import DataSource
-from goldstick.evaluation.protocol import Measurable, Progress, Task, TaskResult
+from goldstick.evaluation.protocol import Measurable, Task, TaskResult
 from goldstick.evaluation.tasks import TASKS
 from goldstick.evaluation.tasks.harness import PREFIX, HarnessTask
 

@@ -13,7 +13,7 @@ from goldstick.evaluation.batching import TOKENS_PER_BATCH, Advance, batches_by_
 from goldstick.evaluation.forward import evaluating, takes
 from goldstick.evaluation.generation import greedy
 from goldstick.evaluation.scoring import Measure, score, target_scores
-from goldstick.evaluation.tokenizer import find_context_length, read_tokenizer, tokenizer_digest
+from goldstick.evaluation.tokenizer import find_context_length, read_tokenizer, tokenized, tokenizer_digest
 
 
 class LanguageModel:
@@ -183,7 +183,7 @@ class LanguageModel:
             return score(self.model, rows, self._pad_id(), self.tokens_per_batch, advance, measure)
 
     def _encode(self, text: str, special: bool) -> list[int]:
-        return [int(i) for i in self.tokenizer(text, add_special_tokens=special, verbose=False)["input_ids"]]
+        return [int(i) for i in tokenized(self.tokenizer, text, add_special_tokens=special, verbose=False)["input_ids"]]
 
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         stripped = context.rstrip()

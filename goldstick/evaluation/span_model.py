@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from goldstick.errors import UsageError
 from goldstick.evaluation.batching import TOKENS_PER_BATCH, Advance, batches_by_length, pad
 from goldstick.evaluation.forward import evaluating, forward, require_numbers
-from goldstick.evaluation.tokenizer import find_context_length, read_tokenizer, tokenizer_digest
+from goldstick.evaluation.tokenizer import find_context_length, read_tokenizer, tokenized, tokenizer_digest
 
 WINDOW = 384
 OVERLAP = 128
@@ -111,7 +111,8 @@ class SpanModel:
         return start, end
 
     def _windows(self, owner: int, question: str, text: str) -> list[_Window]:
-        encoded = self.tokenizer(
+        encoded = tokenized(
+            self.tokenizer,
             self._cut(question),
             text,
             truncation="only_second",
@@ -132,7 +133,9 @@ class SpanModel:
         return windows
 
     def _cut(self, question: str) -> str:
-        encoded = self.tokenizer(question, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoded = tokenized(
+            self.tokenizer, question, add_special_tokens=False, return_offsets_mapping=True, verbose=False
+        )
         offsets = encoded["offset_mapping"]
         return question if len(offsets) <= LONGEST_QUESTION else question[: offsets[LONGEST_QUESTION - 1][1]]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from goldstick.errors import SourceError
+from goldstick.errors import DataError, SourceError
 
 CONTEXT_ATTRIBUTES = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len", "seq_length")
 DEFAULT_CONTEXT = 2048
@@ -39,6 +39,30 @@ def read_tokenizer(directory: Path | str) -> Any:
         raise SourceError(
             f"{directory}: its tokenizer cannot be read ({reason}); fetch its files again, or a transformers that "
             "knows them"
+        ) from error
+
+
+def tokenized(tokenizer: Any, *texts: str, **options: Any) -> Any:
+    """What a tokenizer makes of one text, or of two that belong together.
+
+    Raises:
+        DataError: A text holds half of a character, which is none.
+        SourceError: The tokenizer breaks off: its own patterns, which come with a checkpoint, take too many steps.
+    """
+    try:
+        for text in texts:
+            text.encode()
+        return tokenizer(*texts, **options)
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise DataError(f"a text holds {half!r}, half of a character (a lone surrogate), which is no text") from error
+    except BaseException as error:  # a panic of its parser, written in Rust, is no Exception
+        if type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split())[:200]
+        home = getattr(tokenizer, "name_or_path", "") or "use"
+        raise SourceError(
+            f"the tokenizer in {home} breaks off on a text ({reason}); fetch its files again, or use others"
         ) from error
 
 

@@ -19,10 +19,9 @@ from goldstick.core.bitpack import pack_rows, unpack_rows
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError
-from goldstick.formats.base import SchemeOf, StaysFloat, StoredLayer
+from goldstick.formats.base import SchemeOf, StaysFloat, StoredLayer, StoredTensor
 from goldstick.formats.input_scale import part_name
 from goldstick.formats.name_patterns import excepted_names
-from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.weight_only import (
     WORD_BITS,
     WeightOnly,
@@ -135,7 +134,7 @@ class Awq(WeightOnly):
             "modules_to_not_convert": list(left_alone) or None,
         }
 
-    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> SchemeOf:
+    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
         """What the config says, and each layer's zeros of symmetry; these are read."""
 
         def scheme_of(codes: str, site: str) -> Scheme:
@@ -164,7 +163,7 @@ class Awq(WeightOnly):
         """Words hold eight outputs each."""
         return torch.Size([8 * codes[-1]])
 
-    def fitting(self, codes: TensorInfo, scales: TensorInfo, in_features: int) -> tuple[float, int]:
+    def fitting(self, codes: StoredTensor, scales: StoredTensor, in_features: int) -> tuple[float, int]:
         """Words are as many as the outputs need."""
         return codes.shape[-1] * WORD_BITS / max(1, scales.shape[-1]), scales.shape[-2]
 

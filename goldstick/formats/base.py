@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,6 @@ from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.formats.input_scale import part_name
-from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.site_table import SiteTable, read_table, write_table
 
 
@@ -54,6 +53,21 @@ class StoredPiece:
     input_scale: Tensor | None = None
     input_zero: Tensor | None = None
     input_multiplier: Tensor | None = None
+
+
+class StoredTensor(Protocol):
+    """A tensor of a checkpoint: what its header says, and its values when they are asked for."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Its shape."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+
+    def read(self) -> Tensor:
+        """Its values."""
 
 
 #: (tensor that holds the codes, site) → scheme of the layer, or ``None`` where the config describes no such layer.
@@ -188,7 +202,7 @@ class StorageFormat(ABC):
         """
         return read_table(config)
 
-    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> SchemeOf:
+    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
         """A function from a stored layer to its scheme.
 
         Args:
@@ -219,18 +233,18 @@ class StorageFormat(ABC):
         """Shape of a matrix less its inputs, [..., out], by the shape of its codes."""
         return codes[:-1]
 
-    def scale_dtype(self, weight: str, tensors: Mapping[str, TensorInfo]) -> torch.dtype | None:
+    def scale_dtype(self, weight: str, tensors: Mapping[str, StoredTensor]) -> torch.dtype | None:
         """Dtype of a layer's stored scales, or ``None`` where they are missing."""
         if self.scale_suffix is None:
             return torch.float16
         info = tensors.get(part_name(weight, self.scale_suffix))
         return info.dtype if info else None
 
-    def reordered(self, layer: StoredLayer, tensors: Mapping[str, TensorInfo]) -> bool:
+    def reordered(self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]) -> bool:
         """Whether tensors beside a layer put its columns in an order of their own."""
         return False
 
-    def fitting(self, codes: TensorInfo, scales: TensorInfo, in_features: int) -> tuple[float, int]:
+    def fitting(self, codes: StoredTensor, scales: StoredTensor, in_features: int) -> tuple[float, int]:
         """Bits of a code and number of groups that the shapes of a layer's codes and scales fit."""
         return 8 * codes.dtype.itemsize * codes.shape[-1] / in_features, scales.shape[-1]
 

@@ -17,12 +17,11 @@ from goldstick.core.bitpack import pack_rows, packed_width, unpack_rows
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
-from goldstick.formats.base import SchemeOf, StaysFloat, StorageFormat, StoredLayer, are_codes
+from goldstick.formats.base import SchemeOf, StaysFloat, StorageFormat, StoredLayer, StoredTensor, are_codes
 from goldstick.formats.config_groups import group_of_scheme, groups_by_module, scheme_of_group
 from goldstick.formats.input_scale import INPUT_ZERO, input_specs, pack_input
 from goldstick.formats.name_matching import NamePatterns
 from goldstick.formats.name_patterns import excepted_names, module_names, patterns_for
-from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.site_table import SiteTable
 
 
@@ -177,7 +176,7 @@ class CompressedTensors(StorageFormat):
         """None: the config matches layers by patterns."""
         return SiteTable()
 
-    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> SchemeOf:
+    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
         """What the group says that a layer belongs to."""
         group_of = groups_by_module(config)
 

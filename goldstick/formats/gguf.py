@@ -18,7 +18,7 @@ from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
-from goldstick.formats.base import SchemeOf, StorageFormat, StoredLayer, are_codes
+from goldstick.formats.base import SchemeOf, StorageFormat, StoredLayer, StoredTensor, are_codes
 from goldstick.formats.gguf_blocks import (
     BLOCK,
     BY_SUFFIX,
@@ -28,7 +28,6 @@ from goldstick.formats.gguf_blocks import (
     pack_blocks,
     unpack_blocks,
 )
-from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.site_table import SiteTable
 from goldstick.formats.weight_only import refuse_inputs, refuses_scales, remarks_on_scales
 
@@ -138,7 +137,7 @@ class Gguf(StorageFormat):
         """None: the tensors say themselves what they are."""
         return SiteTable()
 
-    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> SchemeOf:
+    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
         """The grid of a tensor's blocks."""
         return lambda codes, site: Scheme(weight=BY_SUFFIX[codes[len(_weight(codes) or codes) :]].grid)
 

@@ -27,11 +27,10 @@ from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, in_place
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
-from goldstick.formats.base import SchemeOf, StaysFloat, StoredLayer
+from goldstick.formats.base import SchemeOf, StaysFloat, StoredLayer, StoredTensor
 from goldstick.formats.input_scale import part_name
 from goldstick.formats.name_matching import NamePatterns
 from goldstick.formats.name_patterns import patterns_for
-from goldstick.formats.safetensors_file import TensorInfo
 from goldstick.formats.weight_only import (
     WORD_BITS,
     WeightOnly,
@@ -179,7 +178,7 @@ class Gptq(WeightOnly):
         """Whether the config is of GPTQ, and declares this version."""
         return super().claims(config) and gptq_storage(config) == self.name
 
-    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, TensorInfo]) -> SchemeOf:
+    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
         """What the config says of all layers, or its exception of one."""
         scheme_of = gptq_schemes(config)
         return lambda codes, site: scheme_of(codes.removesuffix(self.codes_suffix))
@@ -196,14 +195,14 @@ class Gptq(WeightOnly):
 
         return stays_float
 
-    def reordered(self, layer: StoredLayer, tensors: Mapping[str, TensorInfo]) -> bool:
+    def reordered(self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]) -> bool:
         """Whether its ``g_idx``, which is read, scatters the groups."""
         info = tensors.get(part_name(layer.name, ".g_idx"))
         if info is None or info.shape != layer.shape[-1:]:  # what is wrong is said later
             return False
         return scatters(info.read(), layer.scheme.weight)
 
-    def fitting(self, codes: TensorInfo, scales: TensorInfo, in_features: int) -> tuple[float, int]:
+    def fitting(self, codes: StoredTensor, scales: StoredTensor, in_features: int) -> tuple[float, int]:
         """Words stand below each other."""
         return codes.shape[-2] * WORD_BITS / in_features, scales.shape[-2]
 

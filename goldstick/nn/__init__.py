@@ -3,9 +3,9 @@
 from goldstick.nn.conv import QuantizedConv2d
 from goldstick.nn.embedding import QuantizedEmbedding, TiedQuantizedLinear
 from goldstick.nn.experts import QuantizedExperts
+from goldstick.nn.fused.shared_input import SharedInput
 from goldstick.nn.linear import QuantizedLinear
 from goldstick.nn.packed import PackedWeight
-from goldstick.nn.shared_input import SharedInput
 
 __all__ = [
     "PackedWeight",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from goldstick.structure.network import Network
-from goldstick.structure.prunable import Prunable
+from goldstick.structure.pruning.prunable import Prunable
 
 
 def comparable(strengths: Sequence[Tensor], groups: Sequence[Prunable]) -> list[Tensor]:

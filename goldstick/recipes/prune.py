@@ -18,14 +18,14 @@ from goldstick.algorithms import SCOP
 from goldstick.algorithms.channel_choice import Choice, knockoff_scores
 from goldstick.algorithms.channel_gate import ChannelGate
 from goldstick.core.edits import Prune
+from goldstick.core.progress import Progress
 from goldstick.errors import DataError, RecipeError, StructureError
 from goldstick.recipes.channel_scores import comparable, magnitude
-from goldstick.recipes.run import Progress
 from goldstick.structure.calls import first_call
-from goldstick.structure.costs import costs_of
 from goldstick.structure.network import Network
-from goldstick.structure.prunable import Prunable, cut_of
-from goldstick.structure.prune_search import find_prunable
+from goldstick.structure.pruning.costs import costs_of
+from goldstick.structure.pruning.prunable import Prunable, cut_of
+from goldstick.structure.pruning.search import find_prunable
 from goldstick.structure.trace import Arguments, evaluating, map_tensors, samples_in, tensors_in
 from goldstick.training import TrainingRecord, TrainingTask, train
 from goldstick.training.knockoffs import GaussianKnockoffs, correlation_with, derangement

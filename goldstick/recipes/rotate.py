@@ -11,8 +11,8 @@ from goldstick.algorithms import RandomRotation, Stage
 from goldstick.errors import RecipeError, StructureError
 from goldstick.recipes.order import misplaced, rotation_of
 from goldstick.structure.network import Network
-from goldstick.structure.rotation_plan import RotationPlan
-from goldstick.structure.rotation_proof import prove_rotation
+from goldstick.structure.rotation.plan import RotationPlan
+from goldstick.structure.rotation.proof import prove_rotation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,12 +14,13 @@ from torch import Tensor, nn
 from goldstick import surgery
 from goldstick.algorithms import SCOP, Stage, TrainedQuantizer
 from goldstick.core.edits import Prune
+from goldstick.core.progress import Progress
 from goldstick.core.relaxation import Relaxation
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError, StructureError
 from goldstick.recipes.prune import prune
 from goldstick.recipes.resolve import Resolution, resolve
-from goldstick.recipes.run import Progress, SiteResult, decide
+from goldstick.recipes.run import SiteResult, decide
 from goldstick.structure.network import Network, Site
 from goldstick.training import TrainingRecord, TrainingTask, distilled, train
 from goldstick.training.checkpoint import digest_of

@@ -50,8 +50,8 @@ def evaluation_view(data: Mapping[str, Any]) -> dict[str, Any]:
     """What the template of an evaluation's page is given: title, headline and table; DataError without a task.
 
     Args:
-        data: What ``Evaluation.to_dict`` returns, with ``model`` (what `goldstick.pipeline.about` says of it) and the
-            ``baseline``, an evaluation like it, where there are such.
+        data: What ``Evaluation.to_dict`` returns, with ``model`` (what `goldstick.jobs.evaluate.about` says of it) and
+            the ``baseline``, an evaluation like it, where there are such.
     """
     accuracy = accuracy_view(data, data.get("baseline"), data.get("divergence"))
     if accuracy is None:

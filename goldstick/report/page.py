@@ -14,11 +14,11 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from goldstick.core.json_files import check_writable, parse_json, write_atomically
 from goldstick.errors import DataError
 from goldstick.report.accuracy_view import evaluation_view
 from goldstick.report.divergence_view import divergence_words
 from goldstick.report.report import FILE_NAME, Report
-from goldstick.report.storage import check_writable, parse_json, write_atomically
 from goldstick.report.view import report_view
 
 PAGE_NAME = "report.html"

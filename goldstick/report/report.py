@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from goldstick.core.json_files import dump_json, parse_json, write_atomically
 from goldstick.errors import DataError, UsageError
-from goldstick.report.storage import dump_json, parse_json, write_atomically
 
 FILE_NAME = "report.json"
 VERSION = 1
@@ -181,7 +181,7 @@ class Report:
                 )
 
     def to_json(self) -> str:
-        """Return the report as JSON text; infinities and NaN as strings, see `goldstick.report.storage`."""
+        """Return the report as JSON text; infinities and NaN as strings, see `goldstick.core.json_files`."""
         fields = {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
         fields["size"] = dataclasses.asdict(self.size)
         fields["layers"] = [dataclasses.asdict(layer) for layer in self.layers]

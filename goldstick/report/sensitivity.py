@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from goldstick.core.json_files import parse_json
 from goldstick.errors import DataError
 from goldstick.report.report import Report
-from goldstick.report.storage import parse_json
 from goldstick.report.terminal import print_table
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import QuantizationError, RecipeError
-from tests.algorithms.groups import experts_site, inputs, members, observed
+from tests.support.input_groups import experts_site, inputs, members, observed
 
 with_and_without_duo = pytest.mark.parametrize("duo", [False, True], ids=["plain", "duo"])
 either_symmetry = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])

@@ -18,9 +18,9 @@ from goldstick.core.edits import Fold
 from goldstick.core.inputs import InputObserver
 from goldstick.errors import QuantizationError
 from goldstick.kernels.reference import fake_quantize_per_token
-from goldstick.structure.fold import apply_fold
 from goldstick.structure.network import Network
-from tests.algorithms.groups import inputs, members, observed
+from goldstick.structure.probe.fold import apply_fold
+from tests.support.input_groups import inputs, members, observed
 
 Balancer = AWQ | SmoothQuant
 quick_balancer = pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Network
-from tests.algorithms.test_gptq import correlated, eliminate_slowly, grid_of, hessian_of
+from tests.support.gptq import correlated, eliminate_slowly, grid_of, hessian_of
 
 every_order = pytest.mark.parametrize("order", ["gar", "activation", "natural"])
 

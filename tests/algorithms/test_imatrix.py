@@ -19,7 +19,7 @@ from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Network, Site
-from tests.algorithms.groups import experts_site
+from tests.support.input_groups import experts_site
 
 either_symmetry = pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 few_bits = pytest.mark.parametrize("bits", [2, 3, 4])

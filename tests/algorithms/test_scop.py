@@ -15,11 +15,11 @@ from goldstick.algorithms.channel_choice import Scope, knockoff_scores, lowest, 
 from goldstick.algorithms.channel_gate import ChannelGate
 from goldstick.core.scatter import ScatteredBatchNorm
 from goldstick.errors import DataError, RecipeError, StructureError
-from goldstick.pipeline.result import Result
+from goldstick.jobs.save.result import Result
 from goldstick.training import TrainingTask
 from goldstick.training.real_half import RealHalf
-from tests.tiny_models import FAMILIES
-from tests.training.networks import TinyResidual, accuracy, batches, trained
+from tests.support.small_networks import TinyResidual, accuracy, batches, trained
+from tests.support.tiny_models import FAMILIES
 
 SCOPES: tuple[Scope, ...] = ("layer", "global")
 

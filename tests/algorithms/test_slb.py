@@ -23,7 +23,7 @@ from goldstick.errors import QuantizationError, RecipeError, StructureError, Usa
 from goldstick.nn import PackedWeight, QuantizedConv2d, QuantizedLinear
 from goldstick.structure.network import Network
 from goldstick.training import TrainingTask
-from tests.training.networks import TinyResidual, accuracy, batches, trained
+from tests.support.small_networks import TinyResidual, accuracy, batches, trained
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 

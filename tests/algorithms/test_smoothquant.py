@@ -12,7 +12,7 @@ from goldstick.algorithms import Balance, SmoothQuant, smoothquant
 from goldstick.algorithms.balance import BalanceLoss
 from goldstick.algorithms.smoothquant import ALPHAS, smooth_scale
 from goldstick.errors import RecipeError
-from tests.algorithms.groups import inputs, members, observed
+from tests.support.input_groups import inputs, members, observed
 
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.85, 1.0])

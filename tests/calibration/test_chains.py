@@ -13,10 +13,10 @@ from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.sweep import sweep
 from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import Quantize
+from goldstick.core.progress import quiet
 from goldstick.errors import StructureError
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import resolve
-from goldstick.recipes.run import quiet
 from goldstick.structure.network import Network
 
 WIDTH = 16

@@ -13,14 +13,14 @@ from goldstick.calibration import block as block_module
 from goldstick.calibration.sweep import sweep
 from goldstick.core.drift import DriftObserver
 from goldstick.core.inputs import InputObserver
+from goldstick.core.progress import quiet
 from goldstick.errors import QuantizationError
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import resolve
-from goldstick.recipes.run import calibrated_work, quiet
+from goldstick.recipes.run import calibrated_work
 from goldstick.structure.network import Network
-from tests.calibration.test_multipliers import uneven
-from tests.calibration.test_sweep import batches_for
-from tests.tiny_models import FAMILIES, output_tensor
+from tests.support.calibration import batches_for, uneven
+from tests.support.tiny_models import FAMILIES, output_tensor
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 

@@ -14,9 +14,9 @@ from goldstick.algorithms import SLBFinish
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.grid import Grid
 from goldstick.errors import QuantizationError, RecipeError, StructureError
-from tests.pipeline.conftest import prove_here
-from tests.tiny_models import FAMILIES
-from tests.tiny_tokenizer import write_tokenizer
+from tests.support.proofs import prove_here
+from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_tokenizer import write_tokenizer
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 
@@ -102,8 +102,8 @@ def test_a_block_that_does_not_get_better_keeps_its_start(model: nn.Module) -> N
 def test_the_way_by_blocks_gives_what_the_model_in_memory_gives(
     model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("goldstick.pipeline.finish.prove", prove_here)
-    monkeypatch.setattr("goldstick.pipeline.quantize.require_memory", lambda *_: None)  # nothing keeps to one byte
+    monkeypatch.setattr("goldstick.jobs.save.finish.prove", prove_here)
+    monkeypatch.setattr("goldstick.jobs.quantize.quantize.require_memory", lambda *_: None)  # nothing keeps to one byte
     model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     write_tokenizer(tmp_path / "model")
     words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "bird"]

@@ -18,7 +18,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, UsageError
 from goldstick.nn import QuantizedLinear
 from goldstick.recipes.run import needs_data
-from tests.tiny_models import FAMILIES, VOCABULARY
+from tests.support.tiny_models import FAMILIES, VOCABULARY
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 

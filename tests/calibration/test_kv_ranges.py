@@ -12,7 +12,7 @@ from goldstick.calibration.arguments import BlockCall, block_calls
 from goldstick.calibration.kv_ranges import KVRecorder, recording
 from goldstick.errors import StructureError
 from goldstick.structure.network import Network
-from tests.tiny_models import FAMILIES, sample_inputs
+from tests.support.tiny_models import FAMILIES, sample_inputs
 
 DECODERS = sorted(set(FAMILIES) - {"bert", "vit", "resnet"})
 

@@ -16,9 +16,8 @@ from goldstick.nn import QuantizedLinear
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import resolve
 from goldstick.structure.network import Layout, Network
-from tests.calibration.test_passes import first_block
-from tests.calibration.test_sweep import batches_for
-from tests.tiny_models import FAMILIES, output_tensor, sample_inputs
+from tests.support.calibration import batches_for, first_block, uneven
+from tests.support.tiny_models import FAMILIES, output_tensor, sample_inputs
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 
@@ -132,13 +131,6 @@ def test_the_finished_model_computes_what_the_sweep_handed_on(name: str, monkeyp
         output_tensor(result.model, batch)
     assert len(handed_on) == 2
     assert all(torch.equal(one, other) for one, other in zip(given, handed_on[-1], strict=True))
-
-
-def uneven(model: Any) -> None:
-    """Channels of very different size where o_proj reads, for its weights to be scaled by."""
-    with torch.no_grad():
-        for layer in model.model.layers:
-            layer.self_attn.v_proj.weight[[0, 16]] *= 8
 
 
 def test_awq_rounds_a_layer_better_whose_scale_nothing_absorbs() -> None:

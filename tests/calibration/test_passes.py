@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -10,11 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import goldstick
-from goldstick.calibration.absorbers import Absorbers, small
-from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
-from goldstick.calibration.block_loop import block_runs, masks_of, starts
-from goldstick.calibration.sweep import prepare_experts
 from goldstick.calibration.task import Assignment
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
@@ -22,8 +18,8 @@ from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import resolve
 from goldstick.recipes.run import calibrated_work
 from goldstick.structure.network import Network
-from tests.calibration.test_sweep import batches_for
-from tests.tiny_models import FAMILIES, output_tensor
+from tests.support.calibration import batches_for, first_block
+from tests.support.tiny_models import FAMILIES, output_tensor
 
 STAGES: dict[str, list[dict[str, Any]]] = {
     "gptq": [{"gptq": {"scheme": "w3a16-g32"}}],
@@ -32,33 +28,6 @@ STAGES: dict[str, list[dict[str, Any]]] = {
     "smoothquant": [{"smoothquant": {"alpha": "search"}}, {"rtn": {"scheme": "w8a8-dynamic"}}],
     "static": [{"rtn": {"scheme": "w8a8-static"}}],
 }
-
-
-def first_block(
-    family: str, stages: list[dict[str, Any]], *, together: bool, change: Callable[[Any], None] | None = None
-) -> tuple[dict[str, Quantize], list[Tensor]]:
-    """The first block of a model calibrated: what was decided, and what it then gives."""
-    model = FAMILIES[family]()
-    if change is not None:
-        change(model)
-    network, batches = Network(model), batches_for(model)
-    edits: dict[str, Quantize] = {}
-
-    def note(task: Assignment, edit: Quantize, error: WeightError) -> None:
-        edits[task.site.name] = edit
-
-    work = calibrated_work(resolve(Recipe.load({"stages": stages}).stages, network), note)
-    prepare_experts(network, work)
-    block = network.blocks[0]
-    with torch.no_grad():
-        hidden, calls = starts(model, network.blocks, batches)
-        absorbers = Absorbers(network, *block_calls(model, network.blocks, small(batches[0])))
-        pairs = absorbers.of(block) if work.balancing else ()
-        runs = block_runs(model.get_submodule(block), block, calls, hidden)
-        outputs = calibrate(
-            BlockCalibration(network, work.within(block), runs, masks_of(batches), pairs=pairs, together=together)
-        )
-    return edits, outputs
 
 
 @pytest.mark.parametrize("name", STAGES)

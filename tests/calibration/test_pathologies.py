@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import goldstick
 from goldstick.errors import QuantizationError
-from goldstick.pipeline.result import Result
+from goldstick.jobs.save.result import Result
 from goldstick.report import LayerRecord
-from tests.tiny_models import FAMILIES, VOCABULARY
+from tests.support.tiny_models import FAMILIES, VOCABULARY
 
 WIDTH = 32
 WEIGHTS_ONLY, BOTH = "w4a16-g16", "w8a8-dynamic"
@@ -33,7 +33,7 @@ CALIBRATED = [name for name in STAGES if name != "rtn"]
 def one_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Layers this small lose more to waking threads than they win."""
     monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
-    monkeypatch.setattr("goldstick.pipeline.result.structure_of", lambda _: {})  # of no interest here
+    monkeypatch.setattr("goldstick.jobs.save.result.structure_of", lambda _: {})  # of no interest here
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

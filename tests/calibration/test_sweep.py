@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 import goldstick
 from goldstick import surgery
@@ -18,17 +17,18 @@ from goldstick.calibration.block_loop import BlockLoop, starts
 from goldstick.calibration.sweep import sweep
 from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import Quantize
+from goldstick.core.progress import quiet
 from goldstick.errors import RecipeError, StructureError
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import resolve
-from goldstick.recipes.run import quiet, run
+from goldstick.recipes.run import run
 from goldstick.structure.network import Network
-from tests.tiny_models import FAMILIES, VOCABULARY, output_tensor
+from tests.support.calibration import Batches, batches_for
+from tests.support.tiny_models import FAMILIES, output_tensor
 
 CALIBRATED = (
     "llama_gqa", "qwen3", "gemma2", "gpt2", "opt", "mixtral", "qwen3_moe", "deepseek_v3", "bert", "t5", "resnet", "vit",
 )  # fmt: skip
-Batches = list[dict[str, Tensor]]
 
 
 @pytest.fixture(autouse=True)
@@ -43,18 +43,6 @@ def on_the_reference_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def gptq(**options: Any) -> dict[str, Any]:
     return {"stages": [{"gptq": {"scheme": "w3a16-g32", "indivisible": "channel", **options}}]}
-
-
-def batches_for(model: PreTrainedModel, *, count: int = 4, rows: int = 2, tokens: int = 24) -> Batches:
-    """Random inputs of the kind that the model wants."""
-    generator = torch.Generator().manual_seed(11)
-    if model.main_input_name == "pixel_values":
-        side = getattr(model.config, "image_size", 32)
-        return [{"pixel_values": torch.randn(8, 3, side, side, generator=generator)} for _ in range(count)]
-    ids = torch.randint(3, VOCABULARY, (count, rows, tokens), generator=generator)
-    if model.config.is_encoder_decoder:
-        return [{"input_ids": batch, "decoder_input_ids": batch[:, : tokens // 2] - 1} for batch in ids]
-    return [{"input_ids": batch} for batch in ids]
 
 
 def swept(model: nn.Module, batches: Batches, recipe: Mapping[str, Any] | None = None) -> list[Quantize]:

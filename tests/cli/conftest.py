@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from click.testing import CliRunner, Result
 
-from goldstick.cli import main
-from tests.tiny_models import FAMILIES
+from tests.support.commands import run
+from tests.support.tiny_models import FAMILIES
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -44,11 +43,6 @@ def made(pristine: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     result = run("quantize", str(pristine), "-o", str(output), "--recipe", "rtn-w4a16-g32")
     assert result.exit_code == 0, result.output
     return output
-
-
-def run(*arguments: str) -> Result:
-    """Run a command in this process."""
-    return CliRunner().invoke(main, list(arguments))
 
 
 @pytest.fixture

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from goldstick.errors import UsageError
-from tests.cli.conftest import run
-from tests.tiny_tokenizer import write_tokenizer
+from tests.support.commands import Refused, run
+from tests.support.tiny_tokenizer import write_tokenizer
 
-Refused = Callable[..., str]
 CHAT = json.dumps({"messages": [{"role": "user", "content": "sing"}]}) + "\n"
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +13,11 @@ from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM
 
 import goldstick
+from goldstick.checkpoint.safetensors_file import TensorInfo
+from goldstick.checkpoint.source import INDEX_NAME
 from goldstick.errors import SourceError, UsageError
-from goldstick.formats.safetensors_file import TensorInfo
-from goldstick.formats.source import INDEX_NAME
-from tests.cli.conftest import run
-from tests.tiny_models import FAMILIES
-
-Refused = Callable[..., str]
-
-
-def quantize(source: Path | str, *options: str) -> tuple[str, ...]:
-    """The arguments of a quantization of ``source`` into a directory beside it."""
-    return ("quantize", str(source), "-o", str(Path(source).parent / "out"), "--recipe", "rtn-w4a16-g32", *options)
-
-
-def change_json(path: Path, change: Callable[[dict[str, Any]], object]) -> None:
-    value = json.loads(path.read_text())
-    change(value)
-    path.write_text(json.dumps(value))
+from tests.support.commands import Refused, change_json, quantize, run
+from tests.support.tiny_models import FAMILIES
 
 
 def shards(source: Path) -> list[Path]:
@@ -83,7 +69,7 @@ def test_a_file_that_vanishes_during_a_run_is_named(
     def vanished(*_: object, **__: object) -> None:
         raise FileNotFoundError(2, "No such file or directory", "a/model.safetensors")
 
-    monkeypatch.setattr("goldstick.pipeline.side_by_side.compare_models", vanished)
+    monkeypatch.setattr("goldstick.jobs.compare.side_by_side.compare_models", vanished)
     arguments = ("compare", "reference", "reference", "--html", str(tmp_path / "page.html"))
     assert_refused(*arguments, says=("a/model.safetensors: No such file or directory", "run again"))
 
@@ -340,7 +326,7 @@ def test_a_recipe_error_names_the_place_before_any_weight_is_read(
     assert_refused: Refused, source: Path, case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TensorInfo, "read", _no_weight)
-    monkeypatch.setattr("goldstick.pipeline.write.load_float", _no_weight)
+    monkeypatch.setattr("goldstick.jobs.quantize.write.load_float", _no_weight)
     text, says = RECIPES[case]
     recipe = source.parent / "recipe.yaml"
     recipe.write_text(text)
@@ -368,7 +354,7 @@ def test_an_error_nobody_foresaw_is_one_paragraph_that_asks_for_a_report(
     def explode(*_: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("goldstick.pipeline.plan.make_plan", explode)
+    monkeypatch.setattr("goldstick.jobs.plan.plan.make_plan", explode)
     result = run("plan", str(source))
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: goldstick met something it did not expect: ZeroDivisionError")

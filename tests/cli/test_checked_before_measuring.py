@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import run
+from tests.support.commands import Refused, run
 
-Refused = Callable[..., str]
 COMMANDS = {
     "sensitivity -o": (
         "sensitivity reference -r rtn-w4a16-g32 -o",
-        "goldstick.pipeline.sensitivity.measure_sensitivity",
+        "goldstick.jobs.sensitivity.sensitivity.measure_sensitivity",
     ),
     "sensitivity --html": (
         "sensitivity reference -r rtn-w4a16-g32 --html",
-        "goldstick.pipeline.sensitivity.measure_sensitivity",
+        "goldstick.jobs.sensitivity.sensitivity.measure_sensitivity",
     ),
-    "compare": ("compare reference reference --html", "goldstick.pipeline.side_by_side.compare_models"),
+    "compare": ("compare reference reference --html", "goldstick.jobs.compare.side_by_side.compare_models"),
     "evaluate": ("evaluate reference --tasks text --report", "goldstick.api.evaluate"),
 }
 
@@ -65,7 +63,7 @@ def test_a_file_that_exists_is_replaced_only_where_that_is_asked_for(
 
 def test_a_file_that_came_while_it_was_measured_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.html"
-    monkeypatch.setattr("goldstick.report.storage.check_writable", lambda *_, **__: page.write_text("theirs"))
+    monkeypatch.setattr("goldstick.core.json_files.check_writable", lambda *_, **__: page.write_text("theirs"))
     shown = run("compare", "reference", "reference", "--html", str(page))
     assert shown.exit_code == 1
     assert "came to exist in the meantime and was left alone" in shown.stderr
@@ -111,7 +109,7 @@ def test_a_baseline_that_is_not_there(assert_refused: Refused, tmp_path: Path, m
 def test_what_was_measured_is_shown_though_it_cannot_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("goldstick.report.storage.check_writable", lambda *_, **__: None)
+    monkeypatch.setattr("goldstick.core.json_files.check_writable", lambda *_, **__: None)
     shown = run("compare", "reference", "reference", "--html", str(tmp_path / "none" / "page.html"))
     assert shown.exit_code == 1
     assert "the models never part" in shown.stdout

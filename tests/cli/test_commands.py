@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from goldstick.cli import main
 from goldstick.recipes.words import RECOMMENDED
-from tests.tiny_models import FAMILIES
+from tests.support.tiny_models import FAMILIES
 
 
 def run(*arguments: str) -> Result:

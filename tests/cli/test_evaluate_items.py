@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import run
+from tests.support.commands import run
 
 MEASURE = ("evaluate", "reference", "--tasks", "text,boolq", "--limit", "4")
 

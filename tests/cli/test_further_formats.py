@@ -10,11 +10,12 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import goldstick
-from goldstick.pipeline import finish, verify
-from goldstick.pipeline.inspect import read_report
-from tests.cli.conftest import run
-from tests.pipeline.conftest import answer, prove_here
-from tests.tiny_models import sample_inputs
+from goldstick.jobs.inspect.inspect import read_report
+from goldstick.jobs.save import finish
+from goldstick.jobs.verify import verify
+from tests.support.commands import run
+from tests.support.proofs import answer, prove_here
+from tests.support.tiny_models import sample_inputs
 
 INT4 = ("--recipe", "rtn-w4a16-g32")
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiny_models import FAMILIES
-from tests.tiny_tokenizer import write_tokenizer
+from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_tokenizer import write_tokenizer
 
 #: What a stranger's folder may call its files, for a program that starts in it to import them.
 NAMES = (

@@ -11,19 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from goldstick.formats.source import open_tensors
-from goldstick.pipeline import finish
-from tests.cli.conftest import run
-from tests.cli.test_interruptions import contents, refused_where_files_end
-from tests.pipeline.conftest import prove_here
-from tests.tiny_models import FAMILIES
-from tests.tiny_tokenizer import write_tokenizer
+from goldstick.checkpoint.source import open_tensors
+from goldstick.jobs.save import finish
+from tests.support.commands import run
+from tests.support.interrupted_commands import contents, refused_where_files_end
+from tests.support.proofs import prove_here
+from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_tokenizer import write_tokenizer
 
 #: The command line, stopped behind its first block until the test has sent its signal.
 WAITING = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started with it ignored
-from goldstick.pipeline import by_blocks
+from goldstick.jobs.quantize import by_blocks
 def wait():
     print("a block is finished", flush=True)
     time.sleep(3600)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -12,31 +10,13 @@ from pathlib import Path
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "goldstick.cli", "quantize"]
-
-
-def refused_where_files_end(limit: int, *arguments: str) -> str:
-    """What ``quantize`` says, in one line, where no file may grow beyond ``limit`` bytes."""
-    process = subprocess.run(
-        [*COMMAND, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)),
-        env=os.environ | {"PYTHONDONTWRITEBYTECODE": "1"},
-    )
-    assert process.returncode == 1, process.stderr
-    assert "Traceback" not in process.stderr
-    message = process.stderr[process.stderr.index("Error: ") :]
-    assert message.count("\n") == 1
-    return message
-
+from tests.support.interrupted_commands import contents, refused_where_files_end
 
 #: The command line, stopped in the middle of writing until the test has sent its signal.
 WAITING = """
 import signal, sys, time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started with it ignored
-from goldstick.formats import safetensors_file
+from goldstick.checkpoint import safetensors_file
 write = safetensors_file.SafetensorsWriter.write
 def write_and_wait(self, name, tensor):
     write(self, name, tensor)
@@ -46,10 +26,6 @@ safetensors_file.SafetensorsWriter.write = write_and_wait
 from goldstick.cli import main
 main(sys.argv[1:])
 """
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
 @pytest.mark.parametrize("limit", [100_000, 2_500], ids=["in_the_weights", "in_the_small_files"])

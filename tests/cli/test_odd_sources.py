@@ -16,11 +16,10 @@ from safetensors.torch import load_file, save_file
 import goldstick
 from goldstick.errors import CheckpointError, DataError, QuantizationError
 from goldstick.evaluation.forward import forward
-from goldstick.pipeline.inspect import read_report
-from tests.cli.conftest import run
-from tests.cli.test_bad_input import Refused, change_json, quantize
-from tests.tiny_models import FAMILIES
-from tests.tiny_tokenizer import write_tokenizer
+from goldstick.jobs.inspect.inspect import read_report
+from tests.support.commands import Refused, change_json, quantize, run
+from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_tokenizer import write_tokenizer
 
 UP = "model.layers.0.mlp.up_proj.weight"
 

@@ -12,17 +12,17 @@ import torch
 
 import goldstick
 from goldstick.errors import CheckpointError
-from goldstick.pipeline import finish
-from goldstick.pipeline import verify as verify_module
-from goldstick.pipeline.divergence import compare_predictions
-from goldstick.pipeline.verify import verify_checkpoint
+from goldstick.jobs.evaluate.divergence import compare_predictions
+from goldstick.jobs.save import finish
+from goldstick.jobs.verify import verify as verify_module
+from goldstick.jobs.verify.verify import verify_checkpoint
 from goldstick.report.page import render_report
-from tests.cli.conftest import run
-from tests.pipeline.conftest import prove_here
-from tests.report.pages import check_alone
-from tests.report.test_page import SENSITIVITY
-from tests.tiny_models import FAMILIES
-from tests.tiny_tokenizer import write_tokenizer
+from tests.support.commands import run
+from tests.support.pages import check_alone
+from tests.support.proofs import prove_here
+from tests.support.report_content import SENSITIVITY
+from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_tokenizer import write_tokenizer
 
 
 def test_quantize_writes_a_page_beside_its_report(made: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import run
+from tests.support.commands import run
 
 LAYERS, HIDDEN, INNER, KEYS, VOCABULARY = 80, 8192, 28672, 1024, 128256
 

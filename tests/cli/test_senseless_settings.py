@@ -6,16 +6,14 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from goldstick.cli.environment import _CHOICES
 from goldstick.kernels import BACKENDS
-from tests.cli.conftest import run
+from tests.support.commands import Refused, run
 
-Refused = Callable[..., str]
 HUGE = str(2**70)
 
 VARIABLES = [

@@ -11,6 +11,7 @@ import pytest
 WAITS = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job is started with it ignored
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # and what nohup runs with this
 from goldstick.cli import main
 @main.command()
 def wait():

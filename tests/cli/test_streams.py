@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from goldstick.pipeline import finish
-from tests.cli.conftest import run
-from tests.pipeline.conftest import prove_here
+from goldstick.jobs.save import finish
+from tests.support.commands import run
+from tests.support.proofs import prove_here
 
 MAIN = [sys.executable, "-c", "from goldstick.cli import main; main()"]
 
@@ -159,7 +159,7 @@ def test_a_failed_push_says_that_the_checkpoint_is_finished_and_how_to_push_it(
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("goldstick.pipeline.hub.push_to_hub", interrupt)
+    monkeypatch.setattr("goldstick.checkpoint.hub.push_to_hub", interrupt)
     result = run(*arguments, str(tmp_path / "other"))
     assert result.exit_code == 130
     assert f"{tmp_path / 'other'} is finished and in its place" in result.stderr

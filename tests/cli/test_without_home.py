@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from goldstick.pipeline import finish, verify
-from tests.cli.conftest import run
-from tests.pipeline.conftest import prove_here
+from goldstick.jobs.save import finish
+from goldstick.jobs.verify import verify
+from tests.support.commands import run
+from tests.support.proofs import prove_here
 
 
 @pytest.fixture(autouse=True)

@@ -10,7 +10,7 @@ import pytest
 
 from goldstick.core.registry import Registry
 from goldstick.errors import UsageError
-from tests.foreign_package import install
+from tests.support.foreign_package import install
 
 THING = "class Thing:\n    def __init__(self, name):\n        self.name = name\none, two = Thing('one'), Thing('two')\n"
 

@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
-from transformers import BloomForCausalLM, GPT2LMHeadModel, LlamaForCausalLM
+from transformers import BloomForCausalLM, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from goldstick.errors import QuantizationError, SourceError, UsageError
+from goldstick.errors import DataError, QuantizationError, SourceError, UsageError
 from goldstick.evaluation import LanguageModel
+from goldstick.evaluation.tokenizer import tokenized
 
 SEQUENCES = [[1, 5, 9, 40], [1], [1, 7, 7, 7, 80, 90, 11, 3], [1, 200], [], [1, 5, 9, 41, 6]]
 PAIRS = [
@@ -309,3 +311,24 @@ def test_a_directory_without_a_tokenizer_is_a_source_error(
     byte_tokenizer.save_pretrained(tmp_path)
     loaded = LanguageModel.from_directory(tiny_model, tmp_path)
     assert loaded.encode("abc") == LanguageModel(tiny_model, byte_tokenizer).encode("abc")
+
+
+def test_a_tokenizer_that_breaks_off_is_a_source_error_and_half_a_character_one_of_the_data(
+    tiny_model: nn.Module, capfd: pytest.CaptureFixture[str]
+) -> None:
+    inner = Tokenizer(models.BPE({"a": 0, "!": 1}, []))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner)
+    with pytest.raises(SourceError, match=r"breaks off on a text .*retry-limit"):
+        LanguageModel(tiny_model, tokenizer).encode("a" * 40 + "!")
+    with pytest.raises(DataError, match="half of a character"):
+        LanguageModel(tiny_model, tokenizer).encode("a\ud800")
+    capfd.readouterr()  # the panic says itself where it was
+
+
+def test_an_interruption_is_none_of_the_tokenizers() -> None:
+    def stopped(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tokenized(stopped, "a")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from goldstick.evaluation import DataSource, LanguageModel
 from goldstick.evaluation.language_model import _rolling_windows
 from goldstick.evaluation.tasks.pages import PagePerplexity, _tightened, detokenize, split_pages
-from tests.time_limit import within
+from tests.support.time_limit import within
 
 LINES = [
     " \n",

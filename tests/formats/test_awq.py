@@ -15,7 +15,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.awq import awq_scheme
-from tests.formats.column_formats import along_rows, grid_of, layer_of, random_layer, same
+from tests.support.column_formats import along_rows, grid_of, layer_of, random_layer, same
 
 AWQ = FORMATS["awq"]
 GOLDEN = QuantizedTensor(

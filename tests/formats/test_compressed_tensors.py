@@ -23,21 +23,10 @@ from goldstick.formats.base import StoredLayer
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS as FORMAT
 from goldstick.formats.config_groups import groups_by_module, scheme_of_group
 from goldstick.formats.input_scale import part_name
+from tests.support.stored_layers import layer
 
 INTEGER = [name for name in PRESETS if Scheme.parse(name).activation] + ["w8a8-static-shifted", "w4a8-static-channel"]
 NAMES = [name for name in PRESETS if name not in INTEGER] + ["w5a16-g32", "w6a16-channel-asym", "w1a16-g32"]
-
-
-def layer(site: str, scheme: str = "w4a16-g32", **changes: object) -> StoredLayer:
-    fields: dict[str, object] = {
-        "name": f"{site}.weight",
-        "site": site,
-        "kind": "linear",
-        "shape": torch.Size([8, 64]),
-        "scheme": Scheme.parse(scheme),
-        "fractional_zeros": False,
-    }
-    return StoredLayer(**{**fields, **changes})  # type: ignore[arg-type]
 
 
 def their_scheme(scheme: Scheme) -> QuantizationScheme:

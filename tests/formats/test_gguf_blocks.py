@@ -18,7 +18,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.gguf_blocks import BLOCK_TYPES, BY_SUFFIX, BlockType, lost_minima, pack_blocks, unpack_blocks
-from tests.formats.column_formats import grid_of, layer_of, random_layer, same
+from tests.support.column_formats import grid_of, layer_of, random_layer, same
 
 GGUF = FORMATS["gguf"]
 Q4_0, Q4_1, Q8_0 = BLOCK_TYPES

@@ -16,7 +16,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.gptq import Gptq, gptq_schemes, gptq_storage, scatters
-from tests.formats.column_formats import along_rows, down_columns, grid_of, layer_of, random_layer, same
+from tests.support.column_formats import along_rows, down_columns, grid_of, layer_of, random_layer, same
 
 V1, V2 = FORMATS["gptq"], FORMATS["gptq-v2"]
 GOLDEN = QuantizedTensor(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from goldstick.errors import FormatError
 from goldstick.formats import name_matching
 from goldstick.formats.name_matching import NamePatterns
-from tests.time_limit import within
+from tests.support.time_limit import within
 
 NAME = "model.layers.17.mlp.experts.123.up_proj"
 NAMES = [NAME, "lm_head", "model.layers.0.self_attn.q_proj", "model.layers.18.mlp.gate", "a", "aaab", "A-b c!"]

@@ -13,8 +13,8 @@ from goldstick.errors import KernelError
 from goldstick.kernels import cpu
 from goldstick.kernels.attention import attend
 from goldstick.kernels.rotary import attend_token, rotate_into
-from tests.kernels.guarded import before_a_forbidden_page
-from tests.kernels.layers import normalized_error
+from tests.support.guarded import before_a_forbidden_page
+from tests.support.packed_layers import normalized_error
 
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 #: (batch, kv_heads, heads, channels, tokens)

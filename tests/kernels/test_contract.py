@@ -9,7 +9,7 @@ from goldstick.errors import KernelError
 from goldstick.kernels import BACKENDS, Activation, Backend, select
 from goldstick.kernels.cpu.integer import IntegerCpuBackend
 from goldstick.kernels.reference import ReferenceBackend
-from tests.kernels.layers import Layer, normalized_error, random_layer, weight_slowly
+from tests.support.packed_layers import Layer, normalized_error, random_layer, weight_slowly
 
 CPU = torch.device("cpu")
 every_backend = pytest.mark.parametrize("backend", BACKENDS, ids=lambda backend: backend.name)

@@ -12,7 +12,7 @@ from goldstick.errors import KernelError
 from goldstick.kernels import Activation, cpu
 from goldstick.kernels.cpu import CpuBackend
 from goldstick.kernels.reference import ReferenceBackend
-from tests.kernels.layers import normalized_error, random_layer, weight_slowly
+from tests.support.packed_layers import normalized_error, random_layer, weight_slowly
 
 if cpu._missing and os.environ.get("CI"):
     raise ImportError(cpu._missing)  # continuous integration has built it, so here it is broken

@@ -10,9 +10,9 @@ import torch
 
 from goldstick.kernels import cpu
 from goldstick.kernels.reference import ReferenceBackend
-from tests.kernels.guarded import before_a_forbidden_page
-from tests.kernels.instructions import AVAILABLE
-from tests.kernels.layers import Layer, random_layer
+from tests.support.guarded import before_a_forbidden_page
+from tests.support.instructions import AVAILABLE
+from tests.support.packed_layers import Layer, random_layer
 
 if cpu._missing and os.environ.get("CI"):
     raise ImportError(cpu._missing)  # continuous integration has built it, so here it is broken

@@ -12,7 +12,7 @@ from goldstick.errors import KernelError
 from goldstick.kernels import cpu
 from goldstick.kernels import norm_op as _norm_op  # noqa: F401  (registers goldstick::rms_norm_quantize)
 from goldstick.kernels.fused import gated_silu, rms_norm
-from tests.kernels.guarded import before_a_forbidden_page
+from tests.support.guarded import before_a_forbidden_page
 
 SHAPES = [(1, 1), (1, 31), (3, 32), (2, 3, 100), (5, 2048), (0, 8)]
 every_shape = pytest.mark.parametrize("shape", SHAPES)

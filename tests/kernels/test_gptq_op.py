@@ -13,7 +13,7 @@ from torch.library import opcheck
 from goldstick.algorithms import column_loop
 from goldstick.errors import KernelError
 from goldstick.kernels import cpu, gptq_op
-from tests.kernels.test_cpu_extension import before_a_forbidden_page
+from tests.support.guarded import before_a_forbidden_page
 
 if not gptq_op.available and os.environ.get("CI"):
     raise ImportError("the compiled module has no gptq_block")  # continuous integration has built it

@@ -14,8 +14,8 @@ from goldstick.kernels import Activation, WeightSpec, cpu
 from goldstick.kernels.cpu import integer
 from goldstick.kernels.cpu.integer import IntegerCpuBackend
 from goldstick.kernels.reference import ReferenceBackend, fake_quantize_per_tensor, fake_quantize_per_token
-from tests.kernels.instructions import AVAILABLE
-from tests.kernels.layers import Layer, product_error, random_layer
+from tests.support.instructions import AVAILABLE
+from tests.support.packed_layers import Layer, product_error, random_layer
 
 if cpu._missing and os.environ.get("CI"):
     raise ImportError(cpu._missing)  # continuous integration has built it, so here it is broken

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from goldstick.kernels import Activation, cpu
 from goldstick.kernels.cpu.integer import IntegerCpuBackend
-from tests.kernels.guarded import before_a_forbidden_page
-from tests.kernels.instructions import every_isa
-from tests.kernels.layers import Layer, random_layer
+from tests.support.guarded import before_a_forbidden_page
+from tests.support.instructions import every_isa
+from tests.support.packed_layers import Layer, random_layer
 
 if cpu._missing and os.environ.get("CI"):
     raise ImportError(cpu._missing)  # continuous integration has built it, so here it is broken

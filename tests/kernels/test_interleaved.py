@@ -11,9 +11,9 @@ from torch import Tensor
 
 from goldstick.kernels import Activation, cpu
 from goldstick.kernels.prepared import Operands, PreparedLinear
-from tests.kernels.guarded import before_a_forbidden_page
-from tests.kernels.instructions import AVAILABLE, every_isa
-from tests.kernels.layers import Layer, random_layer
+from tests.support.guarded import before_a_forbidden_page
+from tests.support.instructions import AVAILABLE, every_isa
+from tests.support.packed_layers import Layer, random_layer
 
 if cpu._C is None or cpu._C.isa() == "scalar":
     pytest.skip("the layout is one for vector instructions", allow_module_level=True)

@@ -11,7 +11,7 @@ from torch.library import opcheck
 from goldstick.errors import KernelError
 from goldstick.kernels import ops, select
 from goldstick.kernels.reference import ReferenceBackend
-from tests.kernels.layers import Layer, random_layer
+from tests.support.packed_layers import Layer, random_layer
 
 reference = ReferenceBackend()
 

@@ -14,7 +14,7 @@ from goldstick.errors import KernelError
 from goldstick.kernels import Activation, cpu
 from goldstick.kernels import ops as _ops  # noqa: F401  (registers the operator)
 from goldstick.kernels.prepared import Operands, PreparedLinear
-from tests.kernels.layers import Layer, random_layer
+from tests.support.packed_layers import Layer, random_layer
 
 pytestmark = pytest.mark.skipif(cpu._C is None, reason="the extension is not built")
 

@@ -15,7 +15,7 @@ from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.core.grid import Grid
 from goldstick.errors import KernelError
 from goldstick.kernels import cpu, ranges_op
-from tests.kernels.test_cpu_extension import before_a_forbidden_page
+from tests.support.guarded import before_a_forbidden_page
 
 if not ranges_op.available and os.environ.get("CI"):
     raise ImportError("the compiled module has no search_ranges")  # continuous integration has built it

@@ -23,7 +23,7 @@ from goldstick.kernels.reference import (
     fake_quantize_per_token,
     quantize_per_token,
 )
-from tests.kernels.layers import normalized_error, random_layer, weight_slowly
+from tests.support.packed_layers import normalized_error, random_layer, weight_slowly
 
 reference = ReferenceBackend()
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -19,7 +19,7 @@ from goldstick.errors import KernelError
 from goldstick.kernels import Activation, ops, triton
 from goldstick.kernels.norm_op import rms_norm_quantize
 from goldstick.kernels.reference import ReferenceBackend, fake_quantize_per_token, quantize_per_token
-from tests.kernels.layers import Layer, product_error, random_layer
+from tests.support.packed_layers import Layer, product_error, random_layer
 
 if triton._missing() and os.environ.get("CI"):
     raise ImportError(triton._missing())  # continuous integration has installed it, so here it is broken

@@ -14,7 +14,7 @@ import torch
 from goldstick.errors import KernelError
 from goldstick.kernels import WeightSpec, select, triton
 from goldstick.kernels.norm_op import rms_norm_quantize
-from tests.kernels.layers import random_layer
+from tests.support.packed_layers import random_layer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
@@ -112,7 +112,7 @@ def test_goldstick_runs_without_triton_and_does_not_import_it_unasked() -> None:
     script = """
 import sys, torch
 from goldstick.kernels import ops, select
-from tests.kernels.layers import random_layer
+from tests.support.packed_layers import random_layer
 layer = random_layer(8, 64)
 ops.quantized_linear(torch.randn(2, 64), layer.packed, layer.scale, None, None, bits=4, group_size=64, in_features=64)
 assert not [name for name in sys.modules if name.split('.')[0] == 'triton']

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 def test_every_kernel_compiles_for_gpus_that_are_not_here(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
     found = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.triton_compilation"],
+        [sys.executable, "-m", "tests.support.triton_compilation"],
         cwd=ROOT,
         env=environment,
         capture_output=True,

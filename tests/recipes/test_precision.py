@@ -17,7 +17,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.precision import Measured, choose_widths
 from goldstick.recipes.recipe import Recipe, recipe_schema
-from tests.time_limit import within
+from tests.support.time_limit import within
 
 WIDTHS = (2, 3, 4, 8)
 

@@ -19,8 +19,8 @@ from goldstick.recipes.sentence import parse
 from goldstick.recipes.words import RECOMMENDED
 from goldstick.structure.network import Network
 from goldstick.structure.targets import Targets
-from tests.time_limit import within
-from tests.tiny_models import FAMILIES
+from tests.support.time_limit import within
+from tests.support.tiny_models import FAMILIES
 
 
 def stage(**options: Any) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.recipes.run import run
 from goldstick.structure.network import Network
 from goldstick.structure.targets import Targets
-from tests.tiny_models import FAMILIES, output_tensor, sample_inputs
+from tests.support.tiny_models import FAMILIES, output_tensor, sample_inputs
 
 
 def meta(family: str) -> Network:

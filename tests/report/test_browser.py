@@ -12,8 +12,7 @@ import pytest
 
 from goldstick.report.comparison_page import render_comparison
 from goldstick.report.page import render_report
-from tests.report.test_comparison import MODULES, comparison
-from tests.report.test_page import LAYERS, evaluation, report
+from tests.support.report_content import LAYERS, MODULES, comparison, evaluation, report
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 WIDTHS = {"phone": 390, "desktop": 1280}

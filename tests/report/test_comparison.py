@@ -5,47 +5,18 @@ from __future__ import annotations
 import io
 import json
 import math
-from typing import Any
 
 import pytest
 from rich.console import Console
 
+from goldstick.core.json_files import dump_json
 from goldstick.report.comparison_page import render_comparison
 from goldstick.report.comparison_tree import comparison_tree, print_model_comparison
-from goldstick.report.model_comparison import ModelComparison, ModuleDifference, severity
-from goldstick.report.storage import dump_json
-from tests.report.pages import Page, check_alone
+from goldstick.report.model_comparison import severity
+from tests.support.pages import Page, check_alone
+from tests.support.report_content import MODULES, comparison, found
 
 HOSTILE = "x\"><script>alert('x')</script>{{ 7 }}"
-
-
-def found(name: str, sqnr_db: float, **changes: Any) -> ModuleDifference:
-    fields: dict[str, Any] = {
-        "name": name,
-        "first_kind": "Linear",
-        "second_kind": "Linear",
-        "shape": (4, 16, 64),
-        "calls": 1,
-        "sqnr_db": sqnr_db,
-        "cosine": 0.5,
-        "max_abs": 0.25,
-    }
-    return ModuleDifference(**{**fields, **changes})
-
-
-def comparison(*modules: ModuleDifference, **changes: Any) -> ModelComparison:
-    fields: dict[str, Any] = {"first": "a", "second": "b", "inputs": "noise", "threshold": 10.0, "modules": modules}
-    return ModelComparison(**{**fields, **changes})
-
-
-MODULES = (
-    found("embed", math.inf),
-    found("layers.0.q", 25.0, second_kind="QuantizedLinear"),
-    found("layers.0", 9.5),
-    found("layers.1.q", 4.0),
-    found("layers.1", 12.0),
-    found("", 15.0),
-)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,67 +14,13 @@ from goldstick.errors import DataError
 from goldstick.evaluation.compare import ComparisonRow
 from goldstick.evaluation.metrics import Items, uncertainty
 from goldstick.evaluation.paired import Paired
-from goldstick.report import LayerRecord, Report, SizeSummary
 from goldstick.report.heat_map import drawable
 from goldstick.report.page import render_report, write_page
-from goldstick.report.sensitivity import LayerSensitivity, Sensitivity
 from goldstick.report.words import format_seconds, verdict
-from tests.report.pages import Page, check_alone
-from tests.report.records import record
+from tests.support.pages import Page, check_alone
+from tests.support.report_content import LAYERS, SENSITIVITY, evaluation, layer, left_alone, report
 
 HOSTILE = "</title><script src=//evil.example>alert('x')</script><img onerror=\"a()\" src=x>{{ 7 * 7 }}&amp;"
-
-
-def layer(name: str, **changes: Any) -> LayerRecord:
-    notes = {"tokens": 512, "dead_inputs": 2, "output_error": 0.5, "rtn_output_error": 2.0}
-    return record(name, **{"notes": notes, **changes})
-
-
-def left_alone(name: str, **changes: Any) -> LayerRecord:
-    nothing: dict[str, Any] = {
-        "bytes_after": 4096,
-        "scheme": None,
-        "algorithm": None,
-        "weight_sqnr_db": None,
-        "max_abs_error": None,
-    }
-    return layer(name, **{**nothing, "notes": {}, "reason": "a norm", **changes})
-
-
-def evaluation(values: list[float]) -> dict[str, Any]:
-    items = Items(values=values)
-    result = {
-        "protocol": "loglik@1",
-        "n": len(values),
-        "metrics": {"accuracy": items.metric()},
-        "tokenizer": "f00d",
-        "details": uncertainty({"accuracy": items}),
-    }
-    return {"tasks": {"boolq": result}}
-
-
-def report(*layers: LayerRecord, **changes: Any) -> str:
-    fields: dict[str, Any] = {
-        "goldstick_version": "0.1.0",
-        "model": "tiny",
-        "recipe": {"stages": [{"gptq": {"damping": 0.01}}], "description": "four bits"},
-        "format": "native",
-        "layers": layers,
-        "size": SizeSummary.of(layers),
-        "calibration": {"dataset": "wikitext2", "tokens": 1024, "unknown_rate": 0.125},
-        "timing": {"quantize_and_write": 60.0, "prove": 5.0},
-        "peak_memory": 3 * 2**20,
-        "environment": {"torch": "2.13.0"},
-        "proof": {"method": "outputs", "max_abs_difference": 0.0, "largest_output": 12.5, "passed": True},
-    }
-    return Report(**{**fields, **changes}).to_json()
-
-
-LAYERS = (
-    layer("model.layers.0.q_proj.weight"),
-    layer("model.layers.1.q_proj.weight", weight_sqnr_db=math.inf, notes={"tokens": 7, "fallback": "too few inputs"}),
-    left_alone("model.norm.weight"),
-)
 
 
 def test_the_page_says_what_was_done_and_what_it_cost() -> None:
@@ -124,21 +69,6 @@ def test_the_worst_channels_of_all_layers_come_in_order() -> None:
     assert "layers.0.up.weight matrix 1, 7 5.5 21.5" in table
     assert "13.0 21.5" not in table
     assert "Worst channels" not in render_report(report(layer("a")))
-
-
-SENSITIVITY = Sensitivity(
-    model="tiny",
-    inputs="2 samples of 8 tokens from text",
-    tokens=16,
-    grid={"granularity": "group", "group_size": 32, "symmetric": True, "range_search": "mse"},
-    widths=(2, 4),
-    layers=tuple(
-        LayerSensitivity(
-            name=f"layers.{number}.up", shape=(8, 32), elements=256, kl={2: 0.5, 4: 0.01}, bits_per_weight={2: 3, 4: 5}
-        )
-        for number in range(3)
-    ),
-)
 
 
 def test_a_sensitivity_is_a_heat_map_of_its_layers_and_widths() -> None:

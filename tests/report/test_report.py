@@ -14,7 +14,7 @@ import pytest
 
 from goldstick.errors import DataError, OutputError, UsageError
 from goldstick.report import LayerRecord, Report, SizeSummary
-from tests.report.records import record
+from tests.support.report_records import record
 
 LAYERS = (
     record("layers.0.proj.weight"),

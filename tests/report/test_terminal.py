@@ -18,7 +18,7 @@ from goldstick.report.terminal import (
     print_size,
 )
 from goldstick.report.words import format_bytes
-from tests.report.records import record
+from tests.support.report_records import record
 
 BLOCKS = tuple(
     layer

@@ -124,7 +124,7 @@ class Ledger:
             if path.is_dir() and self._is_whole(name):
                 self.outputs[name] = self._files(name)
             elif name in files and path.is_dir() and {entry.name for entry in path.iterdir()} <= REPORT:
-                continue  # of a command that was stopped between the two
+                self.unknown.add(name)  # of a command that was stopped before its report was whole
             elif path.is_file() and name in files | REPORT:
                 self.files[name] = content_of(path)
             elif not (path.is_file() and name.endswith(".tmp")) and not self._is_working(path):

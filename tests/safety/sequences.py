@@ -15,11 +15,12 @@ from pathlib import Path
 import pytest
 
 import goldstick
-from goldstick.pipeline import finish, verify
-from tests.pipeline.conftest import prove_here
-from tests.pipeline.crash_points import tiny_checkpoint, write_text
+from goldstick.jobs.save import finish
+from goldstick.jobs.verify import verify
 from tests.safety.adversary import Adversary
 from tests.safety.ledger import Ledger, contents_at
+from tests.support.crash_points import tiny_checkpoint, write_text
+from tests.support.proofs import prove_here
 
 #: What a command may end with: done, an error, usage, interrupted, terminated, killed.
 ENDS = {0, 1, 2, 130, 143, -signal.SIGKILL, -signal.SIGTERM}

@@ -14,7 +14,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import StructureError
 from goldstick.nn import QuantizedLinear
 from goldstick.structure.network import Layout, Network
-from tests.tiny_models import FAMILIES
+from tests.support.tiny_models import FAMILIES
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -22,7 +22,7 @@ import goldstick
 from goldstick.errors import StructureError
 from goldstick.structure.network import Network
 from goldstick.structure.plain_layers import computes_plainly
-from tests.tiny_models import GROUPED, sample_inputs
+from tests.support.tiny_models import GROUPED, sample_inputs
 
 
 class Longhand(nn.Linear):

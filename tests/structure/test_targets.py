@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 from goldstick.errors import RecipeError
 from goldstick.structure.network import Network
 from goldstick.structure.targets import Targets, matches
-from tests.time_limit import within
-from tests.tiny_models import FAMILIES
+from tests.support.time_limit import within
+from tests.support.tiny_models import FAMILIES
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from goldstick.errors import StructureError
 from goldstick.structure.trace import capture_block_inputs, capture_inputs, materialise, trace_block
-from tests.tiny_models import FAMILIES, meta_model, sample_inputs
+from tests.support.tiny_models import FAMILIES, meta_model, sample_inputs
 
 
 def test_a_block_run_on_its_captured_inputs_gives_what_it_gave_in_the_model() -> None:

@@ -17,30 +17,30 @@ import pyarrow
 from pyarrow import parquet
 
 from goldstick.algorithms import RTN
-from goldstick.calibration.chat import chat_ids, read_messages
-from goldstick.calibration.chat_template import ChatTemplates
-from goldstick.calibration.sources import read_documents
+from goldstick.calibration.data.chat import chat_ids, read_messages
+from goldstick.calibration.data.chat_template import ChatTemplates
+from goldstick.calibration.data.sources import read_documents
+from goldstick.checkpoint.gguf.tokenizer import tokenizer_metadata
+from goldstick.checkpoint.kv_cache import read_kv
+from goldstick.checkpoint.source import open_tensors
+from goldstick.checkpoint.strict_json import parse_object
+from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.scheme import Scheme
 from goldstick.errors import GoldstickError
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.image_preparation import Preparation
 from goldstick.evaluation.tasks import TASKS
 from goldstick.evaluation.tasks.pages import detokenize
-from goldstick.formats.gguf_tokenizer import tokenizer_metadata
-from goldstick.formats.kv_cache import read_kv
 from goldstick.formats.name_matching import NamePatterns
-from goldstick.formats.source import open_tensors
-from goldstick.formats.strict_json import parse_object
-from goldstick.pipeline.card import front_matter, model_card
-from goldstick.pipeline.staging import MANIFEST_NAME
-from goldstick.pipeline.verify import verify_checkpoint
+from goldstick.jobs.save.card import front_matter, model_card
+from goldstick.jobs.verify.verify import verify_checkpoint
 from goldstick.recipes import Recipe
 from goldstick.recipes.precision import Precision, with_precision
 from goldstick.recipes.recipe import preset_names, preset_text
 from goldstick.report import Report
 from goldstick.report.sensitivity import read_sensitivity
 from goldstick.structure.targets import matches
-from tests.formats.fuzz import Seedling, seedlings
+from tests.support.fuzz import Seedling, seedlings
 
 LAYER_NAMES = [f"model.layers.{layer}.{part}" for layer in range(3) for part in ("self_attn.q_proj", "mlp.up_proj")]
 NAMES = [*LAYER_NAMES, "lm_head", "model.layers.0.block_sparse_moe.experts.7.w1", "a" * 200]

@@ -8,7 +8,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from tests.formats.mutations import bytes_changed, json_changed, places
+from tests.support.mutations import bytes_changed, json_changed, places
 
 #: Pieces that a reader of some kind of text may trip over.
 PIECES: tuple[bytes, ...] = (

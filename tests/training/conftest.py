@@ -7,7 +7,7 @@ import copy
 import pytest
 import torch
 
-from tests.training.networks import TinyResidual, trained
+from tests.support.small_networks import TinyResidual, trained
 
 
 @pytest.fixture(scope="session")

@@ -16,7 +16,7 @@ from goldstick.core.training import TrainingOptions
 from goldstick.errors import TrainingError
 from goldstick.training import TrainingTask, train
 from goldstick.training.checkpoint import digest_of
-from tests.training.networks import TinyResidual, batches
+from tests.support.small_networks import TinyResidual, batches
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 

@@ -16,7 +16,7 @@ from goldstick.errors import RecipeError, UsageError
 from goldstick.training import TrainingTask, distilled
 from goldstick.training.distillation import class_axis
 from goldstick.training.task import supervised
-from tests.training.networks import TinyResidual, batches, images, trained
+from tests.support.small_networks import TinyResidual, batches, images, trained
 
 
 def divergence(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

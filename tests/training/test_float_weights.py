@@ -12,7 +12,7 @@ from torch import nn
 import goldstick
 from goldstick.training import TrainingTask
 from goldstick.training.float_weights import as_held, in_float32
-from tests.training.networks import TinyResidual, batches
+from tests.support.small_networks import TinyResidual, batches
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 

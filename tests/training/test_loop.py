@@ -17,7 +17,7 @@ from goldstick.errors import RecipeError, TrainingError, UsageError
 from goldstick.training import TrainingTask, train
 from goldstick.training.norms import measure_norms
 from goldstick.training.task import supervised
-from tests.training.networks import TinyResidual, accuracy, batches
+from tests.support.small_networks import TinyResidual, accuracy, batches
 
 
 def options(**given: Any) -> TrainingOptions:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from goldstick.training.parallel import Workers
-from tests.training.worker import STEPS, work
+from tests.support.training_worker import STEPS, work
 
 
 def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
@@ -27,7 +27,7 @@ def test_two_processes_train_what_one_trains(tmp_path: Path) -> None:
     processes = []
     for rank in range(2):
         settings = {**os.environ, **several, "RANK": str(rank)}
-        command = [sys.executable, "-m", "tests.training.worker", str(together)]
+        command = [sys.executable, "-m", "tests.support.training_worker", str(together)]
         processes.append(subprocess.Popen(command, env=settings, stderr=subprocess.PIPE, text=True))
     work(alone)
     for process in processes:

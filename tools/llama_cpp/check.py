@@ -21,14 +21,14 @@ from transformers import AutoTokenizer, LlamaConfig, MistralConfig, Qwen2Config,
 
 import goldstick
 from goldstick import api
+from goldstick.checkpoint.entries import Entry
+from goldstick.checkpoint.gguf.entries import gguf_layout, write_gguf
+from goldstick.checkpoint.safetensors_file import TensorInfo
+from goldstick.checkpoint.source import open_source
+from goldstick.core.progress import quiet
 from goldstick.formats.gguf import GGUF_NAME
-from goldstick.formats.safetensors_file import TensorInfo
-from goldstick.formats.source import open_source
-from goldstick.formats.transformers_names import load_config, model_class, quiet_libraries
-from goldstick.pipeline.entries import Entry
-from goldstick.pipeline.gguf_entries import gguf_layout, write_gguf
-from goldstick.pipeline.models import reference_directory
-from goldstick.recipes.run import quiet
+from goldstick.hf.names import load_config, model_class, quiet_libraries
+from goldstick.jobs.load.find_model import reference_directory
 
 BOUND = 1e-4
 SCHEMES = {"Q4_0": "w4a16-g32", "Q8_0": "w8a16-g32"}

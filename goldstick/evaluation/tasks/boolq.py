@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from reprlib import repr as shown
 from typing import Any, ClassVar
 
+from goldstick.core.progress import Progress
 from goldstick.errors import DataError
 from goldstick.evaluation.data import Dataset, DataSource, require_text
 from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, uncertainty
-from goldstick.evaluation.protocol import Measurable, Progress, TaskResult
+from goldstick.evaluation.protocol import Measurable, TaskResult
 from goldstick.evaluation.tasks.choice import Question, choose
 
 CHOICES = (" no", " yes")

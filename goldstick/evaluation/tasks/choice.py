@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from goldstick.core.progress import Progress
 from goldstick.evaluation.language_model import LanguageModel
-from goldstick.evaluation.protocol import Progress
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from goldstick.core.progress import Progress
 from goldstick.evaluation.data import DataSource, evenly_spaced, require_text
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, uncertainty
 from goldstick.evaluation.mindformers_scores import mindformers_exact_match, mindformers_f1
-from goldstick.evaluation.protocol import Measurable, Progress, TaskResult
+from goldstick.evaluation.protocol import Measurable, TaskResult
 from goldstick.evaluation.tasks.boolq import DATASET, read_answer
 from goldstick.evaluation.tasks.squad import ReadingQuestion, Squad
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any, ClassVar
 
+from goldstick.core.progress import Progress
 from goldstick.errors import DataError, GoldstickError, UsageError
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, uncertainty
-from goldstick.evaluation.protocol import Measurable, Progress, TaskResult
+from goldstick.evaluation.protocol import Measurable, TaskResult
 
 PREFIX = "lm_eval:"
 FOLDER = "lm_eval"

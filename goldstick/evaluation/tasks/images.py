@@ -16,12 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from goldstick.core.progress import Progress
 from goldstick.errors import DataError
 from goldstick.evaluation.data import Dataset, DataSource, evenly_spaced
 from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.image_classifier import ImageClassifier
 from goldstick.evaluation.metrics import Items, uncertainty
-from goldstick.evaluation.protocol import Measurable, Progress, TaskResult
+from goldstick.evaluation.protocol import Measurable, TaskResult
 
 CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 CIFAR10 = Dataset(

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from goldstick.core.progress import Progress
 from goldstick.evaluation.data import Dataset, DataSource
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, uncertainty
-from goldstick.evaluation.protocol import Measurable, Progress, TaskResult
+from goldstick.evaluation.protocol import Measurable, TaskResult
 from goldstick.evaluation.tasks.text import WIKITEXT2
 
 _TITLE = re.compile(r" = (?!=).* (?<!= )= \n?")

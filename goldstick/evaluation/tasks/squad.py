@@ -8,12 +8,13 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import Any, ClassVar
 
+from goldstick.core.progress import Progress
 from goldstick.errors import DataError
 from goldstick.evaluation.data import Dataset, DataSource, evenly_spaced, require_text
 from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, squad_exact_match, squad_f1, uncertainty
-from goldstick.evaluation.protocol import Measurable, Progress, TaskResult
+from goldstick.evaluation.protocol import Measurable, TaskResult
 from goldstick.evaluation.span_model import SpanModel
 
 DATASET = Dataset(

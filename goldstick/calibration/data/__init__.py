@@ -1,0 +1,1 @@
+"""Calibration data: read, rendered as text, packed into samples."""

@@ -1,0 +1,1 @@
+"""Checkpoints on disk: safetensors files, shards, staging, the journal of a run."""

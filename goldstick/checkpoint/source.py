@@ -1,0 +1,267 @@
+"""A source checkpoint: a directory in the hub's layout, looked at without reading any weight."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from reprlib import repr as shown
+from typing import Any
+
+import torch
+
+from goldstick.checkpoint.file_state import FileState, states_in
+from goldstick.checkpoint.gguf.tensors import gguf_tensors
+from goldstick.checkpoint.safetensors_file import TensorInfo, read_header
+from goldstick.checkpoint.strict_json import parse_object, size_limit
+from goldstick.core.utf8_paths import require_utf8
+from goldstick.errors import FormatError, SourceError
+from goldstick.formats.gguf import GGUF_NAME
+
+INDEX_NAME = "model.safetensors.index.json"
+SINGLE_NAME = "model.safetensors"
+#: What AutoGPTQ calls the one file it writes.
+_AUTOGPTQ_NAME = re.compile(r"gptq_model-\d{1,2}bit-(-1|\d{1,5})g\.safetensors")
+_SHARD_NAME = re.compile(r"[A-Za-z0-9._-]+\.safetensors")
+#: Suffixes of files that can run code when they are opened.
+PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+_JSON_LIMIT = 200_000_000
+
+#: Files beside the weights that a checkpoint carries on, byte for byte.
+SIDECARS = re.compile(
+    r"(generation_config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt|"
+    r"spiece\.model|sentencepiece\.bpe\.model|chat_template.*|.*preprocessor_config\.json|processor_config\.json|"
+    r"LICENSE.*|NOTICE.*|USE_POLICY.*)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceCheckpoint:
+    """A readable, unquantized checkpoint.
+
+    Attributes:
+        directory: Where it lies.
+        config: Its config.json.
+        tensors: Every tensor by name, in file order.
+        sidecars: Files to be carried on byte for byte.
+        states: Real path → state of every file there, from before any was read.
+    """
+
+    directory: Path
+    config: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    sidecars: tuple[Path, ...]
+    states: Mapping[Path, FileState]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(info.nbytes for info in self.tensors.values())
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The weight files, in order."""
+        return tuple(dict.fromkeys(info.file for info in self.tensors.values()))
+
+    @property
+    def files_read(self) -> tuple[Path, ...]:
+        """Every file that a checkpoint is made from: weights, config and what is carried on."""
+        return (*self.files, self.directory / "config.json", *self.sidecars)
+
+
+def require_model(path: Path, *, local: bool = False) -> Path:
+    """The path of a model, a directory or a file, that is there.
+
+    Args:
+        path: The path.
+        local: Whether nothing but a path may be given for it, no hub id and no name.
+
+    Raises:
+        SourceError: Nothing is there, or a file that is no GGUF file.
+        UsageError: Its path is not UTF-8.
+    """
+    require_utf8(path)
+    if not path.exists():
+        raise _no_model(path, local)
+    if not path.is_dir() and path.suffix != ".gguf":
+        raise SourceError(
+            f"{path} is a file, and a model is a directory or a .gguf file. Give the directory it lies in."
+        )
+    return path
+
+
+def _no_model(path: Path, local: bool = False) -> SourceError:
+    remedy = (
+        "Give the directory of a checkpoint."
+        if local
+        else "MODEL is a local directory in the hub's layout, a hub id (owner/name), or the word 'reference'."
+    )
+    return SourceError(f"There is no model directory {str(path)!r}. {remedy}")
+
+
+def open_source(directory: Path) -> SourceCheckpoint:
+    """Look at a model directory: config, file headers, nothing else.
+
+    Raises:
+        SourceError: It is missing, is not a model, is quantized already, or must not be trusted.
+    """
+    if not directory.is_dir():
+        raise _no_model(directory)
+    states = states_in(directory)
+    config = read_json(directory / "config.json", "not a model directory: it has no config.json")
+    if config.get("quantization_config") is not None:
+        table = config["quantization_config"]
+        method = table.get("quant_method") if isinstance(table, dict) else None
+        raise SourceError(
+            f"{directory} is quantized already ({shown(method)}). Quantize the float model it came from; "
+            "rounding twice loses accuracy for nothing."
+        )
+    tensors = open_tensors(directory)
+    return SourceCheckpoint(
+        directory=directory, config=config, tensors=tensors, sidecars=sidecars_of(directory), states=states
+    )
+
+
+def open_tensors(directory: Path) -> dict[str, TensorInfo]:
+    """Every tensor of a checkpoint directory by name, from the headers of its files.
+
+    Raises:
+        SourceError: Files are missing, damaged, named outside the directory, or only pickles are there.
+    """
+    index = directory / INDEX_NAME
+    try:
+        single = directory / SINGLE_NAME
+        if single.exists():  # transformers takes it before an index, which may be left of an earlier save
+            return read_header(_inside(directory, single.name))
+        if index.exists():
+            return _indexed(directory, index)
+        named = named_by_autogptq(directory)
+        if named is not None:
+            return read_header(_inside(directory, named))
+    except FormatError as error:
+        raise SourceError(f"{error} Fetch the file again.") from error
+    if (directory / GGUF_NAME).is_file():
+        return gguf_tensors((directory / GGUF_NAME).resolve(), _dtype_of_vectors(directory))
+    pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
+    if pickles:
+        raise SourceError(
+            f"{directory} holds its weights as pickles ({', '.join(pickles[:3])}), which can run code when opened. "
+            "Convert "
+            "them to safetensors first: load the model with transformers and call save_pretrained."
+        )
+    raise SourceError(f"{directory} holds no weights: neither {SINGLE_NAME} nor {INDEX_NAME} is there.")
+
+
+def named_by_autogptq(directory: Path) -> str | None:
+    """The weight file of a directory that AutoGPTQ wrote and nobody renamed; ``None`` for any other.
+
+    Raises:
+        SourceError: There are several.
+    """
+    if (directory / INDEX_NAME).exists() or (directory / SINGLE_NAME).exists():
+        return None
+    found = sorted(path.name for path in directory.iterdir() if _AUTOGPTQ_NAME.fullmatch(path.name))
+    if len(found) > 1:
+        raise SourceError(
+            f"{directory} holds several weight files ({', '.join(found[:3])}); keep the one that is meant."
+        )
+    return found[0] if found else None
+
+
+def _dtype_of_vectors(directory: Path) -> torch.dtype:
+    """What norms and biases are in the model of a directory, whose GGUF file holds them in float32."""
+    config = read_json(directory / "config.json", "no checkpoint: it has no config.json")
+    named = str(config.get("dtype") or config.get("torch_dtype"))
+    return {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(named, torch.float32)
+
+
+def _indexed(directory: Path, index: Path) -> dict[str, TensorInfo]:
+    weight_map = read_json(index, "missing").get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+        raise SourceError(f"{index} has no table 'weight_map' of tensor → file.")
+    shards: dict[str, dict[str, TensorInfo]] = {}
+    for shard in dict.fromkeys(weight_map.values()):
+        shards[shard] = read_header(_inside(directory, shard))
+    tensors: dict[str, TensorInfo] = {}
+    for shard, infos in shards.items():
+        for name, info in infos.items():
+            if name in tensors:
+                raise SourceError(f"The tensor {name!r} is stored twice: in {tensors[name].file.name} and in {shard}.")
+            if weight_map.get(name) != shard:
+                raise SourceError(
+                    f"{shard} holds the tensor {name!r}, which {index.name} places in "
+                    f"{weight_map.get(name, 'no file')}."
+                )
+            tensors[name] = info
+    lost = sorted(set(weight_map) - set(tensors))
+    if lost:
+        raise SourceError(f"{index.name} places {lost[0]!r} in {weight_map[lost[0]]}, which does not hold it.")
+    return tensors
+
+
+def _inside(directory: Path, name: str) -> Path:
+    path = directory / name
+    if not _SHARD_NAME.fullmatch(name):
+        raise SourceError(
+            f"{directory}: the weight file name {name[:100]!r} is refused; a shard is a plain '*.safetensors' name in "
+            "the same directory."
+        )
+    if not path.is_file():
+        raise SourceError(f"The shard {name} is missing from {directory}; fetch it again.")
+    refuse_links_out(path)
+    return path
+
+
+def refuse_links_out(path: Path) -> None:
+    """Refuse a file of a checkpoint that is a link to a file elsewhere: its bytes would be carried on as the model's.
+
+    The links of the hub's own cache, from a snapshot to its blobs, are followed.
+
+    Raises:
+        SourceError: The file is such a link.
+    """
+    try:
+        root, real = path.parent.resolve(), path.resolve()
+    except (OSError, RuntimeError) as error:
+        raise SourceError(f"{path} is a link that leads nowhere: {error}.") from error
+    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
+    if real.parent not in (root, blobs):
+        raise SourceError(
+            f"{path} is a link out of its directory, to {real}, which is refused. Copy the file into the directory, "
+            "or name the directory in which it lies."
+        )
+
+
+def sidecars_of(directory: Path) -> tuple[Path, ...]:
+    """The files beside the weights that a checkpoint carries on.
+
+    Raises:
+        SourceError: One is a link to a file elsewhere.
+    """
+    found = tuple(sorted(path for path in directory.iterdir() if path.is_file() and SIDECARS.fullmatch(path.name)))
+    for path in found:
+        refuse_links_out(path)
+    return found
+
+
+def read_json(path: Path, when_missing: str) -> dict[str, Any]:
+    """A JSON object from a file.
+
+    Raises:
+        SourceError: The file is missing, a link out of its directory, too large for what it describes, or not a JSON
+            object without duplicate keys.
+    """
+    if not path.is_file():
+        raise SourceError(f"{path.parent} is {when_missing}.")
+    refuse_links_out(path)
+    try:
+        size = path.stat().st_size
+        beside = sum(file.stat().st_size for file in path.parent.iterdir() if file.suffix == ".safetensors")
+        if size > min(_JSON_LIMIT, size_limit(beside)):
+            raise SourceError(f"{path} is implausibly large for a JSON file beside {beside:,} bytes of weights.")
+        return parse_object(path.read_bytes(), str(path))
+    except OSError as error:
+        raise SourceError(f"{path} cannot be read: {error.strerror or error}.") from error
+    except FormatError as error:
+        raise SourceError(str(error)) from error

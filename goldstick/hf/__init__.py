@@ -1,0 +1,1 @@
+"""All that knows transformers: configs, names, loading, the quantizer, the quantized cache."""

@@ -1,0 +1,74 @@
+"""A quantized transformers checkpoint, looked at and not loaded: its layers, its model, and whether they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from goldstick.checkpoint.source import open_tensors, read_json
+from goldstick.checkpoint.unused_tensors import unused_tensors
+from goldstick.errors import SourceError
+from goldstick.hf.account import account, require_account
+from goldstick.hf.layers import StoredLayers, read_layers
+from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.structure.network import Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuantizedCheckpoint:
+    """A quantized transformers checkpoint, looked at and not loaded.
+
+    Attributes:
+        directory: Where it lies.
+        config: Its config.json.
+        stored: Its quantized matrices.
+        names: How its model's checkpoints name tensors.
+        network: Its model, on the meta device.
+        ties: Sites that run on another's quantized weight: site → owner.
+    """
+
+    directory: Path
+    config: Mapping[str, Any]
+    stored: StoredLayers
+    names: CheckpointNames
+    network: Network
+    ties: Mapping[str, str]
+
+
+def open_quantized(directory: Path) -> QuantizedCheckpoint:
+    """Look at a quantized checkpoint; see :func:`read_layers`.
+
+    Raises:
+        SourceError: The directory is no checkpoint, or is not quantized.
+        CheckpointError: Its tensors are not those of its model, no fewer and no more.
+    """
+    config = read_json(directory / "config.json", "no checkpoint of a transformers model: it has no config.json")
+    table = config.get("quantization_config")
+    if not isinstance(table, Mapping):
+        raise SourceError(f"{directory} is not quantized: its config.json has no quantization_config.")
+    tensors = open_tensors(directory)
+    model = empty_model(load_config(directory), model_class(config, str(directory)), len(tensors))
+    names, network = CheckpointNames(model), Network(model)
+    stored = read_layers(directory, table, names, network, tensors)
+    ties = ties_of(network, stored, table)
+    told = {**table, "ties": ties}
+    require_account(directory, account(tensors, stored, told, names, network, unused_tensors(directory)))
+    return QuantizedCheckpoint(
+        directory=directory, config=config, stored=stored, names=names, network=network, ties=ties
+    )
+
+
+def ties_of(network: Network, stored: StoredLayers, config: Mapping[str, Any]) -> Mapping[str, str]:
+    """The sites of a checkpoint that run on another's quantized weight: site → owner.
+
+    Its ``quantization_config`` lists them, or the format has a head that is not stored run on a quantized embedding.
+    """
+    if not stored.format.head_on_embedding:
+        return stored.format.listed(config).ties
+    quantized = {layer.site for layer in stored.layers}
+    embeddings = [site.name for site in network.sites if site.role == "embedding" and site.name in quantized]
+    heads = [site for site in network.sites if site.role == "head" and site.name not in quantized]
+    missing = [head.name for head in heads if head.parameter_name not in stored.tensors]
+    return dict.fromkeys(missing, embeddings[0]) if embeddings else {}

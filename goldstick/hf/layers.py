@@ -1,0 +1,182 @@
+"""Every quantized matrix that a transformers checkpoint holds, found in its config and file headers, in any format."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from reprlib import repr as shown
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldstick.checkpoint.safetensors_file import TensorInfo
+from goldstick.checkpoint.source import open_tensors
+from goldstick.errors import CheckpointError, FormatError
+from goldstick.formats import FORMATS
+from goldstick.formats.base import SchemeOf, StorageFormat, StoredLayer
+from goldstick.formats.input_scale import part_name
+from goldstick.hf.names import CheckpointNames
+from goldstick.structure.network import Layout, Network
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredLayers:
+    """The quantized matrices of a checkpoint.
+
+    Attributes:
+        directory: Where it lies.
+        format: How they are stored.
+        layers: Each of them, in file order.
+        tensors: Every tensor of the checkpoint.
+    """
+
+    directory: Path
+    format: StorageFormat
+    layers: tuple[StoredLayer, ...]
+    tensors: Mapping[str, TensorInfo]
+
+    def parts(self, layer: StoredLayer) -> dict[str, TensorInfo]:
+        """The tensors of a layer by suffix.
+
+        Raises:
+            CheckpointError: One is missing, or has another shape or dtype than the config declares.
+        """
+        found = {}
+        for suffix, (shape, dtype) in self.format.specs(layer, layer.scale_dtype or torch.float32).items():
+            name = part_name(layer.name, suffix)
+            info = self.tensors.get(name)
+            if info is None:
+                raise CheckpointError(f"{self.directory} lacks the tensor {name!r} that its config calls for.")
+            if (info.shape, info.dtype) != (shape, dtype):
+                raise CheckpointError(
+                    f"{name} in {self.directory} is {_words(info.shape, info.dtype)}, and its config calls for "
+                    f"{_words(shape, dtype)}. The checkpoint is damaged, or laid out in another way than it says."
+                )
+            found[suffix] = info
+        return found
+
+    def read(self, layer: StoredLayer) -> dict[str, Tensor]:
+        """The same tensors, read."""
+        return {suffix: info.read() for suffix, info in self.parts(layer).items()}
+
+
+class DeclaredLayers:
+    """What a ``quantization_config`` says of the tensors beside it.
+
+    Args:
+        directory: The checkpoint.
+        config: Its ``quantization_config``.
+        names: How its model's checkpoints name tensors.
+        network: Its model, on the meta device.
+        tensors: Every tensor of the checkpoint.
+
+    Raises:
+        FormatError: The method, the layout or a scheme is not one that goldstick reads.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        config: Mapping[str, Any],
+        names: CheckpointNames,
+        network: Network,
+        tensors: Mapping[str, TensorInfo],
+    ) -> None:
+        self.format = storage_of(directory, config)
+        self.listed = self.format.listed(config)
+        self._directory, self._config, self._names, self._tensors = directory, config, names, tensors
+        self._owners = {site.parameter_name: site for site in network.sites}
+        if unknown := sorted({*self.listed.schemes, *self.listed.ties} - set(network.by_name)):
+            raise CheckpointError(f"{directory} quantizes {unknown[0][:200]!r}, which its model does not have.")
+
+    def layer_of(self, name: str) -> StoredLayer | None:
+        """The layer whose codes a tensor holds, or ``None`` where it holds no codes.
+
+        Raises:
+            FormatError: The config describes no such layer, or describes one that goldstick does not read.
+            CheckpointError: Another tensor that it takes is missing.
+        """
+        codes = self._tensors[name]
+        weight = self.format.weight_name(name, codes.dtype)
+        if weight is None:
+            return None
+        site = self._owners.get(self._names.piece(weight).parameter)
+        scheme = self._scheme_of(name, site.name) if site is not None else None
+        if site is None or scheme is None:
+            raise FormatError(
+                f"{self._directory}: the packed tensor {name!r} belongs to no layer that the config describes."
+            )
+        if len(codes.shape) < 2 or (len(codes.shape) > 2 and not self.format.holds_stacks):
+            raise FormatError(f"{weight} has codes of the shape {list(codes.shape)}, which are no matrix.")
+        if self.format.linear_only and site.layout is not Layout.LINEAR:
+            raise FormatError(
+                f"{weight} is stored as {self.format.name}, which goldstick reads for linear layers only."
+            )
+        layer = StoredLayer(
+            name=weight,
+            site=site.name,
+            kind="experts" if site.layout is Layout.TRANSPOSED_EXPERTS else site.layout.value,
+            shape=torch.Size([*self.format.rows(codes.shape), site.in_features]),
+            scheme=scheme,
+            fractional_zeros=False,
+            multiplied=site.name in self.listed.multiplied,
+            scale_dtype=self.format.scale_dtype(weight, self._tensors),
+        )
+        reordered = site.name in self.listed.reordered or self.format.reordered(layer, self._tensors)
+        return dataclasses.replace(layer, reordered=reordered)
+
+    @cached_property
+    def _scheme_of(self) -> SchemeOf:
+        return self.format.schemes(self._config, self._tensors)
+
+
+def read_layers(
+    directory: Path,
+    config: Mapping[str, Any],
+    names: CheckpointNames,
+    network: Network,
+    tensors: Mapping[str, TensorInfo] | None = None,
+) -> StoredLayers:
+    """The quantized matrices of a checkpoint; reads its headers, and what a format has to read to know a scheme.
+
+    Args:
+        directory: The checkpoint.
+        config: Its ``quantization_config``.
+        names: How its model's checkpoints name tensors.
+        network: Its model, on the meta device.
+        tensors: Every tensor of the checkpoint, where its headers were read already.
+
+    Raises:
+        FormatError: The method, the layout or a scheme is not one that goldstick reads.
+        CheckpointError: Tensors do not belong together.
+    """
+    tensors = open_tensors(directory) if tensors is None else tensors
+    declared = DeclaredLayers(directory, config, names, network, tensors)
+    layers = tuple(layer for name in tensors if (layer := declared.layer_of(name)) is not None)
+    lost = sorted(set(declared.listed.schemes) - {layer.site for layer in layers})
+    if lost:
+        raise CheckpointError(f"{directory} lacks the packed tensor of {lost[0]} that its config calls for.")
+    return StoredLayers(directory=directory, format=declared.format, layers=layers, tensors=tensors)
+
+
+def storage_of(directory: Path, config: Mapping[str, Any]) -> StorageFormat:
+    """The storage format of a ``quantization_config``.
+
+    Raises:
+        FormatError: It is none that goldstick reads.
+    """
+    found = next((storage for storage in FORMATS.values() if storage.claims(config)), None)
+    if found is None:
+        raise FormatError(
+            f"{directory} is quantized with {shown(config.get('quant_method'))}, which goldstick does not load. It "
+            f"loads {', '.join(FORMATS)}."
+        )
+    return found
+
+
+def _words(shape: torch.Size, dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"

@@ -1,0 +1,145 @@
+"""Loading a compressed checkpoint as a transformers model: its config translated, its tensors all accounted for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import EllipsisType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from goldstick.checkpoint.kv_cache import read_kv
+from goldstick.checkpoint.safetensors_file import TensorInfo
+from goldstick.checkpoint.source import named_by_autogptq, open_tensors
+from goldstick.checkpoint.unused_tensors import unused_tensors
+from goldstick.errors import CheckpointError, FormatError, GoldstickError
+from goldstick.formats import FORMATS
+from goldstick.formats.base import StoredLayer
+from goldstick.formats.native import NATIVE
+from goldstick.hf.cache import use_quantized_cache
+from goldstick.hf.checkpoint import open_quantized, ties_of
+from goldstick.hf.layers import StoredLayers, read_layers
+from goldstick.hf.names import CheckpointNames, load_config, model_class
+from goldstick.structure.network import Network
+
+
+def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | torch.dtype) -> nn.Module:
+    """A transformers model on packed weights from a checkpoint directory.
+
+    Raises:
+        CheckpointError: Tensors are missing, unexpected or of the wrong shape.
+        FormatError: The checkpoint's method or scheme is not one goldstick reads.
+    """
+    cls, settings = quantized_class(directory, config)
+    model, info = from_pretrained(cls, directory, config=settings, dtype=dtype)
+    problems = {
+        kind: sorted(map(str, info[kind]))
+        for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
+        if info.get(kind)
+    }
+    if problems:
+        kind, names = next(iter(problems.items()))
+        raise CheckpointError(
+            f"{directory} does not hold what its config promises: {kind.replace('_', ' ')} {', '.join(names[:3])}"
+            f"{f' and {len(names) - 3} more' if len(names) > 3 else ''}. The checkpoint is damaged or incomplete."
+        )
+    kv = read_kv(directory, config["quantization_config"])
+    if kv is not None:  # where transformers alone reads a native checkpoint, its quantizer does the same
+        use_quantized_cache(model, kv)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def from_pretrained(cls: Any, directory: Path, *, config: Any, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
+    """What transformers makes of a checkpoint, and what it says of its tensors.
+
+    transformers looks for weights in safetensors files of its own names; tensors of a GGUF file, or of one that
+    AutoGPTQ named, are handed to it, each to be read when its turn comes.
+
+    Raises:
+        CheckpointError: It fails.
+    """
+    table = getattr(config, "quantization_config", None) or {}
+    storage = table.get("storage")
+    in_one_file = (storage and FORMATS[storage].in_gguf) or named_by_autogptq(directory) is not None
+    settings: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
+    if in_one_file:
+        settings["state_dict"] = {name: LazyTensor(info) for name, info in open_tensors(directory).items()}
+    else:
+        settings["local_files_only"] = True
+    try:
+        model, info = cls.from_pretrained(None if in_one_file else directory, **settings)
+    except GoldstickError:
+        raise
+    except Exception as error:  # whatever in a stranger's files transformers did not expect
+        raise CheckpointError(
+            f"transformers cannot load {directory}: {type(error).__name__}: {' '.join(str(error).split())[:500]} The "
+            "checkpoint is damaged, or made for another version of transformers."
+        ) from error
+    if in_one_file:
+        model.config.name_or_path = model.name_or_path = str(directory)
+        if (directory / "generation_config.json").is_file():
+            model.generation_config = type(model.generation_config).from_pretrained(directory, local_files_only=True)
+    return model, info
+
+
+class LazyTensor:
+    """A tensor on disk, read when it is indexed with ``...``, as the slices of safetensors are."""
+
+    def __init__(self, info: TensorInfo) -> None:
+        self._info = info
+        self.dtype, self.shape = info.dtype, info.shape
+
+    def __getitem__(self, index: EllipsisType) -> Tensor:
+        return self._info.read()
+
+    def is_floating_point(self) -> bool:
+        """Whether transformers may cast it."""
+        return self.dtype.is_floating_point
+
+
+def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The transformers class of a quantized checkpoint and its config, with a table of layers goldstick understands.
+
+    Raises:
+        FormatError: The checkpoint's method or scheme is not one goldstick reads.
+    """
+    checkpoint = open_quantized(directory)
+    settings = load_config(directory)
+    cls = model_class(config, str(directory))
+    settings.quantization_config = _in_native_words(checkpoint.stored, checkpoint.ties)
+    pieces = [checkpoint.names.piece(name) for name in unused_tensors(directory)]
+    settings.quantization_config["unused"] = [name for piece in pieces for name in (piece.parameter, *piece.others)]
+    if checkpoint.ties:
+        settings.tie_word_embeddings = False  # transformers ties floats only
+    return cls, settings
+
+
+def translated(directory: Path, model: Any, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a ``quantization_config`` says, in the native format's words.
+
+    Args:
+        directory: The checkpoint.
+        model: Its transformers model, on the meta device.
+        config: Its ``quantization_config``.
+
+    Raises:
+        CheckpointError: Tensors are missing, or of another shape than declared.
+        FormatError: The method, the layout or a scheme is not one goldstick reads.
+    """
+    names, network = CheckpointNames(model), Network(model)
+    found = read_layers(directory, config, names, network)
+    return _in_native_words(found, ties_of(network, found, config))
+
+
+def _in_native_words(found: StoredLayers, ties: Mapping[str, str]) -> dict[str, Any]:
+    for layer in found.layers:  # transformers would cast what has another dtype
+        found.parts(layer)
+    sites: dict[str, StoredLayer] = {}
+    for layer in found.layers:
+        if sites.setdefault(layer.site, layer).scheme != layer.scheme:
+            raise FormatError(
+                f"{found.directory}: the experts fused in {layer.site} have several schemes; they need one."
+            )
+    return NATIVE.config(list(sites.values()), [], ties) | {"storage": found.format.name}

@@ -1,0 +1,276 @@
+"""Loading through transformers: the quantizer that puts goldstick's modules in place while a checkpoint is read.
+
+transformers reads the tensors, names and all; this file gives it places to put them (:class:`StoredWeight`) and turns
+each into a module on packed weights afterwards. It serves ``quant_method: goldstick`` and, through
+:mod:`goldstick.hf.loading`, compressed-tensors, GPTQ, AWQ and GGUF checkpoints alike. The hooks it
+overrides moved between minor versions of transformers 5, so they are used in this file only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    AUTO_QUANTIZER_MAPPING,
+    register_quantization_config,
+    register_quantizer,
+)
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from goldstick import surgery
+from goldstick.checkpoint.kv_cache import read_kv
+from goldstick.core.edits import Quantize
+from goldstick.core.qtensor import QuantizedTensor, scale_dtype
+from goldstick.core.scheme import Scheme
+from goldstick.errors import CheckpointError, FormatError
+from goldstick.formats import FORMATS
+from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
+from goldstick.formats.native import NATIVE
+from goldstick.formats.site_table import read_table
+from goldstick.hf.cache import use_quantized_cache
+from goldstick.hf.pruned import cut_as_told, restore_as_told
+from goldstick.structure.network import Layout, Network, Site
+
+METHOD = NATIVE.method
+
+
+class StoredWeight(nn.Module):
+    """A place for the tensors of one quantized weight while they are read; replaced before the model is used."""
+
+    def __init__(self, parts: Mapping[str, Tensor], bias: nn.Parameter | None) -> None:
+        super().__init__()
+        for suffix, part in parts.items():
+            self.register_buffer(part_name("weight", suffix).removeprefix("."), part)
+        self.bias = bias
+
+    def __getattr__(self, name: str) -> Any:
+        # Initialisers of some models reach for the float weight; there is none to initialise.
+        if name == "weight" and name not in self._buffers and any("weight" in key for key in self._buffers):
+            return _nothing()
+        return super().__getattr__(name)
+
+
+class GoldstickConfig(QuantizationConfigMixin):
+    """The ``quantization_config`` of the native format, or one translated from another format.
+
+    Args:
+        version: Version of the native format.
+        schemes: Label → scheme.
+        sites: Name of every quantized site → label.
+        ties: Site → the quantized embedding it runs on.
+        storage: Storage format whose tensors the files hold; ``None`` where transformers read this config from a file.
+        multiplied: Sites whose input is multiplied.
+        reordered: Sites whose columns lie in an order of their own.
+        unused: Tensors, by the names they would have in the model, that are carried on for nothing.
+    """
+
+    def __init__(
+        self,
+        version: int = 1,
+        schemes: dict[str, Any] | None = None,
+        sites: dict[str, str] | None = None,
+        ties: dict[str, str] | None = None,
+        storage: str | None = None,
+        multiplied: Sequence[str] = (),
+        reordered: Sequence[str] = (),
+        unused: Sequence[str] = (),
+        **_: Any,
+    ) -> None:
+        self.quant_method = METHOD  # type: ignore[assignment]  # transformers lists its own methods only
+        self.version = version
+        self.schemes, self.sites, self.ties = schemes or {}, sites or {}, ties or {}
+        self.storage = storage
+        self.multiplied, self.reordered, self.unused = list(multiplied), list(reordered), list(unused)
+
+
+class GoldstickQuantizer(HfQuantizer):
+    """Puts places for packed tensors into the empty model, and modules that run on them afterwards."""
+
+    requires_calibration = True
+    quantization_config: GoldstickConfig
+    #: Blocks that are read later, one at a time.
+    postponed: tuple[str, ...] = ()
+
+    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+        cut_as_told(model)
+        self.network = Network(model)
+        storage = self.quantization_config.storage
+        self.format: StorageFormat = NATIVE if storage is None else FORMATS[storage]
+        self.listed = read_table(self.quantization_config.to_dict())
+        self.schemes = self.listed.schemes
+        self.suffixes: dict[str, tuple[str, ...]] = {}
+        unknown = set(self.schemes) - set(self.network.by_name)
+        if unknown:
+            raise CheckpointError(f"The checkpoint quantizes {sorted(unknown)[0]!r}, which the model does not have.")
+        self.biases: dict[str, nn.Parameter | None] = {}
+        for name, scheme in self.schemes.items():
+            self._place(self.network.by_name[name], scheme)
+        # What stands beside the codes of experts and has no place beside those of the fused weight: their shapes.
+        beside = sorted({*self.format.expert_suffixes} - {*NATIVE.expert_suffixes})
+        ignored = {*(model._keys_to_ignore_on_load_unexpected or ()), *map(_exactly, self.quantization_config.unused)}
+        # Scales of the KV cache belong to no module: see transformers_loading.
+        expected = {rf"\.experts\..*{suffix}$" for suffix in beside}
+        model._keys_to_ignore_on_load_unexpected = {*ignored, *expected, r"\.[kv]_scale$"}
+        for tied in self.quantization_config.ties:
+            _replace(model, self.network.by_name[tied].module, nn.Identity())
+        if self.quantization_config.ties:
+            surgery.forget_ties(self.network)
+
+    def _place(self, site: Site, scheme: Scheme) -> None:
+        layer = StoredLayer(
+            name=f"{site.module}.weight",
+            site=site.name,
+            kind=site.layout.value,
+            shape=site.matrix_shape,
+            scheme=scheme,
+            fractional_zeros=False,
+            multiplied=site.name in self.listed.multiplied,
+            reordered=site.name in self.listed.reordered,
+        )
+        module = self.network.module(site)
+        parameter = getattr(module, site.parameter)
+        stored_in = scale_dtype(parameter.dtype)
+        # Experts are gathered into one tensor of rows whatever the format.
+        specs = (NATIVE if _fused(site) else self.format).specs(layer, stored_in)
+        self.suffixes[site.name] = tuple(specs)
+        parts = {suffix: torch.empty(shape, dtype=dtype, device="meta") for suffix, (shape, dtype) in specs.items()}
+        if _fused(site):
+            del module._parameters[site.parameter]
+            setattr(module, site.parameter, _nothing())  # initialisers of some models reach for it
+            for suffix, part in parts.items():
+                module.register_buffer(site.parameter + suffix, part)
+        else:
+            place = StoredWeight(parts, getattr(module, "bias", None))
+            place.original = (module,)  # type: ignore[assignment]
+            _replace(self.network.model, site.module, place)
+
+    def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
+        """Let every conversion that gathers ``….weight`` into a fused parameter gather our tensors too."""
+        from transformers.core_model_loading import WeightConverter
+
+        extended = []
+        for conversion in weight_conversions:
+            extended.append(conversion)
+            if isinstance(conversion, WeightConverter):
+                sources, targets = conversion._original_source_patterns, conversion._original_target_patterns
+                for suffix in self.format.expert_suffixes:
+                    extended.append(
+                        conversion.copy(
+                            [source + suffix for source in sources],
+                            [target + suffix for target in targets],
+                            operations=list(conversion.operations),
+                        )
+                    )
+        return extended
+
+    def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        restore_as_told(model)
+        for name, scheme in self.schemes.items():
+            if self.network.by_name[name].block not in self.postponed:
+                self._finish(self.network.by_name[name], scheme)
+        for tied, owner in self.quantization_config.ties.items():
+            surgery.tie(self.network, self.network.by_name[tied], self.network.by_name[owner])
+        if self.quantization_config.storage is None and Path(model.name_or_path).is_dir():
+            kv = read_kv(Path(model.name_or_path), {})
+            if kv is not None:
+                use_quantized_cache(model, kv)
+        return model
+
+    def finish(self, block: str) -> None:
+        """Let the layers of a postponed block run on the tensors that were just read."""
+        for name, scheme in self.schemes.items():
+            if self.network.by_name[name].block == block:
+                self._finish(self.network.by_name[name], scheme)
+
+    def _finish(self, site: Site, scheme: Scheme) -> None:
+        place: Any = self.network.module(site)
+        prefix = site.parameter if _fused(site) else "weight"
+        names = {part_name(prefix, suffix).removeprefix("."): suffix for suffix in self.suffixes[site.name]}
+        parts = {names[name]: part for name, part in place._buffers.items() if part is not None and name in names}
+        input_scale, input_zero = unpack_input(parts, scheme, site.module)
+        multiplier = unpack_multiplier(parts, site.name in self.listed.multiplied, site.module)
+        tensor = self._unpack(parts, scheme, site)
+        if _fused(site):
+            for suffix in parts:
+                del place._buffers[prefix + suffix]
+            delattr(place, site.parameter)
+            place.register_parameter(site.parameter, nn.Parameter(torch.empty(0), requires_grad=False))
+        else:
+            original = place.original[0]
+            original.bias = place.bias
+            # GPTQ, AWQ and GGUF store float16 scales whatever the model computes in.
+            tensor = dataclasses.replace(
+                tensor, scale=tensor.scale.to(scale_dtype(getattr(original, site.parameter).dtype))
+            )
+            _replace(self.network.model, site.module, original)
+        edit = Quantize(
+            site=site.name,
+            scheme=scheme,
+            tensor=tensor,
+            algorithm="loaded",
+            input_scale=input_scale,
+            input_zero=input_zero,
+            input_multiplier=multiplier,
+        )
+        surgery.apply(self.network, [edit])
+
+    def _unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, site: Site) -> QuantizedTensor:
+        storage = NATIVE if _fused(site) else self.format
+        try:
+            return storage.unpack(parts, scheme, site.in_features)
+        except FormatError as error:
+            raise FormatError(f"{site.module} cannot be loaded: {error}") from error
+
+    def is_serializable(self, *_: Any, **__: Any) -> bool:
+        """Saving goes through goldstick, which proves what it writes."""
+        return False
+
+    @property
+    def is_trainable(self) -> bool:
+        """Codes have no gradient."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """The operators have fake implementations."""
+        return True
+
+
+if METHOD not in AUTO_QUANTIZATION_CONFIG_MAPPING:  # a reloaded module must not register twice
+    register_quantization_config(METHOD)(GoldstickConfig)
+    register_quantizer(METHOD)(GoldstickQuantizer)
+
+
+def take_over(method: str, config: type[GoldstickConfig], quantizer: type[GoldstickQuantizer]) -> None:
+    """Let a quantizer of goldstick's serve a method, whoever did so before."""
+    AUTO_QUANTIZATION_CONFIG_MAPPING[method] = config
+    AUTO_QUANTIZER_MAPPING[method] = quantizer
+
+
+def _fused(site: Site) -> bool:
+    return site.layout in (Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS)
+
+
+def _exactly(name: str) -> str:
+    return rf"^{re.escape(name)}$"
+
+
+def _nothing() -> Tensor:
+    """What stands for a float weight that is not there; marked as transformers marks what needs no initial values."""
+    weight: Any = torch.empty(0)
+    weight._is_hf_initialized = True  # some initialisers count inputs and outputs, of which it has none
+    return weight  # type: ignore[no-any-return]
+
+
+def _replace(model: nn.Module, path: str, new: nn.Module) -> None:
+    parent, _, name = path.rpartition(".")
+    setattr(model.get_submodule(parent), name, new)

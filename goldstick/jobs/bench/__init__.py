@@ -1,0 +1,1 @@
+"""How fast layers and whole networks run here."""

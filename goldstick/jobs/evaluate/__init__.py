@@ -1,0 +1,1 @@
+"""Checkpoints measured on tasks, with results kept and compared."""

@@ -1,0 +1,123 @@
+"""Results of evaluations, kept on disk and used again where nothing that made them has changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from goldstick.checkpoint.file_state import file_sha256
+from goldstick.core.json_files import dump_json, parse_json, write_atomically
+from goldstick.core.progress import Progress, quiet
+from goldstick.errors import DataError, OutputError
+from goldstick.evaluation.data import DataSource
+from goldstick.evaluation.evaluate import Evaluation, find_tasks
+from goldstick.evaluation.protocol import Task, TaskResult
+
+#: Names a directory for the cache; without it, it lies where the user's programs keep such files.
+DIRECTORY_VARIABLE = "GOLDSTICK_CACHE"
+
+_OF_A_MODEL = ("*.json", "*.safetensors", "*.gguf", "*.model", "*.txt", "*.jinja")
+_ABOUT_A_MODEL = {"report.json", "goldstick.json"}
+
+
+def cache_directory() -> Path | None:
+    """Where results are kept: ``$GOLDSTICK_CACHE``, else ``goldstick`` in ``$XDG_CACHE_HOME`` or ``~/.cache``.
+
+    Nowhere where neither variable is set and the user has no home, or one that is not there, as in many containers.
+    """
+    if given := os.environ.get(DIRECTORY_VARIABLE):
+        return Path(given)
+    if base := os.environ.get("XDG_CACHE_HOME"):
+        return Path(base) / "goldstick"
+    try:
+        home = Path.home()
+    except RuntimeError:
+        return None
+    return home / ".cache" / "goldstick" if home.is_dir() else None
+
+
+def evaluate_with_cache(
+    directory: Path,
+    tasks: Sequence[str],
+    data: DataSource,
+    limit: int | None,
+    cache: Path,
+    run: Callable[[Sequence[str]], Evaluation],
+    progress: Progress = quiet,
+) -> Evaluation:
+    """Evaluate a model on tasks, running only those whose result is not known yet.
+
+    A result is used again where these are equal: the bytes of the model and its tokenizer, the task and its protocol,
+    the limit, the data as they were read, and the versions of goldstick, torch and transformers. What cannot be kept,
+    such as on a full disk, is measured again the next time.
+
+    Args:
+        directory: The model's.
+        tasks: Names of the tasks.
+        data: Where their data are.
+        limit: The most items of each.
+        cache: Where results are kept.
+        run: Measures the model on the tasks of those names.
+        progress: Told of every result that was known.
+
+    Raises:
+        UsageError: There is no such task.
+        DataError: The data of a task are missing or malformed.
+    """
+    chosen = find_tasks(tasks)
+    model = model_digest(directory)
+    paths = {name: cache / "evaluations" / f"{_digest(model, task, data, limit)}.json" for name, task in chosen.items()}
+    known = {name: found for name, path in paths.items() if (found := _read(path)) is not None}
+    for name, (result, _) in known.items():
+        progress(f"{name}: measured before", result.n, result.n)
+    missing = [name for name in chosen if name not in known]
+    if missing:
+        made = run(missing)
+        for name, result in made.results.items():
+            known[name] = (result, made.tokenizer)
+            _write(paths[name], name, made)
+    return Evaluation(results={name: known[name][0] for name in chosen}, tokenizer=known[next(iter(chosen))][1])
+
+
+def model_digest(directory: Path) -> str:
+    """SHA-256 of the names and bytes of a model's files: weights, config and tokenizer, without reports."""
+    digest = hashlib.sha256()
+    files = {path for pattern in _OF_A_MODEL for path in directory.glob(pattern)}
+    for path in sorted(path for path in files if path.name not in _ABOUT_A_MODEL):
+        digest.update(f"{path.name}\n{file_sha256(path)}\n".encode())
+    return digest.hexdigest()
+
+
+def _digest(model: str, task: Task, data: DataSource, limit: int | None) -> str:
+    versions = [version(name) for name in ("torch", "transformers")] + [_own_version()]
+    rows = hashlib.sha256(repr(task.load(data)).encode()).hexdigest()
+    return hashlib.sha256(repr((model, repr(task), task.protocol, limit, rows, versions)).encode()).hexdigest()
+
+
+def _own_version() -> str:
+    from goldstick import __version__
+
+    return __version__
+
+
+def _read(path: Path) -> tuple[TaskResult, str] | None:
+    try:
+        data: Any = parse_json(path.read_text(encoding="utf-8"), str(path))
+        result = TaskResult(protocol=data["protocol"], n=data["n"], metrics=data["metrics"], details=data["details"])
+        return result, data["tokenizer"]
+    except (OSError, UnicodeDecodeError, DataError, KeyError, TypeError):
+        return None  # not there, or damaged: it is measured anew
+
+
+def _write(path: Path, name: str, made: Evaluation) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        entry = json.loads(json.dumps(made.to_dict()["tasks"][name]))
+        write_atomically(path, dump_json(entry).encode())
+    except (OSError, OutputError):
+        return  # the result itself is there; only the next run takes longer

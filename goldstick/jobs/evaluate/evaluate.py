@@ -1,0 +1,79 @@
+"""Evaluating checkpoints: one, from the cache where its results are known, or one beside what it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from goldstick.calibration.float32_products import multiplying_in_float32
+from goldstick.checkpoint.gguf.directory import checkpoint_directory
+from goldstick.core.progress import Progress
+from goldstick.evaluation.data import DataSource
+from goldstick.evaluation.evaluate import Evaluation, find_tasks
+from goldstick.evaluation.evaluate import evaluate as run_tasks
+from goldstick.jobs.evaluate.cache import evaluate_with_cache
+from goldstick.jobs.evaluate.divergence import compare_predictions
+from goldstick.jobs.evaluate.speed import compare_speed
+from goldstick.jobs.load.runnable import load_with_inputs
+
+
+def evaluate_directory(
+    directory: Path,
+    tasks: Sequence[str],
+    data_dir: Path | None,
+    limit: int | None,
+    progress: Progress,
+    cache: Path | None = None,
+) -> Evaluation:
+    """Run tasks on a checkpoint directory or a GGUF file.
+
+    Args:
+        directory: What :func:`find_model` found.
+        tasks: Their names.
+        data_dir: Where local data lie.
+        limit: At most so many items of each task.
+        progress: Called with (description, done, total).
+        cache: Where results are kept and looked up; nowhere where ``None``.
+    """
+    data = DataSource(data_dir)
+
+    with checkpoint_directory(directory) as found:
+
+        def measure(names: Sequence[str]) -> Evaluation:
+            model = load_with_inputs(found)
+            with torch.no_grad(), multiplying_in_float32(model.model):
+                return run_tasks(model, names, data, limit, progress)
+
+        if cache is None:
+            return measure(tasks)
+        return evaluate_with_cache(found, tasks, data, limit, cache, measure, progress)
+
+
+def before_and_after(
+    source: Path,
+    tasks: Sequence[str],
+    directory: Path | None,
+    limit: int | None,
+    progress: Progress,
+    cache: Path | None,
+) -> Callable[[Path], Mapping[str, Any]]:
+    """Measure a float model at once, and what becomes of it, beside it, when that is there.
+
+    Returns:
+        From the compressed checkpoint to the results ``before`` and ``after``, the ``divergence`` of what both
+        predict, and the ``speed`` of both where they write.
+    """
+    find_tasks(tasks)
+    before = evaluate_directory(source, tasks, directory, limit, progress, cache)
+
+    def measure(checkpoint: Path) -> Mapping[str, Any]:
+        after = evaluate_directory(checkpoint, tasks, directory, limit, progress, cache)
+        apart = compare_predictions(source, checkpoint, tasks, data_dir=directory, limit=limit, progress=progress)
+        found = {"before": before.to_dict(), "after": after.to_dict(), "divergence": apart}
+        speed = compare_speed(source, checkpoint)
+        return found | ({"speed": speed} if speed else {})
+
+    return measure

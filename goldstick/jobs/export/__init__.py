@@ -1,0 +1,1 @@
+"""A quantized checkpoint in another storage format."""

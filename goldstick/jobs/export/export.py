@@ -1,0 +1,288 @@
+"""Export: a quantized checkpoint in another storage format, layer by layer, every code and scale as it was."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldstick.checkpoint.entries import Entry
+from goldstick.checkpoint.file_state import states_in
+from goldstick.checkpoint.gguf.directory import missing_tokenizer
+from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout, write_gguf
+from goldstick.checkpoint.kv_cache import StoredKV, attention_modules, read_kv, stored_kv
+from goldstick.checkpoint.shards import write_entries
+from goldstick.checkpoint.source import read_json, sidecars_of
+from goldstick.checkpoint.source_files import SourceFiles
+from goldstick.checkpoint.staging import check_output, check_space, refuse_overlap, staged
+from goldstick.checkpoint.unused_tensors import MANIFEST_NAME, unused_tensors
+from goldstick.core.progress import Progress, quiet
+from goldstick.core.qtensor import scale_dtype
+from goldstick.errors import FormatError, UsageError
+from goldstick.formats import FORMATS
+from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
+from goldstick.hf.checkpoint import QuantizedCheckpoint, open_quantized
+from goldstick.hf.float_matrices import float_matrices
+from goldstick.hf.pruned import is_marked
+from goldstick.jobs.export.exported import change_of_values, compare_layers, same_copies
+from goldstick.jobs.inspect.inspect import table_of
+from goldstick.jobs.inspect.stored_report import bytes_by_parameter, report_of_files
+from goldstick.jobs.load.front_matter import card_remarks
+from goldstick.jobs.plan.choose_format import refusal_words, refusals
+from goldstick.jobs.proof.observe_streamed import observe_checkpoint
+from goldstick.jobs.proof.proof import ProofMethod
+from goldstick.jobs.quantize.quantize import Quantized
+from goldstick.jobs.save.finish import Content, prove_and_record, record_proof, write_rest
+from goldstick.jobs.save.records import environment
+from goldstick.recipes import Recipe
+from goldstick.report import Report, SizeSummary
+
+_KV_SCALES = (".k_scale", ".v_scale")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportPlan:
+    """An export that can be made.
+
+    Attributes:
+        checkpoint: What is exported.
+        format: What it becomes.
+        scale_dtype: Dtype of scales in the loaded model, which those of GPTQ and AWQ files become in other formats.
+        kv: What is stored of a quantized KV cache.
+    """
+
+    checkpoint: QuantizedCheckpoint
+    format: StorageFormat
+    scale_dtype: torch.dtype
+    kv: StoredKV | None
+
+    def scales_of(self, layer: StoredLayer) -> torch.dtype:
+        """Dtype in which the scales of a layer are handed to the format."""
+        if not self.checkpoint.stored.format.float16_scales:
+            return layer.scale_dtype or self.scale_dtype
+        return torch.float16 if self.format.float16_scales else self.scale_dtype
+
+
+def plan_export(directory: Path, format_name: str) -> ExportPlan:
+    """Look whether a checkpoint can be stored in another format; reads headers, scales and zeros.
+
+    Raises:
+        UsageError: It is stored so already.
+        FormatError: It cannot, with the layer and what would.
+        SourceError: It is no quantized checkpoint of a transformers model.
+    """
+    checkpoint = open_quantized(directory)
+    stored, target = checkpoint.stored, FORMATS[format_name]
+    if stored.format.name == target.name:
+        raise UsageError(f"{directory} is stored as {target.name} already; copy it.")
+    if is_marked(checkpoint.config):
+        raise FormatError(
+            f"{directory} is of a pruned model of which no config says how wide it is; only the native format holds it."
+        )
+    # Which scales fit is a question to the numbers, not to their dtype.
+    layers = [dataclasses.replace(layer, scale_dtype=None) for layer in stored.layers]
+    reasons = refusals(target, layers, checkpoint.ties)
+    if reasons:
+        by_chance = not all(layer.scheme.weight.symmetric for layer in layers)
+        others = [other for other in FORMATS.values() if other is not stored.format]
+        others = [other for other in others if not (by_chance and other.rounds_zeros)]
+        held = [other.name for other in others if not refusals(other, layers, checkpoint.ties)]
+        raise FormatError(f"{refusal_words(target, reasons)} It can be exported to {' and '.join(held) or 'no other'}.")
+    dtype = _model_dtype(checkpoint)
+    plan = ExportPlan(checkpoint=checkpoint, format=target, scale_dtype=dtype, kv=_kv(checkpoint, target, dtype))
+    for layer in stored.layers:
+        reason = change_of_values(stored, layer, target, plan.scales_of(layer))
+        if reason:
+            raise FormatError(f"{target.name} cannot hold this: {layer.site}: {reason}")
+    return plan
+
+
+def export_checkpoint(
+    directory: Path,
+    format_name: str,
+    output: Path,
+    *,
+    overwrite: bool = False,
+    proof: ProofMethod = "outputs",
+    max_shard_size: int = 5_000_000_000,
+    progress: Progress = quiet,
+) -> Quantized:
+    """Store a quantized checkpoint in another format; one layer is in memory at a time.
+
+    Every layer is read back and compared with the source bit by bit, and every other tensor with its copy; then a fresh
+    process compares what both checkpoints give, unless ``proof`` is ``tensors``.
+
+    Raises:
+        OutputError: ``output`` exists or cannot be written.
+        CheckpointError: The result is not what it should be.
+        FormatError: See :func:`plan_export`, which comes first.
+    """
+    refuse_overlap(output, {"source": directory})
+    check_output(output, overwrite)
+    started = time.perf_counter()
+    states = states_in(directory)
+    plan = plan_export(directory, format_name)
+    weights = sorted({info.file for info in plan.checkpoint.stored.tensors.values()})
+    files = SourceFiles((*weights, *sidecars_of(directory)), states)
+    hashes = files.hashes(progress)
+    entries = list(_entries(plan))
+    content = _content(plan, {file.name: hashes[file.name] for file in weights})
+    layout = _layout(plan, entries, content.base_model)
+    check_space(output, sum(entry.nbytes for entry in entries))
+    with staged(output, overwrite) as work:
+        if layout is not None:
+            hashes = write_gguf(work, entries, layout, progress)
+        else:
+            hashes = write_entries(work, entries, max_shard_size, progress)
+        write_rest(work, content, hashes)
+        written = time.perf_counter()
+        progress("proving", 0, 1)
+        made = open_quantized(work)
+        with files.read_again():
+            found = compare_layers(plan.checkpoint.stored, made.stored)
+            found |= {"tensors_copied": same_copies(plan.checkpoint.stored, made.stored)}
+            if proof == "outputs" and not _regrouped(plan, made):
+                found = prove_and_record(work, {"method": "outputs"}, observe_checkpoint(directory))
+            else:
+                record_proof(work, found)
+        files.require_unchanged()
+        progress("proving", 1, 1)
+        report = _report(plan, made, found, content.base_model)
+        timing = {"export_and_write": written - started, "prove": time.perf_counter() - written}
+        notes = (*(note for note in (missing_tokenizer(directory),) if note), *card_remarks(directory))
+        report = dataclasses.replace(report, timing=timing, warnings=(*report.warnings, *notes))
+        report.write(work)
+    return Quantized(directory=output, report=report)
+
+
+def _regrouped(plan: ExportPlan, made: QuantizedCheckpoint) -> bool:
+    """Whether groups became smaller: their sums are rounded elsewhere, and equal weights give other last bits."""
+    schemes = {layer.name: layer.scheme for layer in made.stored.layers}
+    return any(schemes[layer.name] != layer.scheme for layer in plan.checkpoint.stored.layers)
+
+
+def _layout(plan: ExportPlan, entries: Sequence[Entry], base_model: str) -> GgufLayout | None:
+    if not plan.format.in_gguf:
+        return None
+    model: Any = plan.checkpoint.network.model
+    outputs = {name: spec for entry in entries for name, spec in entry.outputs.items()}
+    return gguf_layout(outputs, model.config.to_dict(), plan.checkpoint.directory, Path(base_model).name)
+
+
+def _entries(plan: ExportPlan) -> Iterator[Entry]:
+    stored = plan.checkpoint.stored
+    owners = {part_name(layer.name, suffix): layer for layer in stored.layers for suffix in stored.parts(layer)}
+    done: set[str] = set()
+    for name, info in stored.tensors.items():
+        layer = owners.get(name)
+        if layer is None:
+            if plan.kv is None or not name.endswith(_KV_SCALES):
+                yield Entry(
+                    name=name, outputs={name: (info.shape, info.dtype)}, produce=partial(_copied, name, info.read)
+                )
+        elif layer.name not in done:
+            done.add(layer.name)
+            specs = plan.format.specs(layer, plan.scales_of(layer))
+            outputs = {part_name(layer.name, suffix): spec for suffix, spec in specs.items()}
+            yield Entry(name=layer.name, outputs=outputs, produce=partial(_converted, plan, layer))
+    for name, tensor in (plan.kv.tensors if plan.kv else {}).items():
+        yield Entry(name=name, outputs={name: (tensor.shape, tensor.dtype)}, produce=partial(dict, {name: tensor}))
+
+
+def _copied(name: str, read: Callable[[], Tensor]) -> dict[str, Tensor]:
+    return {name: read()}
+
+
+def _converted(plan: ExportPlan, layer: StoredLayer) -> dict[str, Tensor]:
+    stored = plan.checkpoint.stored
+    parts = stored.read(layer)
+    tensor = stored.format.unpack(parts, layer.scheme, layer.shape[-1])
+    tensor = dataclasses.replace(tensor, scale=tensor.scale.to(plan.scales_of(layer)))
+    inputs = (*unpack_input(parts, layer.scheme, layer.name), unpack_multiplier(parts, layer.multiplied, layer.name))
+    packed = plan.format.pack(tensor, layer.scheme, *inputs)
+    return {part_name(layer.name, suffix): part for suffix, part in packed.items()}
+
+
+def _content(plan: ExportPlan, hashes: Mapping[str, str]) -> Content:
+    directory, stored = plan.checkpoint.directory, plan.checkpoint.stored
+    manifest: Mapping[str, Any] = {}
+    if (directory / MANIFEST_NAME).is_file():
+        manifest = read_json(directory / MANIFEST_NAME, "no checkpoint")
+    recipe, source, entries = (table_of(directory, manifest, key) for key in ("recipe", "source", "layers"))
+    return Content(
+        config={key: value for key, value in plan.checkpoint.config.items() if key != "quantization_config"},
+        sidecars=sidecars_of(directory),
+        format=plan.format,
+        layers=stored.layers,
+        left_alone=_left_alone(plan.checkpoint),
+        ties=plan.checkpoint.ties,
+        untied=False,
+        recipe=Recipe.load(recipe) if recipe else None,
+        source=source,
+        base_model=Report.read(directory).model if manifest else directory.name,
+        errors={
+            site: {key: value for key, value in table_of(directory, entries, site).items() if key != "scheme"}
+            for site in entries
+        },
+        kv=plan.kv,
+        described_in=directory,
+        unused=unused_tensors(directory),
+        exported_from={"format": stored.format.name, "files": hashes},
+    )
+
+
+def _left_alone(checkpoint: QuantizedCheckpoint) -> list[str]:
+    stored = checkpoint.stored
+    names = {name: checkpoint.names.piece(name).parameter for name in stored.tensors}
+    codes = {layer.name for layer in stored.layers}
+    matrices = {
+        name: names[name] for name, info in stored.tensors.items() if len(info.shape) == 2 and name not in codes
+    }
+    return float_matrices(checkpoint.network, matrices, {layer.site for layer in stored.layers}, names.values())
+
+
+def _model_dtype(checkpoint: QuantizedCheckpoint) -> torch.dtype:
+    """The dtype that scales have in a model loaded from the checkpoint."""
+    named = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
+    dtype = getattr(torch, named, None) if isinstance(named, str) else None
+    if not isinstance(dtype, torch.dtype):
+        stored = checkpoint.stored
+        parts = {part_name(layer.name, suffix) for layer in stored.layers for suffix in stored.parts(layer)}
+        floats = (info.dtype for name, info in stored.tensors.items() if name not in parts)
+        dtype = next((found for found in floats if found.is_floating_point), torch.float32)
+    return scale_dtype(dtype)
+
+
+def _kv(checkpoint: QuantizedCheckpoint, target: StorageFormat, dtype: torch.dtype) -> StoredKV | None:
+    settings = read_kv(checkpoint.directory, checkpoint.config["quantization_config"])
+    if settings is None:
+        return None
+    stored = stored_kv(settings, attention_modules(checkpoint.network.model), target, dtype)
+    return dataclasses.replace(stored, tensors=checkpoint.names.to_checkpoint(stored.tensors))
+
+
+def _report(plan: ExportPlan, made: QuantizedCheckpoint, proof: Mapping[str, Any], base_model: str) -> Report:
+    """The source's report, or one from its headers, with the sizes and the proof of the export."""
+    directory = plan.checkpoint.directory
+    mine = (directory / MANIFEST_NAME).is_file()
+    before = Report.read(directory) if mine else report_of_files(plan.checkpoint)
+    after = bytes_by_parameter(made, {name: info.nbytes for name, info in made.stored.tensors.items()})
+    layers = tuple(dataclasses.replace(record, bytes_after=after.get(record.name, 0)) for record in before.layers)
+    return dataclasses.replace(
+        before,
+        goldstick_version=environment()["goldstick"],
+        model=base_model,
+        format=plan.format.name,
+        layers=layers,
+        size=SizeSummary.of(layers),
+        proof={key: value for key, value in proof.items() if key != "observed"},
+        environment=environment(),
+    )

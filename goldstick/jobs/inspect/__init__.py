@@ -1,0 +1,1 @@
+"""What a compressed checkpoint holds, by its report and by its files."""

@@ -1,0 +1,1 @@
+"""Finding a model and its data, and loading it."""

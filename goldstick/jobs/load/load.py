@@ -1,0 +1,100 @@
+"""Load: a checkpoint directory as a model that runs."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from goldstick.checkpoint.gguf.directory import checkpoint_directory, made_by_another_tool
+from goldstick.checkpoint.source import open_source, read_json, require_model
+from goldstick.errors import CheckpointError, UsageError
+from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.structure.network import Network
+from goldstick.training.parallel import local_rank, process_count
+
+
+def load(
+    directory: str | Path,
+    *,
+    model: nn.Module | None = None,
+    dtype: str | torch.dtype = "auto",
+) -> nn.Module:
+    """A model on packed weights from a compressed checkpoint.
+
+    Args:
+        directory: A checkpoint in any format that goldstick reads, or a GGUF file.
+        model: The float module a native checkpoint was made from, for modules that are no transformers models; it is
+            rewritten in place and returned.
+        dtype: What float tensors are read as; ``auto`` keeps the checkpoint's.
+
+    Raises:
+        CheckpointError: Tensors are missing, unexpected or misshapen.
+        FormatError: The checkpoint is of a kind goldstick does not read.
+        SourceError: There is no such directory, or it must not be trusted.
+    """
+    return _load(require_model(Path(directory), local=True), model, dtype)
+
+
+def _load(directory: Path, model: nn.Module | None, dtype: str | torch.dtype) -> nn.Module:
+    if model is None and made_by_another_tool(directory):
+        with checkpoint_directory(directory) as made:
+            return _load(made, None, dtype)
+    if model is not None or not (directory / "config.json").exists():
+        from goldstick.jobs.load.plain_module import load_into
+
+        if model is None:
+            raise CheckpointError(
+                f"{directory} has no config.json, so goldstick cannot build its model: give the float module it was "
+                "made "
+                "from, goldstick.load(directory, model=module)."
+            )
+        return load_into(model, directory)
+    config = read_json(directory / "config.json", "no checkpoint: it has no config.json")
+    if config.get("quantization_config") is None:
+        return load_float(directory, dtype)
+    from goldstick.hf.loading import load_transformers
+
+    return load_transformers(directory, config, dtype)
+
+
+def load_float(directory: Path, dtype: str | torch.dtype = "auto") -> nn.Module:
+    """The float model of a source directory, through transformers.
+
+    Raises:
+        SourceError: The directory is no readable float model.
+        CheckpointError: A parameter of the model is missing or has another shape.
+    """
+    from goldstick.hf.account import account, require_account
+    from goldstick.hf.loading import from_pretrained
+
+    source = open_source(directory)
+    cls: Any = model_class(source.config, str(directory))
+    empty = empty_model(load_config(directory), cls, len(source.tensors))
+    found = account(source.tensors, None, {}, CheckpointNames(empty), Network(empty))
+    # A float checkpoint may hold what its model has no use for.
+    require_account(directory, dataclasses.replace(found, extra=()))
+    model, _ = from_pretrained(cls, directory, config=load_config(directory), dtype=dtype)
+    return model.eval()  # type: ignore[no-any-return]
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device of a name.
+
+    Raises:
+        UsageError: There is no such device here.
+    """
+    try:
+        device = torch.device(name)
+        if name == "cuda" and process_count() > 1:  # torchrun gives each process a device of its own
+            device = torch.device("cuda", local_rank())
+        if device.type == "meta":
+            raise RuntimeError("On the device meta nothing is computed.")
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError, ImportError) as error:  # as torch's many back ends happen to say it
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        raise UsageError(f"There is no device {name!r} here: {reason}. Use --device cpu.") from error
+    return device

@@ -1,0 +1,151 @@
+"""Modules that are no transformers models: stored natively, rebuilt from the user's own float module."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from goldstick import surgery
+from goldstick.checkpoint.source import open_tensors, read_json
+from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
+from goldstick.core.edits import Quantize
+from goldstick.errors import CheckpointError
+from goldstick.formats.base import StoredLayer
+from goldstick.formats.input_scale import (
+    INPUT_MULTIPLIER,
+    INPUT_SCALE,
+    INPUT_ZERO,
+    part_name,
+    unpack_input,
+    unpack_multiplier,
+)
+from goldstick.formats.native import NATIVE
+from goldstick.hf.layers import StoredLayers
+from goldstick.nn import PackedWeight, QuantizedExperts
+from goldstick.nn.packed import packed_paths
+from goldstick.structure.network import Network
+from goldstick.structure.pruning.cut import prune_from_dict
+
+_PARTS = {
+    "weight_packed": "_packed",
+    "weight_scale": "_scale",
+    "weight_zero_point": "_zero_point",
+    "input_scale": INPUT_SCALE,
+    "input_zero_point": INPUT_ZERO,
+    "input_multiplier": INPUT_MULTIPLIER,
+}
+"""Buffers of a module on packed weights, and what their tensors are called in a checkpoint."""
+
+
+def load_into(model: nn.Module, directory: Path) -> nn.Module:
+    """Rewrite a float module to what a native checkpoint holds.
+
+    Raises:
+        CheckpointError: The checkpoint is not of this module, or is incomplete.
+        StructureError: Channels were cut that this module does not have.
+    """
+    manifest = read_json(directory / MANIFEST_NAME, f"no goldstick checkpoint: it has no {MANIFEST_NAME}")
+    table = manifest.get("quantization")
+    if not isinstance(table, Mapping):
+        raise CheckpointError(
+            f"The manifest of {directory} says nothing of its quantization. Copy the checkpoint again."
+        )
+    architecture = manifest.get("architecture")
+    for told in (architecture.get("pruned") or []) if isinstance(architecture, Mapping) else []:
+        surgery.apply(Network(model), [prune_from_dict(told)])
+    network = Network(model)
+    tensors = open_tensors(directory)
+    used: set[str] = set()
+    listed = NATIVE.listed(table)
+    for name, scheme in listed.schemes.items():
+        site = network.by_name.get(name)
+        if site is None:
+            raise CheckpointError(f"{directory} quantizes {name!r}, which this {type(model).__name__} does not have.")
+        layer = StoredLayer(
+            name=site.parameter_name,
+            site=name,
+            kind=site.layout.value,
+            shape=site.matrix_shape,
+            scheme=scheme,
+            fractional_zeros=False,
+            multiplied=name in listed.multiplied,
+            scale_dtype=tensors[scale].dtype if (scale := f"{site.parameter_name}_scale") in tensors else None,
+        )
+        parts = StoredLayers(directory=directory, format=NATIVE, layers=(layer,), tensors=tensors).read(layer)
+        used.update(part_name(layer.name, suffix) for suffix in parts)
+        tensor = NATIVE.unpack(parts, scheme, site.in_features)
+        input_scale, input_zero = unpack_input(parts, scheme, site.module)
+        edit = Quantize(
+            site=name,
+            scheme=scheme,
+            tensor=tensor,
+            algorithm="loaded",
+            input_scale=input_scale,
+            input_zero=input_zero,
+            input_multiplier=unpack_multiplier(parts, name in listed.multiplied, site.module),
+        )
+        surgery.apply(network, [edit])
+    for tied, owner in listed.ties.items():
+        if tied not in network.by_name:
+            raise CheckpointError(f"{directory} ties {tied!r}, which this {type(model).__name__} does not have.")
+        surgery.tie(network, network.by_name[tied], network.by_name[owner])
+    floats = {name: info.read() for name, info in tensors.items() if name not in used}
+    _load_floats(model, floats, directory)
+    return model.eval()
+
+
+def _load_floats(model: nn.Module, floats: Mapping[str, Tensor], directory: Path) -> None:
+    packed = packed_paths(model)
+    expected: dict[str, Tensor] = {
+        name: value
+        for name, value in model.state_dict(keep_vars=True).items()
+        if name.rpartition(".")[0] not in packed or name.endswith(".bias")
+    }
+    owners: dict[int, str] = {}
+    for name, value in expected.items():
+        first = owners.setdefault(id(value), name)
+        source = floats.get(name, floats.get(first))
+        if source is None or source.shape != value.shape:
+            raise CheckpointError(f"{directory} lacks the tensor {name!r} of shape {tuple(value.shape)}.")
+        value.data.copy_(source)
+    unexpected = set(floats) - set(expected)
+    if unexpected:
+        raise CheckpointError(f"{directory} holds {sorted(unexpected)[0]!r}, which the module does not have.")
+
+
+def tensor_hashes(model: nn.Module) -> dict[str, str]:
+    """sha256 of everything a rewritten plain module stores, by the name of its tensor in the checkpoint."""
+    hashes = {}
+    modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+    for name, value in model.state_dict().items():
+        owner, _, leaf = name.rpartition(".")
+        if isinstance(modules[owner], PackedWeight) and leaf in _PARTS:
+            parameter = owner if isinstance(modules[owner], QuantizedExperts) else f"{owner}.weight"
+            name = part_name(parameter, _PARTS[leaf])
+        hashes[name] = tensor_hash(value)
+    return hashes
+
+
+def tensor_hash(value: Tensor) -> str:
+    """sha256 of a tensor's bytes."""
+    flat = value.detach().cpu().contiguous().reshape(-1)
+    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b"").hexdigest()
+
+
+def compare_stored(directory: Path, expected: Mapping[str, str]) -> dict[str, Any]:
+    """Read every tensor of a checkpoint back and compare its hash with the one in memory."""
+    found = {name: tensor_hash(info.read()) for name, info in open_tensors(directory).items()}
+    wrong = sorted(name for name, digest in found.items() if expected.get(name) != digest)
+    values = set(found.values())
+    lost = sorted(name for name, digest in expected.items() if name not in found and digest not in values)
+    return {
+        "method": "stored",
+        "tensors": len(found),
+        "wrong": (wrong + lost)[:5],
+        "passed": not wrong and not lost,
+    }

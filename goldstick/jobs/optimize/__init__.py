@@ -1,0 +1,1 @@
+"""A loaded model rearranged to run faster, each change proven before it stays."""

@@ -1,0 +1,253 @@
+"""Plan: what a recipe will do to a checkpoint, from its config and file headers alone."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from goldstick.algorithms import SCOP
+from goldstick.calibration.float_types import refuse_float64
+from goldstick.calibration.memory_budget import BASE_MEMORY as BASE_MEMORY
+from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout
+from goldstick.checkpoint.source import SourceCheckpoint, open_source
+from goldstick.errors import FormatError
+from goldstick.formats.base import StorageFormat
+from goldstick.hf.example_inputs import inputs_for
+from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.hf.rehearsal import require_loadable
+from goldstick.jobs.load.front_matter import card_remarks
+from goldstick.jobs.plan.choose_format import choose_format, loader_remarks
+from goldstick.jobs.plan.planned_tensors import PlannedTensor, read_tensors, with_outputs
+from goldstick.jobs.plan.whole_network import refuse_without_cache
+from goldstick.recipes import Recipe
+from goldstick.recipes.measured import resolve_recipe
+from goldstick.recipes.resolve import Resolution
+from goldstick.recipes.rotate import FoundRotation, find_rotation
+from goldstick.recipes.run import needs_data
+from goldstick.structure.blocks import block_of
+from goldstick.structure.network import Network
+from goldstick.structure.rotation.proof import LARGEST_PROVEN
+
+#: Bytes per second of reading, rounding and writing on one core, measured with range search minmax.
+STREAM_SPEED = 150_000_000
+#: Floating-point operations per second of a float32 matrix product on two cores, measured.
+MATMUL_SPEED = 100_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What will be done to a checkpoint.
+
+    Attributes:
+        recipe: The recipe.
+        source: The checkpoint.
+        network: Its model on the meta device.
+        resolution: What the recipe means for the network.
+        format: The storage format, decided.
+        tensors: Every tensor, in file order.
+        warnings: What the user should know.
+        rotation: What is turned first, found on the meta device with random weights; ``None`` for nothing.
+    """
+
+    recipe: Recipe
+    source: SourceCheckpoint
+    network: Network
+    resolution: Resolution
+    format: StorageFormat
+    tensors: tuple[PlannedTensor, ...]
+    warnings: tuple[str, ...]
+    rotation: FoundRotation | None = None
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the source's tensors."""
+        return self.source.nbytes
+
+    @property
+    def bytes_after(self) -> int:
+        """Bytes of the output's tensors."""
+        return sum(tensor.bytes_after for tensor in self.tensors)
+
+    @property
+    def unused(self) -> tuple[PlannedTensor, ...]:
+        """Tensors that the model as transformers loads it has no use for."""
+        return tuple(tensor for tensor in self.tensors if not tensor.parameter)
+
+    @property
+    def read_late(self) -> tuple[Path, ...]:
+        """Files of the source that are read when the model is whole in memory already."""
+        return (*self.source.sidecars, *dict.fromkeys(tensor.source.file for tensor in self.unused))
+
+    @property
+    def streams(self) -> bool:
+        """Whether every tensor can be quantized on its own, without building the model."""
+        return not self.calibrated and self.rotation is None and not self._obstructed
+
+    @property
+    def by_blocks(self) -> bool:
+        """Whether the blocks are worked on with one of them in memory: they are one chain, each stored whole."""
+        lists = {block.rpartition(".")[0] for block in self.network.blocks}
+        return not self.streams and len(lists) == 1 and not self._obstructed and not self.resolution.training
+
+    @property
+    def _obstructed(self) -> bool:
+        """Whether a tensor needs the whole model in memory."""
+        return any(tensor.obstacle for tensor in self.tensors)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether a stage looks at data."""
+        return needs_data(self.recipe.stages)
+
+    @property
+    def peak_memory(self) -> int:
+        """Forecast of the peak resident memory in bytes: the base, and what one tensor needs while it is rounded."""
+        return max(self.least_memory, BASE_MEMORY + self.proof_memory)
+
+    @property
+    def least_memory(self) -> int:
+        """The same where no more is held than must be: calibration batches go one by one, nothing is proven whole."""
+        if self.streams:
+            return BASE_MEMORY + 3 * max((tensor.source.nbytes for tensor in self.tensors), default=0)
+        return self._memory_by_blocks if self.by_blocks else self.whole_memory
+
+    @property
+    def whole_memory(self) -> int:
+        """The same where the whole model is in memory."""
+        return BASE_MEMORY + max(2 * self.bytes_before, self.proof_memory)
+
+    @property
+    def _memory_by_blocks(self) -> int:
+        nbytes: dict[str | None, int] = {}
+        numbers: dict[str | None, int] = {}
+        for tensor in self.tensors:
+            block = block_of(tensor.parameter, self.network.blocks)
+            nbytes[block] = nbytes.get(block, 0) + tensor.source.nbytes
+            count = tensor.source.shape.numel()  # outside the blocks, one matrix is turned at a time
+            numbers[block] = numbers.get(block, 0) + count if block else max(numbers.get(block, 0), count)
+        outside = nbytes.pop(None, 0)
+        working = 2.5 * max(nbytes.values()) + 4 * 8 * self._widest_observed**2
+        turning = max(nbytes.values()) + 8 * max(numbers.values()) if self.rotation is not None else 0
+        return int(BASE_MEMORY + outside + max(working, turning))
+
+    @property
+    def _widest_observed(self) -> int:
+        """Inputs of the widest layer of which a statistic is taken."""
+        assignments = [tensor.assignment for tensor in self.tensors if tensor.assignment is not None]
+        balanced = bool(self.resolution.balancing)
+        observed = [found.site for found in assignments if balanced or found.stage.needs_inputs(found.scheme)]
+        return max((site.in_features for site in observed), default=0)
+
+    @property
+    def proof_memory(self) -> int:
+        """Bytes of a float model and its float64 copy, where a rotation is proven on them; 0 where none is.
+
+        See :func:`goldstick.structure.rotation.proof.prove_rotation`.
+        """
+        weights = sum(tensor.source.shape.numel() for tensor in self.tensors)
+        return self.bytes_before + 8 * weights if self.rotation is not None and weights <= LARGEST_PROVEN else 0
+
+    @property
+    def seconds(self) -> float:
+        """Forecast of the time in seconds."""
+        searched = any(getattr(stage, "range_search", "minmax") != "minmax" for stage in self.recipe.stages)
+        streaming = self.bytes_before / STREAM_SPEED * (8 if searched else 1) + 5
+        if not self.calibrated:
+            return streaming
+        # One forward pass, and one Hessian of about the same cost.
+        tokens = self.recipe.calibration.samples * self.recipe.calibration.seq_len
+        weights = sum(tensor.source.shape.numel() for tensor in self.tensors if tensor.assignment)
+        return streaming + 2 * 2 * weights * tokens / MATMUL_SPEED
+
+
+def make_plan(directory: Path, recipe: Recipe) -> Plan:
+    """Plan a recipe for a checkpoint directory; reads its config and file headers only.
+
+    Raises:
+        SourceError: The directory is no readable float model, or one in float64.
+        RecipeError: The recipe is illegal for the model.
+        FormatError: The storage format the recipe asks for cannot hold the result.
+    """
+    source = open_source(directory)
+    settings, cls = load_config(directory), model_class(source.config, str(directory))
+    model = empty_model(settings, cls, len(source.tensors))
+    names = CheckpointNames(model)
+    rehearsed = empty_model(copy.deepcopy(settings), cls, len(source.tensors))
+    require_loadable(directory, rehearsed, names, source.tensors)
+    network = Network(model)
+    ties = network.tied()
+    rotation = find_rotation(recipe.stages, network, inputs_for(model))
+    if rotation is not None:
+        network = Network(model, cut=rotation.plan.unties)
+    resolution = resolve_recipe(recipe, network)
+    refuse_without_cache(model, resolution)
+    if resolution.assignments:
+        named = {"dtype of config.json": model.config.dtype}
+        stored = {info.name: info.dtype for info in source.tensors.values()}
+        remedy = "Convert it to float32 first: load it with transformers and dtype=torch.float32, and save_pretrained."
+        refuse_float64(named | stored, str(directory), remedy)
+    tensors = read_tensors(source, network, resolution, names, ties)
+    layers = [tensor.stored for tensor in tensors if tensor.stored]
+    chosen, warnings = choose_format(recipe.export.format, layers, resolution.ties)
+    warnings += loader_remarks(chosen, layers, model)
+    warnings += card_remarks(directory)
+    planned = tuple(with_outputs(tensor, chosen) for tensor in tensors)
+    if unused := [tensor.name for tensor in planned if not tensor.parameter]:
+        more = f" and {len(unused) - 3} more tensors" if len(unused) > 3 else ""
+        warnings.insert(
+            0, f"Not used by the model as transformers loads it, and copied as they are: {', '.join(unused[:3])}{more}."
+        )
+    obstacles = [f"{tensor.name}: {tensor.obstacle}" for tensor in planned if tensor.obstacle]
+    if obstacles:
+        warnings.append(f"The whole model is built in memory, since {obstacles[0]}.")
+    made = Plan(
+        recipe=recipe,
+        source=source,
+        network=network,
+        resolution=resolution,
+        format=chosen,
+        tensors=planned,
+        warnings=tuple(warnings),
+        rotation=rotation,
+    )
+    if not made.streams and not made.by_blocks and not obstacles:
+        made = dataclasses.replace(made, warnings=(*made.warnings, _whole(made)))
+    if any(isinstance(stage, SCOP) for stage in recipe.stages):
+        cut = "Shapes and sizes are those before scop cuts channels; how many go is known only when it has scored them."
+        made = dataclasses.replace(made, warnings=(cut, *made.warnings))
+    if chosen.in_gguf:
+        if not made.streams:
+            raise FormatError(
+                "GGUF files are written by runs that round one tensor after the other, and this recipe looks at data "
+                "or turns the model. Give another one first (--format auto --format gguf), or export it later."
+            )
+        planned_gguf(made)
+    return made
+
+
+def _whole(plan: Plan) -> str:
+    """The warning of a plan that holds the whole model in memory: why, and what becomes of a run that is stopped."""
+    if plan.resolution.training:
+        return (
+            "The whole model is held in memory while it is trained. A run that is stopped goes on with --resume behind "
+            "its last whole epoch; what comes after the training starts anew."
+        )
+    reason = "while it is calibrated" if plan.calibrated else "since its recipe acts on it as a whole"
+    return f"The whole model is held in memory {reason}, and a run that is stopped starts anew."
+
+
+def planned_gguf(plan: Plan) -> GgufLayout | None:
+    """What the GGUF file of a plan will hold beside its tensors; ``None`` for other formats.
+
+    Raises:
+        FormatError: The model, a tensor or the tokenizer has no place in a GGUF file.
+    """
+    if not plan.format.in_gguf:
+        return None
+    model: Any = plan.network.model
+    outputs = {name: spec for tensor in plan.tensors for name, spec in tensor.outputs.items()}
+    directory = plan.source.directory
+    return gguf_layout(outputs, model.config.to_dict(), directory, directory.resolve().name)

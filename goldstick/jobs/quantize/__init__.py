@@ -1,0 +1,1 @@
+"""One checkpoint directory in, one compressed and proven checkpoint directory out."""

@@ -1,0 +1,231 @@
+"""A model of which one block at a time is in memory, as a plan turns, calibrates, rounds and observes it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from goldstick.calibration.absorbers import Absorbers
+from goldstick.calibration.arguments import run_around
+from goldstick.calibration.block import BlockCalibration, calibrate
+from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
+from goldstick.calibration.memory_budget import activations, fits_together, peak_memory
+from goldstick.calibration.original import Original
+from goldstick.calibration.sweep import find_absorbers, prepare_experts
+from goldstick.calibration.task import Assignment
+from goldstick.core.edits import Quantize
+from goldstick.core.error import WeightError
+from goldstick.core.freed_memory import give_large_blocks_back
+from goldstick.core.progress import Progress
+from goldstick.hf.streaming import StreamedModel
+from goldstick.jobs.plan.plan import Plan
+from goldstick.jobs.proof.observation import Observation, Passes, observe
+from goldstick.jobs.quantize.cache_by_blocks import BlockwiseCache
+from goldstick.recipes.rotate import rotate_block, rotate_outside
+from goldstick.recipes.run import calibrated_work, round_sites, tie_up
+from goldstick.structure.network import Network
+from goldstick.structure.probe.input_groups import block_signature
+from goldstick.structure.trace import tensors_in
+
+
+class BlockwiseModel:
+    """What becomes of a model, block by block; what is on disk is nothing of its business.
+
+    Use it in this order: ``start``; ``loop``, block by block; ``finish``.
+
+    Args:
+        plan: What to do; its model is one chain of blocks.
+        streamed: The plan's model, read block by block.
+        batches: Calibration batches; none where no stage looks at data.
+        proof: Keyword arguments of each call of the model that its proof makes.
+        max_memory: Bytes that may be used; decides whether all batches wait together in a block.
+        progress: Told what is done.
+
+    Attributes:
+        network: The network.
+        blocks: Paths of its blocks.
+        results: Site → its error and notes, as plain data.
+        cache: Its quantized KV cache, where it has one; after ``start``.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        streamed: StreamedModel,
+        batches: Batches,
+        proof: Batches,
+        max_memory: int,
+        progress: Progress,
+    ) -> None:
+        self._plan, self._streamed, self._max_memory, self._progress = plan, streamed, max_memory, progress
+        self._model = streamed.model
+        self._batches, self._proof = batches, proof
+        self._work = calibrated_work(plan.resolution, self._take_note)
+        self._float_calls: Calls = ()
+        self._float_model: nn.Module | None = None  # around its blocks, where layers there are compared with
+        self._activations: dict[object, int] = {}
+        self._absorbers: Absorbers | None = None
+        self._calls: Calls = []
+        self.network = Network(streamed.model, cut=plan.network.cut)
+        self.blocks = streamed.blocks
+        self.results: dict[str, dict[str, Any]] = {}
+        self.cache: BlockwiseCache | None = None
+        self._block = ""
+
+    def start(self, results: Mapping[str, dict[str, Any]], cache: Mapping[str, Any]) -> list[Tensor]:
+        """Do what comes before the blocks; the first block is in memory afterwards.
+
+        Args:
+            results: ``results`` of a run that was stopped.
+            cache: The state of its cache.
+
+        Returns:
+            The first hidden states: of the batches, of the proof, and of the batches in the float model where a stage
+            compares with it.
+        """
+        self.results = dict(results)
+        if self._plan.rotation is not None:
+            rotate_outside(self.network, self._plan.rotation)
+        self._read(self.blocks[0])
+        prepare_experts(self.network, self._work)
+        floats = self._float_starts()
+        self._round(None)
+        if self._plan.resolution.kv is not None:
+            self.cache = BlockwiseCache(self._plan.resolution.kv, self._model, cache, len(self._batches))
+        hidden, self._calls = self._starts()
+        if self._work.balancing:
+            self._absorbers = find_absorbers(self.network, self.blocks, self._batches[0])
+        if not self._changed_outside():
+            self._streamed.release_outside()
+        return [*hidden, *floats]
+
+    def release(self, block: str) -> None:
+        """Let go of a block."""
+        self._streamed.release(block)
+
+    def loop(self, write: Callable[[str, Iterator[Tensor]], Sequence[Tensor]]) -> BlockLoop:
+        """What to do with each block, in their order; see :class:`BlockLoop`."""
+        return BlockLoop(
+            network=self.network,
+            work=self._work,
+            batches=self._batches,
+            calls=self._calls,
+            float_calls=self._float_calls,
+            absorbers=self._absorbers,
+            caches=self.cache,
+            load=self._load,
+            write=write,
+            fits_together=self._fits_together,
+        )
+
+    def finish(self, states: Sequence[Tensor]) -> Observation:
+        """Solve what lies outside the blocks, and observe the model in memory."""
+        model, count = self._model, len(self._batches)
+        if not self._changed_outside():
+            self._streamed.load_outside()
+        outside = self._work.within(None)
+
+        def around(model: nn.Module, calls: Calls, first: int, index: int, run: Callable[[], Any]) -> Any:
+            return run_around(model, self.blocks, states[first + index], calls[index][self.blocks[0]].rest, run)
+
+        def last_output(model: nn.Module, calls: Calls, first: int, index: int) -> Tensor:
+            return next(tensors_in(around(model, calls, first, index, partial(model, **self._batches[index]))))
+
+        def runs(model: nn.Module, calls: Calls, first: int = 0) -> list[Callable[[], Tensor]]:
+            return [partial(last_output, model, calls, first, index) for index in range(count)]
+
+        def observed(passes: Passes) -> list[Any]:
+            reading = len(self._proof)
+            found = [around(model, self._calls, 0, count + place, run) for place, run in enumerate(passes[:reading])]
+            return found + [run() for run in passes[reading:]]
+
+        if outside.tasks:
+            original, floats = None, self._float_model
+            if floats is not None:
+                original = Original(module=floats, path="", runs=runs(floats, self._float_calls, len(states) - count))
+            masks = masks_of(self._batches)
+            calibrate(BlockCalibration(self.network, outside, runs(model, self._calls), masks, original=original))
+        tie_up(self.network, self._plan.resolution)
+        if self.cache is not None:
+            self.cache.finish()
+        return observe(model, self._plan.source.directory, observed)
+
+    def _changed_outside(self) -> bool:
+        """Whether something outside the blocks is no longer what the source holds, before the blocks' turn comes."""
+        return self._plan.rotation is not None or bool(self._without_data(None))
+
+    def _float_starts(self) -> list[Tensor]:
+        """The first hidden states of the float model, where a stage compares with it; nothing is rounded yet."""
+        if not self._work.asymmetric:
+            return []
+        hidden, self._float_calls = starts(self._model, self.blocks, self._batches)
+        if self._work.within(None).asymmetric:
+            self._float_model = copy.deepcopy(self._model)
+            for block in self.blocks:
+                self._float_model.get_submodule(block).to("meta")
+        return hidden
+
+    def _starts(self) -> tuple[list[Tensor], Calls]:
+        """The first hidden states and every block's other arguments, for all batches and then for the proof."""
+        if self.cache is None:
+            return starts(self._model, self.blocks, [*self._batches, *self._proof])
+        hidden, calls = starts(self._model, self.blocks, self._batches)
+        self.cache.give_to_model()
+        proof_hidden, proof_calls = starts(self._model, self.blocks, self._proof)
+        return [*hidden, *proof_hidden], [*calls, *proof_calls]
+
+    def _load(self, block: str) -> nn.Module | None:
+        """Have a block in memory, turned, and rounded where that needs no data; its copy before it was rounded."""
+        self._block = block
+        self._tell("")
+        if block != self.blocks[0]:
+            self._read(block)
+        original = copy.deepcopy(self._model.get_submodule(block)) if self._float_calls else None
+        self._round(block)
+        return original
+
+    def _read(self, block: str) -> None:
+        self._streamed.load(block)
+        if self._plan.rotation is not None:
+            rotate_block(self.network, self._plan.rotation, block)
+
+    def _fits_together(self, block: str, run: Callable[[], Tensor], models: int) -> bool:
+        """Whether all batches may wait together in a block; blocks that are alike need as much."""
+        module, kind = self._model.get_submodule(block), block_signature(self.network, block)
+        if kind not in self._activations:
+            self._activations[kind] = activations(module, run)
+        together = fits_together(module, self._activations[kind], len(self._batches), self._max_memory, models)
+        give_large_blocks_back(scarce=not together)
+        return together
+
+    def _round(self, block: str | None) -> None:
+        """Quantize what needs no data in a block, or outside all blocks."""
+        for name, result in round_sites(self.network, self._without_data(block)).items():
+            self.results[name] = {"error": asdict(result.error), "notes": dict(result.notes)}
+
+    def _without_data(self, block: str | None) -> list[Assignment]:
+        """What is quantized without data in a block, or outside all blocks."""
+        return [
+            assignment
+            for name, assignment in self._plan.resolution.assignments.items()
+            if assignment.site.block == block and name not in self._work.tasks
+        ]
+
+    def _take_note(self, task: Assignment, edit: Quantize, error: WeightError) -> None:
+        self.results[task.site.name] = {"error": asdict(error), "notes": dict(edit.notes)}
+        ratio = ""
+        compared = "rtn_output_error" in edit.notes and not task.stage.asymmetric  # whose errors lack a constant
+        if compared and float(edit.notes["rtn_output_error"]) > 0:
+            share = float(edit.notes["output_error"]) / float(edit.notes["rtn_output_error"])
+            ratio = f", output error {share:.0%} of rounding's"
+        self._tell(f": {task.site.name.removeprefix(task.site.block or '').strip('.')}{ratio}")
+
+    def _tell(self, what: str) -> None:
+        place = self.blocks.index(self._block) if self._block else 0
+        peak = peak_memory() / 1e9
+        self._progress(f"calibrating {self._block}{what} (peak {peak:.1f} GB)", place, len(self.blocks))

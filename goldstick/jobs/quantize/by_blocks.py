@@ -1,0 +1,180 @@
+"""By blocks: carry out a plan with one block of the model in memory, journaling every block that is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldstick.calibration.absorbers import small
+from goldstick.calibration.arguments import block_calls
+from goldstick.calibration.data.samples import CalibrationData
+from goldstick.checkpoint.hidden_states import HiddenStates, write_hidden_states
+from goldstick.checkpoint.journal import WorkDirectory
+from goldstick.checkpoint.kv_cache import StoredKV
+from goldstick.checkpoint.shards import ShardedWriter
+from goldstick.core.error import WeightError
+from goldstick.core.freed_memory import give_large_blocks_back, return_freed_memory
+from goldstick.core.progress import Progress
+from goldstick.core.signals import uninterrupted
+from goldstick.errors import StructureError
+from goldstick.hf.names import CheckpointNames
+from goldstick.hf.streaming import StreamedModel
+from goldstick.jobs.plan.plan import Plan
+from goldstick.jobs.proof.observation import Observation, model_inputs
+from goldstick.jobs.quantize.block_tensors import BlockTensors
+from goldstick.jobs.quantize.blockwise_model import BlockwiseModel
+from goldstick.jobs.quantize.rotation_by_blocks import prove_where_it_fits
+from goldstick.jobs.quantize.write import Calibrate, Outcome
+from goldstick.jobs.save.pieces import kv_to_store
+
+
+def prepare(
+    plan: Plan, device: torch.device, calibrate: Calibrate | None, max_memory: int, progress: Progress
+) -> BlockwiseRun | None:
+    """A run over the blocks, or ``None`` where the plan needs none, or its model cannot be taken apart into blocks."""
+    if not plan.by_blocks or device.type != "cpu" or (plan.calibrated and calibrate is None):
+        return None
+    give_large_blocks_back(scarce=True)
+    streamed = StreamedModel(plan.source.directory)
+    data = calibrate(streamed.model) if plan.calibrated and calibrate is not None else None
+    proof = model_inputs(streamed.model, plan.source.directory)
+    streamed.load(streamed.blocks[0])
+    try:
+        block_calls(streamed.model, streamed.blocks, small(data.batches()[0] if data is not None else proof[0]))
+    except StructureError:
+        give_large_blocks_back()
+        return None
+    return BlockwiseRun(plan, streamed, data, proof, max_memory, progress)
+
+
+class BlockwiseRun:
+    """One run over the blocks of a checkpoint.
+
+    Args:
+        plan: What to do; its model is one chain of blocks.
+        streamed: The plan's model, read block by block.
+        data: Calibration data; ``None`` where no stage looks at any.
+        proof: Keyword arguments of each call of the model that its proof makes.
+        max_memory: Bytes that may be used.
+        progress: Told what is done.
+
+    Attributes:
+        data: Calibration data.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        streamed: StreamedModel,
+        data: CalibrationData | None,
+        proof: Sequence[Mapping[str, Any]],
+        max_memory: int,
+        progress: Progress,
+    ) -> None:
+        self._plan, self._max_memory = plan, max_memory
+        self._names = CheckpointNames(plan.network.model)
+        self._rotation_error: float | None = None
+        batches = data.batches() if data is not None else []
+        self._model = BlockwiseModel(plan, streamed, batches, proof, max_memory, progress)
+        self.data = data
+
+    @torch.no_grad()
+    def write(self, work: WorkDirectory, check_source: Callable[[], None]) -> Outcome:
+        """Do what is not yet done, in ``work``.
+
+        Args:
+            work: Where.
+            check_source: Raises where the source is no longer what it was; no block that was read of such a one counts.
+        """
+        journal = work.journal()
+        done: int = journal.get("blocks_done", 0)
+        if not journal:
+            for left in work.checkpoint.iterdir():
+                left.unlink()
+        elif done:
+            HiddenStates.remove(work.path, done - 1)  # of a run that was cut short right after its last word
+        if self._plan.rotation is not None:
+            proven = journal["rotation_error"] if journal else prove_where_it_fits(self._plan, self._max_memory)
+            self._rotation_error = proven
+        model, blocks = self._model, self._model.blocks
+        first = self._begin(work, model.start(journal.get("sites", {}), journal.get("kv_cache", {})), journal)
+        if done:
+            model.release(blocks[0])
+        kv = self._kv_to_store()
+        tensors = BlockTensors(self._plan, model.network, blocks, self._names, kv.tensors if kv else {})
+        limit = self._plan.recipe.export.max_shard_size
+        writer = ShardedWriter(work.checkpoint, tensors.specs(), limit, journal.get("files"))
+
+        def write(block: str, outputs: Iterator[Tensor]) -> HiddenStates:
+            """Write a block and what it gives, and let go of it."""
+            index = blocks.index(block)
+            found = write_hidden_states(work.path, index + 1, outputs, first.specs)
+            give_large_blocks_back(scarce=True)  # the next block's weights would fill the heap for good
+            tensors.write(writer, block)
+            check_source()
+            progress = {"blocks_done": index + 1, "hidden": found.sha256, **self._found()}
+            with uninterrupted():
+                work.commit(progress | {"files": writer.state()})
+            HiddenStates.remove(work.path, index)
+            model.release(block)
+            return_freed_memory()
+            return found
+
+        states: Sequence[Tensor] = first
+        try:
+            loop = model.loop(write)
+            for block in blocks[done:]:
+                states = loop.advance(block, states)
+            expected = model.finish(states)
+            kv = self._kv_to_store()
+            tensors.write(writer, None)
+            tensors.write_cache(writer, kv.tensors if kv else {})
+            hashes = writer.close()
+        finally:
+            writer.abandon()
+            give_large_blocks_back()
+        for left in work.checkpoint.iterdir():  # of a run that was cut short behind this point
+            if left.name not in hashes:
+                left.unlink()
+        return self._outcome(hashes, expected, kv)
+
+    def _begin(self, work: WorkDirectory, hidden: Sequence[Tensor], journal: Mapping[str, Any]) -> HiddenStates:
+        """The hidden states that the first block that is not done is given."""
+        if journal:
+            return HiddenStates(work.path, journal["blocks_done"], journal["hidden"])
+        return write_hidden_states(work.path, 0, hidden, [(state.shape, state.dtype) for state in hidden])
+
+    def _found(self) -> dict[str, Any]:
+        """What the journal remembers of the finished blocks, beside their tensors and hidden states."""
+        found: dict[str, Any] = {"sites": self._model.results}
+        if self._plan.rotation is not None:
+            found["rotation_error"] = self._rotation_error
+        if self._model.cache is not None:
+            found["kv_cache"] = self._model.cache.state
+        return found
+
+    def _kv_to_store(self) -> StoredKV | None:
+        settings = self._model.cache.settings if self._model.cache is not None else None
+        return kv_to_store(self._model.network, settings, self._plan.format, self._names)
+
+    def _outcome(self, hashes: dict[str, str], expected: Observation, kv: StoredKV | None) -> Outcome:
+        account: dict[str, Any] = {}
+        if self._plan.rotation is not None:
+            account["rotation"] = self._plan.rotation.to_dict(self._rotation_error)
+        if kv is not None:
+            account["kv_cache"] = {"scheme": kv.label}
+        results = self._model.results
+        return Outcome(
+            hashes=hashes,
+            layers=[tensor.stored for tensor in self._plan.tensors if tensor.stored],
+            errors={name: WeightError(**found["error"]) for name, found in results.items()},
+            notes={name: found["notes"] for name, found in results.items()},
+            expected=expected,
+            audit=self.data.audit() if self.data is not None else {},
+            warnings=self.data.warnings() if self.data is not None else (),
+            kv=kv,
+            account=account,
+        )

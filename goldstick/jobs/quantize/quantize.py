@@ -1,0 +1,247 @@
+"""Quantize: one checkpoint directory in, one compressed and proven checkpoint directory out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from goldstick.calibration.memory_budget import default_budget, peak_memory, require_memory
+from goldstick.checkpoint.journal import WorkDirectory, tidy_up, training_directory, work_directory
+from goldstick.checkpoint.source import SourceCheckpoint
+from goldstick.checkpoint.source_files import SourceFiles
+from goldstick.checkpoint.staging import check_output, check_space, refuse_overlap, staged
+from goldstick.core.error import WeightError
+from goldstick.core.progress import Progress, quiet
+from goldstick.errors import UsageError
+from goldstick.hf.float_matrices import float_matrices
+from goldstick.jobs.load.load import find_device
+from goldstick.jobs.plan.plan import Plan
+from goldstick.jobs.proof.proof import ProofMethod
+from goldstick.jobs.quantize.by_blocks import prepare
+from goldstick.jobs.quantize.run_identity import finished_report, run_identity
+from goldstick.jobs.quantize.write import Calibrate, Outcome, in_memory, train_alongside, write_streamed, write_whole
+from goldstick.jobs.save.finish import Content, add_accuracy, prove_and_record, write_rest
+from goldstick.jobs.save.pieces import error_sums
+from goldstick.jobs.save.records import environment, layer_records, shapes_of
+from goldstick.jobs.save.structure import structure_of_source
+from goldstick.report import Report, SizeSummary
+from goldstick.report.heat_map import drawable
+from goldstick.report.page import write_page
+from goldstick.training.parallel import wait_for_all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """A finished checkpoint.
+
+    Attributes:
+        directory: Where it lies.
+        report: What was done; also in ``report.json`` there.
+        finished_before: Whether an earlier run had made it, and this one was only to go on with that.
+    """
+
+    directory: Path
+    report: Report
+    finished_before: bool = False
+
+
+def execute(
+    plan: Plan,
+    output: Path,
+    *,
+    base_model: str,
+    overwrite: bool = False,
+    device: str = "cpu",
+    proof: ProofMethod = "outputs",
+    resume: bool = False,
+    max_memory: int | None = None,
+    progress: Progress = quiet,
+    calibrate: Calibrate | None = None,
+    evaluate: Callable[[Path], Mapping[str, Any]] | None = None,
+) -> Quantized:
+    """Carry out a plan into ``output``.
+
+    The checkpoint is written beside ``output`` and renamed at the end; a data-free plan never builds the model.
+
+    Args:
+        plan: What to do.
+        output: The directory to make.
+        base_model: What the card names as the base model.
+        overwrite: Whether ``output`` may replace a checkpoint that goldstick wrote.
+        device: Where weights are rounded, such as ``cuda``.
+        proof: Whether the proof compares ``outputs``, computed block by block, or ``tensors`` alone.
+        resume: Whether to go on with a run that was stopped, behind a block or an epoch of training. It gives the
+            same bytes. Nothing is done where that run is finished.
+        max_memory: Bytes that the run may use; below what all calibration batches take in a block, they run one by one,
+            which takes longer and gives the same bytes. A good part of what is free where ``None``.
+        progress: Told what is done.
+        calibrate: Gives the data, for recipes that look at data, when the model is in memory.
+        evaluate: Called with the finished checkpoint before it is moved into place; its result goes into the report.
+
+    Raises:
+        UsageError: ``max_memory`` is less than the run holds at least.
+        OutputError: ``output`` exists or cannot be written.
+        SourceError: A weight is not finite, or a file is damaged, or was changed by somebody while it was read.
+        CheckpointError: The result did not pass its proof.
+    """
+    if proof == "tensors" and not plan.streams:
+        reason = plan.warnings[-1] if plan.warnings else "its stages look at data."
+        reason = "a rotation changes what its tensors hold." if plan.rotation is not None else reason
+        raise UsageError(f"This model cannot be proven tensor by tensor: {reason} Use --proof outputs.")
+    target = find_device(device)
+    refuse_overlap(output, {"source": plan.source.directory})
+    require_memory(max_memory, plan.least_memory)
+    check_output(output, overwrite, resume)
+    check_space(output, plan.bytes_after)
+    started = time.perf_counter()
+    files = SourceFiles(plan.source.files_read, plan.source.states)
+    hashes = files.hashes(progress) if not plan.streams or resume else {}  # streaming hashes what it reads
+    budget = default_budget() if max_memory is None else max_memory
+    blockwise = prepare(plan, target, calibrate, budget, progress)
+    trains = bool(plan.resolution.training)
+    whole = None
+    if blockwise is None and not plan.streams:
+        require_memory(max_memory, plan.whole_memory)
+        whole = in_memory(plan, target, calibrate, training_directory(output) if trains else None)
+        files.require_unchanged()
+    looked_at = blockwise or whole
+    run = run_identity(plan, looked_at.data if looked_at else None, hashes)
+    goes_on = trains or blockwise is not None
+    if resume and goes_on and tidy_up(output, run):
+        return Quantized(directory=output, report=Report.read(output))
+    if resume and not overwrite and (finished := finished_report(output, run)) is not None:
+        return Quantized(directory=output, report=finished, finished_before=True)
+    with _place(output, run if goes_on else None, resume=resume, overwrite=overwrite) as place:
+        folder = place.checkpoint if isinstance(place, WorkDirectory) else place
+        if blockwise is not None:
+            assert isinstance(place, WorkDirectory)
+            outcome = blockwise.write(place, files.require_unchanged)
+        elif whole is not None:
+            if isinstance(place, WorkDirectory):
+                place.begin_checkpoint()
+            outcome = write_whole(plan, folder, whole, progress)
+        else:
+            outcome = write_streamed(plan, folder, target, progress)
+        files.know(outcome.source_hashes)
+        files.require_unchanged(plan.read_late if whole is not None else None)
+        looked_at = blockwise = whole = None  # the proof is made beside this process: a model would be held twice
+        write_rest(folder, _content(plan, base_model, outcome, files.hashes(progress)), outcome.hashes)
+        written, peak = time.perf_counter(), peak_memory()
+        progress("proving", 0, 1)
+        with files.read_again():
+            found = prove_and_record(folder, _proof_request(plan, outcome.errors, proof), outcome.expected)
+        proven = time.perf_counter()
+        progress("proving", 1, 1)
+        evaluation = evaluate(folder) if evaluate else {}
+        if evaluation:
+            add_accuracy(folder, evaluation)
+        report = Report(
+            goldstick_version=environment()["goldstick"],
+            model=base_model,
+            recipe=plan.recipe.model_dump(mode="json"),
+            format=(outcome.recut or plan).format.name,
+            **_account(plan, outcome),
+            calibration=outcome.audit,
+            structure=structure_of_source(plan),
+            sensitivity=drawable(plan.recipe.sensitivity),
+            **outcome.account,
+            evaluation=evaluation,
+            proof={key: value for key, value in found.items() if key != "observed"},
+            warnings=(*plan.warnings, *outcome.warnings),
+            timing={"quantize_and_write": written - started, "prove": proven - written},
+            peak_memory=peak,
+            environment=environment(),
+            run=run if hashes else run_identity(plan, None, files.hashes()),
+        )
+        report.write(folder)
+        write_page(folder)
+    return Quantized(directory=output, report=report)
+
+
+def help_the_first(plan: Plan, output: Path, device: str, calibrate: Calibrate) -> Quantized:
+    """What further processes that torchrun started do, while the first carries out a plan: train with it, and wait."""
+    if plan.resolution.training:
+        train_alongside(plan, in_memory(plan, find_device(device), calibrate, training_directory(output)), quiet)
+    wait_for_all()
+    return Quantized(directory=output, report=Report.read(output))
+
+
+def _place(
+    output: Path, run: Mapping[str, str] | None, *, resume: bool, overwrite: bool
+) -> AbstractContextManager[Path | WorkDirectory]:
+    """Where the checkpoint grows: a directory that vanishes on an error, or one that ``run`` can go on in."""
+    if run is None:
+        return staged(output, overwrite)
+    return work_directory(output, run, resume=resume, overwrite=overwrite)
+
+
+def _proof_request(plan: Plan, errors: Mapping[str, WeightError], proof: ProofMethod) -> dict[str, Any]:
+    return {
+        "method": proof,
+        "source": str(plan.source.directory),
+        "recipe": plan.recipe.model_dump(mode="json"),
+        "errors": {name: {"noise": error.noise} for name, error in errors.items()},
+    }
+
+
+def _content(plan: Plan, base_model: str, outcome: Outcome, hashes: Mapping[str, str]) -> Content:
+    recut = outcome.recut
+    resolution = (recut or plan).resolution
+    return Content(
+        config=recut.config if recut else plan.source.config,
+        sidecars=plan.source.sidecars,
+        format=(recut or plan).format,
+        layers=outcome.layers,
+        left_alone=recut.left_alone if recut else _left_alone(plan),
+        ties=resolution.ties,
+        untied=resolution.untied,
+        recipe=plan.recipe,
+        source=source_record(plan.source, hashes),
+        base_model=base_model,
+        errors=error_sums(outcome.errors),
+        kv=outcome.kv,
+        described_in=plan.source.directory,
+        unused=[tensor.name for tensor in plan.unused],
+    )
+
+
+def _left_alone(plan: Plan) -> list[str]:
+    floats = [tensor for tensor in plan.tensors if tensor.assignment is None and len(tensor.source.shape) == 2]
+    matrices = {tensor.name: tensor.parameter for tensor in floats}
+    stored = {tensor.parameter for tensor in plan.tensors}
+    return float_matrices(plan.network, matrices, plan.resolution.assignments, stored)
+
+
+def source_record(source: SourceCheckpoint, hashes: Mapping[str, str]) -> dict[str, Any]:
+    """What the manifest says of the source: its name and the sha256 of its weight files."""
+    return {"name": source.directory.name, "files": {file.name: hashes[file.name] for file in source.files}}
+
+
+def _account(plan: Plan, outcome: Outcome) -> dict[str, Any]:
+    before: dict[str, int] = {}
+    after: dict[str, int] = {}
+    for tensor in plan.tensors:
+        if tensor.parameter:
+            after[tensor.parameter] = after.get(tensor.parameter, 0) + tensor.bytes_after
+            if tensor.source.name == tensor.name:
+                before[tensor.parameter] = before.get(tensor.parameter, 0) + tensor.source.nbytes
+    shapes = dict(shapes_of(plan.network))
+    for tensor in plan.tensors:  # the model on the meta device does not know the dtypes of the files
+        if tensor.parameter in shapes:
+            shapes[tensor.parameter] = shapes[tensor.parameter][0], tensor.source.dtype
+    recut = outcome.recut
+    layers = layer_records(
+        (recut or plan).network,
+        shapes,
+        (recut or plan).resolution,
+        outcome.errors,
+        before,
+        recut.bytes_after if recut else after,
+        outcome.notes,
+        cut=recut is not None,
+    )
+    return {"layers": layers, "size": SizeSummary.of(layers)}

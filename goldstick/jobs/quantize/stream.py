@@ -1,0 +1,92 @@
+"""Stream: carry out a plan tensor by tensor, from the source's files into the checkpoint's, never building the "
+"model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from goldstick.checkpoint.entries import Entry
+from goldstick.checkpoint.safetensors_file import TensorInfo, file_head
+from goldstick.core.error import WeightError
+from goldstick.errors import SourceError
+from goldstick.formats.input_scale import part_name
+from goldstick.jobs.plan.plan import Plan
+from goldstick.jobs.plan.planned_tensors import PlannedTensor
+from goldstick.recipes.run import decide
+
+
+class SourceReader:
+    """Reads tensors in file order and hashes every file on the way, so that hashing costs no second read."""
+
+    def __init__(self) -> None:
+        self._digests: dict[Path, Any] = {}
+        self._positions: dict[Path, int] = {}
+
+    def read(self, info: TensorInfo) -> Tensor:
+        """The tensor; part of its file's hash when it comes in its turn."""
+        digest = None
+        if info.file not in self._digests:
+            head = file_head(info.file)
+            self._digests[info.file] = hashlib.sha256(head)
+            self._positions[info.file] = len(head)
+        if self._positions[info.file] == info.start:
+            digest = self._digests[info.file]
+            self._positions[info.file] += info.nbytes
+        return info.read(digest)
+
+    def hashes(self) -> dict[str, str]:
+        """File name → sha256 of the files that were read through."""
+        return {
+            file.name: digest.hexdigest()
+            for file, digest in self._digests.items()
+            if self._positions[file] == file.stat().st_size
+        }
+
+
+def stream_entries(
+    plan: Plan, reader: SourceReader, errors: dict[str, WeightError], device: torch.device
+) -> Iterator[Entry]:
+    """The entries of a plan's checkpoint; each quantizes its tensor when it is produced.
+
+    Args:
+        plan: The plan; must stream.
+        reader: Reads the source.
+        errors: Filled as entries are produced: site name → error, summed over its pieces.
+        device: Where weights are rounded.
+    """
+    for tensor in plan.tensors:
+        yield Entry(name=tensor.name, outputs=tensor.outputs, produce=_producer(plan, tensor, reader, errors, device))
+
+
+def _producer(
+    plan: Plan, tensor: PlannedTensor, reader: SourceReader, errors: dict[str, WeightError], device: torch.device
+) -> Callable[[], Mapping[str, Tensor]]:
+    def produce() -> Mapping[str, Tensor]:
+        value = reader.read(tensor.source)
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            bad = int((~torch.isfinite(value.float())).sum())
+            raise SourceError(
+                f"{tensor.source.name} in {tensor.source.file} holds {bad} values that are NaN or infinite. The "
+                "checkpoint is "
+                "damaged; fetch it again, or repair it before quantizing."
+            )
+        if tensor.assignment is None:
+            return {tensor.name: value}
+        site = tensor.assignment.site
+        matrix = site.layout.to_matrix(value).to(device)
+        if matrix.dtype is torch.float64:
+            matrix = matrix.float()
+        edit, error = decide(tensor.assignment.stage, site, matrix, tensor.assignment.scheme)
+        if tensor.source.name != site.parameter_name:
+            error = error.of_part(tensor.source.name)
+        errors[site.name] = errors[site.name] + error if site.name in errors else error
+        parts = plan.format.pack(edit.tensor, edit.scheme, edit.input_scale, edit.input_zero)
+        return {part_name(tensor.name, suffix): part.cpu() for suffix, part in parts.items()}
+
+    return produce

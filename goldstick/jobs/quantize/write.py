@@ -1,0 +1,210 @@
+"""Write: the weights of a checkpoint, tensor by tensor from the source's files or from the model in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from goldstick.calibration.data.samples import CalibrationData
+from goldstick.checkpoint.entries import Entry
+from goldstick.checkpoint.gguf.entries import write_gguf
+from goldstick.checkpoint.kv_cache import StoredKV
+from goldstick.checkpoint.shards import write_entries
+from goldstick.core.error import WeightError
+from goldstick.core.progress import Progress
+from goldstick.formats.base import StorageFormat, StoredLayer, StoredPiece
+from goldstick.hf.cache import quantized_cache_of
+from goldstick.hf.example_inputs import inputs_for
+from goldstick.hf.model_in_memory import config_of, left_alone, names_of
+from goldstick.hf.names import CheckpointNames
+from goldstick.hf.pruned_config import describe_cuts
+from goldstick.jobs.load.load import load_float
+from goldstick.jobs.plan.choose_format import format_in_memory
+from goldstick.jobs.plan.plan import Plan, planned_gguf
+from goldstick.jobs.plan.planned_tensors import PlannedTensor
+from goldstick.jobs.plan.whole_network import Whole, run_on_whole
+from goldstick.jobs.proof.observation import Observation, observe
+from goldstick.jobs.quantize.stream import SourceReader, stream_entries
+from goldstick.jobs.save.pieces import float_tensors, kv_to_store, quantized_pieces, save_entries, stored_bytes
+from goldstick.recipes.resolve import Resolution
+from goldstick.recipes.rotate import rotate
+from goldstick.recipes.train import train_stages
+from goldstick.structure.network import Network
+from goldstick.training import TrainingTask
+
+#: Gives the calibration data for a model in memory.
+Calibrate = Callable[[nn.Module], CalibrationData]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recut:
+    """What a checkpoint is of, where channels were cut and it is not what the plan foresaw.
+
+    Attributes:
+        network: The network, with the sites it had before anything was rounded.
+        resolution: What the recipe means for it.
+        format: The storage format.
+        config: Its config.json.
+        left_alone: Modules whose matrices stay float.
+        bytes_after: Parameter or buffer → bytes stored for it.
+    """
+
+    network: Network
+    resolution: Resolution
+    format: StorageFormat
+    config: Mapping[str, Any] | None
+    left_alone: Sequence[str]
+    bytes_after: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What was written, beside the files themselves.
+
+    Attributes:
+        hashes: sha256 of every file of weights.
+        layers: Everything quantized, as stored.
+        errors: Site → how far its weight lies from the original.
+        notes: Site → what its algorithm found out.
+        expected: What the model in memory gave, for the proof; ``None`` where none was built.
+        source_hashes: sha256 of every file of the source that was read through.
+        audit: What the report says of the data.
+        warnings: What the user should know.
+        kv: What is stored of a quantized KV cache, beside its tensors, which are written.
+        account: The report's account of the rotation, the training, the pruning and the KV cache.
+        recut: What the network has become, where channels were cut.
+    """
+
+    hashes: dict[str, str]
+    layers: Sequence[StoredLayer]
+    errors: Mapping[str, WeightError]
+    notes: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
+    expected: Observation | None = None
+    source_hashes: Mapping[str, str] = field(default_factory=dict)
+    audit: Mapping[str, int | float | str] = field(default_factory=dict)
+    warnings: Sequence[str] = ()
+    kv: StoredKV | None = None
+    account: Mapping[str, Any] = field(default_factory=dict)
+    recut: Recut | None = None
+
+
+def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Progress) -> Outcome:
+    """Carry out a plan that streams: one tensor in memory at a time."""
+    reader = SourceReader()
+    errors: dict[str, WeightError] = {}
+    entries = stream_entries(plan, reader, errors, device)
+    layout = planned_gguf(plan)
+    if layout is not None:
+        hashes = write_gguf(folder, list(entries), layout, progress)
+    else:
+        hashes = write_entries(folder, entries, plan.recipe.export.max_shard_size, progress)
+    stage = plan.resolution.kv
+    settings = stage.solve({}) if stage is not None else None  # a dynamic cache: a static one looks at data
+    return Outcome(
+        hashes=hashes,
+        layers=[tensor.stored for tensor in plan.tensors if tensor.stored],
+        errors=errors,
+        source_hashes=reader.hashes(),
+        kv=kv_to_store(plan.network, settings, plan.format, CheckpointNames(plan.network.model)),
+        account={"kv_cache": {"scheme": stage.scheme.label}} if stage is not None else {},
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class InMemory:
+    """A plan's whole model in memory, and what its stages look at.
+
+    Attributes:
+        network: The model, in float.
+        data: Calibration data; ``None`` where no stage looks at any.
+        training: What it trains on; ``None`` where no stage trains.
+    """
+
+    network: Network
+    data: CalibrationData | None
+    training: TrainingTask | None
+
+
+def in_memory(plan: Plan, device: torch.device, calibrate: Calibrate | None, directory: Path | None = None) -> InMemory:
+    """Load a plan's model and its data.
+
+    Args:
+        plan: The plan.
+        device: Where the model goes.
+        calibrate: Gives the data for the model.
+        directory: Where trainings leave a checkpoint after each epoch, and go on from it.
+    """
+    network = Network(load_float(plan.source.directory).to(device))
+    data = calibrate(network.model) if calibrate is not None and plan.calibrated else None
+    if data is None or not plan.resolution.training:
+        return InMemory(network=network, data=data, training=None)
+    batches = data.training_batches(plan.recipe.calibration.training_batch)
+    return InMemory(network=network, data=data, training=TrainingTask(batches=batches, directory=directory))
+
+
+def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -> Outcome:
+    """Carry out a plan on the whole model in memory, which is another one then."""
+    network, data = model.network, model.data
+    batches: Sequence[Mapping[str, Tensor]] = data.batches() if data else ()
+    whole = run_on_whole(network, plan.resolution, plan.rotation, batches, progress, model.training)
+    network = whole.network
+    if whole.cuts:
+        describe_cuts(network, whole.account["pruning"], whole.cuts)
+    expected = observe(network.model, plan.source.directory)
+    names = CheckpointNames(plan.network.model)
+    if whole.cuts:
+        names = names_of(network.model) or names
+    pieces = quantized_pieces(network, whole.resolution, names)
+    floats = float_tensors(network, names)
+    storage, told = plan.format, list[str]()
+    if whole.cuts:
+        storage, told = format_in_memory(network.model, plan.recipe.export.format, pieces, whole.resolution.ties)
+    kv = kv_to_store(network, quantized_cache_of(network.model), storage, names)
+    entries = save_entries(pieces, {**floats, **(kv.tensors if kv else {})}, storage)
+    entries += [
+        Entry(name=tensor.name, outputs=tensor.outputs, produce=partial(_copied, tensor)) for tensor in plan.unused
+    ]
+    return Outcome(
+        hashes=write_entries(folder, entries, plan.recipe.export.max_shard_size, progress),
+        layers=[piece.layer for piece in pieces],
+        errors={name: result.error for name, result in whole.results.items()},
+        notes={name: result.notes for name, result in whole.results.items()},
+        expected=expected,
+        audit=data.audit() if data else {},
+        warnings=[*(data.warnings() if data else ()), *told],
+        kv=kv,
+        account=whole.account,
+        recut=_recut(whole, pieces, storage, left_alone(network, pieces, floats, names)) if whole.cuts else None,
+    )
+
+
+def _copied(tensor: PlannedTensor) -> dict[str, Tensor]:
+    return {tensor.name: tensor.source.read()}
+
+
+def train_alongside(plan: Plan, model: InMemory, progress: Progress) -> None:
+    """The part of a further process that torchrun started in a plan that the first carries out: to train with it."""
+    network = model.network
+    if plan.rotation is not None:
+        inputs = inputs_for(network.model)
+        assert inputs is not None  # the rotation was found with them
+        network, _ = rotate(network, plan.rotation, inputs)
+    train_stages(network, plan.resolution, model.training, progress)
+
+
+def _recut(whole: Whole, pieces: list[StoredPiece], storage: StorageFormat, left_alone: Sequence[str]) -> Recut:
+    floats, quantized = stored_bytes(whole.network, pieces, storage)
+    return Recut(
+        network=whole.network,
+        resolution=whole.resolution,
+        format=storage,
+        config=config_of(whole.network.model),
+        left_alone=left_alone,
+        bytes_after=floats | quantized,
+    )

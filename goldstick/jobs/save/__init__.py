@@ -1,0 +1,1 @@
+"""From a compressed network to a finished checkpoint: pieces, report, card, manifest."""

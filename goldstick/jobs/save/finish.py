@@ -1,0 +1,133 @@
+"""Finish: everything a checkpoint holds beside its weights, the proof, and the manifest that binds them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import goldstick
+from goldstick.checkpoint.entries import write_small
+from goldstick.checkpoint.file_state import file_sha256 as file_sha256
+from goldstick.checkpoint.kv_cache import KV_SIDECAR, StoredKV
+from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
+from goldstick.core.json_files import dump_json, write_atomically
+from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.hf.pruned import is_marked
+from goldstick.jobs.proof.observation import Observation
+from goldstick.jobs.proof.proof import prove, require
+from goldstick.jobs.save.card import accuracy_section, model_card
+from goldstick.jobs.save.records import versions
+from goldstick.recipes import Recipe
+
+MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What the files of a checkpoint are made from, beside the weights.
+
+    Attributes:
+        config: The model's config.json before quantization; ``None`` for a plain module.
+        sidecars: Files carried on byte for byte.
+        format: The storage format.
+        layers: Everything quantized, as stored.
+        left_alone: Modules whose matrices stay float, as the checkpoint and the model call them.
+        ties: Sites that run on another's quantized weight.
+        untied: Whether embeddings are no longer tied in the way the config says.
+        recipe: The recipe; ``None`` where the checkpoint was exported from one that says nothing of its own.
+        source: Name and file hashes of the source.
+        base_model: What the card names as the base model.
+        errors: Site → error figures of its weight.
+        architecture: For a plain module: what it takes to rebuild it.
+        kv: What is stored of a quantized KV cache, beside its tensors, which are among the weights.
+        described_in: The directory whose README.md is the card of what this was made from, if it has one.
+        unused: Float tensors that are carried on though the model has no use for them.
+        exported_from: What was exported, where this was not made from a float model: its format and file hashes.
+    """
+
+    config: Mapping[str, Any] | None
+    sidecars: Sequence[Path]
+    format: StorageFormat
+    layers: Sequence[StoredLayer]
+    left_alone: Sequence[str]
+    ties: Mapping[str, str]
+    untied: bool
+    recipe: Recipe | None
+    source: Mapping[str, Any]
+    base_model: str
+    errors: Mapping[str, Mapping[str, float | None]]
+    architecture: Mapping[str, Any] = field(default_factory=dict)
+    kv: StoredKV | None = None
+    described_in: Path | None = None
+    unused: Sequence[str] = ()
+    exported_from: Mapping[str, Any] = field(default_factory=dict)
+
+
+def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
+    """Write config, sidecars, card and a manifest without proof; ``hashes`` holds and receives the files' sha256."""
+    table = content.format.config(content.layers, content.left_alone, content.ties)
+    if content.kv is not None:
+        table |= content.kv.config
+        hashes[KV_SIDECAR] = write_small(work / KV_SIDECAR, content.kv.sidecar)
+    if content.config is not None:
+        # What is only rotated is a float checkpoint, to be read as one; cuts are done again by goldstick's quantizer.
+        quantized = bool(content.layers) or content.kv is not None or is_marked(content.config)
+        config = dict(content.config) | ({"quantization_config": table} if quantized else {})
+        if (content.ties or content.untied) and "tie_word_embeddings" in config:
+            config["tie_word_embeddings"] = False
+        elif content.ties or content.untied:
+            config = {**config, "tie_word_embeddings": False}
+        hashes["config.json"] = write_small(work / "config.json", dump_json(config).encode())
+    for path in content.sidecars:
+        hashes[path.name] = write_small(work / path.name, path.read_bytes())
+    card = model_card(content.base_model, content.recipe, content.format, content.config, source=content.described_in)
+    hashes["README.md"] = write_small(work / "README.md", card.encode(errors="backslashreplace"))
+    manifest = {
+        "manifest_version": MANIFEST_VERSION,
+        "goldstick": goldstick.__version__,
+        "format": content.format.name,
+        "quantization": table,
+        "kv_cache": content.kv.label if content.kv else None,
+        "architecture": dict(content.architecture),
+        "source": dict(content.source),
+        "recipe": content.recipe.model_dump(mode="json") if content.recipe else None,
+        **({"unused": list(content.unused)} if content.unused else {}),
+        **({"exported_from": dict(content.exported_from)} if content.exported_from else {}),
+        "layers": {
+            layer.site: {"scheme": layer.scheme.label, **content.errors.get(layer.site, {})} for layer in content.layers
+        },
+        "files": dict(sorted(hashes.items())),
+        "environment": versions(),
+    }
+    write_small(work / MANIFEST_NAME, dump_json(manifest).encode())
+
+
+def prove_and_record(work: Path, request: Mapping[str, Any], expected: Observation | None) -> dict[str, Any]:
+    """Prove what lies in ``work`` and write the findings into its manifest.
+
+    Raises:
+        CheckpointError: The proof failed, or could not be made.
+    """
+    proof = prove(work, request, expected)
+    require(proof, work)
+    record_proof(work, proof)
+    return proof
+
+
+def record_proof(work: Path, proof: Mapping[str, Any]) -> None:
+    """Write the findings of a proof that passed into the manifest in ``work``."""
+    manifest = json.loads((work / MANIFEST_NAME).read_text(encoding="utf-8"))
+    write_atomically(work / MANIFEST_NAME, dump_json(manifest | {"proof": dict(proof)}).encode())
+
+
+def add_accuracy(work: Path, evaluation: Mapping[str, Any]) -> None:
+    """Let the card in ``work`` say what an evaluation found (``before`` and ``after``)."""
+    card = ((work / "README.md").read_text(encoding="utf-8") + accuracy_section(evaluation)).encode()
+    write_atomically(work / "README.md", card)
+    manifest = json.loads((work / MANIFEST_NAME).read_text(encoding="utf-8"))
+    manifest["files"]["README.md"] = hashlib.sha256(card).hexdigest()
+    write_atomically(work / MANIFEST_NAME, dump_json(manifest).encode())

@@ -1,0 +1,201 @@
+"""Result: a compressed model in memory, its report, and how to save it."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from goldstick.calibration.data.samples import count_batches
+from goldstick.calibration.float_types import refuse_float64
+from goldstick.checkpoint.shards import write_entries
+from goldstick.checkpoint.source import sidecars_of
+from goldstick.checkpoint.staging import refuse_overlap, staged
+from goldstick.core.edits import Prune
+from goldstick.core.error import WeightError
+from goldstick.core.progress import Progress, quiet
+from goldstick.hf.cache import quantized_cache_of
+from goldstick.hf.example_inputs import inputs_for
+from goldstick.hf.model_in_memory import config_of, is_transformers, left_alone, names_of
+from goldstick.hf.pruned_config import describe_cuts
+from goldstick.jobs.load.plain_module import tensor_hashes
+from goldstick.jobs.plan.choose_format import format_in_memory, loader_remarks
+from goldstick.jobs.plan.whole_network import refuse_without_cache, run_on_whole
+from goldstick.jobs.proof.observation import Observation, buffer_dtypes, observe
+from goldstick.jobs.save.finish import Content, prove_and_record, write_rest
+from goldstick.jobs.save.pieces import (
+    error_sums,
+    float_tensors,
+    kv_to_store,
+    quantized_pieces,
+    save_entries,
+    stored_bytes,
+)
+from goldstick.jobs.save.records import environment, layer_records, shapes_of
+from goldstick.jobs.save.structure import structure_of
+from goldstick.recipes import Recipe
+from goldstick.recipes.measured import resolve_recipe
+from goldstick.recipes.resolve import Resolution
+from goldstick.recipes.rotate import find_rotation
+from goldstick.report import Report, SizeSummary
+from goldstick.report.heat_map import drawable
+from goldstick.report.page import write_page
+from goldstick.structure.network import Network
+from goldstick.training import TrainingTask
+from goldstick.training.parallel import rank
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """What :func:`goldstick.apply` gives.
+
+    Attributes:
+        model: The compressed model, ready to run.
+        report: What was done.
+    """
+
+    model: nn.Module
+    report: Report
+    _network: Network
+    _resolution: Resolution
+    _recipe: Recipe
+    _errors: Mapping[str, WeightError]
+    _cuts: Sequence[Prune] = ()
+
+    def save(self, directory: str | Path, *, overwrite: bool = False, progress: Progress = quiet) -> Path:
+        """Write the model as a checkpoint, read it back in a fresh process, and compare.
+
+        A transformers model is stored as its recipe says; its tokenizer files are carried on from the directory it was
+        loaded from. Any other module is stored in the native format. Of several processes that torchrun started the
+        first writes; the others go on at once.
+
+        Raises:
+            OutputError: The directory exists or cannot be written.
+            FormatError: The recipe's format cannot hold the result.
+            CheckpointError: What was read back is not what was written.
+        """
+        if rank() == 0:
+            self._write(Path(directory), overwrite, progress)
+        return Path(directory)
+
+    def _write(self, directory: Path, overwrite: bool, progress: Progress) -> None:
+        names = names_of(self.model)
+        pieces = quantized_pieces(self._network, self._resolution, names)
+        storage, _ = format_in_memory(self.model, self._recipe.export.format, pieces, self._resolution.ties)
+        floats = float_tensors(self._network, names)
+        kv = kv_to_store(self._network, quantized_cache_of(self.model), storage, names)
+        config, origin = config_of(self.model), _origin(self.model)
+        if origin is not None:
+            refuse_overlap(directory, {"source": origin})
+        with staged(directory, overwrite) as work:
+            entries = save_entries(pieces, {**floats, **(kv.tensors if kv else {})}, storage)
+            hashes = write_entries(work, entries, self._recipe.export.max_shard_size, progress)
+            content = Content(
+                config=config,
+                sidecars=_sidecars(origin),
+                format=storage,
+                layers=[piece.layer for piece in pieces],
+                left_alone=left_alone(self._network, pieces, floats, names),
+                ties=self._resolution.ties,
+                untied=self._resolution.untied,
+                recipe=self._recipe,
+                source={"name": origin.name if origin else type(self.model).__name__, "files": {}},
+                base_model=self.report.model,
+                errors=error_sums(self._errors),
+                kv=kv,
+                architecture={"pruned": [cut.to_dict() for cut in self._cuts]} if self._cuts and not names else {},
+            )
+            write_rest(work, content, hashes)
+            proof = prove_and_record(work, *_proof_request(self.model, config is not None, origin))
+            self._final_report(storage.name, proof).write(work)
+            write_page(work)
+
+    def _final_report(self, format_name: str, proof: Mapping[str, Any]) -> Report:
+        found = {key: value for key, value in proof.items() if key != "observed"}
+        return dataclasses.replace(self.report, format=format_name, proof=found)
+
+
+def apply_recipe(
+    model: nn.Module,
+    recipe: Recipe,
+    *,
+    inplace: bool,
+    batches: Sequence[Mapping[str, Tensor]] = (),
+    training: TrainingTask | None = None,
+    progress: Progress = quiet,
+) -> Result:
+    """Compress a model in memory; see :func:`goldstick.apply`."""
+    original = Network(model)
+    rotation = find_rotation(recipe.stages, original, inputs_for(model, batches))
+    if rotation is not None:
+        original = Network(model, cut=rotation.plan.unties)
+    resolution = resolve_recipe(recipe, original)
+    refuse_without_cache(model, resolution)
+    if resolution.assignments:
+        dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
+        refuse_float64(dtypes, f"The {type(model).__name__}", "Convert it to float32 first: model.float().")
+    before = {name: value.nbytes for name, value in float_tensors(original, None).items()}
+    shapes, structure = shapes_of(original), structure_of(model)
+    target = model if inplace else copy.deepcopy(model)
+    network = Network(target, cut=original.cut)
+    whole = run_on_whole(network, resolution, rotation, batches, progress, training)
+    network, resolution, results, account = whole.network, whole.resolution, whole.results, whole.account
+    if whole.cuts and is_transformers(target):
+        describe_cuts(network, account["pruning"], whole.cuts)
+    errors = {name: result.error for name, result in results.items()}
+    notes = {name: result.notes for name, result in results.items()}
+    pieces = quantized_pieces(network, resolution, names_of(target))
+    storage, warnings = format_in_memory(target, recipe.export.format, pieces, resolution.ties)
+    if is_transformers(target) and not whole.cuts:
+        warnings += loader_remarks(storage, [piece.layer for piece in pieces], target)
+    floats, quantized = stored_bytes(network, pieces, storage)
+    layers = layer_records(network, shapes, resolution, errors, before, floats | quantized, notes, cut=bool(whole.cuts))
+    report = Report(
+        goldstick_version=environment()["goldstick"],
+        model=getattr(model, "name_or_path", "") or type(model).__name__,
+        recipe=recipe.model_dump(mode="json"),
+        format=storage.name,
+        layers=layers,
+        size=SizeSummary.of(layers),
+        structure=structure,
+        sensitivity=drawable(recipe.sensitivity),
+        calibration=count_batches(batches),
+        **account,
+        warnings=tuple(warnings),
+        environment=environment(),
+    )
+    return Result(
+        model=target,
+        report=report,
+        _network=network,
+        _resolution=resolution,
+        _recipe=recipe,
+        _errors=errors,
+        _cuts=whole.cuts,
+    )
+
+
+def _origin(model: nn.Module) -> Path | None:
+    directory = Path(getattr(model, "name_or_path", "") or "/nonexistent")
+    return directory if directory.is_dir() else None
+
+
+def _sidecars(origin: Path | None) -> list[Path]:
+    if origin is None:
+        return []
+    return list(sidecars_of(origin))
+
+
+def _proof_request(
+    model: nn.Module, is_transformers: bool, origin: Path | None
+) -> tuple[dict[str, Any], Observation | None]:
+    if is_transformers:
+        attention = getattr(model.config, "_attn_implementation", None)
+        request = {"method": "outputs", "attention": attention, "buffers": buffer_dtypes(model)}
+        return request, observe(model, origin)
+    return {"method": "stored", "tensors": tensor_hashes(model)}, None

@@ -1,0 +1,1 @@
+"""The hashes of a checkpoint's files, and its proof once more."""

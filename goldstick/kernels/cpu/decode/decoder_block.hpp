@@ -1,0 +1,42 @@
+// A decoder block of one new token for each sequence, its layers prepared:
+//
+//     h = x + output(attention(rotary(qkv(norm(x)))))        y = h + down(silu(gate(norm(h))) · up(norm(h)))
+//
+// Each step is that of its own header, and each result is rounded to T, so that the block gives the bits of its parts.
+#pragma once
+
+#include <cstdint>
+
+#include "linear/prepared_linear.hpp"
+
+namespace goldstick {
+
+struct BlockLayers {
+    const PreparedLinear* qkv;      // queries, keys and values side by side
+    const PreparedLinear* output;   // maps the heads back
+    const PreparedLinear* gate_up;  // gates, then ups
+    const PreparedLinear* down;
+};
+
+template <typename T>
+struct BlockCall {
+    BlockLayers layers;
+    const T* x;                // [batch, width]
+    T* y;                      // [batch, width]
+    const T* attention_norm;   // [width]
+    const T* feed_norm;        // [width]
+    float attention_epsilon, feed_epsilon;
+    const T* cos;              // [batch or 1, channels]
+    const T* sin;
+    T* keys;                   // dense buffer [batch, kv_heads, capacity, channels]
+    T* values;
+    std::int64_t batch, heads, kv_heads, channels;
+    std::int64_t angle_stride;  // from one sequence's angles to the next; 0 where they are the same
+    std::int64_t capacity, filled;
+    float scaling;
+};
+
+template <typename T>
+void decoder_block(const BlockCall<T>& call, int threads, bool use_avx2);
+
+}  // namespace goldstick

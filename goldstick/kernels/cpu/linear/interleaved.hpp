@@ -1,0 +1,34 @@
+// A weight laid out anew: 16 rows side by side, so that a lane of a vector is a row, in the order in which they are read.
+#pragma once
+
+#include <cstdint>
+
+#include "base/buffer.hpp"
+#include "linear/linear.hpp"
+
+namespace goldstick {
+
+// Codes of up to 4 bits fill 4, wider ones 8. A 32-bit word holds 8 or 4 neighbouring codes of a row; the words of 16
+// rows lie side by side, [block of rows][word][kRows], and of scales and zeros the floats, [block of rows][group][kRows].
+// Chunks are filled up to whole blocks of columns, and the last block of rows with its last row.
+class Interleaved {
+public:
+    // The layout of a call's weight; only its weight, scales, zeros and their sizes are read.
+    template <typename T>
+    explicit Interleaved(const LinearCall<T>& call);
+
+    // The rows from `first` on, a multiple of kRows.
+    RowBlock block(std::int64_t first) const;
+
+    // Whether what is filled up is little beside the codes.
+    template <typename T>
+    static bool pays(const LinearCall<T>& call);
+
+private:
+    std::int64_t row_words_, groups_;
+    Buffer<std::uint32_t> words_;
+    Buffer<float> scale_, zero_;
+    bool has_zero_;
+};
+
+}  // namespace goldstick

@@ -1,0 +1,26 @@
+// A quantized layer whose arrays were checked once.
+#pragma once
+
+#include <cstdint>
+
+#include "base/floats.hpp"
+
+namespace goldstick {
+
+class PreparedLinear {
+public:
+    virtual ~PreparedLinear() = default;
+    virtual std::int64_t rows() const = 0;
+    virtual std::int64_t columns() const = 0;
+    virtual Precision precision() const = 0;  // of inputs, outputs and scales
+
+    virtual bool interleaved() const = 0;  // whether it holds a copy of the weight, laid out anew for this processor
+
+    // y = f(x) · wᵀ + bias for dense x [tokens, columns] and y [tokens, rows] of the layer's type.
+    virtual void multiply(const void* x, void* y, std::int64_t tokens, int threads) const = 0;
+};
+
+// GOLDSTICK_BACKEND names another way to run layers.
+bool another_backend_is_named();
+
+}  // namespace goldstick

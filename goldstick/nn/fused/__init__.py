@@ -1,0 +1,1 @@
+"""Modules that run one-token blocks and layers of one input in few calls."""

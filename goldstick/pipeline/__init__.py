@@ -1,1 +1,0 @@
-"""The main jobs, end to end: plan, stream, save, prove, verify, load."""

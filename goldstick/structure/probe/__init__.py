@@ -1,0 +1,1 @@
+"""Which layers share an input and what can absorb a scale, found by trying."""

@@ -1,0 +1,99 @@
+"""Which channels of a network can be cut together: block by block where that is enough, or else as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from torch import nn
+
+from goldstick.errors import StructureError
+from goldstick.structure.network import Network
+from goldstick.structure.probe.double import double_precision
+from goldstick.structure.probe.input_groups import block_signature
+from goldstick.structure.pruning.probe import find_in
+from goldstick.structure.pruning.prunable import Prunable
+from goldstick.structure.pruning.silence import SilenceTrial
+from goldstick.structure.trace import Arguments, capture_inputs
+
+#: Groups of channels, and for layers whose channels cannot be cut: path → why not.
+Found = tuple[list[Prunable], dict[str, str]]
+
+
+def find_prunable(network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], *, layers: Collection[str]) -> Found:
+    """The channels of a network that can be cut together.
+
+    A network with repeated blocks is looked at block by block, the first of each kind for all of its kind. Where that
+    leaves nothing, or batch norms that give zeros, channels may be read outside the block that makes them: then, and
+    where there are no blocks, it is looked at as a whole.
+
+    Args:
+        network: The network, in memory; not changed.
+        args: Positional arguments of its forward; two samples are enough.
+        kwargs: Keyword arguments.
+        layers: Paths of the layers whose output channels may be cut.
+
+    Returns:
+        The groups, in the order of the layers, and for layers whose channels cannot be cut: path → why not.
+
+    Raises:
+        StructureError: The network does not run on the arguments, or gives other outputs each time.
+    """
+    candidates = [site.module for site in network.sites if site.module in layers and site.parameter == "weight"]
+    every = [site.module for site in network.sites if site.parameter == "weight" and site.role == "inner"]
+    if not network.blocks:
+        return _find_in_whole(network, args, kwargs, candidates, every)
+    found: Found | StructureError
+    try:
+        found = _find_by_blocks(network, args, kwargs, candidates, every)
+        if found[0] and all(group.scattered is None for group in found[0]):
+            return found
+    except StructureError as error:  # a member of a list that is not called, or not as a module
+        found = error
+    try:
+        return _find_in_whole(network, args, kwargs, candidates, every)
+    except Exception as error:  # any code of a network may fail in float64; what was found in its blocks then stands
+        if isinstance(found, StructureError):
+            raise found from error
+        return found
+
+
+def _find_in_whole(
+    network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], candidates: Sequence[str], every: Sequence[str]
+) -> Found:
+    with double_precision():
+        return find_in(SilenceTrial(network.model, args, kwargs), candidates, every)
+
+
+def _find_by_blocks(
+    network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], candidates: Sequence[str], every: Sequence[str]
+) -> Found:
+    groups: list[Prunable] = []
+    refused: dict[str, str] = {}
+    firsts: dict[object, tuple[str, list[Prunable], dict[str, str]]] = {}
+    wanted = [block for block in network.blocks if any(path.startswith(f"{block}.") for path in candidates)]
+    given = capture_inputs(network.model, wanted, kwargs, args=args) if wanted else {}
+    outside = dict.fromkeys(candidates, "it lies outside the repeated blocks")
+    for block in wanted:
+        inside = [path for path in candidates if path.startswith(f"{block}.")]
+        signature = block_signature(network, block), tuple(path.removeprefix(block) for path in inside)
+        if signature not in firsts:
+            relative = [path.removeprefix(f"{block}.") for path in inside]
+            others = [path.removeprefix(f"{block}.") for path in every if path.startswith(f"{block}.")]
+            found, problems = _find_in_block(network.model.get_submodule(block), given[block], relative, others)
+            absolute = [group.moved("", f"{block}.") for group in found]
+            firsts[signature] = block, absolute, {f"{block}.{path}": reason for path, reason in problems.items()}
+        first, found, problems = firsts[signature]
+        groups += [group.moved(first, block) for group in found]
+        for path in inside:
+            outside.pop(path)
+        refused |= {block + path.removeprefix(first): reason for path, reason in problems.items()}
+    return groups, refused | outside
+
+
+def _find_in_block(block: nn.Module, given: Arguments, candidates: Sequence[str], every: Sequence[str]) -> Found:
+    try:
+        with double_precision():
+            return find_in(SilenceTrial(block, *given), candidates, every)
+    except Exception as error:  # any code of a block may fail in float64, as grouped products of experts do
+        return [], dict.fromkeys(candidates, f"its block cannot be tried: {type(error).__name__}: {error}")

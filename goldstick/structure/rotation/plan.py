@@ -1,0 +1,148 @@
+"""What a rotation of a network touches, as data, and the edits that carry it out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from goldstick.core.edits import Rotate, Turn, UnitNorm
+from goldstick.core.hadamard import Rotation
+from goldstick.structure.rotation.residual import ResidualNorm
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadRotation:
+    """Values and output projection of an attention, between which every head can be turned alike (R2).
+
+    Attributes:
+        value: Name of the parameter whose rows give the values.
+        output: Name of the parameter whose columns read them.
+        first_channel: First row of the values, for fused projections.
+        size: Channels of a head.
+    """
+
+    value: str
+    output: str
+    first_channel: int
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockRotation:
+    """What is rotated in one block.
+
+    Attributes:
+        block: Its path.
+        norms: The norms that receive the residual, with their readers; empty where it is not rotated.
+        writers: Names of the parameters whose rows add to the residual.
+        heads: The attentions whose heads can be turned.
+        like: The block of the same shapes that was probed in its place; ``None`` if it was itself.
+        error: ‖y' − y·Q‖ / ‖y·Q‖ of the block in float64, on random residuals.
+    """
+
+    block: str
+    norms: tuple[ResidualNorm, ...]
+    writers: tuple[str, ...]
+    heads: tuple[HeadRotation, ...]
+    like: str | None = None
+    error: float | None = None
+
+    def moved_to(self, block: str) -> BlockRotation:
+        """The same about another block of the same shapes."""
+
+        def move(name: str) -> str:
+            return block + name.removeprefix(self.block)
+
+        return replace(
+            self,
+            block=block,
+            norms=tuple(
+                replace(norm, norm=move(norm.norm), readers=tuple(map(move, norm.readers))) for norm in self.norms
+            ),
+            writers=tuple(map(move, self.writers)),
+            heads=tuple(replace(head, value=move(head.value), output=move(head.output)) for head in self.heads),
+            like=self.block,
+        )
+
+    def edit(self, residual: Rotation | None, head_seed: int) -> Rotate:
+        """The edit that rotates this block by ``residual``, its heads by matrices drawn from ``head_seed``."""
+        turns: list[Turn] = []
+        norms: list[UnitNorm] = []
+        if residual is not None:
+            turns, norms = norm_turns(self.norms, residual)
+            turns += [Turn(parameter=name, side="output", rotation=residual) for name in self.writers]
+        for index, head in enumerate(self.heads):
+            turning = Rotation(size=head.size, seed=head_seed + index)
+            turns.append(Turn(parameter=head.value, side="output", rotation=turning, first_channel=head.first_channel))
+            turns.append(Turn(parameter=head.output, side="input", rotation=turning))
+        return Rotate(turns=tuple(turns), norms=tuple(norms))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotationPlan:
+    """What rotating a network touches, found and proven; equal for a model in memory and on the meta device.
+
+    Attributes:
+        width: Channels of the residual.
+        keeps_ones: Whether a norm subtracts the mean, so that the rotation must leave the vector of ones in place.
+        residual: Whether the residual is rotated (R1), or only the heads.
+        blocks: Every block.
+        embeddings: Names of the embeddings that write the residual.
+        norms: The norms after the last block, with the heads that read them.
+        unties: Names of readers that share memory with an embedding and get their own.
+        error: ‖y' − y‖ / ‖y‖ of the model's output in float64, one block of each kind in it.
+    """
+
+    width: int
+    keeps_ones: bool
+    residual: bool
+    blocks: tuple[BlockRotation, ...]
+    embeddings: tuple[str, ...] = ()
+    norms: tuple[ResidualNorm, ...] = ()
+    unties: tuple[str, ...] = ()
+    error: float | None = None
+
+    def rotation(self, seed: int) -> Rotation | None:
+        """Q of the residual (R1), or ``None`` where it is not rotated."""
+        return Rotation(size=self.width, seed=seed, keeps_ones=self.keeps_ones) if self.residual else None
+
+    def block_edit(self, block: str, seed: int) -> Rotate:
+        """The edit of one block: all that is needed to rotate its weights as they are read."""
+        index = next(index for index, found in enumerate(self.blocks) if found.block == block)
+        return self.blocks[index].edit(self.rotation(seed), seed + 1 + index)
+
+    def outer_edits(self, seed: int) -> Iterator[Rotate]:
+        """The edits of last norm and head, and of each embedding: apart, so that few float64 copies are held at once.
+
+        The head comes first: where it is tied, it gets its own weight while the embedding still has the old one.
+        """
+        rotation = self.rotation(seed)
+        if rotation is None:
+            return
+        turns, norms = norm_turns(self.norms, rotation)
+        yield Rotate(turns=tuple(turns), norms=tuple(norms), unties=self.unties)
+        for name in self.embeddings:
+            yield Rotate(turns=(Turn(parameter=name, side="output", rotation=rotation),))
+
+    def edits(self, seed: int) -> Iterator[Rotate]:
+        """Every edit; applied together they leave the model's output as it was."""
+        yield from self.outer_edits(seed)
+        for block in self.blocks:
+            yield self.block_edit(block.block, seed)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON types, for the report."""
+        return asdict(self)
+
+
+def norm_turns(norms: tuple[ResidualNorm, ...], rotation: Rotation) -> tuple[list[Turn], list[UnitNorm]]:
+    """What turning the residual before ``norms`` asks of their readers and of them."""
+    return (
+        [
+            Turn(parameter=reader, side="input", rotation=rotation, norm=norm.norm)
+            for norm in norms
+            for reader in norm.readers
+        ],
+        [UnitNorm(norm=norm.norm, rotation=rotation, unit_offset=norm.unit_offset) for norm in norms],
+    )

@@ -1,0 +1,108 @@
+"""transformers' from_pretrained after ``import goldstick``: who serves which method, and what comes out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING
+
+import goldstick
+from goldstick import registration
+from goldstick.errors import CheckpointError, UsageError
+from goldstick.hf.foreign import ForeignQuantizer
+from goldstick.nn import QuantizedLinear
+from tests.support.other_tools import FOLDER
+
+
+@pytest.fixture(autouse=True)
+def transformers_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tables and goldstick's wishes are put back afterwards."""
+    for table in (AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_QUANTIZER_MAPPING):
+        for method in ("awq", "compressed-tensors", "gptq"):
+            monkeypatch.setitem(table, method, table[method])
+    monkeypatch.setattr(registration, "_asked_for", set())
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, *packages: str) -> None:
+    monkeypatch.setattr(registration, "_installed", lambda package: package in packages)
+
+
+def served() -> list[str]:
+    return sorted(method for method, quantizer in AUTO_QUANTIZER_MAPPING.items() if quantizer is ForeignQuantizer)
+
+
+def logits(model: Any) -> Tensor:
+    with torch.inference_mode():
+        found: Tensor = model(input_ids=torch.arange(16)[None]).logits
+    return found
+
+
+def test_methods_whose_package_is_missing_are_served_by_goldstick(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = served()
+    for method in before:
+        monkeypatch.setitem(AUTO_QUANTIZER_MAPPING, method, None)
+    installed(monkeypatch, "compressed_tensors", "gptqmodel")
+    registration.register_with_transformers()
+    assert served() == ["gptq"], "which needs optimum too"
+    installed(monkeypatch)
+    registration.register_with_transformers()
+    assert served() == ["awq", "compressed-tensors", "gptq"]
+
+
+def test_a_package_that_is_installed_serves_its_method_until_goldstick_is_asked_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for method in served():
+        monkeypatch.setitem(AUTO_QUANTIZER_MAPPING, method, None)
+    installed(monkeypatch, "compressed_tensors", "gptqmodel", "optimum")
+    registration.register_with_transformers()
+    assert served() == []
+    goldstick.register("awq")
+    assert served() == ["awq"]
+    goldstick.register()
+    assert served() == ["awq", "compressed-tensors", "gptq"]
+    with pytest.raises(UsageError, match="cannot serve the method 'bitsandbytes'; it can serve awq, compressed"):
+        goldstick.register("bitsandbytes")
+
+
+@pytest.mark.parametrize("name", ["gptqmodel-gptq", "gptqmodel-act-order", "llm-compressor-w4a16-asymmetric"])
+def test_from_pretrained_gives_what_load_gives(name: str) -> None:
+    goldstick.register()
+    model = AutoModelForCausalLM.from_pretrained(FOLDER / name)
+    assert isinstance(model.model.layers[0].mlp.down_proj, QuantizedLinear)
+    assert torch.equal(logits(model.eval()), logits(goldstick.load(FOLDER / name)))
+    with pytest.raises(ValueError, match="not serializable"):
+        model.save_pretrained("nowhere")
+
+
+def test_an_awq_checkpoint_too(tmp_path: Path) -> None:
+    goldstick.register("awq")
+    goldstick.export(FOLDER / "gptqmodel-gptq", "awq", output=tmp_path / "awq", proof="tensors")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "awq").eval()
+    assert torch.equal(logits(model), logits(goldstick.load(FOLDER / "gptqmodel-gptq")))
+
+
+def test_a_checkpoint_that_lacks_what_it_declares_does_not_load(tmp_path: Path) -> None:
+    goldstick.register()
+    folder = Path(shutil.copytree(FOLDER / "gptqmodel-gptq", tmp_path / "copy"))
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.0.mlp.up_proj.scales"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"lacks the tensor 'model\.layers\.0\.mlp\.up_proj\.scales'"):
+        AutoModelForCausalLM.from_pretrained(folder)
+
+
+def test_the_quantization_config_of_the_file_is_not_changed(tmp_path: Path) -> None:
+    goldstick.register()
+    table = json.loads((FOLDER / "gptqmodel-gptq" / "config.json").read_text())["quantization_config"]
+    config = AUTO_QUANTIZATION_CONFIG_MAPPING["gptq"].from_dict(dict(table))
+    assert config.table == table
+    assert config.quant_method == "gptq"
