@@ -195,7 +195,7 @@ def export(
 
     Args:
         directory: A checkpoint in any format that goldstick reads, made by it or by another tool, or a GGUF file.
-        format: ``compressed-tensors``, ``native``, ``gptq``, ``gptq-v2``, ``awq`` or ``gguf``.
+        format: A name in :data:`goldstick.formats.FORMATS`, such as ``gptq``.
         output: The directory to make; it appears whole or not at all.
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
         proof: Tensors are always compared; with ``outputs``, what both checkpoints give as well.

@@ -20,12 +20,6 @@ _TABLE = "transformers.quantizers.auto"
 _QUANTIZER = "goldstick.hf.quantizer"
 _SERVER = "goldstick.hf.foreign"
 
-#: What transformers needs for checkpoints of a method.
-_PACKAGES = {
-    "awq": ("gptqmodel",),
-    "compressed-tensors": ("compressed_tensors",),
-    "gptq": ("gptqmodel", "optimum"),
-}
 _asked_for: set[str] = set()
 
 
@@ -60,17 +54,19 @@ def register(*methods: str) -> None:
     """Let ``from_pretrained`` run checkpoints on goldstick's kernels though the package for them is installed.
 
     Args:
-        methods: ``gptq``, ``awq``, ``compressed-tensors``; all three where none is named.
+        methods: ``quant_method`` of formats that transformers needs a package for, such as ``gptq``; all where none is
+            named.
 
     Raises:
         UsageError: There is no such method.
     """
+    known = _packages()
     for method in methods:
-        if method not in _PACKAGES:
+        if method not in known:
             from goldstick.errors import UsageError
 
-            raise UsageError(f"goldstick cannot serve the method {method!r}; it can serve {', '.join(_PACKAGES)}.")
-    _asked_for.update(methods or _PACKAGES)
+            raise UsageError(f"goldstick cannot serve the method {method!r}; it can serve {', '.join(sorted(known))}.")
+    _asked_for.update(methods or known)
     register_with_transformers()
 
 
@@ -84,10 +80,18 @@ def register_with_transformers() -> None:
 
 def _tell_transformers() -> None:
     importlib.import_module(_QUANTIZER)
-    unserved = {method for method, packages in _PACKAGES.items() if not all(map(_installed, packages))}
+    unserved = {method for method, packages in _packages().items() if not all(map(_installed, packages))}
     methods = frozenset(unserved | _asked_for)
     if methods:
         importlib.import_module(_SERVER).serve(methods)
+
+
+def _packages() -> dict[str, tuple[str, ...]]:
+    """What transformers needs for checkpoints of a method, of goldstick's own formats."""
+    from goldstick.formats import FORMATS
+
+    own = [FORMATS[name] for name in FORMATS.own_names]
+    return {storage.method: storage.packages for storage in own if storage.packages}
 
 
 def _installed(package: str) -> bool:

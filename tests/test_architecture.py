@@ -16,13 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "goldstick"
 
 BELOW = (
-    "core structure kernels nn surgery algorithms training evaluation report calibration recipes formats checkpoint hf"
+    "core structure kernels nn surgery algorithms training evaluation report calibration formats recipes checkpoint hf"
 )
 """The rooms that jobs are made of."""
 
 ALLOWED: dict[str, str] = {
     "errors": "",
-    "registration": "",
     "core": "",
     "structure": "core",
     "kernels": "core",
@@ -33,8 +32,9 @@ ALLOWED: dict[str, str] = {
     "evaluation": "core",
     "report": "core evaluation",
     "calibration": "core structure surgery algorithms.base evaluation",
-    "recipes": "core structure surgery algorithms training calibration",
     "formats": "core",
+    "registration": "formats",
+    "recipes": "core structure surgery algorithms training calibration formats",
     "checkpoint": "core report formats",
     "hf": "core structure nn surgery formats checkpoint",
     "jobs/load": BELOW,

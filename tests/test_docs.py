@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shlex
+import subprocess
 import sys
+import tomllib
 import types
 from pathlib import Path
 
@@ -12,10 +16,12 @@ import click
 import pytest
 import torch
 import yaml
+from safetensors import safe_open
 
 from goldstick.cli import main
 from goldstick.recipes.recipe import Recipe
 from goldstick.structure import Network
+from tests.support.foreign_package import install
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
@@ -82,6 +88,51 @@ def test_the_algorithm_in_the_guide_runs_and_has_three_levels() -> None:
     algorithm = module.Ternary(threshold=0.6)
     (edit,) = algorithm.solve(site, network.weight(site), algorithm.attach(site), algorithm.scheme_for(site))
     assert all(len(row.unique()) == 3 for row in edit.tensor.dequantize())
+
+
+def install_the_guide(name: str, folder: Path) -> str:
+    """Install what a guide shows as a package of somebody else's; the path that it lies on."""
+    (code,) = blocks(ROOT / "docs" / name, "python")
+    (project,) = blocks(ROOT / "docs" / name, "toml")
+    title = code.removeprefix('"""').partition(".py:")[0]
+    ((group, points),) = tomllib.loads(project)["project"]["entry-points"].items()
+    lines = "\n".join(f"{name} = {value}" for name, value in points.items())
+    return str(install(folder, f"guide-{title}", {title: code}, f"[{group}]\n{lines}\n"))
+
+
+def run_goldstick(folder: Path, path: str, *words: str) -> str:
+    """What a command prints that finds what lies on ``path``, in a process of its own."""
+    ended = subprocess.run(
+        [sys.executable, "-m", "goldstick", *words], cwd=folder, env={**os.environ, "PYTHONPATH": path},
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def test_the_algorithm_in_the_guide_quantizes_the_bundled_model_and_is_proven(tmp_path: Path) -> None:
+    path = install_the_guide("writing-an-algorithm.md", tmp_path / "package")
+    (tmp_path / "recipe.yaml").write_text("stages:\n  - ternary: {threshold: 0.6}\n")
+    said = run_goldstick(tmp_path, path, "quantize", "reference", "-r", "recipe.yaml", "-o", "out")
+    assert "proof: " in said
+    assert json.loads((tmp_path / "out" / "goldstick.json").read_text())["proof"]["passed"] is True
+    shown = run_goldstick(tmp_path, path, "recipes", "show", "ternary-w2a16-channel")
+    assert yaml.safe_load(shown)["stages"][0].keys() == {"ternary"}
+
+
+def test_the_format_in_the_guide_is_written_proven_read_and_exported(tmp_path: Path) -> None:
+    path = install_the_guide("writing-a-format.md", tmp_path / "package")
+    run_goldstick(tmp_path, path, "quantize", "reference", "-r", "rtn-w8a16", "--format", "rows8", "-o", "out")
+    manifest = json.loads((tmp_path / "out" / "goldstick.json").read_text())
+    assert (manifest["format"], manifest["proof"]["passed"]) == ("rows8", True)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["quant_method"] == "rows8"
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as file:
+        assert any(name.endswith(".weight_int8") for name in file.keys())  # noqa: SIM118  no iterator
+    assert "nothing" in run_goldstick(tmp_path, path, "doctor", "out").lower()
+    run_goldstick(tmp_path, path, "export", "out", "--format", "native", "-o", "native")
+    run_goldstick(tmp_path, path, "export", "native", "--format", "rows8", "-o", "back", "--proof", "tensors")
+    weights = [tmp_path / folder / "model.safetensors" for folder in ("out", "back")]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
 NAMED_TEST = re.compile(r"`(test_\w+)`")

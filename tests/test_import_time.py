@@ -35,8 +35,9 @@ def modules_after(statement: str) -> set[str]:
         "import goldstick",
         "import goldstick.cli",
         HELP,
+        HELP.replace('["--help"]', '["quantize", "--help"]'),
     ],
-    ids=["package", "cli", "help"],
+    ids=["package", "cli", "help", "help-of-quantize"],
 )
 def test_the_command_line_starts_without_heavy_libraries(statement: str) -> None:
     if (

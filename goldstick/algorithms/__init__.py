@@ -21,20 +21,26 @@ from goldstick.algorithms.scop import SCOP
 from goldstick.algorithms.slb import SLB
 from goldstick.algorithms.slb_finish import SLBFinish
 from goldstick.algorithms.smoothquant import SmoothQuant
+from goldstick.core.registry import Registry
 
 #: Every stage a recipe can name.
-ALGORITHMS: dict[str, type[Stage]] = {
-    "rtn": RTN,
-    "gptq": GPTQ,
-    "awq": AWQ,
-    "smoothquant": SmoothQuant,
-    "rotate": RandomRotation,
-    "kv_cache": KVCache,
-    "slb": SLB,
-    "slb_finish": SLBFinish,
-    "scop": SCOP,
-    "finetune": Finetune,
-}
+ALGORITHMS: Registry[type[Stage]] = Registry(
+    "goldstick.algorithms",
+    "a class derived from Stage",
+    lambda found: isinstance(found, type) and issubclass(found, Stage),
+    {
+        "rtn": RTN,
+        "gptq": GPTQ,
+        "awq": AWQ,
+        "smoothquant": SmoothQuant,
+        "rotate": RandomRotation,
+        "kv_cache": KVCache,
+        "slb": SLB,
+        "slb_finish": SLBFinish,
+        "scop": SCOP,
+        "finetune": Finetune,
+    },
+)
 
 __all__ = [
     "ALGORITHMS",

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from goldstick.checkpoint.source import open_tensors, read_json
 from goldstick.core.kv_cache import KVScales, KVScheme, KVSettings
 from goldstick.errors import CheckpointError, FormatError, GoldstickError
+from goldstick.formats.base import StorageFormat
 
 KV_SIDECAR = "goldstick_kv_cache.json"
 KV_VERSION = 1
@@ -47,19 +48,19 @@ class StoredKV:
     sidecar: bytes
 
 
-def stored_kv(settings: KVSettings, modules: Mapping[int, str], storage: str, dtype: torch.dtype) -> StoredKV:
+def stored_kv(settings: KVSettings, modules: Mapping[int, str], storage: StorageFormat, dtype: torch.dtype) -> StoredKV:
     """What to store of ``settings``.
 
     Args:
         settings: The cache.
         modules: Layer index → path of the attention module that compressed-tensors gives scales to.
-        storage: Name of the storage format of the weights.
+        storage: Storage format of the weights.
         dtype: Dtype of the model, in which other readers expect scales.
     """
     config: Mapping[str, Any] = {}
     tensors: Mapping[str, Tensor] = {}
     readable = bool(modules) and set(settings.scales) <= set(modules)
-    if storage == "compressed-tensors" and readable:
+    if storage.holds_kv_scales and readable:
         config, tensors = {"kv_cache_scheme": kv_config(settings.scheme)}, kv_tensors(settings, modules, dtype)
     return StoredKV(label=settings.scheme.label, config=config, tensors=tensors, sidecar=kv_sidecar(settings))
 

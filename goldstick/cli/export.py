@@ -8,6 +8,7 @@ from typing import Literal
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar
+from goldstick.cli.format_option import OWN_FORMATS, FormatName
 from goldstick.cli.in_place import naming_what_is_in_place
 from goldstick.cli.processors import use_processors
 from goldstick.cli.push import push
@@ -22,8 +23,8 @@ from goldstick.cli.unused import note_private
     "format_",
     required=True,
     metavar="F",
-    type=click.Choice(["compressed-tensors", "native", "gptq", "gptq-v2", "awq", "gguf"]),
-    help="Storage format: compressed-tensors, native, gptq, gptq-v2, awq or gguf.",
+    type=FormatName(),
+    help=f"Storage format: {OWN_FORMATS}.",
 )
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The directory to make.")
 @click.option(

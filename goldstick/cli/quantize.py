@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar, split_names
+from goldstick.cli.format_option import OWN_FORMATS, FormatName
 from goldstick.cli.further_formats import export_further, further_directories, refuse_formats
 from goldstick.cli.in_place import naming_what_is_in_place
 from goldstick.cli.processors import THREADS, use_processors
@@ -18,6 +19,7 @@ from goldstick.cli.recipes import complete_recipe
 from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_unused
 from goldstick.core.seed import LEAST, MOST
+from goldstick.formats import PREFERRED
 
 if TYPE_CHECKING:
     from goldstick.jobs.plan.plan import Plan
@@ -42,10 +44,9 @@ def _recipe_options(command: Any) -> Any:
                      help="Cut calibration text into full samples (the default), or pad a sample for each row."),
         click.option("--allow-short", is_flag=True, help="Go on where the data give fewer samples than asked for."),
         click.option("--format", "formats", metavar="F", multiple=True,
-                     type=click.Choice(["auto", "compressed-tensors", "native", "gptq", "gptq-v2", "awq", "gguf"]),
-                     help="Storage format: auto (compressed-tensors wherever it can hold the result), "
-                          "compressed-tensors, native, gptq, gptq-v2, awq or gguf. Given again, each further one is "
-                          "exported to OUTPUT-F."),
+                     type=FormatName("auto"),
+                     help=f"Storage format: auto ({PREFERRED} wherever it can hold the result), {OWN_FORMATS}. "
+                          "Given again, each further one is exported to OUTPUT-F."),
         click.option("--indivisible", type=click.Choice(["error", "channel", "skip"]),
                      help="What a layer becomes whose inputs the group size does not divide."),
         click.option("--tie", type=click.Choice(["error", "untie", "keep"]),

@@ -1,36 +1,28 @@
 """Bytes on disk: safetensors files, checkpoint directories and the storage formats of quantized weights."""
 
-from goldstick.formats.awq import Awq
-from goldstick.formats.base import StorageFormat
-from goldstick.formats.compressed_tensors import CompressedTensors
-from goldstick.formats.gguf import Gguf
-from goldstick.formats.gptq import Gptq
-from goldstick.formats.native import Native
+from __future__ import annotations
 
-#: Every storage format by name. ``auto`` tries the first and then the second.
-FORMATS: dict[str, StorageFormat] = {
-    "compressed-tensors": CompressedTensors(),
-    "native": Native(),
-    "gptq": Gptq(version=1),
-    "gptq-v2": Gptq(version=2),
-    "awq": Awq(),
-    "gguf": Gguf(),
-}
+from typing import TYPE_CHECKING
 
-#: The formats whose files hold scales in float16, whatever the model is.
-FLOAT16_SCALES = frozenset({"gptq", "gptq-v2", "awq", "gguf"})
+from goldstick.core.registry import Registry
 
-#: The formats that hold columns in an order of their own.
-ORDERED_COLUMNS = frozenset({"native", "gptq", "gptq-v2"})
+if TYPE_CHECKING:
+    from goldstick.formats.base import StorageFormat
 
-__all__ = [
-    "FLOAT16_SCALES",
-    "FORMATS",
-    "ORDERED_COLUMNS",
-    "Awq",
-    "CompressedTensors",
-    "Gguf",
-    "Gptq",
-    "Native",
-    "StorageFormat",
-]
+#: Every storage format by name. Each is imported when it is asked for, so that their names cost nothing.
+FORMATS: Registry[StorageFormat] = Registry(
+    "goldstick.formats",
+    "an instance of StorageFormat",
+    lambda found: not isinstance(found, type) and callable(getattr(found, "unpack", None)),
+    {
+        "compressed-tensors": "goldstick.formats.compressed_tensors:COMPRESSED_TENSORS",
+        "native": "goldstick.formats.native:NATIVE",
+        "gptq": "goldstick.formats.gptq:GPTQ",
+        "gptq-v2": "goldstick.formats.gptq:GPTQ_V2",
+        "awq": "goldstick.formats.awq:AWQ",
+        "gguf": "goldstick.formats.gguf:GGUF",
+    },
+)
+
+#: What ``auto`` means: the first, or where it cannot hold a result the second, which holds everything.
+PREFERRED, FALLBACK = "compressed-tensors", "native"

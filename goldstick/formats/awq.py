@@ -18,16 +18,18 @@ from torch import Tensor
 from goldstick.core.bitpack import pack_rows, unpack_rows
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.errors import FormatError
-from goldstick.formats.base import StoredLayer
+from goldstick.errors import CheckpointError, FormatError
+from goldstick.formats.base import SchemeOf, StaysFloat, StoredLayer, StoredTensor
+from goldstick.formats.input_scale import part_name
+from goldstick.formats.name_patterns import excepted_names
 from goldstick.formats.weight_only import (
+    WORD_BITS,
+    WeightOnly,
     declared_grid,
     float16_scales,
     refuse_inputs,
-    refuses_mixture,
     refuses_weight_only,
     refuses_words,
-    remarks_on_scales,
     stored_group_size,
     whole_zeros,
     zeros_of,
@@ -41,15 +43,18 @@ _INVERSE = tuple(_ORDER.index(output) for output in range(8))
 _SYMMETRIC_WORD = 0x88888888 - (1 << 32)
 
 
-class Awq:
+class Awq(WeightOnly):
     """The tensors and config of AWQ files."""
 
     name = "awq"
+    method = "awq"
+    title = "AWQ"
+    packages = ("gptqmodel",)
 
     def refuses(self, layer: StoredLayer) -> str | None:
         """Kinds and widths that the GEMM layout does not hold."""
         grid = layer.scheme.weight
-        if reason := refuses_weight_only(layer, "AWQ"):
+        if reason := refuses_weight_only(layer, self.title):
             return reason
         if grid.bits != BITS:
             return f"AWQ's GEMM layout holds codes of 4 bits, not {grid.bits}"
@@ -57,15 +62,7 @@ class Awq:
             return "AWQ readers keep the head in float; exclude it"
         if not grid.divides(layer.shape[-1]):
             return f"AWQ holds whole groups, and its {layer.shape[-1]} inputs do not divide into {grid.group_size}"
-        return refuses_words(layer, "AWQ", 1, 8)
-
-    def refuses_together(self, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> str | None:
-        """Layers of several group sizes: the config names one."""
-        return refuses_mixture(layers, ties, "AWQ")
-
-    def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
-        """Which scales do not fit float16."""
-        return remarks_on_scales(layers, "AWQ")
+        return refuses_words(layer, self.title, 1, 8)
 
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shapes and dtypes by suffix; scales are float16 whatever the model is."""
@@ -90,12 +87,12 @@ class Awq:
         Raises:
             FormatError: A scale is no float16 number, a zero no whole number, or the input is touched.
         """
-        refuse_inputs("AWQ", scheme, input_scale, input_zero, input_multiplier, tensor.input_order)
-        zeros = whole_zeros(tensor, "AWQ")
+        refuse_inputs(self.title, scheme, input_scale, input_zero, input_multiplier, tensor.input_order)
+        zeros = whole_zeros(tensor, self.title)
         return {
             ".qweight": pack_rows(_reordered(tensor.codes.T, _ORDER), BITS),
             ".qzeros": pack_rows(_reordered(zeros.T, _ORDER), BITS),
-            ".scales": float16_scales(tensor.scale, "AWQ").T.contiguous(),
+            ".scales": float16_scales(tensor.scale, self.title).T.contiguous(),
         }
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
@@ -107,7 +104,7 @@ class Awq:
         out_features = 8 * parts[".qweight"].shape[-1]
         codes = _reordered(unpack_rows(parts[".qweight"], BITS, out_features), _INVERSE)
         zeros = _reordered(unpack_rows(parts[".qzeros"], BITS, out_features), _INVERSE)
-        zero = zeros_of(zeros.T.contiguous(), scheme.weight, "AWQ")
+        zero = zeros_of(zeros.T.contiguous(), scheme.weight, self.title)
         scale = parts[".scales"].T.contiguous()
         return QuantizedTensor(codes=codes.T.contiguous(), scale=scale, zero=zero, grid=scheme.weight)
 
@@ -129,13 +126,49 @@ class Awq:
                     "it, to do so too. Use --format compressed-tensors."
                 )
         return {
-            "quant_method": "awq",
+            "quant_method": self.method,
             "bits": BITS,
             "group_size": stored_group_size(layers[0].scheme.weight),
             "zero_point": True,
             "version": "gemm",
             "modules_to_not_convert": list(left_alone) or None,
         }
+
+    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
+        """What the config says, and each layer's zeros of symmetry; these are read."""
+
+        def scheme_of(codes: str, site: str) -> Scheme:
+            name = part_name(codes, ".qzeros")
+            if name not in tensors:
+                raise CheckpointError(f"The tensor {name!r} is missing, which AWQ layers have.")
+            if tensors[name].dtype is not torch.int32:
+                raise CheckpointError(f"The tensor {name!r} is of another type than int32.")
+            return awq_scheme(config, tensors[name].read())
+
+        return scheme_of
+
+    def stays_float(self, config: Mapping[str, Any]) -> StaysFloat:
+        """Modules whose name contains a listed one, and all outside the blocks."""
+        listed = frozenset(excepted_names(config, "modules_to_not_convert"))
+        lengths = sorted({len(name) for name in listed})
+
+        def stays_float(module: str, in_block: bool | None) -> bool:
+            # A listed name may stand anywhere in a module's, whose parts are fewer than a list of names may be long.
+            parts = (module[at : at + size] for size in lengths for at in range(len(module) - size + 1))
+            return in_block is False or any(part in listed for part in parts)
+
+        return stays_float
+
+    def rows(self, codes: torch.Size) -> torch.Size:
+        """Words hold eight outputs each."""
+        return torch.Size([8 * codes[-1]])
+
+    def fitting(self, codes: StoredTensor, scales: StoredTensor, in_features: int) -> tuple[float, int]:
+        """Words are as many as the outputs need."""
+        return codes.shape[-1] * WORD_BITS / max(1, scales.shape[-1]), scales.shape[-2]
+
+
+AWQ = Awq()
 
 
 def _reordered(codes: Tensor, order: Sequence[int]) -> Tensor:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
+from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
+from goldstick.formats.input_scale import part_name
+from goldstick.formats.site_table import SiteTable, read_table, write_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,31 +55,97 @@ class StoredPiece:
     input_multiplier: Tensor | None = None
 
 
-class StorageFormat(Protocol):
-    """Pure functions between a :class:`QuantizedTensor` and the tensors of a file.
+class StoredTensor(Protocol):
+    """A tensor of a checkpoint: what its header says, and its values when they are asked for."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """Its shape."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype."""
+
+    def read(self) -> Tensor:
+        """Its values."""
+
+
+#: (tensor that holds the codes, site) → scheme of the layer, or ``None`` where the config describes no such layer.
+SchemeOf = Callable[[str, str], Scheme | None]
+
+#: Whether a config has a module stay float. Beside its name in the checkpoint: ``None`` for one that is stored
+#: quantized, else whether it lies in a block.
+StaysFloat = Callable[[str, bool | None], bool]
+
+
+class StorageFormat(ABC):
+    """Pure functions between a :class:`QuantizedTensor` and the tensors of a file, and what a config says of them.
 
     Tensors of a layer are named by what is appended to the float tensor's name: ``_packed``, ``_scale``, …; those that
-    begin with a dot stand beside it (``.input_scale``; see ``input_scale.part_name``).
+    begin with a dot stand beside it (``.input_scale``; see ``input_scale.part_name``). What has a default here suits a
+    format whose config lists its sites (:mod:`goldstick.formats.site_table`) and that holds one matrix in a tensor.
+
+    Attributes:
+        name: Its name in ``FORMATS``, on the command line and in recipes.
+        method: The ``quant_method`` of its configs.
+        codes_suffix: Suffix of the tensor that holds the codes.
+        scale_suffix: Suffix of the scales; ``None`` where they lie among the codes, in float16.
+        zero_suffix: Suffix of zeros that are stored as they are, perhaps fractions; ``None`` where they are codes.
+        expert_suffixes: Suffixes of what stands beside the weight of each expert; empty where it holds no experts.
+        packages: What transformers needs to load it; where one is not installed, ``from_pretrained`` takes goldstick.
+        loading: How to load it, for the model card.
+        float16_scales: Whether its scales are float16 whatever the model is.
+        linear_only: Whether goldstick reads it for linear layers only.
+        holds_stacks: Whether one tensor may hold several matrices.
+        holds_order: Whether columns may lie in an order of their own.
+        holds_kv_scales: Whether its config can say a quantized KV cache, as compressed-tensors does.
+        rounds_zeros: Whether zeros are stored as minima, which hold them only by chance.
+        head_on_embedding: Whether a model without a head has it run on the quantized embedding.
+        empties_layers: Whether its reader in transformers takes the weight from linear layers before they are loaded.
+        in_gguf: Whether its tensors lie in a GGUF file, and not in safetensors files.
     """
 
     name: str
+    method: ClassVar[str]
+    codes_suffix: ClassVar[str] = "_packed"
+    scale_suffix: ClassVar[str | None] = "_scale"
+    zero_suffix: ClassVar[str | None] = None
+    expert_suffixes: ClassVar[tuple[str, ...]] = ()
+    packages: ClassVar[tuple[str, ...]] = ()
+    loading: ClassVar[str] = "Load it with `goldstick.load(directory)`, where the package of this format is installed."
+    float16_scales: ClassVar[bool] = False
+    linear_only: ClassVar[bool] = False
+    holds_stacks: ClassVar[bool] = False
+    holds_order: ClassVar[bool] = False
+    holds_kv_scales: ClassVar[bool] = False
+    rounds_zeros: ClassVar[bool] = False
+    head_on_embedding: ClassVar[bool] = False
+    empties_layers: ClassVar[bool] = False
+    in_gguf: ClassVar[bool] = False
 
+    @abstractmethod
     def refuses(self, layer: StoredLayer) -> str | None:
         """Why this format cannot hold ``layer`` without loss, or ``None`` where it can."""
-        ...
 
     def refuses_together(self, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> str | None:
         """Why it cannot hold, in one checkpoint, layers that it could hold each; ``None`` where it can."""
-        ...
+        return None
+
+    def refuses_zeros(self, scale: Tensor, zero: Tensor, grid: Grid) -> str | None:
+        """Why it cannot hold the zeros of a layer [out, groups] without loss, or ``None`` where it can."""
+        if are_codes(zero, grid):
+            return None
+        return f"its zeros are fractions, and {self.name} holds whole ones. Only the native format holds it."
 
     def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
         """Sentences that the user should read before layers are stored in this format."""
-        ...
+        return []
 
+    @abstractmethod
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shape and dtype of every tensor of a layer by suffix, without any data."""
-        ...
 
+    @abstractmethod
     def pack(
         self,
         tensor: QuantizedTensor,
@@ -93,11 +163,10 @@ class StorageFormat(Protocol):
             input_zero: Zero of its input, int8 [] or [1], where that grid is asymmetric.
             input_multiplier: What its input is multiplied by, [in], where the layer is ``multiplied``.
         """
-        ...
 
+    @abstractmethod
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
         """The weight from its tensors by suffix; inverse of :meth:`pack`. For the input see ``unpack_input``."""
-        ...
 
     def config(
         self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
@@ -109,4 +178,77 @@ class StorageFormat(Protocol):
             left_alone: Modules whose matrices stay float, as the checkpoint and the model call them.
             ties: Sites that run on another's quantized weight: site → owner.
         """
-        ...
+        table = SiteTable(
+            schemes={layer.site: layer.scheme for layer in layers},
+            ties=ties,
+            multiplied=frozenset(layer.site for layer in layers if layer.multiplied),
+            reordered=frozenset(layer.site for layer in layers if layer.reordered),
+        )
+        return write_table(self.method, table)
+
+    def claims(self, config: Mapping[str, Any]) -> bool:
+        """Whether a ``quantization_config`` is of this format.
+
+        Raises:
+            FormatError: It is of its method, in a layout that goldstick does not read.
+        """
+        return config.get("quant_method") == self.method
+
+    def listed(self, config: Mapping[str, Any]) -> SiteTable:
+        """The sites that a ``quantization_config`` lists by name; none where it matches layers by patterns.
+
+        Raises:
+            FormatError: The list makes no sense.
+        """
+        return read_table(config)
+
+    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
+        """A function from a stored layer to its scheme.
+
+        Args:
+            config: The ``quantization_config``.
+            tensors: Every tensor of the checkpoint.
+
+        Raises:
+            FormatError: The config makes no sense; also from the function.
+        """
+        listed = self.listed(config).schemes
+        return lambda codes, site: listed.get(site)
+
+    def stays_float(self, config: Mapping[str, Any]) -> StaysFloat | None:
+        """What a config excepts from quantization; ``None`` where it names the quantized layers.
+
+        Raises:
+            FormatError: Its list of exceptions makes no sense.
+        """
+        return None
+
+    def weight_name(self, name: str, dtype: torch.dtype | None) -> str | None:
+        """The float tensor that a stored tensor is the codes of, or ``None`` where it holds no codes."""
+        if not name.endswith(self.codes_suffix):
+            return None
+        return name.removesuffix(self.codes_suffix) + (".weight" if self.codes_suffix.startswith(".") else "")
+
+    def rows(self, codes: torch.Size) -> torch.Size:
+        """Shape of a matrix less its inputs, [..., out], by the shape of its codes."""
+        return codes[:-1]
+
+    def scale_dtype(self, weight: str, tensors: Mapping[str, StoredTensor]) -> torch.dtype | None:
+        """Dtype of a layer's stored scales, or ``None`` where they are missing."""
+        if self.scale_suffix is None:
+            return torch.float16
+        info = tensors.get(part_name(weight, self.scale_suffix))
+        return info.dtype if info else None
+
+    def reordered(self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]) -> bool:
+        """Whether tensors beside a layer put its columns in an order of their own."""
+        return False
+
+    def fitting(self, codes: StoredTensor, scales: StoredTensor, in_features: int) -> tuple[float, int]:
+        """Bits of a code and number of groups that the shapes of a layer's codes and scales fit."""
+        return 8 * codes.dtype.itemsize * codes.shape[-1] / in_features, scales.shape[-1]
+
+
+def are_codes(zero: Tensor, grid: Grid) -> bool:
+    """Whether every zero is a code of the grid."""
+    return bool(((zero == zero.round()) & (zero >= 0) & (zero <= grid.code_max)).all())

@@ -7,28 +7,34 @@ into every group, since readers take the layout from there and not from the top.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from reprlib import repr as shown
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from goldstick.core.bitpack import pack_rows, packed_width, unpack_rows
-from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.errors import FormatError, RecipeError
-from goldstick.formats.base import StoredLayer
-from goldstick.formats.input_scale import input_specs, pack_input
+from goldstick.errors import FormatError
+from goldstick.formats.base import SchemeOf, StaysFloat, StorageFormat, StoredLayer, StoredTensor, are_codes
+from goldstick.formats.config_groups import group_of_scheme, groups_by_module, scheme_of_group
+from goldstick.formats.input_scale import INPUT_ZERO, input_specs, pack_input
 from goldstick.formats.name_matching import NamePatterns
-from goldstick.formats.name_patterns import module_names, patterns_for
+from goldstick.formats.name_patterns import excepted_names, module_names, patterns_for
+from goldstick.formats.site_table import SiteTable
 
 
-class CompressedTensors:
+class CompressedTensors(StorageFormat):
     """The tensors and config of compressed-tensors, written by goldstick's own packer."""
 
     name = "compressed-tensors"
+    method = "compressed-tensors"
+    expert_suffixes = ("_packed", "_scale", "_zero_point", "_shape")
+    packages = ("compressed_tensors",)
+    loading = "Load it with transformers and compressed-tensors, with vLLM, or with `goldstick.load(directory)`."
+    holds_kv_scales = True
+    empties_layers = True
 
     def refuses(self, layer: StoredLayer) -> str | None:
         """Layouts, zeros and mixtures that readers of this format do not load correctly."""
@@ -62,10 +68,6 @@ class CompressedTensors:
         if ties:
             return f"{next(iter(ties))} runs on a quantized embedding, which compressed-tensors cannot say"
         return None
-
-    def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
-        """There are none."""
-        return []
 
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shapes and dtypes by suffix."""
@@ -109,10 +111,9 @@ class CompressedTensors:
             "_shape": torch.tensor(tensor.codes.shape, dtype=torch.int64),
         }
         if tensor.zero is not None:
-            zero = tensor.zero.float()
-            if not bool(((zero == zero.round()) & (zero >= 0) & (zero <= grid.code_max)).all()):
+            if not are_codes(tensor.zero.float(), grid):
                 raise FormatError("compressed-tensors holds whole zeros only; export to the native format instead.")
-            parts["_zero_point"] = pack_rows(zero.T.contiguous().to(torch.uint8), grid.bits).T.contiguous()
+            parts["_zero_point"] = pack_rows(tensor.zero.T.contiguous().to(torch.uint8), grid.bits).T.contiguous()
         return parts
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
@@ -157,10 +158,10 @@ class CompressedTensors:
         for index, (label, group) in enumerate(by_scheme.items()):
             others = [name for other, names in modules.items() if other != label for name in names]
             targets = ["Linear"] if not others else patterns_for(modules[label], others)
-            groups[f"group_{index}"] = _group(group[0].scheme, targets)
+            groups[f"group_{index}"] = group_of_scheme(group[0].scheme, targets)
         layouts = {group["format"] for group in groups.values()}
         config = {
-            "quant_method": "compressed-tensors",
+            "quant_method": self.method,
             "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
             "quantization_status": "compressed",
             "config_groups": groups,
@@ -171,114 +172,40 @@ class CompressedTensors:
             config["dequantize"] = True
         return config
 
+    def listed(self, config: Mapping[str, Any]) -> SiteTable:
+        """None: the config matches layers by patterns."""
+        return SiteTable()
+
+    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
+        """What the group says that a layer belongs to."""
+        group_of = groups_by_module(config)
+
+        def scheme_of(codes: str, site: str) -> Scheme | None:
+            group = group_of(codes.removesuffix(self.codes_suffix).removesuffix(".weight"))
+            return None if group is None else scheme_of_group(group)
+
+        return scheme_of
+
+    def stays_float(self, config: Mapping[str, Any]) -> StaysFloat:
+        """Modules that ``ignore`` takes out, and those that are stored in float and belong to no group."""
+        names = excepted_names(config, "ignore")
+        ignored, group_of = NamePatterns(names), groups_by_module(config)
+
+        def stays_float(module: str, in_block: bool | None) -> bool:
+            taken_out = "Linear" in names or ignored.first(module) is not None
+            return taken_out or (in_block is not None and group_of(module) is None)
+
+        return stays_float
+
+    def weight_name(self, name: str, dtype: torch.dtype | None) -> str | None:
+        """Packed codes, or those of 8-bit activations, which are stored under the weight's own name."""
+        plain = dtype is torch.int8 and not name.endswith(INPUT_ZERO)
+        return super().weight_name(name, dtype) or (name if plain else None)
+
+
+COMPRESSED_TENSORS = CompressedTensors()
+
 
 def _parameter(layer: StoredLayer) -> str:
     """The weight of a layer as the model calls it; readers know experts by the checkpoint's names alone."""
     return f"{layer.site}.weight" if layer.kind == "linear" else layer.name
-
-
-def _group(scheme: Scheme, targets: list[str]) -> dict[str, Any]:
-    activation: dict[str, Any] | None = None
-    if scheme.activation:
-        activation = {
-            "num_bits": 8,
-            "type": "int",
-            "symmetric": scheme.activation.symmetric,
-            "strategy": scheme.activation.granularity,
-            "dynamic": scheme.activation.dynamic,
-        }
-        activation |= {"observer": "minmax"} if scheme.static_input else {}
-    weights = {
-        "num_bits": scheme.weight.bits,
-        "type": "int",
-        "symmetric": scheme.weight.symmetric,
-        "strategy": scheme.weight.granularity,
-        "group_size": scheme.weight.group_size,
-    }
-    return {
-        "targets": targets,
-        "format": "int-quantized" if scheme.activation else "pack-quantized",
-        "weights": weights,
-        "input_activations": activation,
-        "output_activations": None,
-    }
-
-
-def scheme_of_group(group: Mapping[str, Any]) -> Scheme:
-    """The scheme a config group describes.
-
-    Raises:
-        FormatError: The group describes something goldstick does not run.
-    """
-    weights, inputs = group.get("weights"), group.get("input_activations")
-    if not isinstance(weights, Mapping) or not (inputs is None or isinstance(inputs, Mapping)):
-        raise FormatError(f"goldstick runs integer weights by group or channel, and a group has {shown(weights)}.")
-    by_group = weights.get("strategy") == "group"
-    if weights.get("type") != "int" or not (by_group or weights.get("strategy") == "channel"):
-        raise FormatError(
-            f"goldstick runs integer weights by group or channel, and this checkpoint has {shown(dict(weights))}."
-        )
-    bits, symmetric, size = weights.get("num_bits"), weights.get("symmetric", True), weights.get("group_size")
-    if type(bits) is not int or type(symmetric) is not bool or (by_group and type(size) is not int):
-        raise FormatError(
-            f"A group of the config has num_bits {bits!r}, symmetric {symmetric!r} and group_size {size!r}; they are a "
-            "whole number, true or false, and a whole number."
-        )
-    try:
-        grid = Grid(
-            bits=bits,
-            symmetric=symmetric,
-            granularity="group" if by_group else "channel",
-            group_size=size if by_group else None,
-        )
-    except RecipeError as error:
-        raise FormatError(f"A group of the config makes no sense: {error}") from error
-    return Scheme(weight=grid, activation=_activation(inputs) if inputs else None)
-
-
-def _activation(inputs: Mapping[str, Any]) -> Grid:
-    strategy, symmetric, dynamic = inputs.get("strategy"), inputs.get("symmetric", True), inputs.get("dynamic", False)
-    integers = inputs.get("num_bits") == 8 and inputs.get("type", "int") == "int"
-    if integers and strategy == "token" and dynamic is True and symmetric:
-        return Grid(bits=8, granularity="token")
-    if integers and strategy == "tensor" and dynamic is False:
-        return Grid(bits=8, symmetric=symmetric, granularity="tensor")
-    raise FormatError(
-        "goldstick runs 8-bit integer activations, dynamic and symmetric per token or static per tensor, and this "
-        f"checkpoint has {shown(dict(inputs))}."
-    )
-
-
-def config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The groups of a ``quantization_config``, each with a list of ``targets``.
-
-    Raises:
-        FormatError: There are none, or one is no table.
-    """
-    groups = config.get("config_groups")
-    if not isinstance(groups, Mapping):
-        raise FormatError("The config has no table 'config_groups', so that nothing says how its layers are quantized.")
-    for name, group in groups.items():
-        targets = group.get("targets") if isinstance(group, Mapping) else None
-        if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
-            raise FormatError(f"The group {name[:100]!r} of the config has no list of names 'targets'.")
-    return list(groups.values())
-
-
-def groups_by_module(config: Mapping[str, Any]) -> Callable[[str], Mapping[str, Any] | None]:
-    """A function from a module's checkpoint name to its group of a ``quantization_config``; ``None`` for none.
-
-    The first target that matches decides. What names a class, as "Linear" does, matches every layer that no other does.
-
-    Raises:
-        FormatError: There are no groups, one is no table, or a target is a pattern that is not matched.
-    """
-    listed = [(target, group) for group in config_groups(config) for target in group["targets"]]
-    patterns = NamePatterns([target for target, _ in listed])
-    of_class = next((group for target, group in listed if not target.startswith("re:") and "." not in target), None)
-
-    def group_of(module: str) -> Mapping[str, Any] | None:
-        place = patterns.first(module)
-        return of_class if place is None else listed[place][1]
-
-    return group_of

@@ -14,21 +14,42 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
-from goldstick.formats.base import StoredLayer
-from goldstick.formats.gguf_blocks import BLOCK, BlockType, block_type, pack_blocks, unpack_blocks
-from goldstick.formats.weight_only import refuse_inputs, remarks_on_scales
+from goldstick.formats.base import SchemeOf, StorageFormat, StoredLayer, StoredTensor, are_codes
+from goldstick.formats.gguf_blocks import (
+    BLOCK,
+    BY_SUFFIX,
+    BlockType,
+    block_type,
+    lost_minima,
+    pack_blocks,
+    unpack_blocks,
+)
+from goldstick.formats.site_table import SiteTable
+from goldstick.formats.weight_only import refuse_inputs, refuses_scales, remarks_on_scales
 
 #: The file in a checkpoint directory.
 GGUF_NAME = "model.gguf"
 
 
-class Gguf:
+class Gguf(StorageFormat):
     """The tensors and config of GGUF checkpoints."""
 
     name = "gguf"
+    method = "gguf"
+    scale_suffix = None
+    loading = (
+        "Run `model.gguf` with llama.cpp, load the directory with `goldstick.load(directory)`, or with transformers "
+        'and the\npackages gguf and accelerate: `from_pretrained(directory, gguf_file="model.gguf")`, which runs '
+        "it in float."
+    )
+    float16_scales = True
+    rounds_zeros = True
+    head_on_embedding = True
+    in_gguf = True
 
     def refuses(self, layer: StoredLayer) -> str | None:
         """Kinds, widths and group sizes that no block type holds."""
@@ -55,17 +76,24 @@ class Gguf:
                 "Q4_1 stores −zero · scale in float16, which asymmetric rounding makes exact only by chance; a "
                 "symmetric scheme becomes Q4_0"
             )
-        if layer.scale_dtype not in (None, torch.float16, torch.bfloat16):
-            return (
-                f"its scales are {str(layer.scale_dtype).removeprefix('torch.')}, as its weights are, and GGUF files "
-                "hold float16, so that rounding them would change every weight; convert the float model to float16 or "
-                "bfloat16 first"
-            )
-        return None
+        return refuses_scales(layer, "GGUF")
 
     def refuses_together(self, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> str | None:
         """Nothing quantized; layers of several schemes are no matter, nor are heads that run on the embedding."""
         return None if layers else "nothing is quantized"
+
+    def refuses_zeros(self, scale: Tensor, zero: Tensor, grid: Grid) -> str | None:
+        """Zeros that are others when their minima are read back."""
+        lost = lost_minima(scale, zero)
+        if not lost:
+            return None
+        holders = (
+            "compressed-tensors, awq and gptq-v2 hold" if are_codes(zero, grid) else "only the native format holds"
+        )
+        return (
+            f"GGUF's Q4_1 stores −zero · scale in float16, and {lost} of its {zero.numel()} zeros would be others "
+            f"when read back. Only symmetric weights are sure to fit; {holders} these."
+        )
 
     def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
         """Which scales do not fit float16."""
@@ -103,7 +131,27 @@ class Gguf:
         self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
     ) -> dict[str, Any]:
         """``quant_method: gguf`` and the name of the file, which says everything else itself."""
-        return {"quant_method": self.name, "file": GGUF_NAME}
+        return {"quant_method": self.method, "file": GGUF_NAME}
+
+    def listed(self, config: Mapping[str, Any]) -> SiteTable:
+        """None: the tensors say themselves what they are."""
+        return SiteTable()
+
+    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
+        """The grid of a tensor's blocks."""
+        return lambda codes, site: Scheme(weight=BY_SUFFIX[codes[len(_weight(codes) or codes) :]].grid)
+
+    def weight_name(self, name: str, dtype: torch.dtype | None) -> str | None:
+        """The weight whose blocks a tensor holds."""
+        return _weight(name)
+
+
+GGUF = Gguf()
+
+
+def _weight(name: str) -> str | None:
+    suffix = next((suffix for suffix in BY_SUFFIX if name.endswith(f".weight{suffix}")), None)
+    return name.removesuffix(suffix) if suffix else None
 
 
 def _kind(scheme: Scheme) -> BlockType:

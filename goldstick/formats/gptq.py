@@ -27,18 +27,18 @@ from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, in_place
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
-from goldstick.formats.base import StoredLayer
+from goldstick.formats.base import SchemeOf, StaysFloat, StoredLayer, StoredTensor
+from goldstick.formats.input_scale import part_name
 from goldstick.formats.name_matching import NamePatterns
 from goldstick.formats.name_patterns import patterns_for
 from goldstick.formats.weight_only import (
     WORD_BITS,
+    WeightOnly,
     declared_grid,
     float16_scales,
     refuse_inputs,
-    refuses_mixture,
     refuses_weight_only,
     refuses_words,
-    remarks_on_scales,
     stored_group_size,
     whole_zeros,
     zeros_of,
@@ -51,12 +51,17 @@ _HEAD = "lm_head"
 _SIGN = re.compile(r"^[+-]:")
 
 
-class Gptq:
+class Gptq(WeightOnly):
     """The tensors and config of GPTQ files.
 
     Args:
         version: 1, which stores zero − 1, or 2, which stores the zero.
     """
+
+    method = "gptq"
+    title = "GPTQ"
+    packages = ("gptqmodel", "optimum")
+    holds_order = True
 
     def __init__(self, version: int) -> None:
         self.name = "gptq" if version == 1 else "gptq-v2"
@@ -65,7 +70,7 @@ class Gptq:
     def refuses(self, layer: StoredLayer) -> str | None:
         """Kinds, widths and zeros that files of this version do not hold."""
         grid = layer.scheme.weight
-        if reason := refuses_weight_only(layer, "GPTQ"):
+        if reason := refuses_weight_only(layer, self.title):
             return reason
         if grid.bits not in BITS:
             return f"GPTQ readers know {', '.join(map(str, BITS))} bits, not {grid.bits}"
@@ -75,19 +80,15 @@ class Gptq:
                 "weights from it; --format gptq-v2 or awq hold asymmetric ones"
             )
         whole = WORD_BITS // math.gcd(WORD_BITS, grid.bits)
-        return refuses_words(layer, "GPTQ", whole, whole)
+        return refuses_words(layer, self.title, whole, whole)
 
     def refuses_together(self, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> str | None:
         """Layers of several schemes: the config names one."""
-        if reason := refuses_mixture(layers, ties, "GPTQ"):
+        if reason := super().refuses_together(layers, ties):
             return reason
         if len({layer.scheme.weight.symmetric for layer in layers}) > 1:
             return "its config calls all layers symmetric or none"
         return None
-
-    def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
-        """Which scales do not fit float16."""
-        return remarks_on_scales(layers, "GPTQ")
 
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shapes and dtypes by suffix; scales are float16 whatever the model is."""
@@ -114,16 +115,16 @@ class Gptq:
         Raises:
             FormatError: A scale is no float16 number, a zero no whole number, or the input is touched.
         """
-        refuse_inputs("GPTQ", scheme, input_scale, input_zero, input_multiplier)
+        refuse_inputs(self.title, scheme, input_scale, input_zero, input_multiplier)
         grid, order = tensor.grid, tensor.input_order
-        zeros = whole_zeros(tensor, "GPTQ")
+        zeros = whole_zeros(tensor, self.title)
         if self._shift and not grid.symmetric:
             raise FormatError("Version 1 of GPTQ is written for symmetric weights only; use gptq-v2.")
         columns = torch.arange(tensor.in_features, dtype=torch.int32, device=tensor.codes.device)
         return {
             ".qweight": pack_rows(in_place(tensor.codes, order), grid.bits).T.contiguous(),
             ".qzeros": pack_rows((zeros - self._shift).T.contiguous(), grid.bits),
-            ".scales": float16_scales(tensor.scale, "GPTQ").T.contiguous(),
+            ".scales": float16_scales(tensor.scale, self.title).T.contiguous(),
             ".g_idx": in_place(columns // grid.group_width(tensor.in_features), order),
         }
 
@@ -147,7 +148,7 @@ class Gptq:
             codes = codes[:, order]
             groups = torch.arange(grid.groups(in_features))
         zeros = (unpack_rows(parts[".qzeros"], grid.bits, out_features) + self._shift) & grid.code_max
-        zero = zeros_of(zeros[groups].T.contiguous(), grid, "GPTQ")
+        zero = zeros_of(zeros[groups].T.contiguous(), grid, self.title)
         scale = parts[".scales"][groups].T.contiguous()
         return QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=grid, input_order=order)
 
@@ -160,7 +161,7 @@ class Gptq:
         grid = layers[0].scheme.weight
         modules = [layer.name.removesuffix(".weight") for layer in layers]
         config = {
-            "quant_method": "gptq",
+            "quant_method": self.method,
             "bits": grid.bits,
             "group_size": stored_group_size(grid),
             "desc_act": any(layer.reordered for layer in layers),
@@ -172,6 +173,41 @@ class Gptq:
         patterns = patterns_for([name for name in left_alone if name != _HEAD], modules)
         excepted = [p.removeprefix("re:") if p.startswith("re:") else f"^{re.escape(p)}$" for p in patterns]
         return config | ({"dynamic": {f"-:{pattern}": {} for pattern in excepted}} if excepted else {})
+
+    def claims(self, config: Mapping[str, Any]) -> bool:
+        """Whether the config is of GPTQ, and declares this version."""
+        return super().claims(config) and gptq_storage(config) == self.name
+
+    def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:
+        """What the config says of all layers, or its exception of one."""
+        scheme_of = gptq_schemes(config)
+        return lambda codes, site: scheme_of(codes.removesuffix(self.codes_suffix))
+
+    def stays_float(self, config: Mapping[str, Any]) -> StaysFloat:
+        """Modules that ``dynamic`` or a list of modules to quantize takes out, and all outside the blocks."""
+        exception_of = dynamic_exceptions(config)
+        limited = any(key in config for key in ("modules_in_block_to_quantize", "inside_layer_modules"))
+
+        def stays_float(module: str, in_block: bool | None) -> bool:
+            if module == _HEAD or in_block is False:
+                return not bool(config.get(_HEAD, False))
+            return (limited and in_block is not None) or exception_of(module)[0]
+
+        return stays_float
+
+    def reordered(self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]) -> bool:
+        """Whether its ``g_idx``, which is read, scatters the groups."""
+        info = tensors.get(part_name(layer.name, ".g_idx"))
+        if info is None or info.shape != layer.shape[-1:]:  # what is wrong is said later
+            return False
+        return scatters(info.read(), layer.scheme.weight)
+
+    def fitting(self, codes: StoredTensor, scales: StoredTensor, in_features: int) -> tuple[float, int]:
+        """Words stand below each other."""
+        return codes.shape[-2] * WORD_BITS / in_features, scales.shape[-2]
+
+
+GPTQ, GPTQ_V2 = Gptq(version=1), Gptq(version=2)
 
 
 def scatters(g_idx: Tensor, grid: Grid) -> bool:

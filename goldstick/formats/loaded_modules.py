@@ -21,10 +21,11 @@ from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, quantize_on_grid
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
-from goldstick.formats import FORMATS
-from goldstick.formats.awq import awq_scheme
-from goldstick.formats.base import StoredLayer
-from goldstick.formats.compressed_tensors import scheme_of_group
+from goldstick.formats.awq import AWQ, awq_scheme
+from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
+from goldstick.formats.config_groups import scheme_of_group
+from goldstick.formats.gptq import GPTQ, GPTQ_V2
 from goldstick.formats.input_scale import part_name, unpack_input
 
 #: Modules of GPTQModel that hold a file's tensors as they are, before their first forward pass at least.
@@ -84,7 +85,7 @@ def _from_compressed_tensors(module: Any, described: Any) -> HeldLayer:
     named = {suffix: held.get(part_name("weight", suffix).removeprefix(".")) for suffix in suffixes}
     parts = {suffix: value.detach() for suffix, value in named.items() if value is not None}
     if "_packed" in parts or ("" in parts and parts[""].dtype is torch.int8):
-        tensor = FORMATS["compressed-tensors"].unpack(parts, scheme, module.in_features)
+        tensor = COMPRESSED_TENSORS.unpack(parts, scheme, module.in_features)
     else:
         tensor = _found_again(parts, scheme)
     scale, zero = unpack_input(parts, scheme, type(module).__name__)
@@ -112,13 +113,13 @@ def _from_gptqmodel(module: Any, dtype: torch.dtype) -> HeldLayer:
         )
     size = -1 if module.group_size in (-1, module.in_features) else module.group_size
     if "Awq" in name:
-        storage = FORMATS["awq"]
+        storage: StorageFormat = AWQ
         scheme = awq_scheme({"bits": module.bits, "group_size": size}, module.qzeros)
     elif module.qzero_format() == 1 and not module.sym:
         # 1 stands for zeros stored less one, and for those of a gptq_v2 file, which never were.
         raise FormatError(f"GPTQModel does not say how the zeros of its asymmetric {name} are stored. {_AGAIN}.")
     else:
-        storage = FORMATS["gptq" if module.qzero_format() == 1 else "gptq-v2"]
+        storage = GPTQ if module.qzero_format() == 1 else GPTQ_V2
         by_group = size != -1
         scheme = Scheme(
             weight=Grid(

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from goldstick.errors import FormatError
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
 
@@ -37,6 +40,18 @@ def module_names(tensor: str, parameter: str) -> list[str]:
         return []
     names = (name for name in (tensor, parameter) if name.endswith(".weight"))
     return list(dict.fromkeys(name.removesuffix(".weight") for name in names))
+
+
+def excepted_names(config: Mapping[str, Any], key: str) -> list[str]:
+    """The names that a ``quantization_config`` lists under a key; none where it has no such key.
+
+    Raises:
+        FormatError: What stands there is no list of names.
+    """
+    listed = config.get(key) or []
+    if not isinstance(listed, list) or not all(isinstance(name, str) for name in listed):
+        raise FormatError(f"{key} is no list of names")
+    return listed
 
 
 def _generalise(name: str) -> str:

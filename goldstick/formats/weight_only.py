@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from reprlib import repr as shown
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -13,9 +13,40 @@ from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
-from goldstick.formats.base import StoredLayer
+from goldstick.formats.base import StorageFormat, StoredLayer, are_codes
+from goldstick.formats.site_table import SiteTable
 
 WORD_BITS = 32
+
+
+class WeightOnly(StorageFormat):
+    """What the classes of both share; ``title`` is what messages call the format."""
+
+    title: ClassVar[str]
+    codes_suffix = ".qweight"
+    scale_suffix = ".scales"
+    loading = (
+        "Load it with `goldstick.load(directory)`, with vLLM, or with transformers: `import goldstick` before "
+        "`from_pretrained`\nor install the packages it asks for (gptqmodel, and optimum for GPTQ)."
+    )
+    float16_scales = True
+    linear_only = True
+
+    def refuses_together(self, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> str | None:
+        """Layers of several bits or group sizes: the config names one."""
+        return refuses_mixture(layers, ties, self.title)
+
+    def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
+        """Which scales do not fit float16."""
+        return remarks_on_scales(layers, self.title)
+
+    def listed(self, config: Mapping[str, Any]) -> SiteTable:
+        """None: the config names what is excepted."""
+        return SiteTable()
+
+    def rows(self, codes: torch.Size) -> torch.Size:
+        """Codes are stored input by input."""
+        return codes[-1:]
 
 
 def refuses_weight_only(layer: StoredLayer, title: str) -> str | None:
@@ -32,13 +63,28 @@ def refuses_weight_only(layer: StoredLayer, title: str) -> str | None:
         return f"'unfoldable: multiply' gives it a factor for each input, which {title} has no place for"
     if layer.fractional_zeros:
         return "its zeros are integers and this algorithm's are fractions"
-    if layer.scale_dtype not in (None, torch.float16, torch.bfloat16):
-        return (
-            f"its scales are {str(layer.scale_dtype).removeprefix('torch.')}, as its weights are, and {title} files "
-            "hold float16, so that rounding them would change every weight; convert the float model to float16 or "
-            "bfloat16 first"
-        )
-    return None
+    return refuses_scales(layer, title)
+
+
+def refuses_scales(layer: StoredLayer, title: str) -> str | None:
+    """Why float16 cannot hold the scales of a layer whatever they are."""
+    if layer.scale_dtype in (None, torch.float16, torch.bfloat16):
+        return None
+    return (
+        f"its scales are {str(layer.scale_dtype).removeprefix('torch.')}, as its weights are, and {title} files "
+        "hold float16, so that rounding them would change every weight; convert the float model to float16 or "
+        "bfloat16 first"
+    )
+
+
+def remarks_on_scales(layers: Sequence[StoredLayer], title: str) -> list[str]:
+    """What the user should know of bfloat16 scales that become float16."""
+    if all(layer.scale_dtype is not torch.bfloat16 for layer in layers):
+        return []
+    return [
+        f"{title} files hold scales in float16. Those of this bfloat16 model are held exactly from 2**-17 to 65504; a "
+        "scale outside, as only weights that are almost nothing have, ends the run with an error."
+    ]
 
 
 def refuses_words(layer: StoredLayer, title: str, inputs: int, outputs: int) -> str | None:
@@ -75,16 +121,6 @@ def refuses_mixture(layers: Sequence[StoredLayer], ties: Mapping[str, str], titl
     return None
 
 
-def remarks_on_scales(layers: Sequence[StoredLayer], title: str) -> list[str]:
-    """What the user should know of bfloat16 scales that become float16."""
-    if all(layer.scale_dtype is not torch.bfloat16 for layer in layers):
-        return []
-    return [
-        f"{title} files hold scales in float16. Those of this bfloat16 model are held exactly from 2**-17 to 65504; a "
-        "scale outside, as only weights that are almost nothing have, ends the run with an error."
-    ]
-
-
 def stored_group_size(grid: Grid) -> int:
     """``group_size`` as both configs write it: −1 for one scale by channel."""
     return -1 if grid.group_size is None else grid.group_size
@@ -117,7 +153,7 @@ def whole_zeros(tensor: QuantizedTensor, title: str) -> Tensor:
     if tensor.zero is None:
         return torch.full(tensor.scale.shape, tensor.grid.midpoint, dtype=torch.uint8, device=tensor.scale.device)
     zero = tensor.zero.float()
-    if not bool(((zero == zero.round()) & (zero >= 0) & (zero <= tensor.grid.code_max)).all()):
+    if not are_codes(zero, tensor.grid):
         raise FormatError(f"{title} holds whole zeros only; export to the native format instead.")
     return zero.to(torch.uint8)
 

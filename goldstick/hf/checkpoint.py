@@ -26,6 +26,7 @@ class QuantizedCheckpoint:
         stored: Its quantized matrices.
         names: How its model's checkpoints name tensors.
         network: Its model, on the meta device.
+        ties: Sites that run on another's quantized weight: site → owner.
     """
 
     directory: Path
@@ -33,6 +34,7 @@ class QuantizedCheckpoint:
     stored: StoredLayers
     names: CheckpointNames
     network: Network
+    ties: Mapping[str, str]
 
 
 def open_quantized(directory: Path) -> QuantizedCheckpoint:
@@ -50,13 +52,21 @@ def open_quantized(directory: Path) -> QuantizedCheckpoint:
     model = empty_model(load_config(directory), model_class(config, str(directory)), len(tensors))
     names, network = CheckpointNames(model), Network(model)
     stored = read_layers(directory, table, names, network, tensors)
-    told = {**table, "ties": tied_to_codes(network, stored)} if stored.format.name == "gguf" else table
+    ties = ties_of(network, stored, table)
+    told = {**table, "ties": ties}
     require_account(directory, account(tensors, stored, told, names, network, unused_tensors(directory)))
-    return QuantizedCheckpoint(directory=directory, config=config, stored=stored, names=names, network=network)
+    return QuantizedCheckpoint(
+        directory=directory, config=config, stored=stored, names=names, network=network, ties=ties
+    )
 
 
-def tied_to_codes(network: Network, stored: StoredLayers) -> dict[str, str]:
-    """The head of a GGUF file that stores a quantized embedding and no head: site → the embedding it runs on."""
+def ties_of(network: Network, stored: StoredLayers, config: Mapping[str, Any]) -> Mapping[str, str]:
+    """The sites of a checkpoint that run on another's quantized weight: site → owner.
+
+    Its ``quantization_config`` lists them, or the format has a head that is not stored run on a quantized embedding.
+    """
+    if not stored.format.head_on_embedding:
+        return stored.format.listed(config).ties
     quantized = {layer.site for layer in stored.layers}
     embeddings = [site.name for site in network.sites if site.role == "embedding" and site.name in quantized]
     heads = [site for site in network.sites if site.role == "head" and site.name not in quantized]

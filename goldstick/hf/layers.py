@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,21 +15,12 @@ from torch import Tensor
 
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.source import open_tensors
-from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats import FORMATS
-from goldstick.formats.awq import awq_scheme
-from goldstick.formats.base import StorageFormat, StoredLayer
-from goldstick.formats.compressed_tensors import groups_by_module, scheme_of_group
-from goldstick.formats.gguf_blocks import BY_SUFFIX
-from goldstick.formats.gptq import gptq_schemes, gptq_storage, scatters
-from goldstick.formats.input_scale import INPUT_ZERO, part_name
-from goldstick.formats.native import multiplied_in, reordered_in, schemes_of, ties_of
+from goldstick.formats.base import SchemeOf, StorageFormat, StoredLayer
+from goldstick.formats.input_scale import part_name
 from goldstick.hf.names import CheckpointNames
-from goldstick.structure.network import Layout, Network, Site
-
-#: Formats that pack a linear layer along its inputs, and name its tensors beside the weight.
-_BY_COLUMN = frozenset({"gptq", "gptq-v2", "awq"})
+from goldstick.structure.network import Layout, Network
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,14 +87,10 @@ class DeclaredLayers:
         tensors: Mapping[str, TensorInfo],
     ) -> None:
         self.format = storage_of(directory, config)
-        native = self.format.name == "native"
-        self.schemes = schemes_of(config) if native else {}
-        self._ties = ties_of(config) if native else {}
-        self._multiplied = multiplied_in(config) if native else frozenset()
-        self._reordered = reordered_in(config) if native else frozenset()
+        self.listed = self.format.listed(config)
         self._directory, self._config, self._names, self._tensors = directory, config, names, tensors
         self._owners = {site.parameter_name: site for site in network.sites}
-        if unknown := sorted({*self.schemes, *self._ties} - set(network.by_name)):
+        if unknown := sorted({*self.listed.schemes, *self.listed.ties} - set(network.by_name)):
             raise CheckpointError(f"{directory} quantizes {unknown[0][:200]!r}, which its model does not have.")
 
     def layer_of(self, name: str) -> StoredLayer | None:
@@ -113,47 +100,38 @@ class DeclaredLayers:
             FormatError: The config describes no such layer, or describes one that goldstick does not read.
             CheckpointError: Another tensor that it takes is missing.
         """
-        info, storage = self._tensors[name], self.format.name
-        weight = _weight_name(name, info, storage)
+        codes = self._tensors[name]
+        weight = self.format.weight_name(name, codes.dtype)
         if weight is None:
             return None
         site = self._owners.get(self._names.piece(weight).parameter)
-        scheme = None
-        if site is not None:
-            scheme = self.schemes.get(site.name) if storage == "native" else self._scheme(weight, name)
+        scheme = self._scheme_of(name, site.name) if site is not None else None
         if site is None or scheme is None:
             raise FormatError(
                 f"{self._directory}: the packed tensor {name!r} belongs to no layer that the config describes."
             )
-        layer = _layer(weight, info, site, scheme, storage, self._tensors, site.name in self._multiplied)
-        scattered = site.name in self._reordered or _scatters(layer, storage, self._tensors)
-        return dataclasses.replace(layer, reordered=scattered)
-
-    def _scheme(self, weight: str, codes: str) -> Scheme | None:
-        module, storage = weight.removesuffix(".weight"), self.format.name
-        if storage == "gguf":
-            return Scheme(weight=BY_SUFFIX[codes.removeprefix(weight)].grid)
-        if storage == "awq":
-            zeros = self._tensors.get(f"{module}.qzeros")
-            if zeros is None:
-                raise CheckpointError(f"The tensor {module + '.qzeros'!r} is missing, which AWQ layers have.")
-            if zeros.dtype is not torch.int32:
-                raise CheckpointError(f"The tensor {module + '.qzeros'!r} is of another type than int32.")
-            return awq_scheme(self._config, zeros.read())
-        return self._declared(module)
+        if len(codes.shape) < 2 or (len(codes.shape) > 2 and not self.format.holds_stacks):
+            raise FormatError(f"{weight} has codes of the shape {list(codes.shape)}, which are no matrix.")
+        if self.format.linear_only and site.layout is not Layout.LINEAR:
+            raise FormatError(
+                f"{weight} is stored as {self.format.name}, which goldstick reads for linear layers only."
+            )
+        layer = StoredLayer(
+            name=weight,
+            site=site.name,
+            kind="experts" if site.layout is Layout.TRANSPOSED_EXPERTS else site.layout.value,
+            shape=torch.Size([*self.format.rows(codes.shape), site.in_features]),
+            scheme=scheme,
+            fractional_zeros=False,
+            multiplied=site.name in self.listed.multiplied,
+            scale_dtype=self.format.scale_dtype(weight, self._tensors),
+        )
+        reordered = site.name in self.listed.reordered or self.format.reordered(layer, self._tensors)
+        return dataclasses.replace(layer, reordered=reordered)
 
     @cached_property
-    def _declared(self) -> Callable[[str], Scheme | None]:
-        """What the config of GPTQ or compressed-tensors says of a module."""
-        if self.format.name != "compressed-tensors":
-            return gptq_schemes(self._config)
-        group_of = groups_by_module(self._config)
-
-        def scheme_of(module: str) -> Scheme | None:
-            group = group_of(module)
-            return None if group is None else scheme_of_group(group)
-
-        return scheme_of
+    def _scheme_of(self) -> SchemeOf:
+        return self.format.schemes(self._config, self._tensors)
 
 
 def read_layers(
@@ -163,7 +141,7 @@ def read_layers(
     network: Network,
     tensors: Mapping[str, TensorInfo] | None = None,
 ) -> StoredLayers:
-    """The quantized matrices of a checkpoint; reads its headers, of AWQ the zeros and of GPTQ whose groups they are.
+    """The quantized matrices of a checkpoint; reads its headers, and what a format has to read to know a scheme.
 
     Args:
         directory: The checkpoint.
@@ -179,7 +157,7 @@ def read_layers(
     tensors = open_tensors(directory) if tensors is None else tensors
     declared = DeclaredLayers(directory, config, names, network, tensors)
     layers = tuple(layer for name in tensors if (layer := declared.layer_of(name)) is not None)
-    lost = sorted(set(declared.schemes) - {layer.site for layer in layers})
+    lost = sorted(set(declared.listed.schemes) - {layer.site for layer in layers})
     if lost:
         raise CheckpointError(f"{directory} lacks the packed tensor of {lost[0]} that its config calls for.")
     return StoredLayers(directory=directory, format=declared.format, layers=layers, tensors=tensors)
@@ -191,70 +169,13 @@ def storage_of(directory: Path, config: Mapping[str, Any]) -> StorageFormat:
     Raises:
         FormatError: It is none that goldstick reads.
     """
-    method = config.get("quant_method")
-    if method == "gptq":
-        return FORMATS[gptq_storage(config)]
-    known = {"goldstick": "native", "compressed-tensors": "compressed-tensors", "awq": "awq", "gguf": "gguf"}
-    if not isinstance(method, str) or method not in known:
+    found = next((storage for storage in FORMATS.values() if storage.claims(config)), None)
+    if found is None:
         raise FormatError(
-            f"{directory} is quantized with {shown(method)}, which goldstick does not load. It loads "
-            "compressed-tensors, GPTQ, AWQ, GGUF and its own native format."
+            f"{directory} is quantized with {shown(config.get('quant_method'))}, which goldstick does not load. It "
+            f"loads {', '.join(FORMATS)}."
         )
-    return FORMATS[known[method]]
-
-
-def _weight_name(name: str, info: TensorInfo, storage: str) -> str | None:
-    """The float tensor that a stored tensor is the codes of, or ``None`` where it is no codes."""
-    if storage == "gguf":
-        suffix = _block_suffix(name)
-        return name.removesuffix(suffix) if suffix else None
-    if storage in _BY_COLUMN:
-        return name.removesuffix(".qweight") + ".weight" if name.endswith(".qweight") else None
-    if name.endswith("_packed"):
-        return name.removesuffix("_packed")
-    plain = storage == "compressed-tensors" and info.dtype is torch.int8 and not name.endswith(INPUT_ZERO)
-    return name if plain else None
-
-
-def _block_suffix(name: str) -> str | None:
-    return next((suffix for suffix in BY_SUFFIX if name.endswith(f".weight{suffix}")), None)
-
-
-def _layer(
-    weight: str,
-    codes: TensorInfo,
-    site: Site,
-    scheme: Scheme,
-    storage: str,
-    tensors: Mapping[str, TensorInfo],
-    multiplied: bool,
-) -> StoredLayer:
-    by_column = storage in _BY_COLUMN
-    if len(codes.shape) < 2 or (storage == "compressed-tensors" and len(codes.shape) > 2):
-        raise FormatError(f"{weight} has codes of the shape {list(codes.shape)}, which are no matrix.")
-    if by_column and (site.layout is not Layout.LINEAR or codes.shape[1:] == ()):
-        raise FormatError(f"{weight} is stored as {storage}, which goldstick reads for linear layers only.")
-    scale = tensors.get(weight.removesuffix(".weight") + ".scales" if by_column else weight + "_scale")
-    rows = codes.shape[-1:] if by_column else codes.shape[:-1]
-    if storage == "awq":
-        rows = torch.Size([8 * codes.shape[-1]])
-    return StoredLayer(
-        name=weight,
-        site=site.name,
-        kind="experts" if site.layout is Layout.TRANSPOSED_EXPERTS else site.layout.value,
-        shape=torch.Size([*rows, site.in_features]),
-        scheme=scheme,
-        fractional_zeros=False,
-        multiplied=multiplied,
-        scale_dtype=torch.float16 if storage == "gguf" else scale.dtype if scale is not None else None,
-    )
-
-
-def _scatters(layer: StoredLayer, storage: str, tensors: Mapping[str, TensorInfo]) -> bool:
-    info = tensors.get(layer.name.removesuffix(".weight") + ".g_idx")
-    if info is None or not storage.startswith("gptq") or info.shape != layer.shape[-1:]:  # what is wrong is said later
-        return False
-    return scatters(info.read(), layer.scheme.weight)
+    return found
 
 
 def _words(shape: torch.Size, dtype: torch.dtype) -> str:

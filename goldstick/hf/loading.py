@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from types import EllipsisType
 from typing import Any
@@ -15,12 +14,12 @@ from goldstick.checkpoint.kv_cache import read_kv
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.source import named_by_autogptq, open_tensors
 from goldstick.checkpoint.unused_tensors import unused_tensors
-from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError, GoldstickError
+from goldstick.formats import FORMATS
 from goldstick.formats.base import StoredLayer
-from goldstick.formats.native import Native
+from goldstick.formats.native import NATIVE
 from goldstick.hf.cache import use_quantized_cache
-from goldstick.hf.checkpoint import open_quantized, tied_to_codes
+from goldstick.hf.checkpoint import open_quantized, ties_of
 from goldstick.hf.layers import StoredLayers, read_layers
 from goldstick.hf.names import CheckpointNames, load_config, model_class
 from goldstick.structure.network import Network
@@ -62,7 +61,8 @@ def from_pretrained(cls: Any, directory: Path, *, config: Any, dtype: str | torc
         CheckpointError: It fails.
     """
     table = getattr(config, "quantization_config", None) or {}
-    in_one_file = table.get("storage") == "gguf" or named_by_autogptq(directory) is not None
+    storage = table.get("storage")
+    in_one_file = (storage and FORMATS[storage].in_gguf) or named_by_autogptq(directory) is not None
     settings: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
     if in_one_file:
         settings["state_dict"] = {name: LazyTensor(info) for name, info in open_tensors(directory).items()}
@@ -108,12 +108,10 @@ def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, An
     checkpoint = open_quantized(directory)
     settings = load_config(directory)
     cls = model_class(config, str(directory))
-    settings.quantization_config = _in_native_words(
-        checkpoint.stored, checkpoint.network, config["quantization_config"]
-    )
+    settings.quantization_config = _in_native_words(checkpoint.stored, checkpoint.ties)
     pieces = [checkpoint.names.piece(name) for name in unused_tensors(directory)]
     settings.quantization_config["unused"] = [name for piece in pieces for name in (piece.parameter, *piece.others)]
-    if checkpoint.stored.format.name == "gguf" and settings.quantization_config["ties"]:
+    if checkpoint.ties:
         settings.tie_word_embeddings = False  # transformers ties floats only
     return cls, settings
 
@@ -131,29 +129,17 @@ def translated(directory: Path, model: Any, config: Mapping[str, Any]) -> dict[s
         FormatError: The method, the layout or a scheme is not one goldstick reads.
     """
     names, network = CheckpointNames(model), Network(model)
-    return _in_native_words(read_layers(directory, config, names, network), network, config)
+    found = read_layers(directory, config, names, network)
+    return _in_native_words(found, ties_of(network, found, config))
 
 
-def _in_native_words(found: StoredLayers, network: Network, config: Mapping[str, Any]) -> dict[str, Any]:
+def _in_native_words(found: StoredLayers, ties: Mapping[str, str]) -> dict[str, Any]:
     for layer in found.layers:  # transformers would cast what has another dtype
         found.parts(layer)
-    if found.format.name == "native":
-        return {**config, "storage": "native"}
-    sites: dict[str, Scheme] = {}
+    sites: dict[str, StoredLayer] = {}
     for layer in found.layers:
-        if sites.setdefault(layer.site, layer.scheme) != layer.scheme:
+        if sites.setdefault(layer.site, layer).scheme != layer.scheme:
             raise FormatError(
                 f"{found.directory}: the experts fused in {layer.site} have several schemes; they need one."
             )
-    ties = tied_to_codes(network, found) if found.format.name == "gguf" else {}
-    return native_table(sites, ties) | {"storage": found.format.name}
-
-
-def native_table(sites: Mapping[str, Scheme], ties: Mapping[str, str]) -> dict[str, Any]:
-    """A native ``quantization_config`` for given sites."""
-    layers: Sequence[StoredLayer] = [
-        StoredLayer(name=name, site=name, kind="", shape=torch.Size(), scheme=scheme, fractional_zeros=False)
-        for name, scheme in sites.items()
-    ]
-    table = Native().config(layers, [], ties)
-    return json.loads(json.dumps(table))  # type: ignore[no-any-return]
+    return NATIVE.config(list(sites.values()), [], ties) | {"storage": found.format.name}

@@ -33,22 +33,14 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StorageFormat, StoredLayer
-from goldstick.formats.gguf_blocks import BY_SUFFIX
-from goldstick.formats.input_scale import (
-    INPUT_MULTIPLIER,
-    INPUT_ORDER,
-    INPUT_SCALE,
-    INPUT_ZERO,
-    part_name,
-    unpack_input,
-    unpack_multiplier,
-)
-from goldstick.formats.native import Native, multiplied_in, reordered_in, schemes_of
+from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
+from goldstick.formats.native import NATIVE
+from goldstick.formats.site_table import read_table
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.pruned import cut_as_told, restore_as_told
 from goldstick.structure.network import Layout, Network, Site
 
-METHOD = "goldstick"
+METHOD = NATIVE.method
 
 
 class StoredWeight(nn.Module):
@@ -75,7 +67,7 @@ class GoldstickConfig(QuantizationConfigMixin):
         schemes: Label → scheme.
         sites: Name of every quantized site → label.
         ties: Site → the quantized embedding it runs on.
-        storage: Storage format whose tensors the files hold.
+        storage: Storage format whose tensors the files hold; ``None`` where transformers read this config from a file.
         multiplied: Sites whose input is multiplied.
         reordered: Sites whose columns lie in an order of their own.
         unused: Tensors, by the names they would have in the model, that are carried on for nothing.
@@ -87,7 +79,7 @@ class GoldstickConfig(QuantizationConfigMixin):
         schemes: dict[str, Any] | None = None,
         sites: dict[str, str] | None = None,
         ties: dict[str, str] | None = None,
-        storage: str = "native",
+        storage: str | None = None,
         multiplied: Sequence[str] = (),
         reordered: Sequence[str] = (),
         unused: Sequence[str] = (),
@@ -111,27 +103,27 @@ class GoldstickQuantizer(HfQuantizer):
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
         cut_as_told(model)
         self.network = Network(model)
-        self.format: StorageFormat = FORMATS[self._storage]
-        table = self.quantization_config.to_dict()
-        self.schemes, self.multiplied, self.reordered = schemes_of(table), multiplied_in(table), reordered_in(table)
+        storage = self.quantization_config.storage
+        self.format: StorageFormat = NATIVE if storage is None else FORMATS[storage]
+        self.listed = read_table(self.quantization_config.to_dict())
+        self.schemes = self.listed.schemes
+        self.suffixes: dict[str, tuple[str, ...]] = {}
         unknown = set(self.schemes) - set(self.network.by_name)
         if unknown:
             raise CheckpointError(f"The checkpoint quantizes {sorted(unknown)[0]!r}, which the model does not have.")
         self.biases: dict[str, nn.Parameter | None] = {}
         for name, scheme in self.schemes.items():
             self._place(self.network.by_name[name], scheme)
-        # The shapes compressed-tensors stores beside the codes of experts have no place in the fused weight.
+        # What stands beside the codes of experts and has no place beside those of the fused weight: their shapes.
+        beside = sorted({*self.format.expert_suffixes} - {*NATIVE.expert_suffixes})
         ignored = {*(model._keys_to_ignore_on_load_unexpected or ()), *map(_exactly, self.quantization_config.unused)}
         # Scales of the KV cache belong to no module: see transformers_loading.
-        model._keys_to_ignore_on_load_unexpected = {*ignored, r"\.experts\..*_shape$", r"\.[kv]_scale$"}
+        expected = {rf"\.experts\..*{suffix}$" for suffix in beside}
+        model._keys_to_ignore_on_load_unexpected = {*ignored, *expected, r"\.[kv]_scale$"}
         for tied in self.quantization_config.ties:
             _replace(model, self.network.by_name[tied].module, nn.Identity())
         if self.quantization_config.ties:
             surgery.forget_ties(self.network)
-
-    @property
-    def _storage(self) -> str:
-        return str(getattr(self.quantization_config, "storage", "native"))
 
     def _place(self, site: Site, scheme: Scheme) -> None:
         layer = StoredLayer(
@@ -141,13 +133,15 @@ class GoldstickQuantizer(HfQuantizer):
             shape=site.matrix_shape,
             scheme=scheme,
             fractional_zeros=False,
-            multiplied=site.name in self.multiplied,
-            reordered=site.name in self.reordered,
+            multiplied=site.name in self.listed.multiplied,
+            reordered=site.name in self.listed.reordered,
         )
         module = self.network.module(site)
         parameter = getattr(module, site.parameter)
         stored_in = scale_dtype(parameter.dtype)
-        specs = _expert_specs(layer, stored_in) if _fused(site) else self.format.specs(layer, stored_in)
+        # Experts are gathered into one tensor of rows whatever the format.
+        specs = (NATIVE if _fused(site) else self.format).specs(layer, stored_in)
+        self.suffixes[site.name] = tuple(specs)
         parts = {suffix: torch.empty(shape, dtype=dtype, device="meta") for suffix, (shape, dtype) in specs.items()}
         if _fused(site):
             del module._parameters[site.parameter]
@@ -163,13 +157,12 @@ class GoldstickQuantizer(HfQuantizer):
         """Let every conversion that gathers ``….weight`` into a fused parameter gather our tensors too."""
         from transformers.core_model_loading import WeightConverter
 
-        suffixes = ("_packed", "_scale", "_zero_point", "_shape")
         extended = []
         for conversion in weight_conversions:
             extended.append(conversion)
             if isinstance(conversion, WeightConverter):
                 sources, targets = conversion._original_source_patterns, conversion._original_target_patterns
-                for suffix in suffixes:
+                for suffix in self.format.expert_suffixes:
                     extended.append(
                         conversion.copy(
                             [source + suffix for source in sources],
@@ -186,7 +179,7 @@ class GoldstickQuantizer(HfQuantizer):
                 self._finish(self.network.by_name[name], scheme)
         for tied, owner in self.quantization_config.ties.items():
             surgery.tie(self.network, self.network.by_name[tied], self.network.by_name[owner])
-        if self._storage == "native" and Path(model.name_or_path).is_dir():
+        if self.quantization_config.storage is None and Path(model.name_or_path).is_dir():
             kv = read_kv(Path(model.name_or_path), {})
             if kv is not None:
                 use_quantized_cache(model, kv)
@@ -201,10 +194,10 @@ class GoldstickQuantizer(HfQuantizer):
     def _finish(self, site: Site, scheme: Scheme) -> None:
         place: Any = self.network.module(site)
         prefix = site.parameter if _fused(site) else "weight"
-        names = {part_name(prefix, suffix).removeprefix("."): suffix for suffix in _SUFFIXES}
+        names = {part_name(prefix, suffix).removeprefix("."): suffix for suffix in self.suffixes[site.name]}
         parts = {names[name]: part for name, part in place._buffers.items() if part is not None and name in names}
         input_scale, input_zero = unpack_input(parts, scheme, site.module)
-        multiplier = unpack_multiplier(parts, site.name in self.multiplied, site.module)
+        multiplier = unpack_multiplier(parts, site.name in self.listed.multiplied, site.module)
         tensor = self._unpack(parts, scheme, site)
         if _fused(site):
             for suffix in parts:
@@ -231,7 +224,7 @@ class GoldstickQuantizer(HfQuantizer):
         surgery.apply(self.network, [edit])
 
     def _unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, site: Site) -> QuantizedTensor:
-        storage: StorageFormat = Native() if _fused(site) else self.format
+        storage = NATIVE if _fused(site) else self.format
         try:
             return storage.unpack(parts, scheme, site.in_features)
         except FormatError as error:
@@ -263,20 +256,8 @@ def take_over(method: str, config: type[GoldstickConfig], quantizer: type[Goldst
     AUTO_QUANTIZER_MAPPING[method] = quantizer
 
 
-_SUFFIXES = frozenset(
-    {"", "_packed", "_scale", "_zero_point", "_shape", INPUT_SCALE, INPUT_ZERO, INPUT_MULTIPLIER, INPUT_ORDER}
-    | {".qweight", ".qzeros", ".scales", ".g_idx"}
-    | BY_SUFFIX.keys()
-)
-
-
 def _fused(site: Site) -> bool:
     return site.layout in (Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS)
-
-
-def _expert_specs(layer: StoredLayer, dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    # Experts are gathered into one tensor of rows whatever the format; asymmetric ones exist in the native format only.
-    return Native().specs(layer, dtype)
 
 
 def _exactly(name: str) -> str:

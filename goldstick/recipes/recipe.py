@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -21,7 +22,7 @@ from pydantic import (
     field_serializer,
     model_validator,
 )
-from pydantic_core import ErrorDetails, PydanticSerializationError, to_json
+from pydantic_core import ErrorDetails, PydanticCustomError, PydanticSerializationError, to_json
 
 from goldstick.algorithms import ALGORITHMS, Quantizer, Stage
 from goldstick.core.grid import Grid
@@ -29,6 +30,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.core.seed import LEAST, MOST
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError
+from goldstick.formats import FORMATS
 from goldstick.recipes.order import misplaced, unfinishable
 from goldstick.recipes.precision import Precision, with_precision
 from goldstick.recipes.sentence import parse
@@ -51,12 +53,23 @@ class Calibration(BaseModel):
     allow_short: bool = Field(default=False, description="take what there is where the data give fewer samples")
 
 
+def _known_format(name: str) -> str:
+    if name != "auto" and name not in FORMATS:
+        *most, last = map(repr, ("auto", *FORMATS))
+        raise PydanticCustomError("literal_error", f"Input should be {', '.join(most)} or {last}")
+    return name
+
+
+def _list_formats(schema: dict[str, Any]) -> None:
+    schema["enum"] = ["auto", *FORMATS]
+
+
 class Export(BaseModel):
     """How the result is stored."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    format: Literal["auto", "compressed-tensors", "native", "gptq", "gptq-v2", "awq", "gguf"] = "auto"
+    format: Annotated[str, AfterValidator(_known_format), Field(json_schema_extra=_list_formats)] = "auto"
     max_shard_size: int = Field(default=5_000_000_000, ge=1_000_000, description="bytes a weight file may have")
 
 

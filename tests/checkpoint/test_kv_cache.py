@@ -23,6 +23,7 @@ from goldstick.checkpoint.kv_cache import (
 )
 from goldstick.core.kv_cache import KVRanges, KVScheme, KVSettings
 from goldstick.errors import CheckpointError, FormatError
+from goldstick.formats import FORMATS
 from goldstick.hf.cache import quantized_cache_of, use_quantized_cache
 from tests.support.tiny_models import FAMILIES, output_tensor, sample_inputs
 
@@ -92,11 +93,11 @@ def test_the_scheme_is_one_that_compressed_tensors_understands() -> None:
 def test_other_formats_and_models_that_others_cannot_run_get_the_sidecar_alone() -> None:
     made, modules = settings(KVCache()), {0: "a", 1: "b", 11: "c"}
     for storage, known in (("native", modules), ("compressed-tensors", {}), ("compressed-tensors", {0: "a"})):
-        stored = stored_kv(made, known, storage, torch.float32)
+        stored = stored_kv(made, known, FORMATS[storage], torch.float32)
         assert not stored.config
         assert not stored.tensors
         assert stored.sidecar == kv_sidecar(made)
-    assert set(stored_kv(made, modules, "compressed-tensors", torch.float32).config) == {"kv_cache_scheme"}
+    assert set(stored_kv(made, modules, FORMATS["compressed-tensors"], torch.float32).config) == {"kv_cache_scheme"}
 
 
 @pytest.mark.parametrize("family", ["llama_gqa", "phi3", "deepseek_v3", "gpt2", "falcon", "t5", "bert"])

@@ -20,11 +20,11 @@ from goldstick.core.scheme import PRESETS, Scheme
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StoredLayer
-from goldstick.formats.compressed_tensors import CompressedTensors, groups_by_module, scheme_of_group
+from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS as FORMAT
+from goldstick.formats.config_groups import groups_by_module, scheme_of_group
 from goldstick.formats.input_scale import part_name
 from tests.support.stored_layers import layer
 
-FORMAT = CompressedTensors()
 INTEGER = [name for name in PRESETS if Scheme.parse(name).activation] + ["w8a8-static-shifted", "w4a8-static-channel"]
 NAMES = [name for name in PRESETS if name not in INTEGER] + ["w5a16-g32", "w6a16-channel-asym", "w1a16-g32"]
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -26,9 +30,16 @@ GRIDS = st.builds(
 )
 
 
-#: The formats that hold every grid and 8-bit activations. test_gptq.py, test_awq.py and test_gguf_blocks.py ask the
-#: same of the others.
-ANY_GRID = ("compressed-tensors", "native")
+#: Schemes of which every format holds some.
+USUAL = [
+    Scheme.parse(label)
+    for label in (
+        "w2a16-g32", "w3a16-g32", "w4a16-g32", "w4a16-g64", "w4a16-g128", "w4a16-channel", "w4a16-g32-asym", "w8a16",
+        "w8a16-g32", "w8a8-dynamic", "w8a8-static", "w8a8-static-shifted", "w4a8-dynamic-g32",
+    )
+]  # fmt: skip
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+every_format = pytest.mark.parametrize("name", FORMATS)
 
 
 def random_tensor(grid: Grid, shape: tuple[int, ...], seed: int, dtype: torch.dtype) -> QuantizedTensor:
@@ -39,7 +50,7 @@ def random_tensor(grid: Grid, shape: tuple[int, ...], seed: int, dtype: torch.dt
         zero = torch.randint(0, grid.code_max + 1, scales, generator=generator).float()
     return QuantizedTensor(
         codes=torch.randint(0, grid.code_max + 1, shape, generator=generator, dtype=torch.uint8),
-        scale=torch.rand(scales, generator=generator).to(dtype),
+        scale=(torch.rand(scales, generator=generator) * 0.99 + 0.01).to(dtype),  # in float16 as well
         zero=zero,
         grid=grid,
     )
@@ -53,15 +64,29 @@ def layer_of(tensor: QuantizedTensor, scheme: Scheme) -> StoredLayer:
         shape=tensor.codes.shape,
         scheme=scheme,
         fractional_zeros=False,
+        scale_dtype=tensor.scale.dtype,
     )
 
 
+def by_column(values: Tensor, grid: Grid, columns: int) -> Tensor:
+    return values.double().repeat_interleave(grid.group_width(columns), dim=-1)[..., :columns]
+
+
 def assert_same(found: QuantizedTensor, tensor: QuantizedTensor) -> None:
+    """Codes, and scale and zero of every code: blocks repeat those of larger groups."""
+    columns = tensor.in_features
     assert torch.equal(found.codes, tensor.codes)
-    assert torch.equal(found.scale, tensor.scale)
+    assert torch.equal(by_column(found.scale, found.grid, columns), by_column(tensor.scale, tensor.grid, columns))
     assert (found.zero is None) == (tensor.zero is None)
-    assert found.zero is None or tensor.zero is None or torch.equal(found.zero, tensor.zero)
-    assert found.grid == tensor.grid
+    if found.zero is not None and tensor.zero is not None:
+        assert torch.equal(by_column(found.zero, found.grid, columns), by_column(tensor.zero, tensor.grid, columns))
+    assert (found.grid.bits, found.grid.symmetric) == (tensor.grid.bits, tensor.grid.symmetric)
+
+
+def held_by(name: str) -> list[tuple[QuantizedTensor, Scheme]]:
+    """Layers of the usual schemes that a format holds."""
+    tensors = [(random_tensor(one.weight, (64, 256), 1, dtype), one) for one in USUAL for dtype in DTYPES]
+    return [(tensor, scheme) for tensor, scheme in tensors if FORMATS[name].refuses(layer_of(tensor, scheme)) is None]
 
 
 def check(storage: StorageFormat, tensor: QuantizedTensor, scheme: Scheme) -> None:
@@ -80,35 +105,91 @@ def check(storage: StorageFormat, tensor: QuantizedTensor, scheme: Scheme) -> No
     ]
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 def test_it_is_registered_under_its_own_name(name: str) -> None:
     assert FORMATS[name].name == name
 
 
-@pytest.mark.parametrize("name", ANY_GRID)
+@every_format
+def test_every_usual_scheme_that_it_holds_comes_back_as_announced(name: str) -> None:
+    held = held_by(name)
+    assert held, "a format that holds none of the usual schemes needs one of its own in USUAL"
+    for tensor, scheme in held:
+        check(FORMATS[name], tensor, scheme)
+
+
+@every_format
 @given(
     grid=GRIDS,
-    rows=st.integers(1, 37),
-    columns=st.integers(1, 75),
+    rows=st.integers(1, 37) | st.sampled_from([32, 64]),
+    columns=st.integers(1, 75) | st.sampled_from([64, 96]),
     seed=st.integers(0, 2**31),
-    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    dtype=st.sampled_from(DTYPES),
 )
-def test_what_was_packed_comes_back_as_announced(
+def test_so_does_any_layer_that_it_does_not_refuse(
     name: str, grid: Grid, rows: int, columns: int, seed: int, dtype: torch.dtype
 ) -> None:
-    check(FORMATS[name], random_tensor(grid, (rows, columns), seed, dtype), Scheme(weight=grid))
+    tensor = random_tensor(grid, (rows, columns), seed, dtype)
+    if FORMATS[name].refuses(layer_of(tensor, Scheme(weight=grid))) is None:
+        check(FORMATS[name], tensor, Scheme(weight=grid))
 
 
-@pytest.mark.parametrize("name", ANY_GRID)
+@every_format
 @given(
     label=st.sampled_from(["w8a8-dynamic", "w8a8-static", "w8a8-static-shifted", "w4a8-dynamic-g8", "w4a8-static-g8"]),
     rows=st.integers(1, 37),
     columns=st.integers(1, 75),
     seed=st.integers(0, 2**31),
 )
-def test_so_does_a_layer_with_8_bit_activations(name: str, label: str, rows: int, columns: int, seed: int) -> None:
+def test_so_does_one_with_8_bit_activations(name: str, label: str, rows: int, columns: int, seed: int) -> None:
     scheme = Scheme.parse(label)
-    check(FORMATS[name], random_tensor(scheme.weight, (rows, columns), seed, torch.bfloat16), scheme)
+    tensor = random_tensor(scheme.weight, (rows, columns), seed, torch.bfloat16)
+    if FORMATS[name].refuses(layer_of(tensor, scheme)) is None:
+        check(FORMATS[name], tensor, scheme)
+
+
+class Stored:
+    """A tensor of a checkpoint, as its header announces it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor, self.shape, self.dtype = tensor, tensor.shape, tensor.dtype
+
+    def read(self) -> Tensor:
+        return self.tensor
+
+
+@every_format
+def test_its_config_says_what_its_tensors_are_and_no_other_format_claims_it(name: str) -> None:
+    storage = FORMATS[name]
+    for tensor, scheme in held_by(name):
+        layer = layer_of(tensor, scheme)
+        config = json.loads(json.dumps(storage.config([layer], [], {})))
+        assert [other for other in FORMATS if FORMATS[other].claims(config)] == [name]
+        scale = torch.tensor(0.375) if scheme.static_input else None
+        shifted = scheme.static_input and scheme.activation is not None and not scheme.activation.symmetric
+        parts = storage.pack(tensor, scheme, scale, torch.tensor(-77, dtype=torch.int8) if shifted else None)
+        tensors: Any = {part_name(layer.name, suffix): Stored(part) for suffix, part in parts.items()}
+        (codes,) = [part for part in tensors if storage.weight_name(part, tensors[part].dtype) == layer.name]
+        found = storage.schemes(config, tensors)(codes, layer.site)
+        assert found is not None and found.activation == scheme.activation
+        assert_same(storage.unpack(parts, found, tensor.in_features), tensor)
+        assert (*storage.rows(tensors[codes].shape), tensor.in_features) == tensor.codes.shape
+        assert storage.scale_dtype(layer.name, tensors) == (
+            torch.float16 if storage.float16_scales else tensor.scale.dtype
+        )
+        assert storage.listed(config).schemes in ({}, {layer.site: found})
+
+
+@every_format
+def test_where_its_scales_and_codes_lie_their_shapes_fit_the_scheme(name: str) -> None:
+    storage = FORMATS[name]
+    for tensor, scheme in held_by(name):
+        specs = storage.specs(layer_of(tensor, scheme), tensor.scale.dtype)
+        if storage.codes_suffix in specs and storage.scale_suffix in specs:
+            parts: Any = [specs[suffix] for suffix in (storage.codes_suffix, storage.scale_suffix)]
+            headers: Any = [Stored(torch.empty(shape, dtype=dtype, device="meta")) for shape, dtype in parts]
+            found = storage.fitting(*headers, tensor.in_features)
+            assert found == (scheme.weight.bits, tensor.scale.shape[-1])
 
 
 @given(
@@ -123,7 +204,7 @@ def test_the_native_format_holds_experts_and_fractional_zeros(
     check(FORMATS["native"], tensor, Scheme(weight=grid))
 
 
-@pytest.mark.parametrize("name", ANY_GRID)
+@pytest.mark.parametrize("name", [name for name in FORMATS if FORMATS[name].expert_suffixes])
 def test_a_static_input_without_its_scale_is_neither_packed_nor_unpacked(name: str) -> None:
     scheme = Scheme.parse("w8a8-static-shifted")
     tensor = random_tensor(scheme.weight, (4, 8), 0, torch.float32)
@@ -144,9 +225,10 @@ def test_parts_of_an_input_stand_beside_the_weight() -> None:
     assert part_name("a.up.weight", ".input_scale") == "a.up.input_scale"
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@every_format
 def test_packing_changes_nothing_of_what_it_is_given(name: str) -> None:
-    grid = Grid(bits=4, symmetric=name in ("gptq", "gguf"), granularity="group", group_size=32)
-    tensor, again = (random_tensor(grid, (8, 96), 1, torch.float16) for _ in range(2))
-    FORMATS[name].pack(tensor, Scheme(weight=grid))
-    assert_same(tensor, again)
+    for tensor, scheme in held_by(name):
+        if not scheme.static_input:
+            again = copy.deepcopy(tensor)
+            FORMATS[name].pack(tensor, scheme)
+            assert_same(tensor, again)

@@ -13,7 +13,8 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import StoredLayer
-from goldstick.formats.native import Native, multiplied_in, scheme_from_dict, schemes_of
+from goldstick.formats.native import NATIVE
+from goldstick.formats.site_table import read_table, scheme_from_dict
 
 
 def layer(site: str, name: str, kind: str = "linear") -> StoredLayer:
@@ -38,12 +39,12 @@ LAYERS = [
 
 
 def test_nothing_is_refused() -> None:
-    assert [Native().refuses(one) for one in LAYERS] == [None] * 6
+    assert [NATIVE.refuses(one) for one in LAYERS] == [None] * 6
 
 
 def test_the_config_gives_back_the_scheme_of_every_site_after_json() -> None:
-    config = json.loads(json.dumps(Native().config(LAYERS, ["lm_head"], {"head": "d"})))
-    assert schemes_of(config) == {one.site: one.scheme for one in LAYERS}
+    config = json.loads(json.dumps(NATIVE.config(LAYERS, ["lm_head"], {"head": "d"})))
+    assert read_table(config).schemes == {one.site: one.scheme for one in LAYERS}
     assert config["ties"] == {"head": "d"}
     assert config["quant_method"] == "goldstick"
     assert len(config["schemes"]) == 5, "each scheme is written once"
@@ -51,25 +52,25 @@ def test_the_config_gives_back_the_scheme_of_every_site_after_json() -> None:
 
 def test_the_config_lists_whose_input_is_multiplied_and_only_then() -> None:
     layers = [dataclasses.replace(one, multiplied=one.site in "bf") for one in LAYERS]
-    config = json.loads(json.dumps(Native().config(layers, [], {})))
-    assert multiplied_in(config) == {"b", "f"}
-    specs = [Native().specs(one, torch.bfloat16).get(".input_multiplier") for one in layers]
+    config = json.loads(json.dumps(NATIVE.config(layers, [], {})))
+    assert read_table(config).multiplied == {"b", "f"}
+    specs = [NATIVE.specs(one, torch.bfloat16).get(".input_multiplier") for one in layers]
     assert specs == [(torch.Size([64]), torch.bfloat16) if one.multiplied else None for one in layers]
-    assert "multiplied" not in Native().config(LAYERS, [], {})
+    assert "multiplied" not in NATIVE.config(LAYERS, [], {})
 
 
 def test_a_later_version_is_refused_and_named() -> None:
-    config = Native().config(LAYERS, [], {})
+    config = NATIVE.config(LAYERS, [], {})
     with pytest.raises(FormatError, match=r"version 2 .*reads version 1"):
-        schemes_of({**config, "version": 2})
+        read_table({**config, "version": 2})
     with pytest.raises(FormatError, match="version None"):
-        schemes_of({key: value for key, value in config.items() if key != "version"})
+        read_table({key: value for key, value in config.items() if key != "version"})
 
 
 def test_a_site_without_a_scheme_is_refused() -> None:
-    config = Native().config(LAYERS, [], {})
+    config = NATIVE.config(LAYERS, [], {})
     with pytest.raises(FormatError, match="does not define: w9"):
-        schemes_of({**config, "sites": {"a": "w9"}})
+        read_table({**config, "sites": {"a": "w9"}})
 
 
 def test_a_scheme_is_read_from_its_dictionary() -> None:
@@ -85,12 +86,12 @@ def test_golden_words() -> None:
         zero=torch.tensor([[3.5, 0.25]]),
         grid=grid,
     )
-    parts = Native().pack(tensor, Scheme(weight=grid))
+    parts = NATIVE.pack(tensor, Scheme(weight=grid))
     assert sorted(parts) == ["_packed", "_scale", "_zero_point"]
     assert parts["_packed"].tolist() == [[0x47D63447 - (1 << 32) if 0x47D63447 >> 31 else 0x47D63447, 0xC]]
     assert parts["_scale"].tolist() == [[0.5, 2.0]]
     assert parts["_zero_point"].tolist() == [[3.5, 0.25]]
     static = Scheme(weight=grid, activation=Grid(bits=8, symmetric=False, granularity="tensor"))
-    parts = Native().pack(tensor, static, torch.tensor(0.25), torch.tensor(-3, dtype=torch.int8))
+    parts = NATIVE.pack(tensor, static, torch.tensor(0.25), torch.tensor(-3, dtype=torch.int8))
     assert parts[".input_scale"].tolist() == [0.25]
     assert parts[".input_zero_point"].tolist() == [-3]

@@ -70,6 +70,7 @@ def _run_in_a_fork(words: list[str], errors: int) -> int:
     code = 1
     try:
         os.dup2(errors, 2)
+        os.dup2(os.pipe()[0], 0)  # what reads its standard input to end with its parent would end with a null one
         place = next(place for place, word in enumerate(words) if word.startswith("goldstick."))
         sys.argv = words[place:]
         if "-m" in words:

@@ -16,7 +16,7 @@ from goldstick.checkpoint.gguf.tokenizer_files import TOKENIZER_FILES, tokenizer
 from goldstick.checkpoint.source import INDEX_NAME, SINGLE_NAME, read_json, sidecars_of
 from goldstick.core.temporary_folder import temporary_folder
 from goldstick.errors import FormatError, SourceError
-from goldstick.formats.gguf import GGUF_NAME, Gguf
+from goldstick.formats.gguf import GGUF, GGUF_NAME
 
 
 @contextmanager
@@ -38,10 +38,10 @@ def checkpoint_directory(path: Path) -> Iterator[Path]:
     name = Path(os.path.abspath(path if path.is_dir() else path.with_suffix(""))).name or "model"
     sidecars = sidecars_of(path) if path.is_dir() else ()
     texts = {} if _has_tokenizer(sidecars) else _tokenizer_of(header)
-    config = _config(path, header) | {"quantization_config": Gguf().config([], [], {})}
+    config = _config(path, header) | {"quantization_config": GGUF.config([], [], {})}
     texts["config.json"] = json.dumps(config, indent=2)
     holds = [f"{name}/{file}" for file in (GGUF_NAME, *texts, *(sidecar.name for sidecar in sidecars))]
-    with temporary_folder("gguf", holds) as folder:
+    with temporary_folder(GGUF.name, holds) as folder:
         made = folder / name
         made.mkdir()
         (made / GGUF_NAME).symlink_to(file.resolve())

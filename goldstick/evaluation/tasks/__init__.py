@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from goldstick.core.registry import Registry
 from goldstick.evaluation.protocol import Task
 from goldstick.evaluation.tasks.boolq import BoolQ
 from goldstick.evaluation.tasks.ceval import CEval
@@ -11,17 +12,22 @@ from goldstick.evaluation.tasks.pages import PagePerplexity
 from goldstick.evaluation.tasks.squad import Squad
 from goldstick.evaluation.tasks.text import TEXT, TINYSTORIES, WIKITEXT2
 
-TASKS: dict[str, Task] = {
-    "wikitext2": WIKITEXT2,
-    "wikitext2/lm-eval": PagePerplexity(),
-    "tinystories": TINYSTORIES,
-    "text": TEXT,
-    "boolq": BoolQ(),
-    "boolq/goldenstick": GeneratedBoolQ(),
-    "squad": Squad(),
-    "squad/goldenstick": FirstQuestions(),
-    "ceval": CEval(),
-    "ceval/5-shot": CEval(name="ceval/5-shot", protocol="loglik@1, 5 examples", shots=5),
-    "cifar10": Cifar10(),
-    "images": ImageFolder(),
-}
+TASKS: Registry[Task] = Registry(
+    "goldstick.tasks",
+    "an evaluation task",
+    lambda found: not isinstance(found, type) and callable(getattr(found, "run", None)),
+    {
+        "wikitext2": WIKITEXT2,
+        "wikitext2/lm-eval": PagePerplexity(),
+        "tinystories": TINYSTORIES,
+        "text": TEXT,
+        "boolq": BoolQ(),
+        "boolq/goldenstick": GeneratedBoolQ(),
+        "squad": Squad(),
+        "squad/goldenstick": FirstQuestions(),
+        "ceval": CEval(),
+        "ceval/5-shot": CEval(name="ceval/5-shot", protocol="loglik@1, 5 examples", shots=5),
+        "cifar10": Cifar10(),
+        "images": ImageFolder(),
+    },
+)

@@ -80,7 +80,7 @@ def open_examined(directory: Path) -> Examined:
                 contradictions.append(_contradiction(name, error))
             else:
                 layers += [layer] if layer is not None else []
-        lost = sorted(set(declared.schemes) - {layer.site for layer in layers})
+        lost = sorted(set(declared.listed.schemes) - {layer.site for layer in layers})
         contradictions += [_contradiction(site, "its config quantizes it and no codes are stored") for site in lost]
         stored = StoredLayers(directory=directory, format=declared.format, layers=tuple(layers), tensors=tensors)
     return Examined(

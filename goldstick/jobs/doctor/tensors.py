@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 
 from goldstick.checkpoint.unused_tensors import unused_tensors
-from goldstick.formats import FLOAT16_SCALES
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import part_name
 from goldstick.hf.account import account
@@ -22,7 +21,7 @@ def tensor_findings(examined: Examined) -> Iterator[Finding]:
     unused = unused_tensors(examined.directory)
     found = account(examined.tensors, examined.stored, examined.table, examined.names, examined.network, unused)
     told = {finding.where[0].partition(":")[0] for finding in examined.contradictions}
-    if missing := _untold(found.missing, told):
+    if missing := _untold(examined, found.missing, told):
         yield Finding(
             severity="fault",
             check="missing-tensors",
@@ -30,7 +29,7 @@ def tensor_findings(examined: Examined) -> Iterator[Finding]:
             where=tuple(missing),
             remedy=f"{_AGAIN}; for a missing head, 'tie_word_embeddings' in config.json may be wrong",
         )
-    if extra := _untold(found.extra, told):
+    if extra := _untold(examined, found.extra, told):
         yield Finding(
             severity="fault" if examined.stored else "remark",
             check="extra-tensors",
@@ -50,9 +49,10 @@ def tensor_findings(examined: Examined) -> Iterator[Finding]:
         yield from _parts(examined, layer)
 
 
-def _untold(names: tuple[str, ...], told: set[str]) -> list[str]:
+def _untold(examined: Examined, names: tuple[str, ...], told: set[str]) -> list[str]:
     """Names that no contradiction of the config has named yet."""
-    stems = {name.removesuffix("_packed").removesuffix(".qweight").removesuffix(".weight") for name in told}
+    weight_name = examined.stored.format.weight_name if examined.stored else lambda name, dtype: None
+    stems = {(weight_name(name, None) or name).removesuffix(".weight") for name in told}
     return [name for name in names if name not in told and name.rpartition(".")[0] not in stems]
 
 
@@ -85,19 +85,12 @@ def _parts(examined: Examined, layer: StoredLayer) -> Iterator[Finding]:
 def _fitting(examined: Examined, layer: StoredLayer) -> str:
     """Which bits and groups the tensors would fit, in words."""
     assert examined.stored is not None
-    by_column = examined.stored.format.name in FLOAT16_SCALES
-    codes = examined.tensors.get(part_name(layer.name, ".qweight" if by_column else "_packed"))
-    scales = examined.tensors.get(part_name(layer.name, ".scales" if by_column else "_scale"))
+    storage, inputs = examined.stored.format, layer.shape[-1]
+    codes = examined.tensors.get(part_name(layer.name, storage.codes_suffix))
+    scales = examined.tensors.get(part_name(layer.name, storage.scale_suffix or ""))
     if codes is None or scales is None or len(codes.shape) < 2 or len(scales.shape) < 2:
         return ""
-    inputs = layer.shape[-1]
-    groups = scales.shape[-2] if by_column else scales.shape[-1]
-    if not by_column:
-        bits = codes.shape[-1] * 32 / inputs
-    elif examined.stored.format.name == "awq":
-        bits = codes.shape[-1] * 32 / max(1, scales.shape[-1])
-    else:
-        bits = codes.shape[-2] * 32 / inputs
+    bits, groups = storage.fitting(codes, scales, inputs)
     if bits != int(bits) or not 1 <= bits <= 8 or groups < 1 or inputs % groups:
         return ""
     size = "one scale by channel" if groups == 1 else f"groups of {inputs // groups}"

@@ -26,10 +26,10 @@ from goldstick.checkpoint.unused_tensors import MANIFEST_NAME, unused_tensors
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.qtensor import scale_dtype
 from goldstick.errors import FormatError, UsageError
-from goldstick.formats import FLOAT16_SCALES, FORMATS, StorageFormat
-from goldstick.formats.base import StoredLayer
+from goldstick.formats import FORMATS
+from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
-from goldstick.hf.checkpoint import QuantizedCheckpoint, open_quantized, tied_to_codes
+from goldstick.hf.checkpoint import QuantizedCheckpoint, open_quantized
 from goldstick.hf.float_matrices import float_matrices
 from goldstick.hf.pruned import is_marked
 from goldstick.jobs.export.exported import change_of_values, compare_layers, same_copies
@@ -55,22 +55,20 @@ class ExportPlan:
     Attributes:
         checkpoint: What is exported.
         format: What it becomes.
-        ties: Sites that run on another's quantized weight.
         scale_dtype: Dtype of scales in the loaded model, which those of GPTQ and AWQ files become in other formats.
         kv: What is stored of a quantized KV cache.
     """
 
     checkpoint: QuantizedCheckpoint
     format: StorageFormat
-    ties: Mapping[str, str]
     scale_dtype: torch.dtype
     kv: StoredKV | None
 
     def scales_of(self, layer: StoredLayer) -> torch.dtype:
         """Dtype in which the scales of a layer are handed to the format."""
-        if self.checkpoint.stored.format.name not in FLOAT16_SCALES:
+        if not self.checkpoint.stored.format.float16_scales:
             return layer.scale_dtype or self.scale_dtype
-        return torch.float16 if self.format.name in FLOAT16_SCALES else self.scale_dtype
+        return torch.float16 if self.format.float16_scales else self.scale_dtype
 
 
 def plan_export(directory: Path, format_name: str) -> ExportPlan:
@@ -89,23 +87,17 @@ def plan_export(directory: Path, format_name: str) -> ExportPlan:
         raise FormatError(
             f"{directory} is of a pruned model of which no config says how wide it is; only the native format holds it."
         )
-    table = checkpoint.config["quantization_config"]
-    ties = table.get("ties", {}) if stored.format.name == "native" else {}
-    if stored.format.name == "gguf":
-        ties = tied_to_codes(checkpoint.network, stored)
     # Which scales fit is a question to the numbers, not to their dtype.
     layers = [dataclasses.replace(layer, scale_dtype=None) for layer in stored.layers]
-    reasons = refusals(target, layers, ties)
+    reasons = refusals(target, layers, checkpoint.ties)
     if reasons:
-        others = [name for name, other in FORMATS.items() if other is not stored.format]
-        if not all(layer.scheme.weight.symmetric for layer in layers):
-            others.remove("gguf")  # whose minima hold zeros only by chance
-        held = [name for name in others if not refusals(FORMATS[name], layers, ties)]
+        by_chance = not all(layer.scheme.weight.symmetric for layer in layers)
+        others = [other for other in FORMATS.values() if other is not stored.format]
+        others = [other for other in others if not (by_chance and other.rounds_zeros)]
+        held = [other.name for other in others if not refusals(other, layers, checkpoint.ties)]
         raise FormatError(f"{refusal_words(target, reasons)} It can be exported to {' and '.join(held) or 'no other'}.")
     dtype = _model_dtype(checkpoint)
-    plan = ExportPlan(
-        checkpoint=checkpoint, format=target, ties=ties, scale_dtype=dtype, kv=_kv(checkpoint, target, dtype)
-    )
+    plan = ExportPlan(checkpoint=checkpoint, format=target, scale_dtype=dtype, kv=_kv(checkpoint, target, dtype))
     for layer in stored.layers:
         reason = change_of_values(stored, layer, target, plan.scales_of(layer))
         if reason:
@@ -178,7 +170,7 @@ def _regrouped(plan: ExportPlan, made: QuantizedCheckpoint) -> bool:
 
 
 def _layout(plan: ExportPlan, entries: Sequence[Entry], base_model: str) -> GgufLayout | None:
-    if plan.format.name != "gguf":
+    if not plan.format.in_gguf:
         return None
     model: Any = plan.checkpoint.network.model
     outputs = {name: spec for entry in entries for name, spec in entry.outputs.items()}
@@ -231,7 +223,7 @@ def _content(plan: ExportPlan, hashes: Mapping[str, str]) -> Content:
         format=plan.format,
         layers=stored.layers,
         left_alone=_left_alone(plan.checkpoint),
-        ties=plan.ties,
+        ties=plan.checkpoint.ties,
         untied=False,
         recipe=Recipe.load(recipe) if recipe else None,
         source=source,
@@ -273,7 +265,7 @@ def _kv(checkpoint: QuantizedCheckpoint, target: StorageFormat, dtype: torch.dty
     settings = read_kv(checkpoint.directory, checkpoint.config["quantization_config"])
     if settings is None:
         return None
-    stored = stored_kv(settings, attention_modules(checkpoint.network.model), target.name, dtype)
+    stored = stored_kv(settings, attention_modules(checkpoint.network.model), target, dtype)
     return dataclasses.replace(stored, tensors=checkpoint.names.to_checkpoint(stored.tensors))
 
 

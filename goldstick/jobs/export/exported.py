@@ -9,9 +9,7 @@ from torch import Tensor
 
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import CheckpointError
-from goldstick.formats import FLOAT16_SCALES
 from goldstick.formats.base import StorageFormat, StoredLayer
-from goldstick.formats.gguf_blocks import lost_minima
 from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
 from goldstick.hf.layers import StoredLayers
 
@@ -27,7 +25,7 @@ def change_of_values(
         target: The format.
         scale_dtype: What the scales become on the way.
     """
-    into = torch.float16 if target.name in FLOAT16_SCALES else scale_dtype
+    into = torch.float16 if target.float16_scales else scale_dtype
     scale, zero = _scale_and_zero(stored, layer, target)
     changed = int((scale.to(into).double() != scale.double()).sum())
     if changed:
@@ -36,35 +34,17 @@ def change_of_values(
         if into is not torch.float16:
             remedy = f'Set "dtype" in its config.json to {words[0]}, in which its scales were made, or to float32.'
         return f"{changed} of {scale.numel()} of its {words[0]} scales are no {words[1]} numbers. {remedy}"
-    if zero is not None and target.name == "gguf":
-        lost = lost_minima(scale, zero)
-        if lost:
-            holders = (
-                "compressed-tensors, awq and gptq-v2 hold" if _whole(zero, layer) else "only the native format holds"
-            )
-            return (
-                f"GGUF's Q4_1 stores −zero · scale in float16, and {lost} of its {zero.numel()} zeros would be others "
-                f"when read back. Only symmetric weights are sure to fit; {holders} these."
-            )
-    elif zero is not None and target.name != "native" and not _whole(zero, layer):
-        return f"its zeros are fractions, and {target.name} holds whole ones. Only the native format holds it."
-    return None
-
-
-def _whole(zero: Tensor, layer: StoredLayer) -> bool:
-    """Whether every zero is a code, as all formats but the native one ask."""
-    within = (zero == zero.round()).logical_and(zero >= 0).logical_and(zero <= layer.scheme.weight.code_max)
-    return bool(within.all())
+    return None if zero is None else target.refuses_zeros(scale, zero, layer.scheme.weight)
 
 
 def _scale_and_zero(stored: StoredLayers, layer: StoredLayer, target: StorageFormat) -> tuple[Tensor, Tensor | None]:
     """Scales and zeros of a layer; without zeros where they are sure to fit the target."""
-    if stored.format.name == "gguf" or (target.name == "gguf" and not layer.scheme.weight.symmetric):
+    scales, zeros = stored.format.scale_suffix, stored.format.zero_suffix
+    if scales is None or (target.rounds_zeros and not layer.scheme.weight.symmetric):
         tensor = stored.format.unpack(stored.read(layer), layer.scheme, layer.shape[-1])
         return tensor.scale, tensor.zero
     infos = stored.parts(layer)
-    zero = infos["_zero_point"].read() if stored.format.name == "native" and "_zero_point" in infos else None
-    return infos[".scales" if ".scales" in infos else "_scale"].read(), zero
+    return infos[scales].read(), infos[zeros].read() if zeros in infos else None
 
 
 def compare_layers(source: StoredLayers, made: StoredLayers) -> dict[str, Any]:

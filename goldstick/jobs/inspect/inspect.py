@@ -13,6 +13,8 @@ from goldstick.checkpoint.source import open_tensors, read_json, require_model
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, DataError, UsageError
+from goldstick.formats import FORMATS
+from goldstick.formats.native import NATIVE
 from goldstick.report import LayerRecord, Report
 from goldstick.report.report import FILE_NAME
 
@@ -74,8 +76,8 @@ def made_elsewhere(directory: Path) -> bool:
     table = read_json(directory / "config.json", "no checkpoint").get("quantization_config")
     method = table.get("quant_method") if isinstance(table, dict) else None
     # goldstick's own checkpoint that has lost its manifest is known by the report.
-    own = method == "compressed-tensors" and (directory / FILE_NAME).is_file()
-    return method in ("compressed-tensors", "gptq", "awq", "gguf") and not own
+    own = method == NATIVE.method or (directory / FILE_NAME).is_file()
+    return method in {storage.method for storage in FORMATS.values()} and not own
 
 
 def read_manifest(directory: Path) -> dict[str, object]:

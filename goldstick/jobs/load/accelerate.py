@@ -10,6 +10,7 @@ from torch import nn
 from goldstick import surgery
 from goldstick.errors import FormatError, UsageError
 from goldstick.formats.loaded_modules import HeldLayer, held_layer
+from goldstick.formats.site_table import SiteTable, write_table
 from goldstick.nn import PackedWeight, QuantizedLinear
 
 
@@ -69,7 +70,7 @@ def _now_goldsticks(model: Any, schemes: dict[str, Any]) -> None:
         hook.remove()
         del model.ct_decompress_hook
     if getattr(model, "hf_quantizer", None) is not None:
-        from goldstick.hf.loading import native_table
-        from goldstick.hf.quantizer import GoldstickConfig, GoldstickQuantizer
+        from goldstick.hf.quantizer import METHOD, GoldstickConfig, GoldstickQuantizer
 
-        model.hf_quantizer = GoldstickQuantizer(GoldstickConfig(**native_table(schemes, {})), pre_quantized=True)
+        table = write_table(METHOD, SiteTable(schemes=schemes))
+        model.hf_quantizer = GoldstickQuantizer(GoldstickConfig(**table), pre_quantized=True)

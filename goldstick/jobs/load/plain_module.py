@@ -24,7 +24,7 @@ from goldstick.formats.input_scale import (
     unpack_input,
     unpack_multiplier,
 )
-from goldstick.formats.native import Native, multiplied_in, schemes_of, ties_of
+from goldstick.formats.native import NATIVE
 from goldstick.hf.layers import StoredLayers
 from goldstick.nn import PackedWeight, QuantizedExperts
 from goldstick.nn.packed import packed_paths
@@ -61,8 +61,8 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
     network = Network(model)
     tensors = open_tensors(directory)
     used: set[str] = set()
-    multiplied = multiplied_in(table)
-    for name, scheme in schemes_of(table).items():
+    listed = NATIVE.listed(table)
+    for name, scheme in listed.schemes.items():
         site = network.by_name.get(name)
         if site is None:
             raise CheckpointError(f"{directory} quantizes {name!r}, which this {type(model).__name__} does not have.")
@@ -73,12 +73,12 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
             shape=site.matrix_shape,
             scheme=scheme,
             fractional_zeros=False,
-            multiplied=name in multiplied,
+            multiplied=name in listed.multiplied,
             scale_dtype=tensors[scale].dtype if (scale := f"{site.parameter_name}_scale") in tensors else None,
         )
-        parts = StoredLayers(directory=directory, format=Native(), layers=(layer,), tensors=tensors).read(layer)
+        parts = StoredLayers(directory=directory, format=NATIVE, layers=(layer,), tensors=tensors).read(layer)
         used.update(part_name(layer.name, suffix) for suffix in parts)
-        tensor = Native().unpack(parts, scheme, site.in_features)
+        tensor = NATIVE.unpack(parts, scheme, site.in_features)
         input_scale, input_zero = unpack_input(parts, scheme, site.module)
         edit = Quantize(
             site=name,
@@ -87,10 +87,10 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
             algorithm="loaded",
             input_scale=input_scale,
             input_zero=input_zero,
-            input_multiplier=unpack_multiplier(parts, name in multiplied, site.module),
+            input_multiplier=unpack_multiplier(parts, name in listed.multiplied, site.module),
         )
         surgery.apply(network, [edit])
-    for tied, owner in ties_of(table).items():
+    for tied, owner in listed.ties.items():
         if tied not in network.by_name:
             raise CheckpointError(f"{directory} ties {tied!r}, which this {type(model).__name__} does not have.")
         surgery.tie(network, network.by_name[tied], network.by_name[owner])

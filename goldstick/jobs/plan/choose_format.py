@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from torch import nn
 
 from goldstick.errors import FormatError
-from goldstick.formats import FORMATS, ORDERED_COLUMNS, StorageFormat
-from goldstick.formats.base import StoredLayer, StoredPiece
+from goldstick.formats import FALLBACK, FORMATS, PREFERRED
+from goldstick.formats.base import StorageFormat, StoredLayer, StoredPiece
 from goldstick.hf.initialisers import initialisers_fail
 from goldstick.hf.model_in_memory import is_transformers
 from goldstick.hf.pruned import cuts_something
@@ -25,14 +25,14 @@ def choose_format(wanted: str, layers: Sequence[StoredLayer], ties: dict[str, st
     Raises:
         FormatError: The format that was asked for cannot hold them.
     """
-    storage = FORMATS["compressed-tensors" if wanted == "auto" else wanted]
+    storage = FORMATS[PREFERRED if wanted == "auto" else wanted]
     reasons = refusals(storage, layers, ties)
     if not reasons:
         return storage, storage.remarks(layers)
     if wanted != "auto":
-        raise FormatError(f"{refusal_words(storage, reasons)} Use --format native, or change the recipe.")
-    return FORMATS["native"], [
-        "Stored in the native format, which only goldstick reads, because compressed-tensors cannot hold it: "
+        raise FormatError(f"{refusal_words(storage, reasons)} Use --format {FALLBACK}, or change the recipe.")
+    return FORMATS[FALLBACK], [
+        f"Stored in the {FALLBACK} format, which only goldstick reads, because {PREFERRED} cannot hold it: "
         f"{reasons[0]}."
     ]
 
@@ -49,19 +49,19 @@ def format_in_memory(
     """
     layers = [piece.layer for piece in pieces]
     if not is_transformers(model):
-        return choose_format("native", layers, ties)
+        return choose_format(FALLBACK, layers, ties)
     if not cuts_something(model):
         return choose_format(wanted, layers, ties)
     reason = (
         "no config of this transformers model can say what was pruned: its blocks have lost different numbers of "
         "channels, or so many heads are left that the config refuses them"
     )
-    if wanted not in ("auto", "native"):
+    if wanted not in ("auto", FALLBACK):
         raise FormatError(
-            f"{wanted} cannot hold this: {reason}. Use --format native; or prune with 'scope: layer', the same layers "
-            "in every block, and another share of the heads."
+            f"{wanted} cannot hold this: {reason}. Use --format {FALLBACK}; or prune with 'scope: layer', the same "
+            "layers in every block, and another share of the heads."
         )
-    return FORMATS["native"], [f"Only goldstick.load reads the result, since {reason}."]
+    return FORMATS[FALLBACK], [f"Only goldstick.load reads the result, since {reason}."]
 
 
 def loader_remarks(storage: StorageFormat, layers: Sequence[StoredLayer], model: nn.Module) -> list[str]:
@@ -73,13 +73,13 @@ def loader_remarks(storage: StorageFormat, layers: Sequence[StoredLayer], model:
         model: The model, float or quantized.
     """
     packed = {layer.site for layer in layers if layer.kind == "linear" and not layer.scheme.activation}
-    reason = initialisers_fail(model, packed) if storage.name == "compressed-tensors" and packed else None
+    reason = initialisers_fail(model, packed) if storage.empties_layers and packed else None
     if reason is None:
         return []
     return [
-        f"transformers alone does not load a {type(model).__name__} from compressed-tensors, since its initialisers "
+        f"transformers alone does not load a {type(model).__name__} from {storage.name}, since its initialisers "
         f"reach for the weights of packed layers ({reason}). goldstick.load does; so does from_pretrained behind "
-        "'import goldstick' with --format native."
+        f"'import goldstick' with --format {FALLBACK}."
     ]
 
 
@@ -92,7 +92,7 @@ def refusals(storage: StorageFormat, layers: Sequence[StoredLayer], ties: Mappin
 
 
 def _refuses_order(storage: StorageFormat, layer: StoredLayer) -> str | None:
-    if not layer.reordered or storage.name in ORDERED_COLUMNS:
+    if not layer.reordered or storage.holds_order:
         return None
     return (
         "its groups take their inputs from all over the row (act-order, a g_idx that is not in order), and "

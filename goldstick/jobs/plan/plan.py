@@ -14,7 +14,7 @@ from goldstick.calibration.memory_budget import BASE_MEMORY as BASE_MEMORY
 from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout
 from goldstick.checkpoint.source import SourceCheckpoint, open_source
 from goldstick.errors import FormatError
-from goldstick.formats import StorageFormat
+from goldstick.formats.base import StorageFormat
 from goldstick.hf.example_inputs import inputs_for
 from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.hf.rehearsal import require_loadable
@@ -218,7 +218,7 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
     if any(isinstance(stage, SCOP) for stage in recipe.stages):
         cut = "Shapes and sizes are those before scop cuts channels; how many go is known only when it has scored them."
         made = dataclasses.replace(made, warnings=(cut, *made.warnings))
-    if chosen.name == "gguf":
+    if chosen.in_gguf:
         if not made.streams:
             raise FormatError(
                 "GGUF files are written by runs that round one tensor after the other, and this recipe looks at data "
@@ -245,7 +245,7 @@ def planned_gguf(plan: Plan) -> GgufLayout | None:
     Raises:
         FormatError: The model, a tensor or the tokenizer has no place in a GGUF file.
     """
-    if plan.format.name != "gguf":
+    if not plan.format.in_gguf:
         return None
     model: Any = plan.network.model
     outputs = {name: spec for tensor in plan.tensors for name, spec in tensor.outputs.items()}

@@ -13,8 +13,7 @@ from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.source import SourceCheckpoint
 from goldstick.core.qtensor import scale_dtype
 from goldstick.errors import SourceError
-from goldstick.formats import StorageFormat
-from goldstick.formats.base import StoredLayer
+from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name
 from goldstick.hf.names import CheckpointNames
 from goldstick.recipes.resolve import Assignment, Resolution

@@ -18,8 +18,7 @@ from goldstick.checkpoint.kv_cache import StoredKV
 from goldstick.checkpoint.shards import write_entries
 from goldstick.core.error import WeightError
 from goldstick.core.progress import Progress
-from goldstick.formats import StorageFormat
-from goldstick.formats.base import StoredLayer, StoredPiece
+from goldstick.formats.base import StorageFormat, StoredLayer, StoredPiece
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import inputs_for
 from goldstick.hf.model_in_memory import config_of, left_alone, names_of

@@ -9,6 +9,7 @@ from typing import Any
 
 import jinja2
 
+from goldstick.formats.base import StorageFormat
 from goldstick.jobs.load.front_matter import CARRIED, front_matter
 from goldstick.jobs.load.front_matter import card_remarks as card_remarks
 from goldstick.recipes import Recipe
@@ -24,18 +25,7 @@ Made from `{{ base_model }}`{{ " with the recipe below" if recipe }}; the checkp
 ```yaml
 {{ recipe }}```
 {% endif %}
-{% if format == "compressed-tensors" -%}
-Load it with transformers and compressed-tensors, with vLLM, or with `goldstick.load(directory)`.
-{%- elif format in ("gptq", "gptq-v2", "awq") -%}
-Load it with `goldstick.load(directory)`, with vLLM, or with transformers: `import goldstick` before `from_pretrained`
-or install the packages it asks for (gptqmodel, and optimum for GPTQ).
-{%- elif format == "gguf" -%}
-Run `model.gguf` with llama.cpp, load the directory with `goldstick.load(directory)`, or with transformers and the
-packages gguf and accelerate: `from_pretrained(directory, gguf_file="model.gguf")`, which runs it in float.
-{%- else -%}
-Load it with `goldstick.load(directory)`, or `import goldstick` before transformers' `from_pretrained`: without
-goldstick, transformers initialises the compressed layers at random.
-{%- endif %}
+{{ loading }}
 
 `goldstick.json` holds the sha256 of every file and the proof that the checkpoint, read back in a fresh process, gives
 what the model in memory gave. `goldstick verify` repeats both.
@@ -57,7 +47,7 @@ _ACCURACY = """
 def model_card(
     base_model: str,
     recipe: Recipe | None,
-    format_name: str,
+    storage: StorageFormat,
     config: Mapping[str, Any] | None,
     source: Path | None = None,
 ) -> str:
@@ -69,7 +59,7 @@ def model_card(
     Args:
         base_model: What was compressed, as the user named it.
         recipe: The recipe; ``None`` where it is not known.
-        format_name: The storage format.
+        storage: The storage format.
         config: The model's config.json; ``None`` for a plain module.
         source: Directory whose README.md is the card of what this was made from.
     """
@@ -89,12 +79,13 @@ def model_card(
     data = ModelCardData(
         **fields,
         library_name="transformers" if config else "goldstick",
-        tags=["goldstick", format_name, *sorted({stage.name for stage in recipe.stages} if recipe else ())],
+        tags=["goldstick", storage.name, *sorted({stage.name for stage in recipe.stages} if recipe else ())],
     )
     body = jinja2.Template(_CARD, keep_trailing_newline=True).render(
         title=base_model.rstrip("/").rsplit("/", 1)[-1],
         base_model=base_model,
-        format=format_name,
+        format=storage.name,
+        loading=storage.loading,
         recipe=yaml.safe_dump(recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=False) if recipe else "",
     )
     return f"---\n{data.to_yaml()}\n---\n{body}"

@@ -84,9 +84,7 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         hashes["config.json"] = write_small(work / "config.json", dump_json(config).encode())
     for path in content.sidecars:
         hashes[path.name] = write_small(work / path.name, path.read_bytes())
-    card = model_card(
-        content.base_model, content.recipe, content.format.name, content.config, source=content.described_in
-    )
+    card = model_card(content.base_model, content.recipe, content.format, content.config, source=content.described_in)
     hashes["README.md"] = write_small(work / "README.md", card.encode(errors="backslashreplace"))
     manifest = {
         "manifest_version": MANIFEST_VERSION,

@@ -136,7 +136,7 @@ def kv_to_store(
     if names is None or settings is None:
         return None
     dtype = next((site.dtype for site in network.sites if site.dtype.is_floating_point), torch.float32)
-    stored = stored_kv(settings, attention_modules(network.model), storage.name, dtype)
+    stored = stored_kv(settings, attention_modules(network.model), storage, dtype)
     return dataclasses.replace(stored, tensors=names.to_checkpoint(stored.tensors))
 
 

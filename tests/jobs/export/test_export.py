@@ -254,6 +254,16 @@ def test_a_quantized_cache_goes_along(tmp_path: Path) -> None:
     assert config_of(tmp_path / "back") == config_of(tmp_path / "made")
 
 
+@pytest.mark.parametrize("form", ["compressed-tensors", "gptq", "awq"])
+def test_a_checkpoint_of_goldsticks_that_lost_its_manifest_is_not_taken_for_another_tools(
+    form: str, made: Made, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(made("w4a16-g32", form), tmp_path / "copy"))
+    (folder / "goldstick.json").unlink()
+    with pytest.raises(CheckpointError, match=r"holds no goldstick\.json"):
+        read_report(folder)
+
+
 @pytest.mark.parametrize("zeros", ["fractions", "whole"])
 def test_zeros_of_a_native_checkpoint_decide_whether_it_can_leave_the_format(
     zeros: str, made: Made, tmp_path: Path

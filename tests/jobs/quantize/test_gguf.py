@@ -256,6 +256,21 @@ def test_a_file_of_another_tool_runs_on_its_quantized_embedding(kind: str, tmp_p
     assert before == after
 
 
+def test_what_holds_the_blocks_of_another_tool_is_said_where_a_format_does_not(tmp_path: Path) -> None:
+    file = write_as_another_tool(tmp_path, gguf.GGMLQuantizationType.Q4_1)
+    with pytest.raises(FormatError, match=r"gptq cannot hold this: .* It can be exported to native\."):
+        api.export(file, "gptq", output=tmp_path / "out")
+
+
+def test_the_doctor_finds_nothing_wrong_with_layers_that_a_file_holds_in_float(
+    source: Callable[[str], Path], tmp_path: Path
+) -> None:
+    stage = {"rtn": {"scheme": "w4a16-g32", "targets": {"exclude": ["*down_proj"]}}}
+    recipe = {"stages": [stage], "export": {"format": "gguf"}}
+    goldstick.quantize(source("llama"), recipe, output=tmp_path / "out", proof="tensors")
+    assert api.doctor(tmp_path / "out").findings == ()
+
+
 def test_a_config_beside_the_file_of_another_tool_is_used(made: Made, tmp_path: Path) -> None:
     shutil.copy(made(format_="gguf") / GGUF_NAME, tmp_path / "some.gguf")
     config = json.loads((made(format_="gguf") / "config.json").read_text())

@@ -18,7 +18,7 @@ import goldstick
 from goldstick.checkpoint.source import open_tensors
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats import FORMATS
-from goldstick.formats.native import multiplied_in
+from goldstick.formats.site_table import read_table
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.load.plain_module import load_into
 from goldstick.jobs.plan.plan import make_plan
@@ -75,7 +75,7 @@ def test_a_reloaded_model_answers_to_the_bit(family: str, made: Made) -> None:
     assert result.report.format == "native"
     stored = {name: info for name, info in open_tensors(directory).items() if name.endswith(".input_multiplier")}
     table = json.loads((directory / "config.json").read_text())["quantization_config"]
-    assert len(stored) == len(multiplied_in(table)) == (14 if family == "llama_gqa" else 8)
+    assert len(stored) == len(read_table(table).multiplied) == (14 if family == "llama_gqa" else 8)
     assert {info.dtype for info in stored.values()} == {torch.bfloat16}
     assert any(not bool((info.read() == 1).all()) for info in stored.values())
 
@@ -126,7 +126,7 @@ def test_neither_does_one_that_holds_an_undeclared_one(made: Made, tmp_path: Pat
         goldstick.load(tmp_path)
     config["quantization_config"]["multiplied"].append("model.norm")
     with pytest.raises(FormatError, match=r"multiplies what model\.norm is given"):
-        multiplied_in(config["quantization_config"])
+        read_table(config["quantization_config"])
 
 
 def plain() -> nn.Module:

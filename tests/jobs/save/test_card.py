@@ -18,6 +18,7 @@ import goldstick
 from goldstick.checkpoint.hub import check_repository, push_to_hub
 from goldstick.cli import main
 from goldstick.errors import OutputError, UsageError
+from goldstick.formats import FORMATS
 from goldstick.jobs.load.front_matter import card_remarks
 from goldstick.jobs.save.card import model_card
 from goldstick.jobs.save.finish import add_accuracy
@@ -32,7 +33,7 @@ LLAMA = {"architectures": ["LlamaForCausalLM"]}
 def card(base_model: str, tmp_path: Path, former: str | None = None, format_: str = "awq") -> dict[str, Any]:
     if former is not None:
         (tmp_path / "README.md").write_text(former)
-    text = model_card(base_model, RECIPE, format_, LLAMA, source=tmp_path)
+    text = model_card(base_model, RECIPE, FORMATS[format_], LLAMA, source=tmp_path)
     found: dict[str, Any] = yaml.safe_load(text.split("---\n")[1])
     return found
 
@@ -148,11 +149,11 @@ def test_only_what_is_carried_on_is_read(content: bytes, tmp_path: Path) -> None
 
 @pytest.mark.parametrize("architectures", [5, "LlamaForCausalLM", {"a": 1}, [5, None]])
 def test_architectures_that_are_none_make_no_card_fail(architectures: Any) -> None:
-    assert "text-generation" not in model_card("a", RECIPE, "awq", {"architectures": architectures})
+    assert "text-generation" not in model_card("a", RECIPE, FORMATS["awq"], {"architectures": architectures})
 
 
 def test_a_path_that_is_no_text_is_named_in_text() -> None:
-    model_card("/models/\udcff", RECIPE, "awq", LLAMA).encode()
+    model_card("/models/\udcff", RECIPE, FORMATS["awq"], LLAMA).encode()
 
 
 def test_an_export_of_a_checkpoint_whose_card_cannot_be_read_succeeds_and_says_so(tmp_path: Path) -> None:

@@ -1,0 +1,50 @@
+"""What depends on a storage format stands in its file: no other file of goldstick names one."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path
+
+import goldstick
+from goldstick.formats import FORMATS
+
+PACKAGE = Path(goldstick.__file__).parent
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+#: The words that name an algorithm as well, where they do.
+ALGORITHMS = {
+    "algorithms/__init__.py": {"gptq", "awq"},
+    "algorithms/gptq.py": {"gptq"},
+    "algorithms/awq.py": {"awq"},
+    "recipes/words.py": {"gptq", "awq"},
+}
+
+
+def files_of_formats() -> set[Path]:
+    """The registry and the file of each format."""
+    return {PACKAGE / "formats" / "__init__.py", *(Path(inspect.getfile(type(one))) for one in FORMATS.values())}
+
+
+def names_in(tree: ast.AST) -> Iterator[str]:
+    """The constants that are names of formats; a docstring is never just a name."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in set(FORMATS):
+            yield node.value
+
+
+def test_no_file_but_its_own_names_a_format() -> None:
+    own = files_of_formats()
+    assert len(own) >= 6
+    found = {
+        str(path.relative_to(PACKAGE)): set(names_in(ast.parse(path.read_text(encoding="utf-8"))))
+        for path in FILES
+        if path not in own
+    }
+    assert {file: names for file, names in found.items() if names} == ALGORITHMS
+
+
+def test_a_comparison_a_list_and_a_key_with_a_name_would_be_found() -> None:
+    source = "if storage.name == 'gguf' or storage.name in ('awq', 'x'):\n    FORMATS['native']\n"
+    assert sorted(names_in(ast.parse(source))) == ["awq", "gguf", "native"]
