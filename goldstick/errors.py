@@ -23,11 +23,19 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+#: Signs of a message: more is no paragraph any more, and what makes it long is out of a file.
+_LONGEST = 8000
+
 
 class GoldstickError(Exception):
     """Root of the tree; never raised itself."""
 
     exit_code: ClassVar[int] = 1
+
+    def __init__(self, message: str = "") -> None:
+        if len(message) > _LONGEST:
+            message = f"{message[: _LONGEST - 1000]} … {message[-900:]}"
+        super().__init__(message)
 
 
 class UsageError(GoldstickError):

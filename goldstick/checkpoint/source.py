@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
 #: What AutoGPTQ calls the one file it writes.
 _AUTOGPTQ_NAME = re.compile(r"gptq_model-\d{1,2}bit-(-1|\d{1,5})g\.safetensors")
+#: Bytes that file systems give a name.
+LONGEST_NAME = 255
 _SHARD_NAME = re.compile(r"[A-Za-z0-9._-]+\.safetensors")
 #: Suffixes of files that can run code when they are opened.
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -202,7 +205,7 @@ def _indexed(directory: Path, index: Path) -> dict[str, TensorInfo]:
 
 def _inside(directory: Path, name: str) -> Path:
     path = directory / name
-    if not _SHARD_NAME.fullmatch(name):
+    if not _SHARD_NAME.fullmatch(name) or len(os.fsencode(name)) > LONGEST_NAME:
         raise SourceError(
             f"{directory}: the weight file name {name[:100]!r} is refused; a shard is a plain '*.safetensors' name in "
             "the same directory."

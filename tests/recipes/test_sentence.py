@@ -164,7 +164,7 @@ def test_an_algorithm_that_is_added_is_a_word_in_the_place_of_its_kind(monkeypat
 
         name: ClassVar[str] = "nearest"
 
-    monkeypatch.setitem(ALGORITHMS, "nearest", Nearest)
+    monkeypatch.setattr(ALGORITHMS, "_own", {**ALGORITHMS, "nearest": Nearest})
     assert vocabulary()["nearest"].does == "Another rounding"
     assert Recipe.load("awq-nearest-w4a16-g64").stages == (AWQ(quantize=False), Nearest(scheme="w4a16-g64"))
 

@@ -32,6 +32,7 @@ from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.image_preparation import Preparation
 from goldstick.evaluation.tasks import TASKS
 from goldstick.evaluation.tasks.pages import detokenize
+from goldstick.formats import FORMATS
 from goldstick.formats.name_matching import NamePatterns
 from goldstick.jobs.load.front_matter import front_matter
 from goldstick.jobs.save.card import model_card
@@ -208,7 +209,7 @@ def _report(path: Path) -> object:
 
 def _card(path: Path) -> object:
     front_matter(path)
-    return model_card("somebody/model", None, "awq", {"architectures": ["A"]}, source=path.parent).encode()
+    return model_card("somebody/model", None, FORMATS["awq"], {"architectures": ["A"]}, source=path.parent).encode()
 
 
 def _patterns(text: bytes, _: Path) -> object:

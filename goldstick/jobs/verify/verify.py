@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from goldstick.checkpoint.file_state import file_sha256
 from goldstick.checkpoint.gguf.directory import checkpoint_directory, made_by_another_tool
-from goldstick.checkpoint.source import INDEX_NAME, refuse_links_out, require_model
+from goldstick.checkpoint.source import INDEX_NAME, LONGEST_NAME, refuse_links_out, require_model
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.jobs.inspect.inspect import made_elsewhere, read_manifest
@@ -43,7 +44,7 @@ def verify_checkpoint(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"The manifest of {directory} names no files. Copy the checkpoint again.")
     for name, expected in files.items():
         path = directory / name
-        if Path(name).name != name:
+        if Path(name).name != name or len(os.fsencode(name)) > LONGEST_NAME:
             raise CheckpointError(f"The manifest of {directory} names {name[:100]!r}, which is no file of it. Refused.")
         if not path.is_file():
             raise CheckpointError(f"{name} is missing from {directory}. Copy the checkpoint again.")
