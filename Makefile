@@ -14,7 +14,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test safety determinism packers fuzz fuzz-texts train-reference \
-    slb scop finisher pruned-language cross-reading gptqmodel-check miniatures lm-eval tasks encoder sanitize clean
+    slb scop reconstruction pruned-language cross-reading gptqmodel-check miniatures lm-eval tasks encoder sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -98,8 +98,8 @@ llama-cpp-check: $(STAMP) $(LLAMA_CPP)/.installed ## build llama.cpp (many minut
 slb: $(STAMP) ## train ResNet-20 into 4, 2 and 1 bits on CIFAR-10, going on where a stopped run left off
 	$(PYTHON) -m benchmarks.slb
 
-finisher: $(STAMP) ## GPTQ at 2 bits on the reference model, with and without SLB as a finisher
-	$(PYTHON) -m benchmarks.finisher
+reconstruction: $(STAMP) ## GPTQ at 2 bits on the reference model, with and without SLB as block reconstruction
+	$(PYTHON) -m benchmarks.block_reconstruction
 
 pruned-language: $(STAMP) ## the reference model pruned, fine-tuned and rounded to 4 bits, against rounded alone
 	$(PYTHON) -m benchmarks.pruned_language

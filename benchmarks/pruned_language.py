@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.finisher import ROOT, measured, write_table
+from benchmarks.block_reconstruction import ROOT, measured, write_table
 from tools.reference_model.bundle import calibration_text
 
 #: More than a token of the generated text has.

@@ -15,13 +15,13 @@ from goldstick.algorithms.soft_assignment import fit_scale, zero_of
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, in_groups
-from goldstick.core.relaxation import Relaxation
 from goldstick.core.scheme import Scheme
+from goldstick.core.trainable_wrapper import TrainableWrapper
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Site
 
 
-class RoundedLayer(Relaxation):
+class RoundedLayer(TrainableWrapper):
     """A layer whose weight is s·(clamp(round(W/s + zero)) − zero) in every forward; rounding counts as slope 1."""
 
     def __init__(self, layer: nn.Module, site: Site, grid: Grid) -> None:
@@ -78,11 +78,11 @@ class StraightThrough(SLB):
     name: ClassVar[str] = "straight-through"
     stand_in: ClassVar[type[RoundedLayer]] = RoundedLayer
 
-    def relax(self, site: Site, layer: nn.Module, scheme: Scheme) -> Any:
+    def wrap(self, site: Site, layer: nn.Module, scheme: Scheme) -> Any:
         """The stand-in of a layer."""
         return self.stand_in(layer, site, scheme.weight)
 
-    def solve(self, site: Site, weight: Tensor, state: Relaxation | None, scheme: Scheme) -> Sequence[Edit]:
+    def solve(self, site: Site, weight: Tensor, state: TrainableWrapper | None, scheme: Scheme) -> Sequence[Edit]:
         """One ``Quantize`` edit: the trained weight, rounded."""
         if not isinstance(state, RoundedLayer):
             raise QuantizationError("The layer was not trained.")

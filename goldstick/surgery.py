@@ -10,24 +10,24 @@ from torch import nn
 from goldstick.core.edits import Edit, Fold, Prune, Quantize, Rotate, SetWeight
 from goldstick.errors import StructureError
 from goldstick.nn import (
+    FusedLinears,
     QuantizedConv2d,
     QuantizedEmbedding,
     QuantizedExperts,
     QuantizedLinear,
-    SharedInput,
     TiedQuantizedLinear,
 )
+from goldstick.nn.fused.decode_block import FusedDecodeBlock
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward
-from goldstick.nn.fused.shared_input import obstacle
+from goldstick.nn.fused.fused_linears import obstacle
 from goldstick.nn.fused.token_attention import TokenAttention
-from goldstick.nn.fused.token_block import TokenBlock
 from goldstick.structure.network import Layout, Network, Site
 from goldstick.structure.probe.fold import apply_fold
 from goldstick.structure.pruning.cut import apply_cut
-from goldstick.structure.rotation.turn import apply_rotation
+from goldstick.structure.rotation.rotate_weight import apply_rotation
 
 #: Forwards that do some calls of a module faster.
-Forward = NormForward | GatedForward | TokenAttention | TokenBlock
+Forward = NormForward | GatedForward | TokenAttention | FusedDecodeBlock
 
 
 def apply(network: Network, edits: Iterable[Edit]) -> None:
@@ -54,8 +54,8 @@ def apply(network: Network, edits: Iterable[Edit]) -> None:
                 apply_cut(network.model, edit)  # the network's sites have other shapes then: make a new Network
 
 
-def stand_in(network: Network, site: Site, module: nn.Module) -> None:
-    """Let a module take the place of the one that holds a site's weight: a relaxation, or the layer again.
+def replace_module(network: Network, site: Site, module: nn.Module) -> None:
+    """Let a module take the place of the one that holds a site's weight: a wrapper, or the layer again.
 
     Raises:
         StructureError: The model is itself the layer.
@@ -75,7 +75,7 @@ def tie(network: Network, site: Site, owner: Site) -> None:
         replace(network.model, site.module, TiedQuantizedLinear(source, bias))
 
 
-def share_input(model: nn.Module, paths: Sequence[str]) -> SharedInput:
+def fuse_linears(model: nn.Module, paths: Sequence[str]) -> FusedLinears:
     """Let the quantized linear layers at ``paths`` multiply their common input at once; ``separate()`` undoes it.
 
     Raises:
@@ -86,7 +86,7 @@ def share_input(model: nn.Module, paths: Sequence[str]) -> SharedInput:
     reason = "not all are quantized linear layers" if len(parts) < len(layers) else obstacle(parts)
     if reason is not None:
         raise StructureError(f"{', '.join(paths)} cannot run as one multiplication: {reason}.")
-    return SharedInput(parts)
+    return FusedLinears(parts)
 
 
 def run_through(module: nn.Module, forward: Forward) -> Callable[[], None]:

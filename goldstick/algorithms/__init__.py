@@ -3,15 +3,15 @@
 from goldstick.algorithms.awq import AWQ
 from goldstick.algorithms.base import (
     Algorithm,
-    Balance,
-    Balancer,
-    Exposure,
+    DataRequirement,
     Member,
     Quantizer,
+    Smoother,
+    SmoothScale,
     Stage,
     TrainedQuantizer,
 )
-from goldstick.algorithms.base_finisher import BlockFinisher
+from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.algorithms.finetune import Finetune
 from goldstick.algorithms.gptq import GPTQ
 from goldstick.algorithms.kv_cache import KVCache
@@ -50,10 +50,8 @@ __all__ = [
     "SCOP",
     "SLB",
     "Algorithm",
-    "Balance",
-    "Balancer",
-    "BlockFinisher",
-    "Exposure",
+    "BlockReconstruction",
+    "DataRequirement",
     "Finetune",
     "KVCache",
     "Member",
@@ -61,6 +59,8 @@ __all__ = [
     "RandomRotation",
     "SLBFinish",
     "SmoothQuant",
+    "SmoothScale",
+    "Smoother",
     "Stage",
     "TrainedQuantizer",
 ]

@@ -9,12 +9,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.balance import BalanceLoss, Candidate, Ranges, bounded, least_loss
-from goldstick.algorithms.base import Balance, Balancer, Exposure, Member, Quantizer
+from goldstick.algorithms.base import DataRequirement, Member, Quantizer, Smoother, SmoothScale
 from goldstick.algorithms.clipping import best_rows, clipped
 from goldstick.algorithms.observers import observers_for
 from goldstick.algorithms.output_error import output_error
 from goldstick.algorithms.ranges import quantize_with_search
+from goldstick.algorithms.smooth_scale import Candidate, Ranges, SmoothLoss, bounded, least_loss
 from goldstick.algorithms.solution import Solution, finite_or_none, solve_each
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.grid import Grid
@@ -98,12 +98,12 @@ def solve_awq(weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid, *, clip
 
 
 @dataclass(frozen=True, kw_only=True)
-class AWQ(Balancer, Quantizer):
+class AWQ(Smoother, Quantizer):
     """Scale the weights that large activations read before rounding them, then clip (arXiv 2306.00978).
 
     A group of layers that read the same inputs gets a scale for each channel: inputs are divided by it, weights
     multiplied. It is used only where it lowers the simulated output error of the group: of rounding, or, where GPTQ
-    rounds later, of what its compensation leaves (:class:`BalanceLoss`).
+    rounds later, of what its compensation leaves (:class:`SmoothLoss`).
 
     Attributes:
         duo_scaling: Whether the size of the weights has a part in the scales, too; ``both`` tries each ratio with and
@@ -117,11 +117,11 @@ class AWQ(Balancer, Quantizer):
             only makes up for ranges too wide is then not preferred.
         token_floor: Layers that saw fewer inputs than this fraction of their input features are rounded to nearest, and
             get no scale.
-        unfoldable: What to do where nothing can absorb a scale; see :class:`Balancer`.
+        unfoldable: What to do where nothing can absorb a scale; see :class:`Smoother`.
     """
 
     name: ClassVar[str] = "awq"
-    exposure: ClassVar[Exposure] = Exposure.BLOCKWISE
+    data_requirement: ClassVar[DataRequirement] = DataRequirement.BLOCKWISE
 
     duo_scaling: bool | Literal["both"] = True
     grid: int = 20
@@ -147,15 +147,15 @@ class AWQ(Balancer, Quantizer):
         """What ``quantize`` says."""
         return self.quantize
 
-    def balance(self, members: Sequence[Member], observer: InputObserver) -> Balance:
+    def smooth_scale(self, members: Sequence[Member], observer: InputObserver) -> SmoothScale:
         """The scale of least simulated output error, where that is below the error without one.
 
         Raises:
             QuantizationError: A weight, or more than 1 % of the inputs, hold NaN or infinity.
         """
         if reason := self._too_few(observer):
-            return Balance(scale=None, notes={"unbalanced": reason})
-        loss = BalanceLoss(members, observer, self.ranges)
+            return SmoothScale(scale=None, notes={"unbalanced": reason})
+        loss = SmoothLoss(members, observer, self.ranges)
         return least_loss(loss, self._candidates(observer.mean_abs(), weight_importance(members)))
 
     def _candidates(self, activation: Tensor, weight: Tensor) -> Iterator[Candidate]:

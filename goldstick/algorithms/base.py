@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from goldstick.core.edits import Edit
 from goldstick.core.inputs import InputObserver
-from goldstick.core.relaxation import Relaxation
 from goldstick.core.scheme import Scheme
+from goldstick.core.trainable_wrapper import TrainableWrapper
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network, Site
@@ -24,7 +24,7 @@ Tie = Literal["error", "untie", "keep"]
 Unfoldable = Literal["skip", "multiply"]
 
 
-class Exposure(StrEnum):
+class DataRequirement(StrEnum):
     """How an algorithm meets data."""
 
     NONE = "none"  # decides from the weights alone
@@ -34,7 +34,7 @@ class Exposure(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Member:
-    """One of the layers that read the same inputs, as a balancing stage sees it.
+    """One of the layers that read the same inputs, as a smoothing stage sees it.
 
     Attributes:
         site: The site.
@@ -50,8 +50,8 @@ class Member:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Balance:
-    """What a balancing stage decided for an input group.
+class SmoothScale:
+    """What a smoothing stage decided for an input group.
 
     Attributes:
         scale: s, positive float32 [in]: inputs are to be divided by it, the columns of every member multiplied; or
@@ -77,7 +77,7 @@ class Stage(ABC):
 
     @property
     @abstractmethod
-    def exposure(self) -> Exposure:
+    def data_requirement(self) -> DataRequirement:
         """How it meets data, with the options it was given."""
 
 
@@ -89,7 +89,7 @@ class Algorithm(Stage):
         targets: Which layers.
     """
 
-    balances: ClassVar[bool] = False  # whether it chooses scales for input groups
+    smooths: ClassVar[bool] = False  # whether it chooses scales for input groups
 
     targets: Targets = field(default_factory=Targets)
 
@@ -121,7 +121,7 @@ class Algorithm(Stage):
         """Parameters that it leaves alone though its targets may name them: name → the reason."""
         return {}
 
-    def balance(self, members: Sequence[Member], observer: InputObserver) -> Balance:
+    def smooth_scale(self, members: Sequence[Member], observer: InputObserver) -> SmoothScale:
         """Which scale moves the difficulty of an input group from where rounding hurts to where it does not.
 
         Args:
@@ -129,14 +129,14 @@ class Algorithm(Stage):
             observer: The inputs.
 
         Raises:
-            QuantizationError: The algorithm chooses no scales (``balances`` is false), or more than 1 % of the inputs
+            QuantizationError: The algorithm chooses no scales (``smooths`` is false), or more than 1 % of the inputs
                 hold NaN or infinity.
         """
         raise QuantizationError(f"{self.name} chooses no scales for input groups.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Balancer(Algorithm):
+class Smoother(Algorithm):
     """An algorithm that chooses scales for input groups.
 
     Attributes:
@@ -145,7 +145,7 @@ class Balancer(Algorithm):
             factor for each input (1 where none is needed), which only the native format stores.
     """
 
-    balances: ClassVar[bool] = True
+    smooths: ClassVar[bool] = True
 
     unfoldable: Unfoldable = "skip"
 
@@ -196,7 +196,7 @@ class Quantizer(Algorithm):
 
     def needs_inputs(self, scheme: Scheme) -> bool:
         """Whether it must see the inputs of a layer that becomes ``scheme``: for its codes, or for its input range."""
-        return self.exposure is Exposure.BLOCKWISE or scheme.static_input
+        return self.data_requirement is DataRequirement.BLOCKWISE or scheme.static_input
 
     def sites(self, network: Network) -> Sequence[Site]:
         """The targeted sites; every override pattern must match one of them."""
@@ -230,15 +230,15 @@ class TrainedQuantizer(Quantizer):
     training: TrainingOptions = field(default_factory=TrainingOptions)
 
     @property
-    def exposure(self) -> Exposure:
+    def data_requirement(self) -> DataRequirement:
         """It trains."""
-        return Exposure.TRAINING
+        return DataRequirement.TRAINING
 
     def attach(self, site: Site) -> None:
         """Nothing: what it learns from is the stand-in of :meth:`relax`."""
 
     @abstractmethod
-    def relax(self, site: Site, layer: nn.Module, scheme: Scheme) -> Relaxation:
+    def wrap(self, site: Site, layer: nn.Module, scheme: Scheme) -> TrainableWrapper:
         """What takes the place of the layer that holds a site's weight; the state that ``solve`` gets, when trained."""
 
 

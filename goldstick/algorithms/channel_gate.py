@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
-from goldstick.core.relaxation import Relaxation
+from goldstick.core.trainable_wrapper import TrainableWrapper
 
 
-class ChannelGate(Relaxation):
+class ChannelGate(TrainableWrapper):
     """A layer whose channels are mixed with those that knockoff data give: z = β·z_real + (1 − β)·z_knockoff.
 
     Batches hold real data in their first half and their knockoffs in the second; the second half passes unchanged. One

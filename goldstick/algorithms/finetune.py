@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from goldstick.algorithms.base import Exposure, Stage
+from goldstick.algorithms.base import DataRequirement, Stage
 from goldstick.core.training import TrainingOptions
 
 
@@ -22,6 +22,6 @@ class Finetune(Stage):
     training: TrainingOptions = field(default_factory=TrainingOptions)
 
     @property
-    def exposure(self) -> Exposure:
+    def data_requirement(self) -> DataRequirement:
         """It trains."""
-        return Exposure.TRAINING
+        return DataRequirement.TRAINING

@@ -9,15 +9,15 @@ from typing import Any, ClassVar, Literal, get_args
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.base import Exposure, Quantizer
+from goldstick.algorithms.base import DataRequirement, Quantizer
 from goldstick.algorithms.column_loop import solve_columns
-from goldstick.algorithms.drift import drift_target
+from goldstick.algorithms.gptaq import gptaq_target
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
 from goldstick.algorithms.observers import Observers, observers_for
 from goldstick.algorithms.output_error import least_error, output_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.algorithms.solution import Solution, effective_rank, finite_or_none, never_worse, solve_each
-from goldstick.core.drift import DriftObserver
+from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.freed_memory import make_room
 from goldstick.core.grid import Grid
@@ -53,7 +53,7 @@ def solve_gptq(
     codes are those of rounding to nearest.
 
     With ``drift`` D the output of the float model is what is aimed at (GPTAQ, arXiv 2504.02692): see
-    :func:`drift_target`, whose W' takes the place of W in the column loop, and nowhere else. D = 0 gives the codes of
+    :func:`gptaq_target`, whose W' takes the place of W in the column loop, and nowhere else. D = 0 gives the codes of
     plain GPTQ. "Never worse" is then judged by the error against the float model, :func:`output_error` with W D.
 
     Args:
@@ -113,7 +113,7 @@ def solve_gptq(
         factor = memo[key]
         if factor is None:
             continue
-        target = weight if drifted is None else drift_target(weight, drifted, factor, columns, alpha)
+        target = weight if drifted is None else gptaq_target(weight, drifted, factor, columns, alpha)
         codes, squares = solve_columns(target, factor, columns, rounded)
         make_room(hessian.nbytes)
         solved = QuantizedTensor(codes=codes, scale=rounded.scale, zero=rounded.zero, grid=grid)
@@ -167,7 +167,7 @@ class GPTQ(Quantizer):
     """
 
     name: ClassVar[str] = "gptq"
-    exposure: ClassVar[Exposure] = Exposure.BLOCKWISE
+    data_requirement: ClassVar[DataRequirement] = DataRequirement.BLOCKWISE
     compensates: ClassVar[bool] = True
 
     range_search: Literal["minmax", "mse", "imatrix"] = "mse"
@@ -203,7 +203,7 @@ class GPTQ(Quantizer):
             return self._solve_matrix(matrix, observer, scheme.weight, keep=keep)
 
         tensor, notes = solve_each(weight, state, solve_matrix)
-        if self.asymmetric and not isinstance(state, DriftObserver):
+        if self.asymmetric and not isinstance(state, CrossCovarianceObserver):
             notes["symmetric"] = "its inputs cannot be paired, token for token, with those of the float model"
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
 
@@ -216,7 +216,11 @@ class GPTQ(Quantizer):
             )
         alone = not keep or (observer.last_use and not observer.memo)
         hessian = (observer.take_hessian() if alone else observer.hessian()).to(weight.device)
-        drift = observer.drift().to(weight.device) if isinstance(observer, DriftObserver) and self.asymmetric else None
+        drift = (
+            observer.cross_covariance().to(weight.device)
+            if isinstance(observer, CrossCovarianceObserver) and self.asymmetric
+            else None
+        )
         return solve_gptq(
             weight,
             hessian,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from goldstick.algorithms.base import Exposure, Stage
+from goldstick.algorithms.base import DataRequirement, Stage
 from goldstick.core.kv_cache import KVGranularity, KVMode, KVRanges, KVScales, KVScheme, KVSettings, kv_scale
 from goldstick.errors import QuantizationError
 
@@ -39,9 +39,9 @@ class KVCache(Stage):
         _ = self.scheme  # which checks the options
 
     @property
-    def exposure(self) -> Exposure:
+    def data_requirement(self) -> DataRequirement:
         """Whether it looks at data: only static scales do."""
-        return Exposure.BLOCKWISE if self.mode == "static" else Exposure.NONE
+        return DataRequirement.BLOCKWISE if self.mode == "static" else DataRequirement.NONE
 
     @property
     def scheme(self) -> KVScheme:

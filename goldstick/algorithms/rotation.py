@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from goldstick.algorithms.base import Exposure, Stage
+from goldstick.algorithms.base import DataRequirement, Stage
 from goldstick.core.edits import Rotate
 from goldstick.core.seed import check_seed
 from goldstick.errors import RecipeError
@@ -41,9 +41,9 @@ class RandomRotation(Stage):
             raise RecipeError("rotate turns nothing with residual: false and heads: false; leave the stage out.")
 
     @property
-    def exposure(self) -> Exposure:
+    def data_requirement(self) -> DataRequirement:
         """It looks at no data."""
-        return Exposure.NONE
+        return DataRequirement.NONE
 
     def find(self, network: Network, inputs: Mapping[str, Any]) -> RotationPlan:
         """What is to be turned in ``network``, proven; ``inputs`` are some keyword arguments of its forward.

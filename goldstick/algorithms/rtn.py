@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.base import Exposure, Quantizer
+from goldstick.algorithms.base import DataRequirement, Quantizer
 from goldstick.algorithms.observers import Observers, observers_for, observers_of
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.core.edits import Edit, Quantize
@@ -51,9 +51,9 @@ class RTN(Quantizer):
         return self.range_search == "hqq"
 
     @property
-    def exposure(self) -> Exposure:
+    def data_requirement(self) -> DataRequirement:
         """``imatrix`` observes inputs; the other searches look at weights only."""
-        return Exposure.BLOCKWISE if self.range_search == "imatrix" else Exposure.NONE
+        return DataRequirement.BLOCKWISE if self.range_search == "imatrix" else DataRequirement.NONE
 
     def attach(self, site: Site) -> InputObserver | list[InputObserver] | None:
         """The statistics of the site's inputs, one for each expert, for ``imatrix`` and for the range of a static input

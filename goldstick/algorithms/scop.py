@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from goldstick.algorithms.base import Exposure, Stage
+from goldstick.algorithms.base import DataRequirement, Stage
 from goldstick.algorithms.channel_choice import Choice, Scope, lowest, to_share
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError
@@ -24,7 +24,7 @@ class SCOP(Stage):
     what their knockoffs give there. Knockoffs look like the data and say nothing of the classes, so a channel that is
     wanted no more of the data is noise: score |γ|·(β − (1 − β)), γ being the gain of its batch norm or, without one,
     its root mean square. Unless all layers have batch norms, |γ| is divided by its mean over each layer, so that layers
-    can be compared. The lowest scores go. Which layers lose channels with it is found by silencing them.
+    can be compared. The lowest scores go. Which layers lose channels with it is found by masking them.
 
     Attributes:
         targets: Layers whose output channels may go; heads go by the name of their value projection.
@@ -71,9 +71,9 @@ class SCOP(Stage):
             raise RecipeError(f"scop's multiple is a number of channels, 1 or more, not {self.multiple}.")
 
     @property
-    def exposure(self) -> Exposure:
+    def data_requirement(self) -> DataRequirement:
         """It trains."""
-        return Exposure.TRAINING
+        return DataRequirement.TRAINING
 
     def layers(self, network: Network) -> list[str]:
         """Paths of the layers whose output channels may go.

@@ -22,8 +22,8 @@ from goldstick.algorithms.soft_assignment import (
 )
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.qtensor import QuantizedTensor
-from goldstick.core.relaxation import ParameterGroup, Relaxation
 from goldstick.core.scheme import Scheme
+from goldstick.core.trainable_wrapper import ParameterGroup, TrainableWrapper
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Layout, Network, Site
@@ -31,7 +31,7 @@ from goldstick.structure.network import Layout, Network, Site
 _LAYOUTS = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D)
 
 
-class SoftLayer(Relaxation):
+class SoftLayer(TrainableWrapper):
     """A layer whose weight is assigned softly to the levels of a grid.
 
     W = s·(Σ_k P_k·k − zero) with P = softmax(T·A) in training mode while it is soft, and s·(argmax_k A_k − zero)
@@ -210,7 +210,7 @@ class SLB(TrainedQuantizer):
             for site, which in first + last
         }
 
-    def relax(self, site: Site, layer: nn.Module, scheme: Scheme) -> SoftLayer:
+    def wrap(self, site: Site, layer: nn.Module, scheme: Scheme) -> SoftLayer:
         """The stand-in of a layer.
 
         Raises:
@@ -218,7 +218,7 @@ class SLB(TrainedQuantizer):
         """
         return SoftLayer(layer, site, scheme, self)
 
-    def solve(self, site: Site, weight: Tensor, state: Relaxation | None, scheme: Scheme) -> Sequence[Edit]:
+    def solve(self, site: Site, weight: Tensor, state: TrainableWrapper | None, scheme: Scheme) -> Sequence[Edit]:
         """One ``Quantize`` edit: the likeliest levels of a trained stand-in.
 
         Raises:

@@ -1,4 +1,4 @@
-"""SLB as a finisher: search among the levels next to codes that another stage chose, for a whole block at once."""
+"""SLB as block reconstruction: a search among the levels next to another stage's codes, for a whole block at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from goldstick.algorithms.base_finisher import BlockFinisher, CodeSearch
+from goldstick.algorithms.block_reconstruction import BlockReconstruction, CodeSearch
 from goldstick.algorithms.soft_assignment import MeanCode
 from goldstick.core.qtensor import QuantizedTensor, in_groups
 from goldstick.errors import RecipeError
@@ -89,7 +89,7 @@ class NeighbourSearch(nn.Module, CodeSearch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SLBFinish(BlockFinisher):
+class SLBFinish(BlockReconstruction):
     """Search for low-bit weights (arXiv 2009.08695) after training, from the codes of the stages before.
 
     Block by block: every weight is assigned softly to its code and the two levels next to it, the assignments are

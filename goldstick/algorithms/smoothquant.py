@@ -9,8 +9,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.balance import BalanceLoss, bounded, least_loss
-from goldstick.algorithms.base import Balance, Balancer, Exposure, Member
+from goldstick.algorithms.base import DataRequirement, Member, Smoother, SmoothScale
+from goldstick.algorithms.smooth_scale import SmoothLoss, bounded, least_loss
 from goldstick.core.inputs import InputObserver
 from goldstick.errors import RecipeError
 
@@ -32,7 +32,7 @@ def smooth_scale(activation: Tensor, weight: Tensor, alpha: float) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SmoothQuant(Balancer):
+class SmoothQuant(Smoother):
     """Divide activations by a scale for each channel and multiply the weights by it (arXiv 2211.10438).
 
     Channels of large activations take the steps of the 8-bit grid away from all others of their token; what is
@@ -43,11 +43,11 @@ class SmoothQuant(Balancer):
         targets: Which layers.
         alpha: How much of the difficulty goes into the weights, from 0 (that of the weights goes into the activations)
             to 1; or ``search``, for the one of least simulated error for each group.
-        unfoldable: What to do where nothing can absorb a scale; see :class:`Balancer`.
+        unfoldable: What to do where nothing can absorb a scale; see :class:`Smoother`.
     """
 
     name: ClassVar[str] = "smoothquant"
-    exposure: ClassVar[Exposure] = Exposure.BLOCKWISE
+    data_requirement: ClassVar[DataRequirement] = DataRequirement.BLOCKWISE
 
     alpha: float | Literal["search"] = 0.5
 
@@ -55,16 +55,16 @@ class SmoothQuant(Balancer):
         if self.alpha != "search" and not 0 <= self.alpha <= 1:
             raise RecipeError(f"alpha is a number from 0 to 1 or 'search', not {self.alpha}.")
 
-    def balance(self, members: Sequence[Member], observer: InputObserver) -> Balance:
-        """The scale of α, or of the best α, where the simulated error falls by it; see :class:`BalanceLoss`.
+    def smooth_scale(self, members: Sequence[Member], observer: InputObserver) -> SmoothScale:
+        """The scale of α, or of the best α, where the simulated error falls by it; see :class:`SmoothLoss`.
 
         Raises:
             QuantizationError: A weight, or more than 1 % of the inputs, hold NaN or infinity.
         """
         if not observer.tokens:
-            return Balance(scale=None, notes={"unbalanced": "no input ever reached the layers"})
+            return SmoothScale(scale=None, notes={"unbalanced": "no input ever reached the layers"})
         activation = observer.largest()
         weight = torch.stack([member.weight.double().abs().amax(0).cpu() for member in members]).amax(0)
         alphas: Sequence[float] = ALPHAS if self.alpha == "search" else (self.alpha,)
         candidates = (({"alpha": alpha}, smooth_scale(activation, weight, alpha)) for alpha in alphas)
-        return least_loss(BalanceLoss(members, observer), candidates)
+        return least_loss(SmoothLoss(members, observer), candidates)

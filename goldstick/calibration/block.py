@@ -10,17 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from goldstick import surgery
-from goldstick.algorithms.base_finisher import BlockFinisher
-from goldstick.calibration.balancing import balance_group
+from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.calibration.experts import listen_to_experts
-from goldstick.calibration.finishing import finish_block
 from goldstick.calibration.groups import input_groups, is_fused
-from goldstick.calibration.held_edits import HeldEdits
+from goldstick.calibration.input_factors import InputMultipliers
 from goldstick.calibration.input_range import with_input_range
-from goldstick.calibration.multipliers import InputMultipliers
-from goldstick.calibration.observing import observe_drift, observe_group
+from goldstick.calibration.observing import observe_cross_covariance, observe_group
 from goldstick.calibration.original import Original, OriginalPasses
+from goldstick.calibration.packed_edits import PackedEdits
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
+from goldstick.calibration.reconstruction import reconstruct_block
+from goldstick.calibration.smoothing import smooth_group
 from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import SetWeight
 from goldstick.core.freed_memory import make_room
@@ -71,9 +71,9 @@ class BlockCalibration:
             sites = [[task.site for task in group] for group in self._groups]
             copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
             self._beside = OriginalPasses(original, copies, together=together)
-        self._edits = HeldEdits()
+        self._edits = PackedEdits()
         self._runs = runs
-        self._weights: dict[str, Tensor] = {}  # in float, for a finisher
+        self._weights: dict[str, Tensor] = {}  # in float, for a block reconstruction
         self._targets: list[Tensor] = []
         self._multipliers = InputMultipliers(network)
 
@@ -102,11 +102,11 @@ class BlockCalibration:
 
     def outputs(self) -> Iterator[Tensor]:
         """What the solved block gives, batch by batch."""
-        if self._work.finisher is None:
+        if self._work.reconstruction is None:
             return self._passes.outputs()
         for _ in self._passes.outputs():  # passes that wait come to their end
             pass
-        self._finish_codes(self._work.finisher)
+        self._reconstruct(self._work.reconstruction)
         return (run() for run in self._runs)
 
     def original_outputs(self) -> Iterator[Tensor]:
@@ -120,11 +120,11 @@ class BlockCalibration:
         self._multipliers.remove()
         surgery.apply(self._network, self._edits.values())
 
-    def _finish_codes(self, finisher: BlockFinisher) -> None:
-        assert self._beside is not None  # the float model runs beside a finisher
+    def _reconstruct(self, reconstruction: BlockReconstruction) -> None:
+        assert self._beside is not None  # the float model runs beside a block reconstruction
         self._targets = list(self._beside.outputs())
-        found = finish_block(
-            self._network, dict(self._edits), self._weights, finisher, self._runs, self._targets, self._masks
+        found = reconstruct_block(
+            self._network, dict(self._edits), self._weights, reconstruction, self._runs, self._targets, self._masks
         )
         for name, edit in found.items():
             surgery.apply(self._network, [SetWeight(site=name, weight=edit.tensor.dequantize())])
@@ -132,7 +132,7 @@ class BlockCalibration:
             self._work.revise(self._work.tasks[name], self._weights[name], edit)
 
     def _solve_group(self, group: Sequence[Assignment]) -> None:
-        notes, scale = balance_group(
+        notes, scale = smooth_group(
             self._network,
             self._work,
             group,
@@ -143,7 +143,7 @@ class BlockCalibration:
             self._multipliers,
         )
         observer = self._observe(group, scale)
-        if not observer.tokens and not any(True for _ in self._passes.arrivals()):
+        if not observer.tokens and not any(True for _ in self._passes.captured_inputs()):
             return
         make_room(8 * observer.in_features**2)  # for the Hessian: the passes have let go of much
         for task in group:
@@ -155,7 +155,7 @@ class BlockCalibration:
     def _observe(self, group: Sequence[Assignment], scale: Tensor | None) -> InputObserver:
         found: InputObserver | None = None
         if self._beside is not None and self._pairs_tokens(group):
-            found = observe_drift(self._passes, self._beside, group, self._masks, scale)
+            found = observe_cross_covariance(self._passes, self._beside, group, self._masks, scale)
         return found if found is not None else observe_group(self._passes, group, self._masks)
 
     def _pairs_tokens(self, group: Sequence[Assignment]) -> bool:
@@ -170,20 +170,20 @@ class BlockCalibration:
         path = task.site.module.removeprefix(task.site.block or "").removeprefix(".").split(".")
         start = self._network.model.get_submodule(task.site.block or "")
         above = [start.get_submodule(".".join(path[:length])) for length in range(1, len(path))]
-        flat = any(arrival.tensor.ndim == 2 for arrival in self._passes.arrivals())
+        flat = any(captured.tensor.ndim == 2 for captured in self._passes.captured_inputs())
         return flat and any(isinstance(module, nn.ModuleList) for module in above)
 
     def _solve_experts(self, task: Assignment) -> None:
         state = task.stage.attach(task.site)
         if state is not None:
             parameter = getattr(self._network.module(task.site), task.site.parameter)
-            for arrival in self._passes.arrivals():
-                listen_to_experts(parameter, arrival, lambda expert, x: state[expert].observe(x))
+            for captured in self._passes.captured_inputs():
+                listen_to_experts(parameter, captured, lambda expert, x: state[expert].observe(x))
         self._decide(task, state, {})
 
     def _decide(self, task: Assignment, state: Any, notes: Mapping[str, float | str]) -> None:
         weight = self._network.weight(task.site)
-        if self._work.finisher is not None:
+        if self._work.reconstruction is not None:
             self._weights[task.site.name] = weight.clone()
         edit = with_input_range(self._work.decide(task, weight, state, notes), state)
         if task.multiplied:

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from goldstick.calibration.absorbers import Absorbers
 from goldstick.calibration.arguments import BlockCall, block_calls
 from goldstick.calibration.block import BlockCalibration
 from goldstick.calibration.float32_products import multiplying_in_float32
 from goldstick.calibration.kv_ranges import with_cache
 from goldstick.calibration.original import Original
+from goldstick.calibration.scale_fold_targets import ScaleFoldTargets
 from goldstick.calibration.task import Work
 from goldstick.structure.network import Network
 
@@ -49,7 +49,7 @@ class BlockLoop:
         batches: Calibration batches; none where no stage looks at data.
         calls: Every block's other arguments, for each batch, and then for each further pass.
         float_calls: The same in the float model, for each batch; none where no stage compares with it.
-        absorbers: What can take scales, where a stage balances.
+        fold_targets: What can take scales, where a stage smooths.
         caches: What the passes have for a KV cache, where the model gives blocks one; ``None`` for nothing.
         load: Has a block in memory, with everything done that needs no data; its float copy, where there is one.
         write: Takes a block and what it gives, pass by pass; it is finished when the last came out. Gives the states
@@ -63,7 +63,7 @@ class BlockLoop:
     batches: Batches
     calls: Calls
     float_calls: Calls = ()
-    absorbers: Absorbers | None = None
+    fold_targets: ScaleFoldTargets | None = None
     caches: Caches | None = None
     load: Callable[[str], nn.Module | None]
     write: Callable[[str, Iterator[Tensor]], Sequence[Tensor]] = lambda block, outputs: list(outputs)
@@ -109,7 +109,7 @@ class BlockLoop:
             self.work.within(block),
             runs[:count],
             masks_of(self.batches),
-            pairs=self.absorbers.of(block) if self.absorbers is not None else (),
+            pairs=self.fold_targets.of(block) if self.fold_targets is not None else (),
             together=together,
             original=original,
             look=runs[count] if len(runs) > count and self._alike(block) else None,

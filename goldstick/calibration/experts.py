@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from goldstick.calibration.pauses import Arrival
+from goldstick.calibration.pauses import CapturedInput
 
 _PRODUCTS = (nn.functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
@@ -31,11 +31,11 @@ class _Listen(TorchFunctionMode):
         return result
 
 
-def listen_to_experts(parameter: Tensor, arrival: Arrival, hear: Callable[[int, Tensor], None]) -> None:
+def listen_to_experts(parameter: Tensor, captured: CapturedInput, hear: Callable[[int, Tensor], None]) -> None:
     """Run the experts' forward on a batch and pass on (expert, input) for every product with ``parameter``.
 
     The experts module must take one expert's matrix at a time (``parameter[expert]``), as transformers' eager
     implementation does.
     """
     with torch.no_grad(), _Listen(parameter, hear):
-        arrival.module.forward(*arrival.args, **arrival.kwargs)
+        captured.module.forward(*captured.args, **captured.kwargs)

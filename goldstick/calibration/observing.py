@@ -10,7 +10,7 @@ from goldstick.calibration.original import OriginalPasses
 from goldstick.calibration.passes import Passes
 from goldstick.calibration.patches import rows_read_by
 from goldstick.calibration.task import Assignment
-from goldstick.core.drift import DriftObserver
+from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.inputs import InputObserver
 
 Rows = tuple[Tensor, Tensor | None, Tensor | None]  # of a batch, which of them count, those of the float model
@@ -27,20 +27,20 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
     observer = InputObserver(group[0].site.in_features)
     looks = [observer.observe] if passes.together else [observer.observe_range, observer.observe]
     for look in looks:  # one batch at a time cannot be held, so its range is looked at first
-        for arrival in passes.arrivals():
-            rows = rows_read_by(arrival.module, arrival.tensor)
+        for captured in passes.captured_inputs():
+            rows = rows_read_by(captured.module, captured.tensor)
             if rows is not None:
-                look(rows, _fitting(masks[arrival.batch], rows))
+                look(rows, _fitting(masks[captured.batch], rows))
     return observer
 
 
-def observe_drift(
+def observe_cross_covariance(
     passes: Passes,
     original: OriginalPasses,
     group: Sequence[Assignment],
     masks: Sequence[Tensor | None],
     scale: Tensor | None = None,
-) -> DriftObserver | None:
+) -> CrossCovarianceObserver | None:
     """As :func:`observe_group`, and beside it what arrives at the same layers of the float model.
 
     Args:
@@ -53,7 +53,7 @@ def observe_drift(
     Returns:
         ``None`` where tokens cannot be paired: other tokens, or another number of them, came to the float layers.
     """
-    observer = DriftObserver(group[0].site.in_features, scale)
+    observer = CrossCovarianceObserver(group[0].site.in_features, scale)
     looks = [observer.observe] if passes.together else [observer.observe_range, observer.observe]
     for look in looks:
         for rows, mask, floats in _pairs(passes, original, masks):
@@ -64,16 +64,16 @@ def observe_drift(
 
 
 def _pairs(passes: Passes, original: OriginalPasses, masks: Sequence[Tensor | None]) -> Iterator[Rows]:
-    floats = original.arrivals()
+    floats = original.captured_inputs()
     other = next(floats, None)
-    for arrival in passes.arrivals():
-        while other is not None and other.batch < arrival.batch:
+    for captured in passes.captured_inputs():
+        while other is not None and other.batch < captured.batch:
             other = next(floats, None)
-        rows = rows_read_by(arrival.module, arrival.tensor)
+        rows = rows_read_by(captured.module, captured.tensor)
         if rows is not None:
-            met = other is not None and other.batch == arrival.batch
+            met = other is not None and other.batch == captured.batch
             beside = rows_read_by(other.module, other.tensor) if met and other is not None else None
-            yield rows, _fitting(masks[arrival.batch], rows), beside
+            yield rows, _fitting(masks[captured.batch], rows), beside
 
 
 def _fitting(mask: Tensor | None, rows: Tensor) -> Tensor | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from goldstick.calibration.passes import Groups, Passes, PausedPasses, RepeatedPasses
-from goldstick.calibration.pauses import Arrival
+from goldstick.calibration.pauses import CapturedInput
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +51,9 @@ class OriginalPasses:
         while self._at is not None and self._at < number:
             self._at = next(self._numbers, None)
 
-    def arrivals(self) -> Iterator[Arrival]:
+    def captured_inputs(self) -> Iterator[CapturedInput]:
         """The batches that have come to the group, in their order; none where the float model passes it by."""
-        return self._passes.arrivals() if self._at == self._wanted else iter(())
+        return self._passes.captured_inputs() if self._at == self._wanted else iter(())
 
     def outputs(self) -> Iterator[Tensor]:
         """What the float block gives, batch by batch."""

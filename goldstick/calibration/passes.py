@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from goldstick.calibration.pauses import Arrival, PausedPass
+from goldstick.calibration.pauses import CapturedInput, PausedPass
 from goldstick.structure.calls import called_before, first_call
 from goldstick.structure.trace import map_tensors
 
@@ -32,7 +32,7 @@ class Passes(Protocol):
     def groups(self) -> Iterator[int]:
         """Numbers of the groups in the order they are reached. Asking for the next says that this one is solved."""
 
-    def arrivals(self) -> Iterator[Arrival]:
+    def captured_inputs(self) -> Iterator[CapturedInput]:
         """The batches that reach the group at hand, in their order; as often as wanted. Where its layers are called
         more than once, a batch comes once for each call."""
 
@@ -82,7 +82,7 @@ class PausedPasses:
                 for index in here:
                     self._passes[index].go_on()
 
-    def arrivals(self) -> Iterator[Arrival]:
+    def captured_inputs(self) -> Iterator[CapturedInput]:
         """See :class:`Passes`."""
         for index in self._here():
             if self._number in self._called_again:
@@ -94,7 +94,7 @@ class PausedPasses:
                 yield from calls
                 continue
             _, module, args, kwargs = self._passes[index].at
-            yield Arrival(module=module, args=args, kwargs=kwargs, batch=index)
+            yield CapturedInput(module=module, args=args, kwargs=kwargs, batch=index)
 
     def again(self) -> None:
         """See :class:`Passes`."""
@@ -138,14 +138,14 @@ class RepeatedPasses:
             self._number = number
             yield number
 
-    def arrivals(self) -> Iterator[Arrival]:
+    def captured_inputs(self) -> Iterator[CapturedInput]:
         """See :class:`Passes`."""
         for index, run in enumerate(self._runs):
             if self._number in self._called_again:
                 yield from _every_call(run, self._groups[self._number], index)
                 continue
             if call := first_call(self._groups[self._number], run):
-                yield Arrival(module=call[0], args=call[1], kwargs=call[2], batch=index)
+                yield CapturedInput(module=call[0], args=call[1], kwargs=call[2], batch=index)
 
     def again(self) -> None:
         """Nothing to do: every look starts over."""
@@ -156,14 +156,14 @@ class RepeatedPasses:
             yield run()
 
 
-def _every_call(run: Callable[[], Tensor], group: Sequence[nn.Module], batch: int) -> list[Arrival]:
+def _every_call(run: Callable[[], Tensor], group: Sequence[nn.Module], batch: int) -> list[CapturedInput]:
     """What the first layer of a group that a pass reaches is given, call by call, in copies that do not change."""
-    found: list[Arrival] = []
+    found: list[CapturedInput] = []
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if not found or found[0].module is module:
             args, kwargs = map_tensors((args, kwargs), torch.clone)
-            found.append(Arrival(module=module, args=args, kwargs=kwargs, batch=batch))
+            found.append(CapturedInput(module=module, args=args, kwargs=kwargs, batch=batch))
 
     with called_before(group, note):
         run()

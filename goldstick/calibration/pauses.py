@@ -48,7 +48,7 @@ class PausedPass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Arrival:
+class CapturedInput:
     """A batch that has come to the first layer of a group.
 
     Attributes:
@@ -76,7 +76,7 @@ def inputs_in_order(modules: Sequence[nn.Module], run: Callable[[], Tensor]) -> 
     held: list[Tensor] = []  # so that no other tensor takes its place in memory
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        tensor = Arrival(module=module, args=args, kwargs=kwargs).tensor
+        tensor = CapturedInput(module=module, args=args, kwargs=kwargs).tensor
         held.append(tensor)
         found.append((module, tensor_identity(tensor)))
 

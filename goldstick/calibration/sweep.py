@@ -16,13 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from goldstick import surgery
-from goldstick.calibration.absorbers import Absorbers, small
 from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
 from goldstick.calibration.groups import is_fused
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.original import Original
+from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
 from goldstick.calibration.task import Work
 from goldstick.core.progress import Progress
 from goldstick.errors import StructureError
@@ -73,21 +73,22 @@ def sweep(
                 batches=batches,
                 calls=calls,
                 float_calls=float_calls,
-                absorbers=find_absorbers(network, chain, batches[0]) if work.balancing else None,
+                fold_targets=find_fold_targets(network, chain, batches[0]) if work.smoothing else None,
                 caches=recorder,
                 load=load,
             )
             for block in chain:
                 states = loop.advance(block, states)
         rest = {name: task for name, task in work.tasks.items() if task.site.block not in blocks}
-        if rest and work.finisher is not None and any(task.site.block is not None for task in rest.values()):
+        if rest and work.reconstruction is not None and any(task.site.block is not None for task in rest.values()):
             raise StructureError(
-                f"{work.finisher.name} goes from block to block, and the blocks of this model do not feed one another."
+                f"{work.reconstruction.name} goes from block to block, and the blocks of this model do not feed one "
+                "another."
             )
         if rest:
             runs = _whole_runs(model, batches)
             beside = Original(module=floats, path="", runs=_whole_runs(floats, batches)) if floats is not None else None
-            left = dataclasses.replace(work, tasks=rest, finisher=None)
+            left = dataclasses.replace(work, tasks=rest, reconstruction=None)
             calibrate(BlockCalibration(network, left, runs, masks_of(batches), original=beside))
     progress("calibrating", len(blocks), len(blocks))
 
@@ -130,9 +131,9 @@ def _starts(
     return states + float_states, calls, float_calls
 
 
-def find_absorbers(network: Network, chain: Sequence[str], batch: Mapping[str, Tensor]) -> Absorbers:
+def find_fold_targets(network: Network, chain: Sequence[str], batch: Mapping[str, Tensor]) -> ScaleFoldTargets:
     """What can take the scales of the blocks of a chain; the weights of its first block are in memory."""
-    return Absorbers(network, *block_calls(network.model, chain, small(batch)))
+    return ScaleFoldTargets(network, *block_calls(network.model, chain, small(batch)))
 
 
 def _whole_runs(model: nn.Module, batches: Batches) -> list[Callable[[], Tensor]]:

@@ -1,4 +1,4 @@
-"""What a sweep has to do: which stage quantizes which site, and which stages balance the inputs before."""
+"""What a sweep has to do: which stage quantizes which site, and which stages smooth the inputs before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from goldstick.algorithms.base import Algorithm, Quantizer
-from goldstick.algorithms.base_finisher import BlockFinisher
+from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.core.edits import Quantize
 from goldstick.core.scheme import Scheme
 from goldstick.structure.network import Site
@@ -35,7 +35,7 @@ class Assignment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Balancing:
+class Smoothing:
     """A stage that scales the inputs of groups before they are quantized.
 
     Attributes:
@@ -57,25 +57,25 @@ class Work:
 
     Attributes:
         tasks: Site name → what to do there.
-        balancing: The stages that balance, in their order.
+        smoothing: The stages that smooth, in their order.
         decide: Solves one task.
-        finisher: The stage that improves the codes of each block, when all its tasks are solved.
-        revise: Told of a task that the finisher solved anew, the weight [..., out, in] and the edit.
+        reconstruction: The stage that improves the codes of each block, when all its tasks are solved.
+        revise: Told of a task that the block reconstruction solved anew, the weight [..., out, in] and the edit.
     """
 
     tasks: Mapping[str, Assignment]
     decide: Decide
-    balancing: tuple[Balancing, ...] = field(default=())
-    finisher: BlockFinisher | None = None
+    smoothing: tuple[Smoothing, ...] = field(default=())
+    reconstruction: BlockReconstruction | None = None
     revise: Callable[[Assignment, Tensor, Quantize], None] = lambda task, weight, edit: None
 
     @property
     def asymmetric(self) -> bool:
         """Whether the float model must run beside."""
-        return self.finisher is not None or any(task.stage.asymmetric for task in self.tasks.values())
+        return self.reconstruction is not None or any(task.stage.asymmetric for task in self.tasks.values())
 
     def within(self, block: str | None) -> Work:
         """The part of it that lies in one block; ``None`` for what lies outside all blocks."""
         tasks = {name: task for name, task in self.tasks.items() if task.site.block == block}
-        finisher = self.finisher if block is not None and tasks else None
-        return replace(self, tasks=tasks, finisher=finisher)
+        reconstruction = self.reconstruction if block is not None and tasks else None
+        return replace(self, tasks=tasks, reconstruction=reconstruction)

@@ -73,7 +73,7 @@ class Fold:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Turn:
+class RotateWeight:
     """Turn what one matrix reads, or what it puts out, by a rotation Q.
 
     ``input``: W ← W·Q, or W·diag(g)·Q where the gain g of a norm moves in first. ``output``: W ← Qᵀ·W and b ← b·Q; the
@@ -97,7 +97,7 @@ class Turn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnitNorm:
+class FuseNorm:
     """Set the gain g of a norm to 1, because its readers took it over, and its shift to (b / g)·Q.
 
     Attributes:
@@ -121,8 +121,8 @@ class Rotate:
         unties: Parameters that are tied to another and get their own memory first.
     """
 
-    turns: tuple[Turn, ...]
-    norms: tuple[UnitNorm, ...] = ()
+    turns: tuple[RotateWeight, ...]
+    norms: tuple[FuseNorm, ...] = ()
     unties: tuple[str, ...] = ()
 
 

@@ -108,9 +108,7 @@ class Awq(WeightOnly):
         scale = parts[".scales"].T.contiguous()
         return QuantizedTensor(codes=codes.T.contiguous(), scale=scale, zero=zero, grid=scheme.weight)
 
-    def config(
-        self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
-    ) -> dict[str, Any]:
+    def config(self, layers: Sequence[StoredLayer], ignored: Sequence[str], ties: Mapping[str, str]) -> dict[str, Any]:
         """``quant_method: awq``, version gemm. ``zero_point`` is always true, since zeros are always stored.
 
         Raises:
@@ -118,7 +116,7 @@ class Awq(WeightOnly):
         """
         if reason := self.refuses_together(layers, ties):
             raise FormatError(f"awq cannot hold this: {reason}.")
-        for name in left_alone:
+        for name in ignored:
             caught = next((layer.name for layer in layers if name in layer.name), None)
             if caught:
                 raise FormatError(
@@ -131,7 +129,7 @@ class Awq(WeightOnly):
             "group_size": stored_group_size(layers[0].scheme.weight),
             "zero_point": True,
             "version": "gemm",
-            "modules_to_not_convert": list(left_alone) or None,
+            "modules_to_not_convert": list(ignored) or None,
         }
 
     def schemes(self, config: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> SchemeOf:

@@ -29,7 +29,7 @@ class StoredLayer:
         scheme: What it becomes.
         fractional_zeros: Whether its zeros may be fractions.
         multiplied: Whether it holds a factor for each of its inputs.
-        reordered: Whether its columns lie in an order of their own (``QuantizedTensor.input_order``).
+        act_order: Whether its columns lie in an order of their own (``QuantizedTensor.input_order``).
         scale_dtype: Dtype of its scales before they are stored, or ``None`` where that is not known.
     """
 
@@ -40,7 +40,7 @@ class StoredLayer:
     scheme: Scheme
     fractional_zeros: bool
     multiplied: bool = False
-    reordered: bool = False
+    act_order: bool = False
     scale_dtype: torch.dtype | None = None
 
 
@@ -168,21 +168,19 @@ class StorageFormat(ABC):
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
         """The weight from its tensors by suffix; inverse of :meth:`pack`. For the input see ``unpack_input``."""
 
-    def config(
-        self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
-    ) -> dict[str, Any]:
+    def config(self, layers: Sequence[StoredLayer], ignored: Sequence[str], ties: Mapping[str, str]) -> dict[str, Any]:
         """The ``quantization_config`` of the checkpoint.
 
         Args:
             layers: Everything quantized.
-            left_alone: Modules whose matrices stay float, as the checkpoint and the model call them.
+            ignored: Modules whose matrices stay float, as the checkpoint and the model call them.
             ties: Sites that run on another's quantized weight: site → owner.
         """
         table = SiteTable(
             schemes={layer.site: layer.scheme for layer in layers},
             ties=ties,
             multiplied=frozenset(layer.site for layer in layers if layer.multiplied),
-            reordered=frozenset(layer.site for layer in layers if layer.reordered),
+            act_order=frozenset(layer.site for layer in layers if layer.act_order),
         )
         return write_table(self.method, table)
 
@@ -240,7 +238,7 @@ class StorageFormat(ABC):
         info = tensors.get(part_name(weight, self.scale_suffix))
         return info.dtype if info else None
 
-    def reordered(self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]) -> bool:
+    def act_order(self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]) -> bool:
         """Whether tensors beside a layer put its columns in an order of their own."""
         return False
 

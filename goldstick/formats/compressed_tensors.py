@@ -141,9 +141,7 @@ class CompressedTensors(StorageFormat):
             zero = unpack_rows(parts["_zero_point"].T.contiguous(), grid.bits, rows).T.contiguous().float()
         return QuantizedTensor(codes=codes, scale=parts["_scale"], zero=zero, grid=grid)
 
-    def config(
-        self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
-    ) -> dict[str, Any]:
+    def config(self, layers: Sequence[StoredLayer], ignored: Sequence[str], ties: Mapping[str, str]) -> dict[str, Any]:
         """``quant_method: compressed-tensors``, a group for each scheme."""
         if ties:
             raise FormatError("compressed-tensors cannot tie a quantized head to its embedding; use format native.")
@@ -165,7 +163,7 @@ class CompressedTensors(StorageFormat):
             "format": layouts.pop() if len(layouts) == 1 else "mixed-precision",
             "quantization_status": "compressed",
             "config_groups": groups,
-            "ignore": patterns_for(left_alone, [name for names in modules.values() for name in names]),
+            "ignore": patterns_for(ignored, [name for names in modules.values() for name in names]),
         }
         if any(not layer.scheme.weight.symmetric for layer in layers):
             # Plain loading of asymmetric weights fails in compressed-tensors 0.20; dequantizing at load works.

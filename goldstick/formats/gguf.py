@@ -127,9 +127,7 @@ class Gguf(StorageFormat):
         kind = _kind(scheme)
         return unpack_blocks(parts[kind.suffix], kind)
 
-    def config(
-        self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
-    ) -> dict[str, Any]:
+    def config(self, layers: Sequence[StoredLayer], ignored: Sequence[str], ties: Mapping[str, str]) -> dict[str, Any]:
         """``quant_method: gguf`` and the name of the file, which says everything else itself."""
         return {"quant_method": self.method, "file": GGUF_NAME}
 

@@ -152,9 +152,7 @@ class Gptq(WeightOnly):
         scale = parts[".scales"][groups].T.contiguous()
         return QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=grid, input_order=order)
 
-    def config(
-        self, layers: Sequence[StoredLayer], left_alone: Sequence[str], ties: Mapping[str, str]
-    ) -> dict[str, Any]:
+    def config(self, layers: Sequence[StoredLayer], ignored: Sequence[str], ties: Mapping[str, str]) -> dict[str, Any]:
         """``quant_method: gptq``; what stays float, but for the head, is excepted under ``dynamic``."""
         if reason := self.refuses_together(layers, ties):
             raise FormatError(f"{self.name} cannot hold this: {reason}.")
@@ -164,13 +162,13 @@ class Gptq(WeightOnly):
             "quant_method": self.method,
             "bits": grid.bits,
             "group_size": stored_group_size(grid),
-            "desc_act": any(layer.reordered for layer in layers),
+            "desc_act": any(layer.act_order for layer in layers),
             "sym": grid.symmetric,
             "lm_head": _HEAD in modules,
             "checkpoint_format": "gptq" if self._shift else "gptq_v2",
             "pack_dtype": "int32",
         }
-        patterns = patterns_for([name for name in left_alone if name != _HEAD], modules)
+        patterns = patterns_for([name for name in ignored if name != _HEAD], modules)
         excepted = [p.removeprefix("re:") if p.startswith("re:") else f"^{re.escape(p)}$" for p in patterns]
         return config | ({"dynamic": {f"-:{pattern}": {} for pattern in excepted}} if excepted else {})
 
@@ -195,12 +193,12 @@ class Gptq(WeightOnly):
 
         return stays_float
 
-    def reordered(self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]) -> bool:
+    def act_order(self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]) -> bool:
         """Whether its ``g_idx``, which is read, scatters the groups."""
         info = tensors.get(part_name(layer.name, ".g_idx"))
         if info is None or info.shape != layer.shape[-1:]:  # what is wrong is said later
             return False
-        return scatters(info.read(), layer.scheme.weight)
+        return is_act_order(info.read(), layer.scheme.weight)
 
     def fitting(self, codes: StoredTensor, scales: StoredTensor, in_features: int) -> tuple[float, int]:
         """Words stand below each other."""
@@ -210,8 +208,8 @@ class Gptq(WeightOnly):
 GPTQ, GPTQ_V2 = Gptq(version=1), Gptq(version=2)
 
 
-def scatters(g_idx: Tensor, grid: Grid) -> bool:
-    """Whether a ``g_idx`` [in] takes the inputs of a group from here and there, so that a layer is ``reordered``."""
+def is_act_order(g_idx: Tensor, grid: Grid) -> bool:
+    """Whether a ``g_idx`` [in] takes the inputs of a group from here and there, so that a layer is ``act_order``."""
     return _runs(g_idx, grid, len(g_idx)) is None
 
 

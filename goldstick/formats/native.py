@@ -56,7 +56,7 @@ class Native(StorageFormat):
             specs["_zero_point"] = (scales, torch.float32)
         if layer.multiplied:
             specs[INPUT_MULTIPLIER] = (torch.Size([in_features]), scale_dtype)
-        if layer.reordered:
+        if layer.act_order:
             specs[INPUT_ORDER] = (torch.Size([in_features]), torch.int32)
         return specs | input_specs(layer.scheme, scale_dtype)
 

@@ -26,13 +26,13 @@ class SiteTable:
         schemes: Quantized site → scheme.
         ties: Site → the site on whose quantized weight it runs.
         multiplied: Sites whose input is multiplied.
-        reordered: Sites whose columns lie in an order of their own.
+        act_order: Sites whose columns lie in an order of their own.
     """
 
     schemes: Mapping[str, Scheme] = field(default_factory=dict)
     ties: Mapping[str, str] = field(default_factory=dict)
     multiplied: frozenset[str] = frozenset()
-    reordered: frozenset[str] = frozenset()
+    act_order: frozenset[str] = frozenset()
 
 
 def write_table(method: str, table: SiteTable) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def write_table(method: str, table: SiteTable) -> dict[str, Any]:
         "sites": {site: scheme.label for site, scheme in table.schemes.items()},
         "ties": dict(table.ties),
     }
-    beside = {"multiplied": table.multiplied, "reordered": table.reordered}
+    beside = {"multiplied": table.multiplied, "reordered": table.act_order}
     return config | {key: [site for site in table.schemes if site in sites] for key, sites in beside.items() if sites}
 
 
@@ -58,7 +58,7 @@ def read_table(config: Mapping[str, Any]) -> SiteTable:
         schemes=_schemes(config),
         ties=_ties(config),
         multiplied=_listed(config, "multiplied", "multiplies what"),
-        reordered=_listed(config, "reordered", "puts in order what"),
+        act_order=_listed(config, "reordered", "puts in order what"),
     )
 
 

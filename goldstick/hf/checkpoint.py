@@ -10,7 +10,7 @@ from typing import Any
 from goldstick.checkpoint.source import open_tensors, read_json
 from goldstick.checkpoint.unused_tensors import unused_tensors
 from goldstick.errors import SourceError
-from goldstick.hf.account import account, require_account
+from goldstick.hf.key_report import key_report, require_complete_keys
 from goldstick.hf.layers import StoredLayers, read_layers
 from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.structure.network import Network
@@ -54,7 +54,7 @@ def open_quantized(directory: Path) -> QuantizedCheckpoint:
     stored = read_layers(directory, table, names, network, tensors)
     ties = ties_of(network, stored, table)
     told = {**table, "ties": ties}
-    require_account(directory, account(tensors, stored, told, names, network, unused_tensors(directory)))
+    require_complete_keys(directory, key_report(tensors, stored, told, names, network, unused_tensors(directory)))
     return QuantizedCheckpoint(
         directory=directory, config=config, stored=stored, names=names, network=network, ties=ties
     )

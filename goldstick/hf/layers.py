@@ -126,8 +126,8 @@ class DeclaredLayers:
             multiplied=site.name in self.listed.multiplied,
             scale_dtype=self.format.scale_dtype(weight, self._tensors),
         )
-        reordered = site.name in self.listed.reordered or self.format.reordered(layer, self._tensors)
-        return dataclasses.replace(layer, reordered=reordered)
+        act_order = site.name in self.listed.act_order or self.format.act_order(layer, self._tensors)
+        return dataclasses.replace(layer, act_order=act_order)
 
     @cached_property
     def _scheme_of(self) -> SchemeOf:

@@ -41,7 +41,7 @@ def config_of(model: nn.Module) -> dict[str, Any] | None:
     return marked(config)
 
 
-def left_alone(
+def ignored(
     network: Network, pieces: Sequence[StoredPiece], floats: Mapping[str, Any], names: CheckpointNames | None
 ) -> list[str]:
     """Modules of a rewritten network whose matrices stayed float; see :func:`float_matrices`.

@@ -134,7 +134,7 @@ class GoldstickQuantizer(HfQuantizer):
             scheme=scheme,
             fractional_zeros=False,
             multiplied=site.name in self.listed.multiplied,
-            reordered=site.name in self.listed.reordered,
+            act_order=site.name in self.listed.act_order,
         )
         module = self.network.module(site)
         parameter = getattr(module, site.parameter)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from goldstick.core.kv_cache import CODE_MAX
 from goldstick.errors import QuantizationError
-from goldstick.nn.room import Room, joined
+from goldstick.nn.kv_buffer import KVBuffer, joined
 
 
 def quantize_states(states: Tensor, scale: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class QuantizedStates:
         self.codes = empty.to(torch.int8)
         self.fixed = None if scale is None else scale.to(like.device)[:, None, :]  # [kv_heads or 1, 1, channels or 1]
         self.scales = empty[..., :1].float() if scale is None else None  # [batch, kv_heads, tokens, 1]
-        self._rooms: dict[str, Room | None] = {}  # of codes and scales
+        self._kv_buffers: dict[str, KVBuffer | None] = {}  # of codes and scales
 
     def __len__(self) -> int:
         return sum(part.shape[2] for part in (self.first, self.codes, self.recent))
@@ -81,9 +81,9 @@ class QuantizedStates:
     def nbytes(self) -> int:
         """Bytes held, scales and room for more tokens included."""
         parts = {name: getattr(self, name) for name in ("first", "codes", "recent", "fixed", "scales")}
-        for name, room in self._rooms.items():
-            if room is not None and room.seen is parts[name]:
-                parts[name] = room.buffer
+        for name, buffer in self._kv_buffers.items():
+            if buffer is not None and buffer.seen is parts[name]:
+                parts[name] = buffer.buffer
         return sum(part.nbytes for part in parts.values() if part is not None)
 
     def append(self, states: Tensor) -> None:
@@ -102,7 +102,7 @@ class QuantizedStates:
             self._add("scales", scale)
 
     def _add(self, name: str, new: Tensor) -> None:
-        self._rooms[name], tokens = joined(self._rooms.get(name), getattr(self, name), new)
+        self._kv_buffers[name], tokens = joined(self._kv_buffers.get(name), getattr(self, name), new)
         setattr(self, name, tokens)
 
     def runs(self) -> tuple[list[Tensor], list[Tensor]]:

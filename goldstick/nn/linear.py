@@ -15,7 +15,7 @@ from goldstick.errors import QuantizationError
 from goldstick.nn.packed import PackedWeight
 
 if TYPE_CHECKING:
-    from goldstick.nn.fused.shared_input import SharedInput
+    from goldstick.nn.fused.fused_linears import FusedLinears
 
 
 class QuantizedLinear(PackedWeight):
@@ -45,7 +45,7 @@ class QuantizedLinear(PackedWeight):
     input_multiplier: Tensor | None
     input_order: Tensor | None
     takes_input_order = True
-    shared: SharedInput | None = None  # what it runs together with; see nn/fused/shared_input.py
+    shared: FusedLinears | None = None  # what it runs together with; see nn/fused/fused_linears.py
 
     def __init__(
         self,

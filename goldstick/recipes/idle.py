@@ -29,7 +29,7 @@ def refuse_idle(network: Network, resolution: Resolution) -> None:
             f"{stages}: the network has no layer that could be rounded (linear, convolution, embedding, experts), so "
             "nothing would be done. Give a network that has one."
         )
-    reasons = Counter(resolution.left_alone[site.parameter_name] for site in network.sites if site.role == "inner")
+    reasons = Counter(resolution.ignored[site.parameter_name] for site in network.sites if site.role == "inner")
     why = f" ({reasons.most_common(1)[0][0]})" if reasons else ""
     raise RecipeError(
         f"{stages}: of {len(network.sites)} layers that could be rounded none is{why}, so nothing would be done. Widen "

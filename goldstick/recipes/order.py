@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from goldstick.algorithms import (
     SCOP,
     Algorithm,
-    BlockFinisher,
-    Exposure,
+    BlockReconstruction,
+    DataRequirement,
     Finetune,
     KVCache,
     Quantizer,
@@ -43,15 +43,15 @@ def misplaced(stages: Sequence[Stage]) -> list[str]:
                 f"stages[{found[0]}].{kind.name}: {stages[0].name} comes before it and would decide on weights that "
                 "are turned afterwards; make it the first stage."
             )
-    return problems + _balancing_for_nothing(stages) + _after_others(stages)
+    return problems + _smoothing_for_nothing(stages) + _after_others(stages)
 
 
-def _balancing_for_nothing(stages: Sequence[Stage]) -> list[str]:
+def _smoothing_for_nothing(stages: Sequence[Stage]) -> list[str]:
     """Stages that choose scales for a stage that rounds behind them, where there is none."""
     rounding = [index for index, stage in enumerate(stages) if isinstance(stage, Quantizer) and stage.quantizes]
     problems = []
     for index, stage in enumerate(stages):
-        if not (isinstance(stage, Algorithm) and stage.balances) or index in rounding:
+        if not (isinstance(stage, Algorithm) and stage.smooths) or index in rounding:
             continue
         if index > max(rounding, default=-1):
             remedy = f"put it before {stages[rounding[-1]].name}" if rounding else "put one behind it, such as gptq"
@@ -68,7 +68,7 @@ def _after_others(stages: Sequence[Stage]) -> list[str]:
     early = [
         stage.name
         for stage in stages[: max(trained, default=0)]
-        if stage.exposure is not Exposure.TRAINING and not isinstance(stage, RandomRotation | KVCache)
+        if stage.data_requirement is not DataRequirement.TRAINING and not isinstance(stage, RandomRotation | KVCache)
     ]
     problems = []
     if early:
@@ -94,7 +94,7 @@ def unfinishable(stages: Sequence[Stage], schemes: Sequence[Scheme]) -> list[str
         stages: All stages.
         schemes: What the layers of the blocks become.
     """
-    found = [index for index, stage in enumerate(stages) if isinstance(stage, BlockFinisher)]
+    found = [index for index, stage in enumerate(stages) if isinstance(stage, BlockReconstruction)]
     if not found:
         return []
     place = f"stages[{found[0]}].{stages[found[0]].name}"

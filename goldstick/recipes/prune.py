@@ -28,9 +28,9 @@ from goldstick.structure.pruning.prunable import Prunable, cut_of
 from goldstick.structure.pruning.search import find_prunable
 from goldstick.structure.trace import Arguments, evaluating, map_tensors, samples_in, tensors_in
 from goldstick.training import TrainingRecord, TrainingTask, train
+from goldstick.training.knockoff_model import KnockoffModel, takes_others
 from goldstick.training.knockoffs import GaussianKnockoffs, correlation_with, derangement
 from goldstick.training.loop import seeded
-from goldstick.training.real_half import RealHalf, takes_others
 from goldstick.training.task import on_device
 
 #: Samples that a network is tried on.
@@ -183,7 +183,7 @@ def _train_gates(
             gates.append(gate)
         alone = dataclasses.replace(stage.training, norm_batches=0, patience=None)
         shown = dataclasses.replace(task, validate=None)
-        record = train(RealHalf(model, knockoffs), shown, alone, description=description, progress=progress)
+        record = train(KnockoffModel(model, knockoffs), shown, alone, description=description, progress=progress)
     finally:
         for group, gate in reversed(list(zip(groups, gates, strict=False))):  # the outermost of a layer's gates first
             surgery.replace(model, group.gate.module, gate.layer)

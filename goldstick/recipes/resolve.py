@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from goldstick.algorithms import (
     SCOP,
     Algorithm,
-    BlockFinisher,
+    BlockReconstruction,
     Finetune,
     KVCache,
     Quantizer,
@@ -18,9 +18,9 @@ from goldstick.algorithms import (
     TrainedQuantizer,
 )
 from goldstick.calibration.task import Assignment as Assignment
-from goldstick.calibration.task import Balancing
+from goldstick.calibration.task import Smoothing
 from goldstick.errors import RecipeError
-from goldstick.recipes.left_alone import left_alone
+from goldstick.recipes.ignored import ignored
 from goldstick.recipes.order import misplaced, rotation_of, training_of, unfinishable
 from goldstick.structure.network import Layout, Network, Site
 
@@ -33,24 +33,24 @@ class Resolution:
         assignments: Site name → what happens to it.
         ties: Sites that will run on another's quantized weight: site name → name of the owner.
         untied: Whether a tied weight is quantized on one side only.
-        left_alone: Parameter or buffer name → why it stays as it is.
-        balancing: The stages that scale the inputs of layers before these are quantized, with what they are meant for.
+        ignored: Parameter or buffer name → why it stays as it is.
+        smoothing: The stages that scale the inputs of layers before these are quantized, with what they are meant for.
         rotation: The stage that rotates the network before anything else, if any.
         kv: The stage that quantizes the KV cache, if any.
         training: The stages that train, in their order, before all others but a rotation.
-        finisher: The stage that improves the codes of each block, if any.
+        reconstruction: The stage that improves the codes of each block, if any.
         stages: All stages: where one of them prunes, what they mean is resolved again for what is left.
     """
 
     assignments: dict[str, Assignment]
     ties: dict[str, str]
     untied: bool
-    left_alone: dict[str, str]
-    balancing: tuple[Balancing, ...] = ()
+    ignored: dict[str, str]
+    smoothing: tuple[Smoothing, ...] = ()
     rotation: RandomRotation | None = None
     kv: KVCache | None = None
     training: tuple[Finetune | SCOP | TrainedQuantizer, ...] = ()
-    finisher: BlockFinisher | None = None
+    reconstruction: BlockReconstruction | None = None
     stages: tuple[Stage, ...] = ()
 
 
@@ -66,7 +66,7 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
     problems += _kept_but_cut(stages, network)
     assignments: dict[str, Assignment] = {}
     skipped: dict[str, str] = {}
-    balancing: list[Balancing] = []
+    smoothing: list[Smoothing] = []
     for index, stage in enumerate(stages):
         place = f"stages[{index}].{stage.name}"
         if not isinstance(stage, Algorithm | SCOP):
@@ -80,29 +80,29 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
             problems.append(f"{place}: {error}")
             continue
         skipped.update(stage.spared(network))
-        if stage.balances:
-            balancing.append(Balancing(stage=stage, sites=frozenset(site.name for site in sites)))
+        if stage.smooths:
+            smoothing.append(Smoothing(stage=stage, sites=frozenset(site.name for site in sites)))
         if isinstance(stage, Quantizer) and stage.quantizes:
             _assign(place, stage, sites, assignments, skipped, problems)
     problems += [problem for assignment in assignments.values() if (problem := _impossible(assignment))]
-    problems += _balanced_though_trained(assignments, balancing)
+    problems += _smoothed_though_trained(assignments, smoothing)
     problems += unfinishable(stages, [found.scheme for found in assignments.values() if found.site.block])
     ties, untied = _resolve_ties(network, assignments, problems)
     if problems:
         numbered = " ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
         raise RecipeError(problems[0] if len(problems) == 1 else f"{len(problems)} things are illegal. {numbered}")
-    assignments = _with_multipliers(assignments, balancing)
+    assignments = _with_multipliers(assignments, smoothing)
     quantizing = [stage for stage in stages if isinstance(stage, Quantizer) and stage.quantizes]
     return Resolution(
         assignments=assignments,
         ties=ties,
         untied=untied or bool(network.cut),
-        left_alone=left_alone(network, quantizing, set(assignments) | set(ties), skipped),
-        balancing=tuple(balancing),
+        ignored=ignored(network, quantizing, set(assignments) | set(ties), skipped),
+        smoothing=tuple(smoothing),
         rotation=rotation_of(stages),
         kv=next((stage for stage in stages if isinstance(stage, KVCache)), None),
         training=training_of(stages),
-        finisher=next((stage for stage in stages if isinstance(stage, BlockFinisher)), None),
+        reconstruction=next((stage for stage in stages if isinstance(stage, BlockReconstruction)), None),
         stages=tuple(stages),
     )
 
@@ -158,19 +158,19 @@ def _assign(
         )
 
 
-def _balanced_though_trained(assignments: dict[str, Assignment], balancing: Sequence[Balancing]) -> list[str]:
+def _smoothed_though_trained(assignments: dict[str, Assignment], smoothing: Sequence[Smoothing]) -> list[str]:
     """Stages that scale inputs of layers which training has turned into codes before."""
     trained = {name for name, found in assignments.items() if isinstance(found.stage, TrainedQuantizer)}
     return [
         f"{one.stage.name} would scale the inputs of {_some(sorted(both))}, whose codes are trained; exclude them."
-        for one in balancing
+        for one in smoothing
         if (both := one.sites & trained)
     ]
 
 
-def _with_multipliers(assignments: dict[str, Assignment], balancing: Sequence[Balancing]) -> dict[str, Assignment]:
+def _with_multipliers(assignments: dict[str, Assignment], smoothing: Sequence[Smoothing]) -> dict[str, Assignment]:
     """The assignments, with those marked whose inputs may be multiplied: what is stored is known before the run."""
-    targeted = {name for one in balancing if one.stage.multiplies for name in one.sites}
+    targeted = {name for one in smoothing if one.stage.multiplies for name in one.sites}
     return {
         name: dataclasses.replace(
             found, multiplied=name in targeted and found.site.layout in (Layout.LINEAR, Layout.TRANSPOSED)

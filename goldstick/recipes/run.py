@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from goldstick import surgery
-from goldstick.algorithms import Exposure, Quantizer, Stage
+from goldstick.algorithms import DataRequirement, Quantizer, Stage
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.sweep import sweep
 from goldstick.calibration.task import Assignment, Work
@@ -87,7 +87,7 @@ def _the_quantization(edits: Sequence[Edit], site: Site) -> Quantize:
 
 def needs_data(stages: Iterable[Stage]) -> bool:
     """Whether a stage looks at data."""
-    return any(stage.exposure is not Exposure.NONE or _finds_input_ranges(stage) for stage in stages)
+    return any(stage.data_requirement is not DataRequirement.NONE or _finds_input_ranges(stage) for stage in stages)
 
 
 def _finds_input_ranges(stage: Stage) -> bool:
@@ -166,7 +166,7 @@ def run(
 
 
 def calibrated_work(resolution: Resolution, note: Callable[[Assignment, Quantize, WeightError], None]) -> Work:
-    """What a resolution leaves to a sweep: what looks at data, and with stages that balance all that lies in blocks.
+    """What a resolution leaves to a sweep: what looks at data, and with stages that smooth all that lies in blocks.
 
     Args:
         resolution: What is to happen.
@@ -175,11 +175,11 @@ def calibrated_work(resolution: Resolution, note: Callable[[Assignment, Quantize
     tasks = {
         name: assignment
         for name, assignment in resolution.assignments.items()
-        if assignment.stage.exposure is not Exposure.TRAINING
+        if assignment.stage.data_requirement is not DataRequirement.TRAINING
         and (
             assignment.stage.needs_inputs(assignment.scheme)
             or assignment.multiplied
-            or ((resolution.balancing or resolution.finisher) and assignment.site.block is not None)
+            or ((resolution.smoothing or resolution.reconstruction) and assignment.site.block is not None)
         )
     }
 
@@ -192,4 +192,10 @@ def calibrated_work(resolution: Resolution, note: Callable[[Assignment, Quantize
     def revise(task: Assignment, weight: Tensor, edit: Quantize) -> None:
         note(task, edit, _error(task.site, weight, edit))
 
-    return Work(tasks=tasks, decide=solve, balancing=resolution.balancing, finisher=resolution.finisher, revise=revise)
+    return Work(
+        tasks=tasks,
+        decide=solve,
+        smoothing=resolution.smoothing,
+        reconstruction=resolution.reconstruction,
+        revise=revise,
+    )

@@ -15,7 +15,7 @@ from goldstick import surgery
 from goldstick.algorithms import SCOP, Stage, TrainedQuantizer
 from goldstick.core.edits import Prune
 from goldstick.core.progress import Progress
-from goldstick.core.relaxation import Relaxation
+from goldstick.core.trainable_wrapper import TrainableWrapper
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError, StructureError
 from goldstick.recipes.prune import prune
@@ -83,13 +83,13 @@ def train_stages(network: Network, resolution: Resolution, task: TrainingTask | 
             if pruned.record is not None:
                 accounts.append({"stage": stage.name, **_words(pruned.record)})
             continue
-        stand_ins = _put_in(network, resolution, stage) if isinstance(stage, TrainedQuantizer) else {}
+        wrappers = _put_in(network, resolution, stage) if isinstance(stage, TrainedQuantizer) else {}
         with in_float32(network.model):  # what is searched is rounded to the dtype of the result all the same
             record = train(network.model, own_task, stage.training, description=description, progress=progress)
-        for name, (relaxation, weight) in stand_ins.items():
+        for name, (wrapper, weight) in wrappers.items():
             assignment = resolution.assignments[name]
-            surgery.stand_in(network, assignment.site, relaxation.layer)
-            edit, error = decide(assignment.stage, assignment.site, weight, assignment.scheme, relaxation)
+            surgery.replace_module(network, assignment.site, wrapper.layer)
+            edit, error = decide(assignment.stage, assignment.site, weight, assignment.scheme, wrapper)
             surgery.apply(network, [edit])
             results[name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
         accounts.append({"stage": stage.name, **_words(record)})
@@ -121,18 +121,20 @@ def _taught(task: TrainingTask, options: TrainingOptions, teacher: nn.Module | N
     )
 
 
-def _put_in(network: Network, resolution: Resolution, stage: TrainedQuantizer) -> dict[str, tuple[Relaxation, Tensor]]:
+def _put_in(
+    network: Network, resolution: Resolution, stage: TrainedQuantizer
+) -> dict[str, tuple[TrainableWrapper, Tensor]]:
     """Put a stage's stand-ins in the places of its layers; site name → the stand-in and the weight as it was."""
-    found: dict[str, tuple[Relaxation, Tensor]] = {}
+    found: dict[str, tuple[TrainableWrapper, Tensor]] = {}
     for site in network.sites:
         assignment = resolution.assignments.get(site.name)
         if assignment is None or assignment.stage is not stage:
             continue
         _refuse_shared(network, site)
         layer, weight = network.module(site), network.weight(site).clone()
-        found[site.name] = (stage.relax(site, layer, assignment.scheme), weight)
-    for name, (relaxation, _) in found.items():
-        surgery.stand_in(network, network.by_name[name], relaxation)
+        found[site.name] = (stage.wrap(site, layer, assignment.scheme), weight)
+    for name, (wrapper, _) in found.items():
+        surgery.replace_module(network, network.by_name[name], wrapper)
     return found
 
 

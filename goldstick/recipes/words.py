@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-from goldstick.algorithms import ALGORITHMS, Balancer, BlockFinisher, Quantizer
+from goldstick.algorithms import ALGORITHMS, BlockReconstruction, Quantizer, Smoother
 
-Slot = Literal["rotation", "smoothing", "scaling", "method", "finisher", "scheme", "mixed", "cache"]
+Slot = Literal["rotation", "smoothing", "scaling", "method", "reconstruction", "scheme", "mixed", "cache"]
 #: The places of a sentence, in their order. Each holds one word at most, ``scheme`` several.
 SLOTS: tuple[Slot, ...] = get_args(Slot)
 
@@ -71,8 +71,8 @@ _WORDS = {
     ),
     "slb": Word(slot="method", stage="slb", title="SLB", does="finds codes by [training](training.md)"),
     "slb_finish": Word(
-        slot="finisher", stage="slb_finish", options={"steps": 200}, title="SLB as a finisher",
-        does="searches better codes, [block by block](training.md#slb-as-a-finisher); float activations only",
+        slot="reconstruction", stage="slb_finish", options={"steps": 200}, title="SLB as block reconstruction",
+        does="searches better codes, [block by block](training.md#slb-as-block-reconstruction); float activations only",
     ),
     "down8": Word(
         slot="mixed", title="down projections at 8 bits",
@@ -115,7 +115,7 @@ RECOMMENDED = {
 
 def vocabulary() -> dict[str, Word]:
     """Every word but those of schemes: the table's, and the names of other algorithms that fit a place."""
-    slots: dict[Any, Slot] = {Balancer: "smoothing", Quantizer: "method", BlockFinisher: "finisher"}
+    slots: dict[Any, Slot] = {Smoother: "smoothing", Quantizer: "method", BlockReconstruction: "reconstruction"}
     listed = {word.stage for word in _WORDS.values()}
     further = {
         name: Word(

@@ -69,7 +69,7 @@ def report_view(report: Report) -> dict[str, Any]:
         "output_errors": _output_errors(report.layers),
         "pruning": [pruning_view(pruning) for pruning in report.pruning],
         "sizes": _sizes(report.layers),
-        "left_alone": _left_alone(report.layers),
+        "ignored": _ignored(report.layers),
         "fallbacks": _fallbacks(report.layers),
         "calibration": [(_CALIBRATION_WORDS.get(key, key), _plain(value)) for key, value in report.calibration.items()],
         "layer_notes": _layer_notes(report.layers),
@@ -228,7 +228,7 @@ def _size_row(group: LayerGroup, largest: int) -> dict[str, Any]:
     }
 
 
-def _left_alone(layers: Sequence[LayerRecord]) -> list[dict[str, Any]]:
+def _ignored(layers: Sequence[LayerRecord]) -> list[dict[str, Any]]:
     found = []
     for group in group_layers(layers):
         first = group.records[0]
@@ -244,7 +244,7 @@ def _fallbacks(layers: Sequence[LayerRecord]) -> list[dict[str, Any]]:
     kinds = {
         "fallback": "rounded to nearest",
         "symmetric": "solved without the float model's inputs",
-        "unbalanced": "not balanced",
+        "unbalanced": "not smoothed",
         "multiplied": "multiplies its input itself",
     }
     return [

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from goldstick.core.progress import Progress, quiet
-from goldstick.core.relaxation import Relaxation
+from goldstick.core.trainable_wrapper import TrainableWrapper
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import TrainingError, UsageError
 from goldstick.training.checkpoint import TrainingState, digest_of, load_state, save_state
@@ -48,7 +48,7 @@ def train(
     description: str = "training",
     progress: Progress = quiet,
 ) -> TrainingRecord:
-    """Train a network in place, and every :class:`Relaxation` in it.
+    """Train a network in place, and every :class:`TrainableWrapper` in it.
 
     Every parameter that requires a gradient learns. With equal arguments the result is the same, bit for bit, whether
     the training was stopped and went on or not (on a processor, with one number of threads). Torch's generator is
@@ -68,12 +68,12 @@ def train(
         UsageError: The batches cannot be counted or iterated again, or there is patience without a validation.
         OutputError: A checkpoint cannot be written.
     """
-    relaxations = [module for module in model.modules() if isinstance(module, Relaxation)]
+    wrappers = [module for module in model.modules() if isinstance(module, TrainableWrapper)]
     was_training = model.training
 
     def anneal(share: float) -> None:
-        for relaxation in relaxations:
-            relaxation.anneal(share)
+        for wrapper in wrappers:
+            wrapper.anneal(share)
 
     if options.patience is not None and task.validate is None:
         raise UsageError(
@@ -85,7 +85,7 @@ def train(
             task.train(model, anneal)
             record = TrainingRecord()
         else:
-            run = _Run(model, task, options, relaxations, description)
+            run = _Run(model, task, options, wrappers, description)
             record = run.to_the_end(anneal, progress)
         _check_finite(model, description)
         anneal(1.0)
@@ -111,13 +111,13 @@ class _Run:
         model: nn.Module,
         task: TrainingTask,
         options: TrainingOptions,
-        relaxations: Sequence[Relaxation],
+        wrappers: Sequence[TrainableWrapper],
         description: str,
     ) -> None:
         self.model, self.task, self.options = model, task, options
         self.device = next(model.parameters()).device
         self.workers = Workers.of(model)
-        self.optimizer = make_optimizer(model, options, relaxations)
+        self.optimizer = make_optimizer(model, options, wrappers)
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.description = description
         self.path = None if task.directory is None else Path(task.directory) / f"{description}.pt"
@@ -228,14 +228,14 @@ class _Run:
 
 
 def make_optimizer(
-    model: nn.Module, options: TrainingOptions, relaxations: Sequence[Relaxation] = ()
+    model: nn.Module, options: TrainingOptions, wrappers: Sequence[TrainableWrapper] = ()
 ) -> torch.optim.Optimizer:
-    """The optimizer of every parameter that requires a gradient; relaxations' own parameters at their own rates.
+    """The optimizer of every parameter that requires a gradient; wrappers' own parameters at their own rates.
 
     Raises:
         TrainingError: There is no such parameter.
     """
-    own = [group for relaxation in relaxations for group in relaxation.groups()]
+    own = [group for wrapper in wrappers for group in wrapper.groups()]
     taken = {id(parameter) for group in own for parameter in group.parameters}
     others = [one for one in model.parameters() if one.requires_grad and id(one) not in taken]
     groups: list[dict[str, Any]] = [

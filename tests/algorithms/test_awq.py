@@ -12,10 +12,10 @@ from torch import Tensor
 
 from goldstick.algorithms import AWQ, GPTQ, Member, awq, clipping
 from goldstick.algorithms.awq import awq_scale, solve_awq, weight_importance
-from goldstick.algorithms.balance import BalanceLoss
 from goldstick.algorithms.clipping import best_rows, clipped
 from goldstick.algorithms.output_error import output_error, row_errors
 from goldstick.algorithms.ranges import quantize_with_search
+from goldstick.algorithms.smooth_scale import SmoothLoss
 from goldstick.core.edits import Quantize
 from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
@@ -74,7 +74,7 @@ def test_the_search_keeps_the_best_of_all_ratios(duo_scaling: Any) -> None:
     x = inputs()
     group = members("w3a16-g16")
     found = AWQ(duo_scaling=duo_scaling, grid=5, ranges="minmax").balance(group, observed(x))
-    loss = BalanceLoss(group, observed(x))
+    loss = SmoothLoss(group, observed(x))
     tried = {}
     for step in range(6):
         for duo in {False: (False,), True: (True,), "both": (False, True)}[duo_scaling]:
@@ -159,7 +159,7 @@ def test_it_beats_rounding_to_nearest_at_the_output_and_loses_at_the_weights(sch
     x = inputs()
     group = members(scheme)
     algorithm = AWQ(clip=clip, ranges="clip" if clip else "minmax")
-    scale = algorithm.balance(group, observed(x)).scale
+    scale = algorithm.smooth_scale(group, observed(x)).scale
     assert clip or scale is not None
     scale = torch.ones(64) if scale is None else scale
     outputs, weights = [0.0, 0.0, 0.0], [0.0, 0.0]  # rounding to nearest, AWQ, AWQ without its scale

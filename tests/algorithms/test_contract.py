@@ -9,7 +9,16 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from goldstick.algorithms import ALGORITHMS, Algorithm, Balancer, Exposure, Member, Quantizer, Stage, TrainedQuantizer
+from goldstick.algorithms import (
+    ALGORITHMS,
+    Algorithm,
+    DataRequirement,
+    Member,
+    Quantizer,
+    Smoother,
+    Stage,
+    TrainedQuantizer,
+)
 from goldstick.core.edits import Quantize
 from goldstick.core.inputs import InputObserver
 from goldstick.core.scheme import Scheme
@@ -26,7 +35,7 @@ every_algorithm = pytest.mark.parametrize("algorithm", ON_LAYERS.values(), ids=O
 @pytest.mark.parametrize(("name", "stage"), ALGORITHMS.items())
 def test_it_is_registered_under_its_own_name(name: str, stage: type[Stage]) -> None:
     assert stage.name == name
-    assert stage().exposure in Exposure
+    assert stage().data_requirement in DataRequirement
 
 
 @every_stage
@@ -48,7 +57,7 @@ def test_its_options_survive_json(stage: type[Stage]) -> None:
     if issubclass(stage, Quantizer):
         scheme = "w8a16-channel-asym" if issubclass(stage, TrainedQuantizer) else "w8a16"
         options |= {"scheme": scheme, "overrides": {"*": "w4a16-g32"}, "indivisible": "skip", "tie": "keep"}
-    if issubclass(stage, Balancer):
+    if issubclass(stage, Smoother):
         options |= {"unfoldable": "multiply"}
     if "training" in stage.__dataclass_fields__:
         options |= {"training": TrainingOptions(steps=7, rate=0.1)}
@@ -77,7 +86,7 @@ def test_every_option_is_documented(stage: type[Stage]) -> None:
 
 @every_algorithm
 def test_what_it_says_it_does_it_does(algorithm: type[Algorithm]) -> None:
-    """A balancing stage gives scales, or says why not; a quantizing one gives codes; any other call is refused."""
+    """A smoothing stage gives scales, or says why not; a quantizing one gives codes; any other call is refused."""
     made = algorithm()
     network = Network(torch.nn.Sequential(torch.nn.Linear(32, 16)))
     site = network.by_name["0"]
@@ -85,17 +94,17 @@ def test_what_it_says_it_does_it_does(algorithm: type[Algorithm]) -> None:
     member = Member(site=site, weight=network.weight(site), scheme=scheme)
     observer = InputObserver(32)
     observer.observe(torch.randn(64, 32) * torch.logspace(-1, 1, 32))
-    assert made.balances or made.quantizes
-    if made.balances:
-        balance = made.balance([member], observer)
-        assert balance.notes
-        assert balance.scale is None or (balance.scale.shape == (32,) and (balance.scale > 0).all())
+    assert made.smooths or made.quantizes
+    if made.smooths:
+        found = made.smooth_scale([member], observer)
+        assert found.notes
+        assert found.scale is None or (found.scale.shape == (32,) and (found.scale > 0).all())
     else:
         with pytest.raises(QuantizationError, match=f"{made.name} chooses no scales"):
-            made.balance([member], observer)
+            made.smooth_scale([member], observer)
     if isinstance(made, Quantizer):
         trained = isinstance(made, TrainedQuantizer)
-        state = made.relax(site, network.module(site), scheme) if trained else made.attach(site)
+        state = made.wrap(site, network.module(site), scheme) if trained else made.attach(site)
         if state is not None and not trained:
             state.observe(torch.randn(64, 32))
         (edit,) = made.solve(site, member.weight, state, scheme)

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.drift import drift_target
+from goldstick.algorithms.gptaq import gptaq_target
 from goldstick.algorithms.gptq import GPTQ, solve_gptq
 from goldstick.algorithms.hessian_factor import Order, column_order, inverse_factor
 from goldstick.algorithms.output_error import output_error
 from goldstick.algorithms.ranges import quantize_with_search
-from goldstick.core.drift import DriftObserver
+from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import Quantize
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
@@ -57,9 +57,9 @@ def test_the_target_is_the_float_weight_that_comes_nearest_to_the_float_output(o
     assert factor is not None
     drifted = weight.double() @ drift_of(x, original)
     expected = torch.linalg.lstsq(x, original @ weight.double().T).solution.T  # knows no H and no D
-    torch.testing.assert_close(drift_target(weight, drifted, factor, columns, 1.0), expected, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(gptaq_target(weight, drifted, factor, columns, 1.0), expected, rtol=1e-7, atol=1e-9)
     halfway = (expected + weight.double()) / 2
-    torch.testing.assert_close(drift_target(weight, drifted, factor, columns, 0.5), halfway, rtol=1e-7, atol=1e-9)
+    torch.testing.assert_close(gptaq_target(weight, drifted, factor, columns, 0.5), halfway, rtol=1e-7, atol=1e-9)
 
 
 @every_order
@@ -132,7 +132,7 @@ def test_the_algorithm_uses_the_drift_it_was_shown_and_says_where_there_is_none(
     network = Network(torch.nn.Sequential(torch.nn.Linear(32, 16)))
     site = network.by_name["0"]
     original, x = (side.float() for side in drifted_inputs())
-    observer = DriftObserver(32)
+    observer = CrossCovarianceObserver(32)
     observer.observe(x, original=original)
     weight = network.weight(site)
 
@@ -143,7 +143,7 @@ def test_the_algorithm_uses_the_drift_it_was_shown_and_says_where_there_is_none(
 
     algorithm = GPTQ(scheme="w3a16-g16", asymmetric=True, alpha=0.75)
     grid: Grid = algorithm.scheme_for(site).weight
-    expected = solve_gptq(weight, observer.hessian(), grid, drift=observer.drift(), alpha=0.75)
+    expected = solve_gptq(weight, observer.hessian(), grid, drift=observer.cross_covariance(), alpha=0.75)
     edit = solved(algorithm, observer)
     assert torch.equal(edit.tensor.codes, expected.tensor.codes)
     assert edit.notes["output_error"] == expected.loss

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import goldstick
-from goldstick.algorithms import GPTQ, RTN, Exposure
+from goldstick.algorithms import GPTQ, RTN, DataRequirement
 from goldstick.algorithms.gptq import solve_gptq
 from goldstick.algorithms.output_error import output_error
 from goldstick.algorithms.ranges import quantize_with_search
@@ -129,9 +129,9 @@ def linear() -> tuple[Network, Site]:
 
 def test_rtn_looks_at_data_only_for_this_search() -> None:
     _, site = linear()
-    assert RTN(range_search="imatrix").exposure is Exposure.BLOCKWISE
+    assert RTN(range_search="imatrix").data_requirement is DataRequirement.BLOCKWISE
     assert isinstance(RTN(range_search="imatrix").attach(site), InputObserver)
-    assert RTN(range_search="mse").exposure is Exposure.NONE
+    assert RTN(range_search="mse").data_requirement is DataRequirement.NONE
     assert RTN(range_search="mse").attach(site) is None
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from pydantic import TypeAdapter, ValidationError
 
-from goldstick.algorithms.base import Exposure
+from goldstick.algorithms.base import DataRequirement
 from goldstick.algorithms.kv_cache import KVCache
 from goldstick.core.kv_cache import KVRanges
 from goldstick.errors import QuantizationError, RecipeError
@@ -41,8 +41,8 @@ def test_scales_are_the_largest_of_what_shares_one_by_127(granularity: str) -> N
 
 
 def test_a_dynamic_stage_needs_no_data_and_a_static_one_does() -> None:
-    assert KVCache().exposure is Exposure.BLOCKWISE
-    assert KVCache(mode="dynamic").exposure is Exposure.NONE
+    assert KVCache().data_requirement is DataRequirement.BLOCKWISE
+    assert KVCache(mode="dynamic").data_requirement is DataRequirement.NONE
     assert not KVCache(mode="dynamic").solve({}).scales
     with pytest.raises(QuantizationError, match="calibration data"):
         KVCache().solve({})

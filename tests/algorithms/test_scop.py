@@ -17,7 +17,7 @@ from goldstick.core.scatter import ScatteredBatchNorm
 from goldstick.errors import DataError, RecipeError, StructureError
 from goldstick.jobs.save.result import Result
 from goldstick.training import TrainingTask
-from goldstick.training.real_half import RealHalf
+from goldstick.training.knockoff_model import KnockoffModel
 from tests.support.small_networks import TinyResidual, accuracy, batches, trained
 from tests.support.tiny_models import FAMILIES
 
@@ -340,7 +340,7 @@ def test_a_batch_of_one_sample_teaches_nothing_where_it_has_no_knockoff(knockoff
         with pytest.raises(DataError, match="Every batch is of one sample"):
             pruned(model, task=alone, **options)
         gate = ChannelGate(nn.Linear(5, 6), range(6), 6, reads=False)
-        nn.functional.cross_entropy(RealHalf(gate, None)(data[0][0]), data[0][1]).backward()  # type: ignore[no-untyped-call]
+        nn.functional.cross_entropy(KnockoffModel(gate, None)(data[0][0]), data[0][1]).backward()  # type: ignore[no-untyped-call]
         assert gate.beta.grad is not None and gate.beta.grad.abs().max() < 1e-6
     elif knockoffs == "given":
         assert pruned(model, task=alone, **options).report.pruning[0]["knockoff_correlation"] == 0

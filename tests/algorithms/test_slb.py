@@ -148,7 +148,7 @@ def test_weights_are_soft_then_discrete_with_soft_gradients_then_fixed() -> None
     layer = nn.Linear(4, 4)
     site = Network(nn.Sequential(layer)).sites[0]
     options = SLB(scheme="w2a16-channel-asym", temperature=16.0, anneal_from=0.2, discrete_from=0.6, harden_at=0.9)
-    soft = options.relax(site, layer, Scheme.parse("w2a16-channel-asym"))
+    soft = options.wrap(site, layer, Scheme.parse("w2a16-channel-asym"))
     found = []
     shares = (0.0, 0.2, 0.3, 0.4, 0.5, 0.6, 0.8, 0.9, 1.0)
     discrete, learns = [], []

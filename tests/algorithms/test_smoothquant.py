@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from goldstick.algorithms import Balance, SmoothQuant, smoothquant
-from goldstick.algorithms.balance import BalanceLoss
+from goldstick.algorithms import SmoothQuant, SmoothScale, smoothquant
+from goldstick.algorithms.smooth_scale import SmoothLoss
 from goldstick.algorithms.smoothquant import ALPHAS, smooth_scale
 from goldstick.errors import RecipeError
 from tests.support.input_groups import inputs, members, observed
@@ -17,7 +17,9 @@ from tests.support.input_groups import inputs, members, observed
 
 @pytest.mark.parametrize("alpha", [0.0, 0.5, 0.85, 1.0])
 def test_the_scale_is_that_of_the_paper(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(smoothquant, "least_loss", lambda loss, candidates: Balance(scale=next(iter(candidates))[1]))
+    monkeypatch.setattr(
+        smoothquant, "least_loss", lambda loss, candidates: SmoothScale(scale=next(iter(candidates))[1])
+    )
     x, group = inputs(), members("w8a8-dynamic")
     x[:, 7] = 0
     for member in group:
@@ -43,7 +45,7 @@ def test_planted_outliers_are_recovered(alpha: Any) -> None:
     x, group = inputs(factor=1000.0), members("w8a8-dynamic")
     for member in group:
         member.weight[:, [5, 40]] /= 1000
-    loss = BalanceLoss(group, observed(x))
+    loss = SmoothLoss(group, observed(x))
     scale = SmoothQuant(alpha=alpha).balance(group, observed(x)).scale
     assert scale is not None
     assert loss(scale) < loss(None) / 1000
@@ -64,16 +66,16 @@ def test_an_alpha_that_does_harm_is_not_used() -> None:
     """One token with one large value makes a whole column of weights large, and leaves no step to the others."""
     x = torch.randn(512, 64)
     x[0, 5] = 300
-    balance = SmoothQuant(alpha=1.0).balance(members("w8a8-dynamic"), observed(x))
-    assert balance.scale is None
-    assert balance.notes["alpha"] == 1.0
-    assert "no scale lowers the simulated output error" in str(balance.notes["unbalanced"])
+    found = SmoothQuant(alpha=1.0).balance(members("w8a8-dynamic"), observed(x))
+    assert found.scale is None
+    assert found.notes["alpha"] == 1.0
+    assert "no scale lowers the simulated output error" in str(found.notes["unbalanced"])
 
 
 def test_it_needs_an_input() -> None:
-    balance = SmoothQuant().balance(members("w8a8-dynamic"), observed(torch.zeros(0, 64)))
-    assert balance.scale is None
-    assert balance.notes == {"unbalanced": "no input ever reached the layers"}
+    found = SmoothQuant().balance(members("w8a8-dynamic"), observed(torch.zeros(0, 64)))
+    assert found.scale is None
+    assert found.notes == {"unbalanced": "no input ever reached the layers"}
 
 
 @pytest.mark.parametrize("alpha", [-0.1, 1.5, math.nan])

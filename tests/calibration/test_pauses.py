@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.calibration.passes import PausedPasses
-from goldstick.calibration.pauses import Arrival, inputs_in_order
+from goldstick.calibration.pauses import CapturedInput, inputs_in_order
 
 
 class Chain(nn.Module):
@@ -32,12 +32,12 @@ def passes(model: Chain, signs: list[float]) -> list[partial[Tensor]]:
 
 
 def run_with_pauses(
-    runs: list[partial[Tensor]], groups: list[list[nn.Module]], solve: Callable[[int, list[Arrival]], object]
+    runs: list[partial[Tensor]], groups: list[list[nn.Module]], solve: Callable[[int, list[CapturedInput]], object]
 ) -> list[Tensor]:
     """What the passes give after every group was solved on all that came to it."""
     paused = PausedPasses(runs, groups)
     for number in paused.groups():
-        solve(number, list(paused.arrivals()))
+        solve(number, list(paused.captured_inputs()))
     return list(paused.outputs())
 
 
@@ -49,8 +49,8 @@ def test_all_passes_arrive_before_a_group_is_solved_and_go_on_through_the_new_we
     for module in (model.left, model.right, model.last):
         module.register_forward_hook(lambda module, *_: calls.update([module]))
 
-    def double(number: int, arrivals: list[Arrival]) -> None:
-        seen.append((number, len(arrivals), [arrival.module for arrival in arrivals]))
+    def double(number: int, captured_inputs: list[CapturedInput]) -> None:
+        seen.append((number, len(captured_inputs), [captured.module for captured in captured_inputs]))
         assert not set(groups[number]) & calls.keys()
         for module in groups[number]:
             module.weight.mul_(2)
@@ -67,7 +67,9 @@ def test_a_pass_that_goes_another_way_does_not_hold_up_the_rest() -> None:
     outputs = run_with_pauses(
         passes(model, [1.0, -1.0, 2.0]),
         [[model.left, model.right], [model.last]],
-        lambda number, arrivals: seen.update({number: [float(arrival.tensor.sum()) for arrival in arrivals]}),
+        lambda number, captured_inputs: seen.update(
+            {number: [float(captured.tensor.sum()) for captured in captured_inputs]}
+        ),
     )
     assert len(seen[0]) == 3
     assert len(seen[1]) == 2

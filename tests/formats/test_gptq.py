@@ -15,7 +15,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS
-from goldstick.formats.gptq import Gptq, gptq_schemes, gptq_storage, scatters
+from goldstick.formats.gptq import Gptq, gptq_schemes, gptq_storage, is_act_order
 from tests.support.column_formats import along_rows, down_columns, grid_of, layer_of, random_layer, same
 
 V1, V2 = FORMATS["gptq"], FORMATS["gptq-v2"]
@@ -103,8 +103,8 @@ def test_scattered_groups_come_back_in_the_order_of_their_groups_and_are_written
     assert {suffix: part.tolist() for suffix, part in again.items()} == {
         suffix: part.tolist() for suffix, part in parts.items()
     }
-    assert scatters(g_idx, tensor.grid) == (found.input_order is not None)
-    assert storage.config([layer_of(tensor, reordered=True)], [], {})["desc_act"]
+    assert is_act_order(g_idx, tensor.grid) == (found.input_order is not None)
+    assert storage.config([layer_of(tensor, act_order=True)], [], {})["desc_act"]
 
 
 @pytest.mark.parametrize("g_idx", [[0] * 5 + [1] * 3, [-1] * 4 + [0] * 4, [0] * 4 + [2] * 4, [1, 2] * 4])

@@ -105,7 +105,7 @@ def test_its_layers_are_found_in_its_headers(name: str) -> None:
 
 def test_act_order_scatters_the_groups_and_they_are_put_in_order() -> None:
     stored = open_quantized(ACT_ORDER).stored
-    assert all(layer.reordered for layer in stored.layers)
+    assert all(layer.act_order for layer in stored.layers)
     g_idx = stored.tensors["model.layers.0.mlp.down_proj.g_idx"].read()
     assert int(g_idx.diff().abs().sum()) > 1, "groups lie scattered in the file"
     model: Any = goldstick.load(ACT_ORDER)

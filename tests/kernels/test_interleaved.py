@@ -1,4 +1,4 @@
-"""A weight that is laid out anew gives the bits of the weight as it lies, and follows what becomes of that."""
+"""A weight that is prepacked gives the bits of the weight as it lies, and follows what becomes of that."""
 
 from __future__ import annotations
 

@@ -34,9 +34,9 @@ def accounted(network: Network, resolution: Resolution) -> None:
     quantized = {network.by_name[name].parameter_name for name in (*resolution.assignments, *resolution.ties)}
     everything = {name for name, _ in network.model.named_parameters(remove_duplicate=False)}
     everything |= {name for name, _ in network.model.named_buffers()}
-    assert quantized | set(resolution.left_alone) == everything
-    assert not quantized & set(resolution.left_alone)
-    assert all(resolution.left_alone.values())
+    assert quantized | set(resolution.ignored) == everything
+    assert not quantized & set(resolution.ignored)
+    assert all(resolution.ignored.values())
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -51,7 +51,7 @@ def test_the_reasons_say_what_was_decided() -> None:
     network = meta("qwen2")
     stage = RTN(scheme="w4a16-g48", indivisible="skip", targets=Targets(exclude=("*up_proj",)))
     rest = RTN(scheme="w8a16", targets=only("*q_proj"))
-    reasons = resolve([stage], network).left_alone
+    reasons = resolve([stage], network).ignored
     layer = "model.layers.0"
     assert reasons[f"{layer}.mlp.up_proj.weight"] == "excluded by the pattern '*up_proj'"
     assert reasons[f"{layer}.mlp.gate_proj.weight"] == "skipped: 64 inputs do not divide into groups of 48"
@@ -62,7 +62,7 @@ def test_the_reasons_say_what_was_decided() -> None:
     both = resolve([stage, rest], network)
     assert f"{layer}.self_attn.q_proj" in both.assignments, "what one stage skips another may take"
     accounted(network, both)
-    assert resolve([rest], network).left_alone[f"{layer}.mlp.up_proj.weight"] == "included by no stage"
+    assert resolve([rest], network).ignored[f"{layer}.mlp.up_proj.weight"] == "included by no stage"
 
 
 def test_a_layer_that_two_stages_mean_is_refused() -> None:
@@ -72,11 +72,11 @@ def test_a_layer_that_two_stages_mean_is_refused() -> None:
 
 def test_stages_that_only_balance_assign_nothing_but_their_patterns_are_checked() -> None:
     network = meta("llama_gqa")
-    balancing = [SmoothQuant(targets=Targets(exclude=("*down_proj",))), AWQ(quantize=False)]
+    smoothing = [SmoothQuant(targets=Targets(exclude=("*down_proj",))), AWQ(quantize=False)]
     rounding = RTN(scheme="w4a16-g32")
-    resolution = resolve([*balancing, rounding], network)
+    resolution = resolve([*smoothing, rounding], network)
     assert resolution.assignments == resolve([rounding], network).assignments
-    assert resolution.left_alone == resolve([rounding], network).left_alone
+    assert resolution.ignored == resolve([rounding], network).ignored
     with pytest.raises(RecipeError, match=r"stages\[0\]\.smoothquant: .*down_projj"):
         resolve([SmoothQuant(targets=only("*down_projj")), rounding], network)
 
@@ -152,7 +152,7 @@ def test_a_cut_tie_quantizes_only_what_is_targeted(end: str) -> None:
 def test_a_tie_that_no_stage_touches_needs_no_decision() -> None:
     resolution = resolve([RTN(scheme="w8a16")], meta("gpt2"))
     assert not resolution.ties and not resolution.untied
-    assert resolution.left_alone["lm_head.weight"] == "tied to transformer.wte.weight"
+    assert resolution.ignored["lm_head.weight"] == "tied to transformer.wte.weight"
 
 
 def test_a_kept_tie_cannot_become_two_things() -> None:
@@ -194,14 +194,14 @@ def test_a_big_matrix_that_is_not_recognised_is_an_error() -> None:
 def test_it_may_stay_as_it_is_where_nothing_is_quantized() -> None:
     for stage in (Finetune(), SCOP()):
         resolution = resolve([stage], Network(Unknown(64)))
-        assert "kind that is not quantized" in resolution.left_alone["mixing"]
+        assert "kind that is not quantized" in resolution.ignored["mixing"]
 
 
 def test_a_small_one_is_left_alone_with_its_reason() -> None:
     network = Network(Unknown(8))
     resolution = resolve([RTN(scheme="w8a16")], network)
     accounted(network, resolution)
-    assert "kind that is not quantized" in resolution.left_alone["mixing"]
+    assert "kind that is not quantized" in resolution.ignored["mixing"]
 
 
 @pytest.mark.parametrize(

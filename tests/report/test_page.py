@@ -18,7 +18,7 @@ from goldstick.report.heat_map import drawable
 from goldstick.report.page import render_report, write_page
 from goldstick.report.words import format_seconds, verdict
 from tests.support.pages import Page, check_alone
-from tests.support.report_content import LAYERS, SENSITIVITY, evaluation, layer, left_alone, report
+from tests.support.report_content import LAYERS, SENSITIVITY, evaluation, ignored, layer, report
 
 HOSTILE = "</title><script src=//evil.example>alert('x')</script><img onerror=\"a()\" src=x>{{ 7 * 7 }}&amp;"
 
@@ -205,7 +205,7 @@ def test_a_verdict_calls_nothing_worse_that_chance_explains(changes: dict[str, A
 def test_hostile_names_are_text_and_nothing_else() -> None:
     hostile = report(
         layer(HOSTILE, notes={"fallback": HOSTILE, "tokens": 3}),
-        left_alone(f"{HOSTILE}.norm", reason=HOSTILE, dtype=HOSTILE),
+        ignored(f"{HOSTILE}.norm", reason=HOSTILE, dtype=HOSTILE),
         model=HOSTILE,
         recipe={"stages": [{HOSTILE: {}}], "description": HOSTILE},
         format=HOSTILE,

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from goldstick.calibration.absorbers import Absorbers, small
 from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.block_loop import block_runs, masks_of, starts
+from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
 from goldstick.calibration.sweep import prepare_experts
 from goldstick.calibration.task import Assignment
 from goldstick.core.edits import Quantize
@@ -56,8 +56,8 @@ def first_block(
     block = network.blocks[0]
     with torch.no_grad():
         hidden, calls = starts(model, network.blocks, batches)
-        absorbers = Absorbers(network, *block_calls(model, network.blocks, small(batches[0])))
-        pairs = absorbers.of(block) if work.balancing else ()
+        fold_targets = ScaleFoldTargets(network, *block_calls(model, network.blocks, small(batches[0])))
+        pairs = fold_targets.of(block) if work.smoothing else ()
         runs = block_runs(model.get_submodule(block), block, calls, hidden)
         outputs = calibrate(
             BlockCalibration(network, work.within(block), runs, masks_of(batches), pairs=pairs, together=together)

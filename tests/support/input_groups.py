@@ -1,4 +1,4 @@
-"""Input groups to balance: layers that read the same correlated inputs, of which some channels are far larger."""
+"""Input groups to smooth: layers that read the same correlated inputs, of which some channels are far larger."""
 
 from __future__ import annotations
 

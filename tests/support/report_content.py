@@ -17,7 +17,7 @@ def layer(name: str, **changes: Any) -> LayerRecord:
     return record(name, **{"notes": notes, **changes})
 
 
-def left_alone(name: str, **changes: Any) -> LayerRecord:
+def ignored(name: str, **changes: Any) -> LayerRecord:
     nothing: dict[str, Any] = {
         "bytes_after": 4096,
         "scheme": None,
@@ -60,7 +60,7 @@ def report(*layers: LayerRecord, **changes: Any) -> str:
 LAYERS = (
     layer("model.layers.0.q_proj.weight"),
     layer("model.layers.1.q_proj.weight", weight_sqnr_db=math.inf, notes={"tokens": 7, "fallback": "too few inputs"}),
-    left_alone("model.norm.weight"),
+    ignored("model.norm.weight"),
 )
 
 

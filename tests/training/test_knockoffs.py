@@ -10,8 +10,8 @@ from goldstick.errors import DataError
 from goldstick.training import components
 from goldstick.training import knockoffs as module
 from goldstick.training.components import Gathered
+from goldstick.training.knockoff_model import KnockoffModel
 from goldstick.training.knockoffs import GaussianKnockoffs, ascending, correlation_with, derangement, equicorrelated
-from goldstick.training.real_half import RealHalf
 
 
 def correlated(count: int, features: int = 8, seed: int = 0) -> Tensor:
@@ -172,7 +172,7 @@ class Seeing(nn.Module):
 
 def test_the_network_sees_both_halves_and_gives_the_real_one_with_its_statistics_frozen() -> None:
     model = Seeing()
-    shown = RealHalf(model, lambda real: -real).train()
+    shown = KnockoffModel(model, lambda real: -real).train()
     x, before = torch.randn(5, 3), model.norm.running_mean
     output = shown(x, labels=torch.arange(5))
     assert torch.equal(model.seen[0], torch.cat([x, -x]))

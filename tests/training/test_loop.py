@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from goldstick.core.relaxation import ParameterGroup, Relaxation
+from goldstick.core.trainable_wrapper import ParameterGroup, TrainableWrapper
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError, TrainingError, UsageError
 from goldstick.training import TrainingTask, train
@@ -158,7 +158,7 @@ def test_the_generator_outside_is_left_as_it_was_and_the_seed_decides() -> None:
     assert not equal(after(3), after(4))
 
 
-class Recording(Relaxation):
+class Recording(TrainableWrapper):
     """Notes what it is told; learns a factor at a rate of its own."""
 
     def __init__(self, layer: nn.Module) -> None:

@@ -34,7 +34,7 @@ class LayerTime:
         scheme: Name of its scheme.
         shape: [out, in].
         tokens: Rows of the input.
-        backend: What ran it, and whether on a weight that was laid out anew.
+        backend: What ran it, and whether on a weight that was prepacked.
         ms: Median of one call.
         weight_gb_s: The rate at which it went through its weight.
         of_read: That rate as a share of what a plain loop reads, in the same rounds.

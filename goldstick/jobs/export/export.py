@@ -222,7 +222,7 @@ def _content(plan: ExportPlan, hashes: Mapping[str, str]) -> Content:
         sidecars=sidecars_of(directory),
         format=plan.format,
         layers=stored.layers,
-        left_alone=_left_alone(plan.checkpoint),
+        ignored=_ignored(plan.checkpoint),
         ties=plan.checkpoint.ties,
         untied=False,
         recipe=Recipe.load(recipe) if recipe else None,
@@ -239,7 +239,7 @@ def _content(plan: ExportPlan, hashes: Mapping[str, str]) -> Content:
     )
 
 
-def _left_alone(checkpoint: QuantizedCheckpoint) -> list[str]:
+def _ignored(checkpoint: QuantizedCheckpoint) -> list[str]:
     stored = checkpoint.stored
     names = {name: checkpoint.names.piece(name).parameter for name in stored.tensors}
     codes = {layer.name for layer in stored.layers}

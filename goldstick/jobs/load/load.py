@@ -68,15 +68,15 @@ def load_float(directory: Path, dtype: str | torch.dtype = "auto") -> nn.Module:
         SourceError: The directory is no readable float model.
         CheckpointError: A parameter of the model is missing or has another shape.
     """
-    from goldstick.hf.account import account, require_account
+    from goldstick.hf.key_report import key_report, require_complete_keys
     from goldstick.hf.loading import from_pretrained
 
     source = open_source(directory)
     cls: Any = model_class(source.config, str(directory))
     empty = empty_model(load_config(directory), cls, len(source.tensors))
-    found = account(source.tensors, None, {}, CheckpointNames(empty), Network(empty))
+    found = key_report(source.tensors, None, {}, CheckpointNames(empty), Network(empty))
     # A float checkpoint may hold what its model has no use for.
-    require_account(directory, dataclasses.replace(found, extra=()))
+    require_complete_keys(directory, dataclasses.replace(found, extra=()))
     model, _ = from_pretrained(cls, directory, config=load_config(directory), dtype=dtype)
     return model.eval()  # type: ignore[no-any-return]
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from goldstick.kernels.attention import MOST_SHARING
 from goldstick.kernels.fused import in_cpp
 from goldstick.nn import QuantizedLinear
+from goldstick.nn.fused.decode_block import FusedDecodeBlock
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward, plain_gate
 from goldstick.nn.fused.token_attention import TokenAttention
-from goldstick.nn.fused.token_block import TokenBlock
 from goldstick.surgery import Forward
 
 #: Largest Σ(y′ − y)² / Σy² of a module that is called the same, by whether all is computed in float32. Where it is not,
@@ -120,7 +120,7 @@ def blocks(model: nn.Module, decode: Callable[[], object]) -> Iterator[tuple[str
         model: The model, with those forwards in it.
         decode: Runs the model on a cache that is filled, one token a sequence.
     """
-    found: dict[str, list[TokenBlock]] = {}
+    found: dict[str, list[FusedDecodeBlock]] = {}
     for path, module in model.named_modules():
         forwards = [child.__dict__.get("forward") for child in module.children()]
         attention = [forward for forward in forwards if isinstance(forward, TokenAttention)]
@@ -132,7 +132,7 @@ def blocks(model: nn.Module, decode: Callable[[], object]) -> Iterator[tuple[str
             yield path, "it has other parts than an attention, a feed-forward and two norms"
             continue
         orders = (norm[0], norm[1]), (norm[1], norm[0])
-        found[path] = [TokenBlock(module, attention[0], feed[0], order) for order in orders]
+        found[path] = [FusedDecodeBlock(module, attention[0], feed[0], order) for order in orders]
     same = _tried_on(model, found, decode)
     for path, candidates in found.items():
         told = [same.get((path, number)) for number in range(len(candidates))]
@@ -145,7 +145,7 @@ def blocks(model: nn.Module, decode: Callable[[], object]) -> Iterator[tuple[str
 
 
 def _tried_on(
-    model: nn.Module, found: Mapping[str, Sequence[TokenBlock]], decode: Callable[[], object]
+    model: nn.Module, found: Mapping[str, Sequence[FusedDecodeBlock]], decode: Callable[[], object]
 ) -> dict[tuple[str, int], bool]:
     """Path and number of a candidate → whether it gave what the module gives, in all calls that it takes."""
     same: dict[tuple[str, int], bool] = {}

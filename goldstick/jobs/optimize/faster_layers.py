@@ -14,7 +14,7 @@ from goldstick.calibration.memory_budget import default_budget, used_memory
 from goldstick.jobs.optimize.optimization import Change, Step, nothing
 from goldstick.kernels.prepared import PreparedLinear
 from goldstick.nn import QuantizedLinear
-from goldstick.nn.fused.shared_input import obstacle
+from goldstick.nn.fused.fused_linears import obstacle
 from goldstick.structure.trace import trace_block
 
 
@@ -26,7 +26,7 @@ def share_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Step]:
         reason, undo = obstacle(parts), nothing
         if reason is None:
             expected = _outputs(parts)
-            shared = surgery.share_input(model, paths)
+            shared = surgery.fuse_linears(model, paths)
             undo = shared.separate
             if not _equal(expected, _outputs(parts)):
                 undo()

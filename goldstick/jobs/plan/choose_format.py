@@ -92,7 +92,7 @@ def refusals(storage: StorageFormat, layers: Sequence[StoredLayer], ties: Mappin
 
 
 def _refuses_order(storage: StorageFormat, layer: StoredLayer) -> str | None:
-    if not layer.reordered or storage.holds_order:
+    if not layer.act_order or storage.holds_order:
         return None
     return (
         "its groups take their inputs from all over the row (act-order, a g_idx that is not in order), and "

@@ -14,7 +14,7 @@ def layer_table(plan: Plan) -> list[dict[str, Any]]:
         assignment = tensor.assignment
         reason = None
         if assignment is None:
-            reason = plan.resolution.left_alone.get(tensor.parameter, "not used by the model")
+            reason = plan.resolution.ignored.get(tensor.parameter, "not used by the model")
         rows.append(
             {
                 "name": tensor.name,

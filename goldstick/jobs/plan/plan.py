@@ -20,8 +20,8 @@ from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_
 from goldstick.hf.rehearsal import require_loadable
 from goldstick.jobs.load.front_matter import card_remarks
 from goldstick.jobs.plan.choose_format import choose_format, loader_remarks
+from goldstick.jobs.plan.in_memory import refuse_without_cache
 from goldstick.jobs.plan.planned_tensors import PlannedTensor, read_tensors, with_outputs
-from goldstick.jobs.plan.whole_network import refuse_without_cache
 from goldstick.recipes import Recipe
 from goldstick.recipes.measured import resolve_recipe
 from goldstick.recipes.resolve import Resolution
@@ -137,8 +137,8 @@ class Plan:
     def _widest_observed(self) -> int:
         """Inputs of the widest layer of which a statistic is taken."""
         assignments = [tensor.assignment for tensor in self.tensors if tensor.assignment is not None]
-        balanced = bool(self.resolution.balancing)
-        observed = [found.site for found in assignments if balanced or found.stage.needs_inputs(found.scheme)]
+        smoothed = bool(self.resolution.smoothing)
+        observed = [found.site for found in assignments if smoothed or found.stage.needs_inputs(found.scheme)]
         return max((site.in_features for site in observed), default=0)
 
     @property

@@ -10,13 +10,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from goldstick.calibration.absorbers import Absorbers
 from goldstick.calibration.arguments import run_around
 from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
 from goldstick.calibration.memory_budget import activations, fits_together, peak_memory
 from goldstick.calibration.original import Original
-from goldstick.calibration.sweep import find_absorbers, prepare_experts
+from goldstick.calibration.scale_fold_targets import ScaleFoldTargets
+from goldstick.calibration.sweep import find_fold_targets, prepare_experts
 from goldstick.calibration.task import Assignment
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
@@ -69,7 +69,7 @@ class BlockwiseModel:
         self._float_calls: Calls = ()
         self._float_model: nn.Module | None = None  # around its blocks, where layers there are compared with
         self._activations: dict[object, int] = {}
-        self._absorbers: Absorbers | None = None
+        self._fold_targets: ScaleFoldTargets | None = None
         self._calls: Calls = []
         self.network = Network(streamed.model, cut=plan.network.cut)
         self.blocks = streamed.blocks
@@ -98,8 +98,8 @@ class BlockwiseModel:
         if self._plan.resolution.kv is not None:
             self.cache = BlockwiseCache(self._plan.resolution.kv, self._model, cache, len(self._batches))
         hidden, self._calls = self._starts()
-        if self._work.balancing:
-            self._absorbers = find_absorbers(self.network, self.blocks, self._batches[0])
+        if self._work.smoothing:
+            self._fold_targets = find_fold_targets(self.network, self.blocks, self._batches[0])
         if not self._changed_outside():
             self._streamed.release_outside()
         return [*hidden, *floats]
@@ -116,7 +116,7 @@ class BlockwiseModel:
             batches=self._batches,
             calls=self._calls,
             float_calls=self._float_calls,
-            absorbers=self._absorbers,
+            fold_targets=self._fold_targets,
             caches=self.cache,
             load=self._load,
             write=write,

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldstick.calibration.absorbers import small
 from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.data.samples import CalibrationData
+from goldstick.calibration.scale_fold_targets import small
 from goldstick.checkpoint.hidden_states import HiddenStates, write_hidden_states
 from goldstick.checkpoint.journal import WorkDirectory
 from goldstick.checkpoint.kv_cache import StoredKV
@@ -27,7 +27,7 @@ from goldstick.jobs.proof.observation import Observation, model_inputs
 from goldstick.jobs.quantize.block_tensors import BlockTensors
 from goldstick.jobs.quantize.blockwise_model import BlockwiseModel
 from goldstick.jobs.quantize.rotation_by_blocks import prove_where_it_fits
-from goldstick.jobs.quantize.write import Calibrate, Outcome
+from goldstick.jobs.quantize.write import Calibrate, WriteResult
 from goldstick.jobs.save.pieces import kv_to_store
 
 
@@ -82,7 +82,7 @@ class BlockwiseRun:
         self.data = data
 
     @torch.no_grad()
-    def write(self, work: WorkDirectory, check_source: Callable[[], None]) -> Outcome:
+    def write(self, work: WorkDirectory, check_source: Callable[[], None]) -> WriteResult:
         """Do what is not yet done, in ``work``.
 
         Args:
@@ -139,7 +139,7 @@ class BlockwiseRun:
         for left in work.checkpoint.iterdir():  # of a run that was cut short behind this point
             if left.name not in hashes:
                 left.unlink()
-        return self._outcome(hashes, expected, kv)
+        return self._write_result(hashes, expected, kv)
 
     def _begin(self, work: WorkDirectory, hidden: Sequence[Tensor], journal: Mapping[str, Any]) -> HiddenStates:
         """The hidden states that the first block that is not done is given."""
@@ -160,14 +160,14 @@ class BlockwiseRun:
         settings = self._model.cache.settings if self._model.cache is not None else None
         return kv_to_store(self._model.network, settings, self._plan.format, self._names)
 
-    def _outcome(self, hashes: dict[str, str], expected: Observation, kv: StoredKV | None) -> Outcome:
+    def _write_result(self, hashes: dict[str, str], expected: Observation, kv: StoredKV | None) -> WriteResult:
         account: dict[str, Any] = {}
         if self._plan.rotation is not None:
             account["rotation"] = self._plan.rotation.to_dict(self._rotation_error)
         if kv is not None:
             account["kv_cache"] = {"scheme": kv.label}
         results = self._model.results
-        return Outcome(
+        return WriteResult(
             hashes=hashes,
             layers=[tensor.stored for tensor in self._plan.tensors if tensor.stored],
             errors={name: WeightError(**found["error"]) for name, found in results.items()},

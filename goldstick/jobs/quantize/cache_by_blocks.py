@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from goldstick.algorithms import Exposure, KVCache
+from goldstick.algorithms import DataRequirement, KVCache
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.core.kv_cache import KVRanges, KVScales, KVSettings
 from goldstick.hf.cache import cached_decoder, new_cache, quantized_layers, use_quantized_cache
@@ -33,7 +33,7 @@ class BlockwiseCache:
         self._stage, self._model, self._batches = stage, model, batches
         self._config = cached_decoder(model).config
         self._recorder = None
-        if stage.exposure is not Exposure.NONE:
+        if stage.data_requirement is not DataRequirement.NONE:
             found = {int(layer): _ranges(seen) for layer, seen in journal.items()}
             self._recorder = KVRecorder(found)
         self.settings = self._known()

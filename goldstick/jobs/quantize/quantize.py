@@ -23,7 +23,14 @@ from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.by_blocks import prepare
 from goldstick.jobs.quantize.run_identity import finished_report, run_identity
-from goldstick.jobs.quantize.write import Calibrate, Outcome, in_memory, train_alongside, write_streamed, write_whole
+from goldstick.jobs.quantize.write import (
+    Calibrate,
+    WriteResult,
+    in_memory,
+    train_alongside,
+    write_streamed,
+    write_whole,
+)
 from goldstick.jobs.save.finish import Content, add_accuracy, prove_and_record, write_rest
 from goldstick.jobs.save.pieces import error_sums
 from goldstick.jobs.save.records import environment, layer_records, shapes_of
@@ -119,21 +126,21 @@ def execute(
         folder = place.checkpoint if isinstance(place, WorkDirectory) else place
         if blockwise is not None:
             assert isinstance(place, WorkDirectory)
-            outcome = blockwise.write(place, files.require_unchanged)
+            result = blockwise.write(place, files.require_unchanged)
         elif whole is not None:
             if isinstance(place, WorkDirectory):
                 place.begin_checkpoint()
-            outcome = write_whole(plan, folder, whole, progress)
+            result = write_whole(plan, folder, whole, progress)
         else:
-            outcome = write_streamed(plan, folder, target, progress)
-        files.know(outcome.source_hashes)
+            result = write_streamed(plan, folder, target, progress)
+        files.know(result.source_hashes)
         files.require_unchanged(plan.read_late if whole is not None else None)
         looked_at = blockwise = whole = None  # the proof is made beside this process: a model would be held twice
-        write_rest(folder, _content(plan, base_model, outcome, files.hashes(progress)), outcome.hashes)
+        write_rest(folder, _content(plan, base_model, result, files.hashes(progress)), result.hashes)
         written, peak = time.perf_counter(), peak_memory()
         progress("proving", 0, 1)
         with files.read_again():
-            found = prove_and_record(folder, _proof_request(plan, outcome.errors, proof), outcome.expected)
+            found = prove_and_record(folder, _proof_request(plan, result.errors, proof), result.expected)
         proven = time.perf_counter()
         progress("proving", 1, 1)
         evaluation = evaluate(folder) if evaluate else {}
@@ -143,15 +150,15 @@ def execute(
             goldstick_version=environment()["goldstick"],
             model=base_model,
             recipe=plan.recipe.model_dump(mode="json"),
-            format=(outcome.recut or plan).format.name,
-            **_account(plan, outcome),
-            calibration=outcome.audit,
+            format=(result.pruned or plan).format.name,
+            **_account(plan, result),
+            calibration=result.audit,
             structure=structure_of_source(plan),
             sensitivity=drawable(plan.recipe.sensitivity),
-            **outcome.account,
+            **result.account,
             evaluation=evaluation,
             proof={key: value for key, value in found.items() if key != "observed"},
-            warnings=(*plan.warnings, *outcome.warnings),
+            warnings=(*plan.warnings, *result.warnings),
             timing={"quantize_and_write": written - started, "prove": proven - written},
             peak_memory=peak,
             environment=environment(),
@@ -188,28 +195,28 @@ def _proof_request(plan: Plan, errors: Mapping[str, WeightError], proof: ProofMe
     }
 
 
-def _content(plan: Plan, base_model: str, outcome: Outcome, hashes: Mapping[str, str]) -> Content:
-    recut = outcome.recut
-    resolution = (recut or plan).resolution
+def _content(plan: Plan, base_model: str, result: WriteResult, hashes: Mapping[str, str]) -> Content:
+    pruned = result.pruned
+    resolution = (pruned or plan).resolution
     return Content(
-        config=recut.config if recut else plan.source.config,
+        config=pruned.config if pruned else plan.source.config,
         sidecars=plan.source.sidecars,
-        format=(recut or plan).format,
-        layers=outcome.layers,
-        left_alone=recut.left_alone if recut else _left_alone(plan),
+        format=(pruned or plan).format,
+        layers=result.layers,
+        ignored=pruned.ignored if pruned else _ignored(plan),
         ties=resolution.ties,
         untied=resolution.untied,
         recipe=plan.recipe,
         source=source_record(plan.source, hashes),
         base_model=base_model,
-        errors=error_sums(outcome.errors),
-        kv=outcome.kv,
+        errors=error_sums(result.errors),
+        kv=result.kv,
         described_in=plan.source.directory,
         unused=[tensor.name for tensor in plan.unused],
     )
 
 
-def _left_alone(plan: Plan) -> list[str]:
+def _ignored(plan: Plan) -> list[str]:
     floats = [tensor for tensor in plan.tensors if tensor.assignment is None and len(tensor.source.shape) == 2]
     matrices = {tensor.name: tensor.parameter for tensor in floats}
     stored = {tensor.parameter for tensor in plan.tensors}
@@ -221,7 +228,7 @@ def source_record(source: SourceCheckpoint, hashes: Mapping[str, str]) -> dict[s
     return {"name": source.directory.name, "files": {file.name: hashes[file.name] for file in source.files}}
 
 
-def _account(plan: Plan, outcome: Outcome) -> dict[str, Any]:
+def _account(plan: Plan, result: WriteResult) -> dict[str, Any]:
     before: dict[str, int] = {}
     after: dict[str, int] = {}
     for tensor in plan.tensors:
@@ -233,15 +240,15 @@ def _account(plan: Plan, outcome: Outcome) -> dict[str, Any]:
     for tensor in plan.tensors:  # the model on the meta device does not know the dtypes of the files
         if tensor.parameter in shapes:
             shapes[tensor.parameter] = shapes[tensor.parameter][0], tensor.source.dtype
-    recut = outcome.recut
+    pruned = result.pruned
     layers = layer_records(
-        (recut or plan).network,
+        (pruned or plan).network,
         shapes,
-        (recut or plan).resolution,
-        outcome.errors,
+        (pruned or plan).resolution,
+        result.errors,
         before,
-        recut.bytes_after if recut else after,
-        outcome.notes,
-        cut=recut is not None,
+        pruned.bytes_after if pruned else after,
+        result.notes,
+        cut=pruned is not None,
     )
     return {"layers": layers, "size": SizeSummary.of(layers)}

@@ -21,14 +21,14 @@ from goldstick.core.progress import Progress
 from goldstick.formats.base import StorageFormat, StoredLayer, StoredPiece
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import inputs_for
-from goldstick.hf.model_in_memory import config_of, left_alone, names_of
+from goldstick.hf.model_in_memory import config_of, ignored, names_of
 from goldstick.hf.names import CheckpointNames
 from goldstick.hf.pruned_config import describe_cuts
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.plan.choose_format import format_in_memory
+from goldstick.jobs.plan.in_memory import InMemoryResult, run_on_whole
 from goldstick.jobs.plan.plan import Plan, planned_gguf
 from goldstick.jobs.plan.planned_tensors import PlannedTensor
-from goldstick.jobs.plan.whole_network import Whole, run_on_whole
 from goldstick.jobs.proof.observation import Observation, observe
 from goldstick.jobs.quantize.stream import SourceReader, stream_entries
 from goldstick.jobs.save.pieces import float_tensors, kv_to_store, quantized_pieces, save_entries, stored_bytes
@@ -43,7 +43,7 @@ Calibrate = Callable[[nn.Module], CalibrationData]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recut:
+class PrunedPlan:
     """What a checkpoint is of, where channels were cut and it is not what the plan foresaw.
 
     Attributes:
@@ -51,7 +51,7 @@ class Recut:
         resolution: What the recipe means for it.
         format: The storage format.
         config: Its config.json.
-        left_alone: Modules whose matrices stay float.
+        ignored: Modules whose matrices stay float.
         bytes_after: Parameter or buffer → bytes stored for it.
     """
 
@@ -59,12 +59,12 @@ class Recut:
     resolution: Resolution
     format: StorageFormat
     config: Mapping[str, Any] | None
-    left_alone: Sequence[str]
+    ignored: Sequence[str]
     bytes_after: Mapping[str, int]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class WriteResult:
     """What was written, beside the files themselves.
 
     Attributes:
@@ -78,7 +78,7 @@ class Outcome:
         warnings: What the user should know.
         kv: What is stored of a quantized KV cache, beside its tensors, which are written.
         account: The report's account of the rotation, the training, the pruning and the KV cache.
-        recut: What the network has become, where channels were cut.
+        pruned: What the network has become, where channels were cut.
     """
 
     hashes: dict[str, str]
@@ -91,10 +91,10 @@ class Outcome:
     warnings: Sequence[str] = ()
     kv: StoredKV | None = None
     account: Mapping[str, Any] = field(default_factory=dict)
-    recut: Recut | None = None
+    pruned: PrunedPlan | None = None
 
 
-def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Progress) -> Outcome:
+def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Progress) -> WriteResult:
     """Carry out a plan that streams: one tensor in memory at a time."""
     reader = SourceReader()
     errors: dict[str, WeightError] = {}
@@ -106,7 +106,7 @@ def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Pro
         hashes = write_entries(folder, entries, plan.recipe.export.max_shard_size, progress)
     stage = plan.resolution.kv
     settings = stage.solve({}) if stage is not None else None  # a dynamic cache: a static one looks at data
-    return Outcome(
+    return WriteResult(
         hashes=hashes,
         layers=[tensor.stored for tensor in plan.tensors if tensor.stored],
         errors=errors,
@@ -148,7 +148,7 @@ def in_memory(plan: Plan, device: torch.device, calibrate: Calibrate | None, dir
     return InMemory(network=network, data=data, training=TrainingTask(batches=batches, directory=directory))
 
 
-def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -> Outcome:
+def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -> WriteResult:
     """Carry out a plan on the whole model in memory, which is another one then."""
     network, data = model.network, model.data
     batches: Sequence[Mapping[str, Tensor]] = data.batches() if data else ()
@@ -170,7 +170,7 @@ def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -
     entries += [
         Entry(name=tensor.name, outputs=tensor.outputs, produce=partial(_copied, tensor)) for tensor in plan.unused
     ]
-    return Outcome(
+    return WriteResult(
         hashes=write_entries(folder, entries, plan.recipe.export.max_shard_size, progress),
         layers=[piece.layer for piece in pieces],
         errors={name: result.error for name, result in whole.results.items()},
@@ -180,7 +180,7 @@ def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -
         warnings=[*(data.warnings() if data else ()), *told],
         kv=kv,
         account=whole.account,
-        recut=_recut(whole, pieces, storage, left_alone(network, pieces, floats, names)) if whole.cuts else None,
+        pruned=_pruned_plan(whole, pieces, storage, ignored(network, pieces, floats, names)) if whole.cuts else None,
     )
 
 
@@ -198,13 +198,15 @@ def train_alongside(plan: Plan, model: InMemory, progress: Progress) -> None:
     train_stages(network, plan.resolution, model.training, progress)
 
 
-def _recut(whole: Whole, pieces: list[StoredPiece], storage: StorageFormat, left_alone: Sequence[str]) -> Recut:
+def _pruned_plan(
+    whole: InMemoryResult, pieces: list[StoredPiece], storage: StorageFormat, ignored: Sequence[str]
+) -> PrunedPlan:
     floats, quantized = stored_bytes(whole.network, pieces, storage)
-    return Recut(
+    return PrunedPlan(
         network=whole.network,
         resolution=whole.resolution,
         format=storage,
         config=config_of(whole.network.model),
-        left_alone=left_alone,
+        ignored=ignored,
         bytes_after=floats | quantized,
     )

@@ -35,7 +35,7 @@ class Content:
         sidecars: Files carried on byte for byte.
         format: The storage format.
         layers: Everything quantized, as stored.
-        left_alone: Modules whose matrices stay float, as the checkpoint and the model call them.
+        ignored: Modules whose matrices stay float, as the checkpoint and the model call them.
         ties: Sites that run on another's quantized weight.
         untied: Whether embeddings are no longer tied in the way the config says.
         recipe: The recipe; ``None`` where the checkpoint was exported from one that says nothing of its own.
@@ -53,7 +53,7 @@ class Content:
     sidecars: Sequence[Path]
     format: StorageFormat
     layers: Sequence[StoredLayer]
-    left_alone: Sequence[str]
+    ignored: Sequence[str]
     ties: Mapping[str, str]
     untied: bool
     recipe: Recipe | None
@@ -69,7 +69,7 @@ class Content:
 
 def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
     """Write config, sidecars, card and a manifest without proof; ``hashes`` holds and receives the files' sha256."""
-    table = content.format.config(content.layers, content.left_alone, content.ties)
+    table = content.format.config(content.layers, content.ignored, content.ties)
     if content.kv is not None:
         table |= content.kv.config
         hashes[KV_SIDECAR] = write_small(work / KV_SIDECAR, content.kv.sidecar)

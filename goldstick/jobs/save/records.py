@@ -68,7 +68,7 @@ def layer_records(
                 algorithm=assignment.stage.name if assignment else None,
                 reason=(assignment.note or None)
                 if assignment
-                else (f"runs on the quantized {tie}" if tie else resolution.left_alone.get(name, "buffer")),
+                else (f"runs on the quantized {tie}" if tie else resolution.ignored.get(name, "buffer")),
                 weight_sqnr_db=error.sqnr_db if error else None,
                 max_abs_error=error.max_abs if error else None,
                 worst_channels=tuple((channel, decibels) for channel, decibels in error.worst) if error else (),

@@ -21,11 +21,11 @@ from goldstick.core.error import WeightError
 from goldstick.core.progress import Progress, quiet
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import inputs_for
-from goldstick.hf.model_in_memory import config_of, is_transformers, left_alone, names_of
+from goldstick.hf.model_in_memory import config_of, ignored, is_transformers, names_of
 from goldstick.hf.pruned_config import describe_cuts
 from goldstick.jobs.load.plain_module import tensor_hashes
 from goldstick.jobs.plan.choose_format import format_in_memory, loader_remarks
-from goldstick.jobs.plan.whole_network import refuse_without_cache, run_on_whole
+from goldstick.jobs.plan.in_memory import refuse_without_cache, run_on_whole
 from goldstick.jobs.proof.observation import Observation, buffer_dtypes, observe
 from goldstick.jobs.save.finish import Content, prove_and_record, write_rest
 from goldstick.jobs.save.pieces import (
@@ -100,7 +100,7 @@ class Result:
                 sidecars=_sidecars(origin),
                 format=storage,
                 layers=[piece.layer for piece in pieces],
-                left_alone=left_alone(self._network, pieces, floats, names),
+                ignored=ignored(self._network, pieces, floats, names),
                 ties=self._resolution.ties,
                 untied=self._resolution.untied,
                 recipe=self._recipe,

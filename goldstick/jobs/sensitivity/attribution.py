@@ -56,7 +56,7 @@ def attribute(
     runs = BlockRuns(other, data.batches(), blocks)
     right = list(BlockRuns(model, data.batches(), blocks).logits())
     total = mean_kl(right, runs.logits())
-    folded = stages is None or any(getattr(ALGORITHMS[name], "balances", False) for name in stages)
+    folded = stages is None or any(getattr(ALGORITHMS[name], "smooths", False) for name in stages)
     places = _places(blocks, paths, folded)
     sources: list[Part] = []
     notes: list[str] = []

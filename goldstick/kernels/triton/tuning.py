@@ -91,9 +91,9 @@ def splits(tokens: int, spec: WeightSpec, columns: int, device: torch.device) ->
     return -(-tiles // per_split), per_split
 
 
-def dense(tensor: Tensor | None, stand_in: Tensor) -> Tensor:
-    """A tensor as kernels read it; ``stand_in`` where there is none, since a kernel needs some address."""
-    return stand_in if tensor is None else tensor.detach().contiguous()
+def dense(tensor: Tensor | None, placeholder: Tensor) -> Tensor:
+    """A tensor as kernels read it; ``placeholder`` where there is none, since a kernel needs some address."""
+    return placeholder if tensor is None else tensor.detach().contiguous()
 
 
 @lru_cache

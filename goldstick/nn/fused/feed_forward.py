@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from goldstick.kernels.fused import gated_silu, rms_norm
 from goldstick.kernels.prepared import runs_at_once
-from goldstick.nn.fused.as_found import AsFound
+from goldstick.nn.fused.module_guard import ModuleGuard
 from goldstick.nn.linear import QuantizedLinear
 
 
@@ -48,7 +48,7 @@ class GatedForward:
 
     def __init__(self, module: nn.Module, gate: QuantizedLinear, down: Callable[[Tensor], Tensor]) -> None:
         self.module, self.gate, self.down = module, gate, down
-        self.inside = AsFound(module)
+        self.inside = ModuleGuard(module)
 
     def __call__(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""

@@ -12,10 +12,10 @@ from goldstick.kernels.cpu import PRECISIONS
 from goldstick.kernels.fused import in_cpp
 from goldstick.kernels.prepared import runs_at_once
 from goldstick.kernels.rotary import attend_token, rotate_into
-from goldstick.nn.fused.as_found import AsFound
+from goldstick.nn.fused.module_guard import ModuleGuard
+from goldstick.nn.kv_buffer import KVBuffer
 from goldstick.nn.kv_cache import QuantizedStates
 from goldstick.nn.linear import QuantizedLinear
-from goldstick.nn.room import Room
 
 
 class TokenAttention:
@@ -38,7 +38,7 @@ class TokenAttention:
         self.module, self.query, self.output = module, query, output
         self.channels, self.scaling, self.layer = int(known.head_dim), float(known.scaling), int(known.layer_idx)
         self.heads = query.out_features // self.channels
-        self.inside, self._way = AsFound(module), _way_to_attend(module)
+        self.inside, self._way = ModuleGuard(module), _way_to_attend(module)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own."""
@@ -102,11 +102,11 @@ class TokenAttention:
 
     def _over_floats(self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
         """The heads' outputs [batch, heads, channels], and the token written behind the others."""
-        rooms = rooms_of(layer) if layer.keys.shape[0] == len(x) else None
+        kv_buffers = buffers_of(layer) if layer.keys.shape[0] == len(x) else None
         assert self.query.shared is not None
-        if rooms is None:
+        if kv_buffers is None:
             return None
-        keys, values = rooms
+        keys, values = kv_buffers
         together = self.query.shared.together(x)
         heads = attend_token(together, cos, sin, keys.buffer, values.buffer, keys.filled, self.heads, self.scaling)
         layer.keys, layer.values = keys.extended(), values.extended()
@@ -150,11 +150,11 @@ def _sees_all(mask: Tensor, tokens: int) -> bool:
     return bool(mask.all()) if mask.dtype is torch.bool else not bool(mask.any())
 
 
-def rooms_of(layer: Any) -> tuple[Room, Room] | None:
+def buffers_of(layer: Any) -> tuple[KVBuffer, KVBuffer] | None:
     """Buffers of a cache's layer, made where it has none or was changed by others."""
     if layer.keys.ndim != 4 or layer.values.shape != layer.keys.shape or not layer.keys.is_cpu:
         return None
-    rooms: tuple[Room, Room] | None = getattr(layer, "rooms", None)
-    if rooms is None or not (rooms[0].fits(layer.keys) and rooms[1].fits(layer.values)):
-        layer.rooms = rooms = Room(layer.keys), Room(layer.values)
-    return rooms
+    kv_buffers: tuple[KVBuffer, KVBuffer] | None = getattr(layer, "kv_buffers", None)
+    if kv_buffers is None or not (kv_buffers[0].fits(layer.keys) and kv_buffers[1].fits(layer.values)):
+        layer.kv_buffers = kv_buffers = KVBuffer(layer.keys), KVBuffer(layer.values)
+    return kv_buffers

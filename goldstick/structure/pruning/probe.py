@@ -1,9 +1,9 @@
-"""Which channels can be cut together: found by silencing them and watching who notices; no table of layers.
+"""Which channels can be cut together: found by masking them and watching who notices; no table of layers.
 
-Channels of a layer are *silenced* by zeros in its rows, and in the gains and shifts of the batch norms right behind it.
+Channels of a layer are *masked* by zeros in its rows, and in the gains and shifts of the batch norms right behind it.
 Layers whose columns are then zero read these channels and nothing else, and lose the columns. Where the channels are
 added to others, nobody may lose anything: the batch norm then goes on giving zeros in their place. Everything is
-accepted on one condition: that the network, with channels cut, computes what it computed with them silenced, and in
+accepted on one condition: that the network, with channels cut, computes what it computed with them masked, and in
 training mode, where other branches may run, still runs.
 """
 
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from goldstick.structure.pruning.channel_masking import CHANGE_EPS, MaskedModel
 from goldstick.structure.pruning.cut import channel_count
 from goldstick.structure.pruning.prunable import Member, Prunable, cut_of
-from goldstick.structure.pruning.silence import FELT, SilenceTrial
 from goldstick.structure.rotation.trial import distance
 
 #: A cut is accepted when the output moves by no more than this part of it, in float64.
@@ -28,7 +28,7 @@ ROUNDS = 2
 
 
 def find_in(
-    trial: SilenceTrial, candidates: Sequence[str], every: Sequence[str]
+    trial: MaskedModel, candidates: Sequence[str], every: Sequence[str]
 ) -> tuple[list[Prunable], dict[str, str]]:
     """The groups whose channels ``candidates`` make, and for the others, path → why not. See the module's docstring.
 
@@ -52,7 +52,7 @@ def find_in(
 class _Probe:
     """What happens to the channels that one layer makes."""
 
-    def __init__(self, trial: SilenceTrial, path: str) -> None:
+    def __init__(self, trial: MaskedModel, path: str) -> None:
         self.trial, self.path = trial, path
         self.moved: dict[tuple[str, int], Tensor] = {}  # (layer, bit) → which of its inputs have moved so far
         self.width = channel_count(trial.module.get_submodule(path), "output") or 0
@@ -71,7 +71,7 @@ class _Probe:
         for _ in range(ROUNDS):
             # What reads mixtures hears some channels by chance more than others, and is no reader.
             mapped = {path: units for path, units in self._readers().items() if self._even(units)}
-            norms, loud = self._silence(mapped, half)
+            norms, loud = self._mask(mapped, half)
             readers = [path for path in mapped if path not in norms]
             rows = [Member(module=self.path, side="output", units=tuple(range(self.width)))]
             rows += [Member(module=path, side="output", units=tuple(mapped[path].tolist())) for path in norms]
@@ -113,11 +113,11 @@ class _Probe:
         counts = torch.bincount(units[units >= 0], minlength=self.width)
         return bool((counts == counts[0]).all()) and bool(counts[0] > 0)
 
-    def _silence(self, mapped: Mapping[str, Tensor], chosen: Tensor) -> tuple[list[str], set[str]]:
+    def _mask(self, mapped: Mapping[str, Tensor], chosen: Tensor) -> tuple[list[str], set[str]]:
         """The batch norms behind the layer, in order; and who still hears channels when these are silent too."""
         norms: list[str] = []
         while True:
-            with self.trial.silenced(self._rows(mapped, norms, chosen)):
+            with self.trial.masked(self._rows(mapped, norms, chosen)):
                 found = self.trial.watch()
             loud = {path for path, units in mapped.items() if self._hears(found.get(path), units, chosen)}
             more = [path for path in mapped if path not in norms and path not in loud and self._is_norm(path)]
@@ -224,10 +224,10 @@ class _Probe:
             if member.side == "output" and (member.module == self.path or self._is_norm(member.module))
         }
         cut = cut_of({self.path: dropped}, [group])
-        with self.trial.silenced(rows):
+        with self.trial.masked(rows):
             error = self.trial.error(cut)
-            felt = distance(self.trial.output, self.trial.run()) > FELT
-        if error > TOLERANCE or not felt:
+            changed = distance(self.trial.output, self.trial.run()) > CHANGE_EPS
+        if error > TOLERANCE or not changed:
             return None
         if not self.trial.trains(cut):
             self.training_differs = True

@@ -30,13 +30,13 @@ class Prunable:
     """Channels, or heads, that can be cut one by one, and all that goes with them.
 
     Attributes:
-        name: Path of the layer whose rows were silenced.
+        name: Path of the layer whose rows were masked.
         units: How many there are.
         heads: Whether a unit is several channels of that layer: a head, with all query heads that share its values.
         members: The sides of layers that lose channels.
         norm: The batch norm whose gain says how strong a channel is; ``None`` where there is none.
         scattered: The batch norm that gives zeros in the place of channels that are cut; ``None`` where none must.
-        error: ‖y′ − y‖ / ‖y‖ of the cut network's output y′ and the silenced one's, in float64.
+        error: ‖y′ − y‖ / ‖y‖ of the cut network's output y′ and the masked one's, in float64.
     """
 
     name: str

@@ -11,9 +11,9 @@ from goldstick.errors import StructureError
 from goldstick.structure.network import Network
 from goldstick.structure.probe.double import double_precision
 from goldstick.structure.probe.input_groups import block_signature
+from goldstick.structure.pruning.channel_masking import MaskedModel
 from goldstick.structure.pruning.probe import find_in
 from goldstick.structure.pruning.prunable import Prunable
-from goldstick.structure.pruning.silence import SilenceTrial
 from goldstick.structure.trace import Arguments, capture_inputs
 
 #: Groups of channels, and for layers whose channels cannot be cut: path → why not.
@@ -62,7 +62,7 @@ def _find_in_whole(
     network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], candidates: Sequence[str], every: Sequence[str]
 ) -> Found:
     with double_precision():
-        return find_in(SilenceTrial(network.model, args, kwargs), candidates, every)
+        return find_in(MaskedModel(network.model, args, kwargs), candidates, every)
 
 
 def _find_by_blocks(
@@ -94,6 +94,6 @@ def _find_by_blocks(
 def _find_in_block(block: nn.Module, given: Arguments, candidates: Sequence[str], every: Sequence[str]) -> Found:
     try:
         with double_precision():
-            return find_in(SilenceTrial(block, *given), candidates, every)
+            return find_in(MaskedModel(block, *given), candidates, every)
     except Exception as error:  # any code of a block may fail in float64, as grouped products of experts do
         return [], dict.fromkeys(candidates, f"its block cannot be tried: {type(error).__name__}: {error}")

@@ -6,10 +6,10 @@ from functools import cache
 
 from torch import Tensor, nn
 
-from goldstick.core.edits import Rotate, Turn
+from goldstick.core.edits import Rotate, RotateWeight
 from goldstick.core.hadamard import Rotation
 from goldstick.structure.rotation.plan import HeadRotation
-from goldstick.structure.rotation.trial import EXACT, FELT, RotationTrial, distance
+from goldstick.structure.rotation.trial import CHANGE_EPS, EXACT, RotationTrial, distance
 
 #: A list of more modules than this inside a block holds experts; no pair is looked for among them.
 LONGEST_LIST = 4
@@ -24,17 +24,19 @@ def find_heads(trial: RotationTrial) -> tuple[HeadRotation, ...]:
     """
     before = trial.run()
 
-    def turn_output(head: HeadRotation) -> Turn:
-        return Turn(parameter=head.output, side="input", rotation=Rotation(size=head.size, seed=3))
+    def turn_output(head: HeadRotation) -> RotateWeight:
+        return RotateWeight(parameter=head.output, side="input", rotation=Rotation(size=head.size, seed=3))
 
     @cache
-    def felt(output: Turn) -> bool:
-        return distance(before, trial.rotated(Rotate(turns=(output,)))) > FELT
+    def changed(output: RotateWeight) -> bool:
+        return distance(before, trial.rotated(Rotate(turns=(output,)))) > CHANGE_EPS
 
     def holds(head: HeadRotation) -> bool:
         output = turn_output(head)
-        value = Turn(parameter=head.value, side="output", rotation=output.rotation, first_channel=head.first_channel)
-        return felt(output) and distance(before, trial.rotated(Rotate(turns=(value, output)))) <= EXACT
+        value = RotateWeight(
+            parameter=head.value, side="output", rotation=output.rotation, first_channel=head.first_channel
+        )
+        return changed(output) and distance(before, trial.rotated(Rotate(turns=(value, output)))) <= EXACT
 
     found = []
     matrices = _candidates(trial)

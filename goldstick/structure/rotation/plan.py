@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from goldstick.core.edits import Rotate, Turn, UnitNorm
+from goldstick.core.edits import FuseNorm, Rotate, RotateWeight
 from goldstick.core.hadamard import Rotation
 from goldstick.structure.rotation.residual import ResidualNorm
 
@@ -67,15 +67,17 @@ class BlockRotation:
 
     def edit(self, residual: Rotation | None, head_seed: int) -> Rotate:
         """The edit that rotates this block by ``residual``, its heads by matrices drawn from ``head_seed``."""
-        turns: list[Turn] = []
-        norms: list[UnitNorm] = []
+        turns: list[RotateWeight] = []
+        norms: list[FuseNorm] = []
         if residual is not None:
             turns, norms = norm_turns(self.norms, residual)
-            turns += [Turn(parameter=name, side="output", rotation=residual) for name in self.writers]
+            turns += [RotateWeight(parameter=name, side="output", rotation=residual) for name in self.writers]
         for index, head in enumerate(self.heads):
             turning = Rotation(size=head.size, seed=head_seed + index)
-            turns.append(Turn(parameter=head.value, side="output", rotation=turning, first_channel=head.first_channel))
-            turns.append(Turn(parameter=head.output, side="input", rotation=turning))
+            turns.append(
+                RotateWeight(parameter=head.value, side="output", rotation=turning, first_channel=head.first_channel)
+            )
+            turns.append(RotateWeight(parameter=head.output, side="input", rotation=turning))
         return Rotate(turns=tuple(turns), norms=tuple(norms))
 
 
@@ -123,7 +125,7 @@ class RotationPlan:
         turns, norms = norm_turns(self.norms, rotation)
         yield Rotate(turns=tuple(turns), norms=tuple(norms), unties=self.unties)
         for name in self.embeddings:
-            yield Rotate(turns=(Turn(parameter=name, side="output", rotation=rotation),))
+            yield Rotate(turns=(RotateWeight(parameter=name, side="output", rotation=rotation),))
 
     def edits(self, seed: int) -> Iterator[Rotate]:
         """Every edit; applied together they leave the model's output as it was."""
@@ -136,13 +138,13 @@ class RotationPlan:
         return asdict(self)
 
 
-def norm_turns(norms: tuple[ResidualNorm, ...], rotation: Rotation) -> tuple[list[Turn], list[UnitNorm]]:
+def norm_turns(norms: tuple[ResidualNorm, ...], rotation: Rotation) -> tuple[list[RotateWeight], list[FuseNorm]]:
     """What turning the residual before ``norms`` asks of their readers and of them."""
     return (
         [
-            Turn(parameter=reader, side="input", rotation=rotation, norm=norm.norm)
+            RotateWeight(parameter=reader, side="input", rotation=rotation, norm=norm.norm)
             for norm in norms
             for reader in norm.readers
         ],
-        [UnitNorm(norm=norm.norm, rotation=rotation, unit_offset=norm.unit_offset) for norm in norms],
+        [FuseNorm(norm=norm.norm, rotation=rotation, unit_offset=norm.unit_offset) for norm in norms],
     )

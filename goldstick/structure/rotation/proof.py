@@ -10,8 +10,8 @@ from goldstick.structure.network import Network
 from goldstick.structure.probe.double import double_copy, double_precision
 from goldstick.structure.rotation.plan import RotationPlan
 from goldstick.structure.rotation.residual import ResidualNorm
+from goldstick.structure.rotation.rotate_weight import apply_rotation
 from goldstick.structure.rotation.trial import EXACT, RotationTrial, distance
-from goldstick.structure.rotation.turn import apply_rotation
 
 #: Logits of a whole model on its own weights may differ by this much, relative to their norm.
 WHOLE_MODEL = 1e-8

@@ -14,10 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from goldstick.core.edits import Rotate, Turn
+from goldstick.core.edits import Rotate, RotateWeight
 from goldstick.core.hadamard import Rotation
 from goldstick.structure.blocks import block_of
-from goldstick.structure.rotation.trial import EXACT, FELT, RotationTrial, distance
+from goldstick.structure.rotation.trial import CHANGE_EPS, EXACT, RotationTrial, distance
 from goldstick.structure.trace import tensors_in
 
 
@@ -120,7 +120,7 @@ def readers_of(
     generator = torch.Generator().manual_seed(0)
     untouched, readers = trial.run(), []
     with trial.changing(list(own.values())):
-        _silence(own, unit_offset)
+        _mask(own, unit_offset)
         silent = trial.run()
     for name, parameter, matrix, _ in trial.matrices():
         if matrix.shape[-1] != width or block_of(name, tuple(but_in)) is not None:
@@ -129,14 +129,14 @@ def readers_of(
             noise = torch.randn(matrix[..., : width // 2].shape, generator=generator, dtype=torch.float64)
             matrix[..., : width // 2] += (noise * matrix.std()).to(matrix.device)
             with trial.changing(list(own.values())):
-                _silence(own, unit_offset)
+                _mask(own, unit_offset)
                 unseen = distance(silent, trial.run()) <= EXACT
-            if unseen and distance(untouched, trial.run()) > FELT:
+            if unseen and distance(untouched, trial.run()) > CHANGE_EPS:
                 readers.append(name)
     return tuple(readers)
 
 
-def _silence(own: dict[str, nn.Parameter], unit_offset: bool) -> None:
+def _mask(own: dict[str, nn.Parameter], unit_offset: bool) -> None:
     half = own["weight"].numel() // 2
     own["weight"][:half] = -1.0 if unit_offset else 0.0
     if "bias" in own:
@@ -164,9 +164,11 @@ def writers_of(trial: RotationTrial, norms: Sequence[nn.Module]) -> tuple[str, .
                 if bias is not None:
                     bias.mul_(2)
                 part = trial.run() - before
-            if not float(part.norm()) > FELT * float(before.norm()):
+            if not float(part.norm()) > CHANGE_EPS * float(before.norm()):
                 continue
-            moved = trial.rotated(Rotate(turns=(Turn(parameter=name, side="output", rotation=rotation),))) - before
+            moved = (
+                trial.rotated(Rotate(turns=(RotateWeight(parameter=name, side="output", rotation=rotation),))) - before
+            )
             if distance(rotation.turn(part), moved + part) <= EXACT:
                 writers.append(name)
     return tuple(writers)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from goldstick.core.edits import Rotate
 from goldstick.errors import StructureError
-from goldstick.structure.rotation.turn import apply_rotation, bias_name, matrix_layout
+from goldstick.structure.rotation.rotate_weight import apply_rotation, bias_name, matrix_layout
 from goldstick.structure.trace import map_tensors, tensors_in
 
 #: Two outputs are equal when they differ by no more than this, relative to the norm of the first.
 EXACT = 1e-9
 #: A change that moves the output by less than this part of it tells nothing.
-FELT = 1e-7
+CHANGE_EPS = 1e-7
 
 
 class RotationTrial:

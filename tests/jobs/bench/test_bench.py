@@ -68,7 +68,7 @@ def test_random_layers_of_every_scheme_are_timed() -> None:
         bench_kernels(16, 100, [1], 0.0)
 
 
-@pytest.mark.skipif(_C is None or _C.isa() == "scalar", reason="weights are laid out anew for vectors")
+@pytest.mark.skipif(_C is None or _C.isa() == "scalar", reason="weights are prepacked for vectors")
 def test_layers_are_timed_as_optimized_models_have_them_or_as_loaded() -> None:
     assert {time.backend for time in bench_kernels(16, 128, [1], 0.0)} == {"cpu-integer, interleaved"}
     assert {time.backend for time in bench_kernels(16, 128, [1], 0.0, interleave=False)} == {"cpu-integer"}

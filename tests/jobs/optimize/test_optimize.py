@@ -22,10 +22,10 @@ from goldstick.jobs.optimize.optimization import Optimization
 from goldstick.kernels.cpu import _C
 from goldstick.kernels.prepared import PreparedLinear
 from goldstick.kernels.rotary import attend_token
-from goldstick.nn import QuantizedLinear, SharedInput, room
+from goldstick.nn import FusedLinears, QuantizedLinear, kv_buffer
 from goldstick.nn.fused import token_attention
+from goldstick.nn.fused.decode_block import FusedDecodeBlock
 from goldstick.nn.fused.feed_forward import NormForward
-from goldstick.nn.fused.token_block import TokenBlock
 from goldstick.nn.kv_cache import QuantizedStates
 from tests.support.tiny_models import FAMILIES
 
@@ -118,7 +118,7 @@ def decoded(model: Any, ids: Tensor, steps: int) -> Tensor:
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("family", ["llama_gqa", "llama_mha", "qwen2", "mistral"])
 def test_decoding_token_by_token_gives_the_same_logits(family: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_LEAST_ROOM", 2)
+    monkeypatch.setattr(kv_buffer, "_LEAST_ROOM", 2)
     plain, faster = quantized(family), quantized(family)
     goldstick.optimize(faster)
     ids = torch.randint(
@@ -138,7 +138,7 @@ CACHES = [
 @pytest.mark.parametrize("scheme", CACHES, ids=str)
 @pytest.mark.parametrize("rows", [1, 2])
 def test_a_quantized_cache_is_read_as_codes(scheme: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(room, "_LEAST_ROOM", 2)
+    monkeypatch.setattr(kv_buffer, "_LEAST_ROOM", 2)
     recipe = {"stages": [{"rtn": {"scheme": "w4a16-g32"}}, {"kv_cache": scheme}]}
     data = None if scheme.get("mode") == "dynamic" else [IDS]
     plain = goldstick.apply(FAMILIES["llama_gqa"](), recipe, data=data).model.eval()
@@ -203,21 +203,21 @@ def test_an_optimized_model_is_copied_saved_and_cast() -> None:
 def by_parts(model: Any) -> Any:
     """The same with the forwards of blocks taken out; the other faster ones stay."""
     for layer in model.model.layers:
-        assert isinstance(layer.__dict__.pop("forward"), TokenBlock)
+        assert isinstance(layer.__dict__.pop("forward"), FusedDecodeBlock)
     return model
 
 
 def calls_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one number for each block that runs in one call."""
     made: list[int] = []
-    honest = TokenBlock._prepared
+    honest = FusedDecodeBlock._prepared
 
-    def counted(self: TokenBlock, dtype: torch.dtype) -> Any:
+    def counted(self: FusedDecodeBlock, dtype: torch.dtype) -> Any:
         found = honest(self, dtype)
         made.extend([1] if found is not None else [])
         return found
 
-    monkeypatch.setattr(TokenBlock, "_prepared", counted)
+    monkeypatch.setattr(FusedDecodeBlock, "_prepared", counted)
     return made
 
 
@@ -413,12 +413,12 @@ def test_layers_of_other_schemes_are_left_with_the_reason() -> None:
 def test_a_change_that_moves_the_output_is_undone_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     model = quantized("llama_gqa")
     before = logits(model)
-    honest = SharedInput.output
+    honest = FusedLinears.output
 
-    def wrong(self: SharedInput, part: Any, x: Tensor) -> Tensor:
+    def wrong(self: FusedLinears, part: Any, x: Tensor) -> Tensor:
         return honest(self, part, x) + (x.ndim == 3)  # right for layers alone, wrong in the model
 
-    monkeypatch.setattr(SharedInput, "output", wrong)
+    monkeypatch.setattr(FusedLinears, "output", wrong)
     found = goldstick.optimize(model)
     assert merged(found) == []
     assert {change.reason for change in found.left} == {"the model's outputs were no longer the same"}
@@ -448,12 +448,12 @@ def test_a_wrong_attention_is_seen_before_it_is_put_in(monkeypatch: pytest.Monke
 
 def test_a_group_that_rounds_otherwise_is_undone_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     model = quantized("llama_gqa")
-    honest = SharedInput.output
+    honest = FusedLinears.output
 
-    def wrong(self: SharedInput, part: Any, x: Tensor) -> Tensor:
+    def wrong(self: FusedLinears, part: Any, x: Tensor) -> Tensor:
         return honest(self, part, x) * (1 + 1e-6 * (len(self.parts) == 2))
 
-    monkeypatch.setattr(SharedInput, "output", wrong)
+    monkeypatch.setattr(FusedLinears, "output", wrong)
     found = goldstick.optimize(model)
     assert merged(found) == [ATTENTION] * 2
     assert {change.reason for change in found.left if change.what == "one multiplication"} == {

@@ -1,4 +1,4 @@
-"""Which channels can be cut together, found by silencing; and that cutting what is silent changes nothing."""
+"""Which channels can be cut together, found by masking; and that cutting what is silent changes nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-// A weight laid out anew: 16 rows side by side, so that a lane of a vector is a row, in the order in which they are read.
+// A weight prepacked: 16 rows side by side, so that a lane of a vector is a row, in the order in which they are read.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,4 @@
-// A few tokens and a weight that is laid out anew: memory is read from front to back, and codes are used as a shift and
+// A few tokens and a weight that is prepacked: memory is read from front to back, and codes are used as a shift and
 // a mask leave them. A lane is a row, so nothing is added across lanes where a group ends.
 #include "base/inline.hpp"
 #include "linear/linear.hpp"

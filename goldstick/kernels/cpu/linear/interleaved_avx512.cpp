@@ -1,4 +1,4 @@
-// A few tokens and a weight that is laid out anew, with AVX-512 VNNI: one vector of sixteen rows, up to sixteen tokens
+// A few tokens and a weight that is prepacked, with AVX-512 VNNI: one vector of sixteen rows, up to sixteen tokens
 // side by side, codes used as a shift and a mask leave them.
 #include "linear/avx512.hpp"
 #include "linear/linear.hpp"

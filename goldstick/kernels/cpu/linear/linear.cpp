@@ -7,7 +7,7 @@
 #include "base/inline.hpp"
 #include "linear/interleaved.hpp"
 #include "linear/plan.hpp"
-#include "base/shares.hpp"
+#include "base/work_queue.hpp"
 
 namespace goldstick {
 
@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kSpan16 = 128;    // 128 products of 8 and 16 bits, and half of what 32 bits hold
 constexpr std::int64_t kSpan8 = 32768;   // as many products of 8 and 9 bits
 constexpr std::int64_t kQuantizedAlone = 16, kNeighbours = 64;
-constexpr std::int64_t kExcessShare = 4;  // with more than one excess in so many steps, 16 bits are faster
+constexpr std::int64_t kOverflowShare = 4;  // with more than one overflow in so many steps, 16 bits are faster
 
 // The rows of some blocks, from `first` on, for the tokens begin … end, as far as there are any.
 template <typename T>
@@ -86,9 +86,9 @@ public:
           codes_(columns.steps * tokens_),
           low_(plan.halved ? columns.steps * tokens_ : 0),
           shift_(static_cast<std::int64_t>(columns.chunks.size()) * tokens_),
-          excesses_(plan.may_exceed ? static_cast<std::int64_t>(columns.chunks.size()) * plan.tiles : 0),
+          overflows_(plan.may_exceed ? static_cast<std::int64_t>(columns.chunks.size()) * plan.tiles : 0),
           scale_(static_cast<std::int64_t>(columns.chunks.size()) * tokens_),
-          excess_(plan.may_exceed ? columns.steps * plan.tiles : 0) {
+          overflow_(plan.may_exceed ? columns.steps * plan.tiles : 0) {
         for (std::int64_t first = 0; first < shift_.count(); first += tokens_) {
             std::fill(shift_.data() + first + tokens, shift_.data() + first + tokens_, 0);
             std::fill(scale_.data() + first + tokens, scale_.data() + first + tokens_, 0.0f);
@@ -97,15 +97,15 @@ public:
 
     Activations activations() const {
         return {codes_.data(), plan_.halved ? low_.data() : nullptr, plan_.in_matrices(), scale_.data(), shift_.data(),
-                excess_.data(), plan_.may_exceed ? excesses_.data() : nullptr, tokens_, plan_.tile};
+                overflow_.data(), plan_.may_exceed ? overflows_.data() : nullptr, tokens_, plan_.tile};
     }
 
 private:
     const Plan& plan_;
     std::int64_t tokens_;
-    Buffer<std::int32_t> codes_, low_, shift_, excesses_;
+    Buffer<std::int32_t> codes_, low_, shift_, overflows_;
     Buffer<float> scale_;
-    Buffer<Excess> excess_;
+    Buffer<Overflow> overflow_;
 };
 
 // Whether the activations were such as could be multiplied in this way.
@@ -124,9 +124,9 @@ bool multiply(const LinearCall<T>& call, int threads, const Plan& plan) {
         for (std::int64_t token = first; token < std::min(first + plan.tile, call.tokens); ++token) {
             quantize_token(call, columns, activations, token, plan.isa);
         }
-        exceeding += plan.may_exceed ? put_excess_by(columns, activations, first) : 0;
+        exceeding += plan.may_exceed ? split_overflow(columns, activations, first) : 0;
     }
-    if (exceeding > columns.steps * plan.tiles / kExcessShare) {
+    if (exceeding > columns.steps * plan.tiles / kOverflowShare) {
         return false;
     }
     BlockKernel* const run = plan.kernel();
@@ -135,7 +135,7 @@ bool multiply(const LinearCall<T>& call, int threads, const Plan& plan) {
     const std::int64_t at_most = plan.tokens_of_part(blocks, threads);
     const std::int64_t items = blocks * ((activations.tokens + at_most - 1) / at_most);
     // Of few tokens a thread takes half of its part of what is left: neighbours, whose memory is called for ahead.
-    Shares shares(items, plan.few ? 2 : call.tokens <= kNeighbours ? 4 : 1, plan.few ? 2 * threads : 0);
+    WorkQueue shares(items, plan.few ? 2 : call.tokens <= kNeighbours ? 4 : 1, plan.few ? 2 * threads : 0);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         const std::int64_t gathered = interleaved ? 0 : call.groups * together;

@@ -59,7 +59,7 @@ struct LinearCall {
     Rounding rounding;
     float input_scale;  // of kInt8Tensor
     float input_zero;   // of kInt8Tensor; 0 where the range is symmetric
-    const Interleaved* interleaved = nullptr;  // the weight laid out anew, which vector kernels read instead; or null
+    const Interleaved* interleaved = nullptr;  // the weight prepacked, which vector kernels read instead; or null
 };
 
 // A run of columns that is unpacked and multiplied at once.
@@ -83,7 +83,7 @@ enum class Shape {
 // Sixteen rows of the weight. Where fewer are left, the last one stands in for the others.
 struct RowBlock {
     const std::uint8_t* rows[kRows];
-    const std::uint32_t* words;  // [word][kRows] where they are laid out anew; there are no rows then, or else null
+    const std::uint32_t* words;  // [word][kRows] where they are prepacked; there are no rows then, or else null
     const float* scale;  // [groups][kRows]
     const float* zero;   // [groups][kRows], or null: Columns::middle() for all
 };
@@ -112,7 +112,7 @@ struct Columns {
     std::int64_t block_codes() const { return lanes() * lane_codes(); }
     std::int64_t step_codes() const { return in_bytes ? 4 : 2; }
     std::int64_t shifts() const { return lane_codes() / step_codes(); }
-    std::int64_t words() const { return steps * step_codes() / lane_codes(); }  // of a row that is laid out anew
+    std::int64_t words() const { return steps * step_codes() / lane_codes(); }  // of a row that is prepacked
     std::int64_t words(const Chunk& chunk) const { return chunk.padded / lane_codes(); }
     const std::uint32_t* words_of(const Chunk& chunk, const RowBlock& block) const {
         return block.words + chunk.offset * step_codes() / lane_codes() * kRows;
@@ -127,7 +127,7 @@ struct Columns {
 };
 
 // What a step of a tile has beside its activations; both together are what was meant.
-struct Excess {
+struct Overflow {
     std::int32_t step;  // of its chunk
     std::int32_t codes[kTile];
 };
@@ -139,8 +139,8 @@ struct Activations {
     bool in_matrices;     // codes are [chunk][tile][matrix][token of the tile][step of the matrix], tiles all whole
     float* scale;         // [chunk][tokens]
     std::int32_t* shift;  // [chunk][tokens]: Σ q since the span began; −middle() · Σ q for a weight without zeros
-    Excess* excess;       // [chunk][tile][step], of which the first so many are there:
-    std::int32_t* excesses;  // [chunk][tile], or null where no step can have any
+    Overflow* overflow;       // [chunk][tile][step], of which the first so many are there:
+    std::int32_t* overflows;  // [chunk][tile], or null where no step can have any
     std::int64_t tokens;  // in matrices, with those that fill the last tile up
     std::int64_t tile;    // tokens of a tile; the last may have fewer
 
@@ -155,8 +155,8 @@ struct Activations {
     }
     std::int64_t apart(std::int64_t token) const { return std::min(tile, tokens - token / tile * tile); }
     std::int64_t tiles() const { return (tokens + tile - 1) / tile; }
-    Excess* excess_of(const Chunk& chunk, std::int64_t token) const {
-        return excess + chunk.offset * tiles() + token / tile * chunk.steps;
+    Overflow* overflow_of(const Chunk& chunk, std::int64_t token) const {
+        return overflow + chunk.offset * tiles() + token / tile * chunk.steps;
     }
 };
 
@@ -168,8 +168,8 @@ template <typename T>
 void quantize_token(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
                     std::int64_t token, Isa isa);
 
-// Put the excess of the tile that begins with `token` by. Returns how many steps have any.
-std::int64_t put_excess_by(const Columns& columns, const Activations& activations, std::int64_t token);
+// Put the overflow of the tile that begins with `token` by. Returns how many steps have any.
+std::int64_t split_overflow(const Columns& columns, const Activations& activations, std::int64_t token);
 
 // The bytes of any block, also of those that are not `whole`: they end with the row, or are of another width.
 void copy_block(const Columns& columns, const Chunk& chunk, const std::uint8_t* row, std::int64_t block,
@@ -183,9 +183,9 @@ bool can_deposit();
 using BlockKernel = void(const Columns&, const RowBlock*, const Activations&, std::int64_t begin, std::int64_t end,
                          float* sums);
 BlockKernel block_scalar;
-BlockKernel block_panel_avx2, block_panel_avx512, block_panel_amx;  // best for many tokens
+BlockKernel block_gemm_avx2, block_gemm_avx512, block_gemm_amx;  // best for many tokens
 BlockKernel block_dot_avx2;                                         // best for a few
-BlockKernel block_interleaved_avx2, block_interleaved_avx512;       // best for a few, of a weight that is laid out anew
+BlockKernel block_interleaved_avx2, block_interleaved_avx512;       // best for a few, of a weight that is prepacked
 
 // The whole call on `threads` threads.
 template <typename T>

@@ -8,7 +8,7 @@ namespace {
 
 // Up to so many tokens, unpacking for one use costs less than unpacking for more; of bytes, unpacking is cheaper.
 constexpr std::int64_t kDotTokens = 2, kDotTokensOfBytes = 4;
-constexpr std::int64_t kInterleavedTokens = 16, kInterleavedTokens8 = 4;  // the same of a weight that is laid out anew
+constexpr std::int64_t kInterleavedTokens = 16, kInterleavedTokens8 = 4;  // the same of a weight that is prepacked
 
 // From so many tokens on AMX is faster, whose matrices are filled up to 16; with groups shorter than a matrix from more,
 // with 16-bit inputs and weights as they were loaded from fewer.
@@ -61,10 +61,10 @@ BlockKernel* Plan::kernel() const {
 #if defined(__x86_64__)
     switch (isa) {
 #if defined(GOLDSTICK_HAS_AMX)
-        case Isa::kAmx: return block_panel_amx;
+        case Isa::kAmx: return block_gemm_amx;
 #endif
-        case Isa::kAvx512: return !few ? block_panel_avx512 : interleaved ? block_interleaved_avx512 : block_dot_avx2;
-        case Isa::kAvx2: return !few ? block_panel_avx2 : interleaved ? block_interleaved_avx2 : block_dot_avx2;
+        case Isa::kAvx512: return !few ? block_gemm_avx512 : interleaved ? block_interleaved_avx512 : block_dot_avx2;
+        case Isa::kAvx2: return !few ? block_gemm_avx2 : interleaved ? block_interleaved_avx2 : block_dot_avx2;
         default: break;
     }
 #endif

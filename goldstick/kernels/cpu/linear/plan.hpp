@@ -15,7 +15,7 @@ struct Plan {
     bool interleaved;
     std::int64_t tile;   // tokens whose activations lie side by side
     std::int64_t tiles;  // of all tokens
-    bool may_exceed;     // whether 16 bits might not hold two products of bytes: see excess.cpp
+    bool may_exceed;     // whether 16 bits might not hold two products of bytes: see overflow.cpp
 
     // Blocks of rows that go together.
     std::int64_t blocks() const { return in_matrices() ? kBlocks : 1; }

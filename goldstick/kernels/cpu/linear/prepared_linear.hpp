@@ -14,7 +14,7 @@ public:
     virtual std::int64_t columns() const = 0;
     virtual Precision precision() const = 0;  // of inputs, outputs and scales
 
-    virtual bool interleaved() const = 0;  // whether it holds a copy of the weight, laid out anew for this processor
+    virtual bool interleaved() const = 0;  // whether it holds a copy of the weight, prepacked for this processor
 
     // y = f(x) · wᵀ + bias for dense x [tokens, columns] and y [tokens, rows] of the layer's type.
     virtual void multiply(const void* x, void* y, std::int64_t tokens, int threads) const = 0;
