@@ -57,7 +57,7 @@ safety: $(STAMP) ## 5,000 random sequences of commands among other people's file
 	OMP_NUM_THREADS=1 HF_HUB_OFFLINE=1 $(PYTHON) -m tests.safety --sequences 5000 --seed $(or $(SEED),1) \
 	    --out benchmarks/results/safety.json
 
-fuzz-texts: $(STAMP) ## read a million mutated configs, recipes, cards, templates, rows, patterns and reports; SEED=N for others (an hour)
+fuzz-texts: $(STAMP) ## read a million mutated configs, recipes, cards, templates, rows, patterns and reports; SEED=N for others (ten minutes)
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.fuzz_texts --inputs 1000000 --processes 2 --seed $(or $(SEED),1000000) --out benchmarks/results/fuzz-texts.json
 
 packers: $(STAMP) ## pack and unpack thousands of random layers in every format (6,500 cases)

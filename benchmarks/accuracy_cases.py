@@ -104,7 +104,7 @@ def rows(subject: Subject) -> Iterator[Row]:
 
 def weight_rows(scheme: str) -> Iterator[Row]:
     """Weights alone are rounded. ``rtn`` has searched ranges, as the word of recipes; ``rtn minmax`` plain ones."""
-    options = {"scheme": scheme, "indivisible": "channel"}
+    options = {"scheme": scheme, "group_size_mismatch": "channel"}
     gptq, scales = {"gptq": options}, {"awq": {"quantize": False}}
     recipes: dict[str, Stages] = {
         "rtn minmax": [{"rtn": {**options, "range_search": "minmax"}}],

@@ -29,7 +29,8 @@ def command(recipe: str) -> list[str]:
     """The command line that quantizes the reference model, but for its output."""
     return [
         sys.executable, "-m", "goldstick.cli", "quantize", "goldstick/reference", "-r", recipe, "--dataset",
-        "reference", "--data-dir", "reference", "--samples", "8", "--seq-len", "128", "--indivisible", "channel",
+        "reference", "--data-dir", "reference", "--samples", "8", "--seq-len", "128",
+        "--group-size-mismatch", "channel",
     ]  # fmt: skip
 
 

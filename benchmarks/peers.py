@@ -169,7 +169,7 @@ class Bench:
     def goldstick(self, recipe: Path, output: Path) -> dict[str, Any]:
         """One run through the command line."""
         options = [f"--{name.replace('_', '-')}={value}" for name, value in self.calibration.items()]
-        options += [f"--data-dir={self.arguments.data_dir}", "--indivisible=channel", "--overwrite", "--json"]
+        options += [f"--data-dir={self.arguments.data_dir}", "--group-size-mismatch=channel", "--overwrite", "--json"]
         command = [*shlex.split(self.arguments.goldstick), "quantize", str(self.model), "-o", str(output)]
         job = [*command, f"--recipe={recipe}", *options]
         measured = self.measure(job, f"goldstick {recipe.stem}", self.environment)

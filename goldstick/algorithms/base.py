@@ -19,7 +19,7 @@ from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network, Site
 from goldstick.structure.targets import Targets, matches, unmatched
 
-Indivisible = Literal["error", "channel", "skip"]
+GroupSizeMismatch = Literal["error", "channel", "skip"]
 Tie = Literal["error", "untie", "keep"]
 Unfoldable = Literal["skip", "multiply"]
 
@@ -74,6 +74,8 @@ class Stage(ABC):
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
     name: ClassVar[str]
+    #: Names that options had before → those they have.
+    renamed: ClassVar[Mapping[str, str]] = {}
 
     @property
     @abstractmethod
@@ -99,7 +101,7 @@ class Algorithm(Stage):
         return False
 
     @property
-    def asymmetric(self) -> bool:
+    def needs_float_inputs(self) -> bool:
         """Whether it aims at what the float model gives, and so must see that model's inputs beside the layer's own."""
         return False
 
@@ -163,8 +165,8 @@ class Quantizer(Algorithm):
         scheme: What the layers become: a name such as ``w4a16-g128`` or a full :class:`Scheme`.
         targets: Which layers.
         overrides: Patterns with schemes of their own, the last match winning (mixed precision).
-        indivisible: What to do where the group size does not divide a layer's inputs: stop with an ``error``, give
-            the layer one scale per ``channel``, or ``skip`` it.
+        group_size_mismatch: What to do where the group size does not divide a layer's inputs: stop with an ``error``,
+            give the layer one scale per ``channel``, or ``skip`` it.
         tie: What to do with a targeted weight that is tied to another: stop with an ``error``, ``untie`` them and
             quantize only the target, or ``keep`` the tie and quantize both ends as one.
         compensates: Whether the algorithm makes up for the rounding error of a column in those after it, which stages
@@ -172,10 +174,11 @@ class Quantizer(Algorithm):
     """
 
     compensates: ClassVar[bool] = False
+    renamed: ClassVar[Mapping[str, str]] = {"indivisible": "group_size_mismatch"}
 
     scheme: Scheme | str = "w4a16-g128"
     overrides: dict[str, Scheme | str] = field(default_factory=dict)
-    indivisible: Indivisible = "error"
+    group_size_mismatch: GroupSizeMismatch = "error"
     tie: Tie = "error"
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
@@ -161,20 +161,21 @@ class GPTQ(Quantizer):
         damping: What is added to the diagonal of the Hessian, in units of its mean; times ten, up to 1, as long as the
             factorization fails.
         token_floor: A layer that saw fewer inputs than this fraction of its input features is rounded to nearest.
-        asymmetric: Aim at the output of the float model, not at that of the float layer on the inputs
+        gptaq: Aim at the output of the float model, not at that of the float layer on the inputs
             there are (GPTAQ, arXiv 2504.02692): a layer then makes up for errors of those before it.
-        alpha: How much of them, 0 to 1; without ``asymmetric`` it means nothing.
+        alpha: How much of them, 0 to 1; without ``gptaq`` it means nothing.
     """
 
     name: ClassVar[str] = "gptq"
     data_requirement: ClassVar[DataRequirement] = DataRequirement.BLOCKWISE
     compensates: ClassVar[bool] = True
+    renamed: ClassVar[Mapping[str, str]] = {**Quantizer.renamed, "asymmetric": "gptaq"}
 
     range_search: Literal["minmax", "mse", "imatrix"] = "mse"
     order: Order = "gar"
     damping: float = 0.01
     token_floor: float = 0.5
-    asymmetric: bool = False
+    gptaq: bool = False
     alpha: float = 0.5
 
     def __post_init__(self) -> None:
@@ -187,6 +188,11 @@ class GPTQ(Quantizer):
             raise RecipeError(f"alpha is how much of the drift is made up for, 0 to 1, not {self.alpha}.")
         if self.order not in get_args(Order):
             raise RecipeError(f"order is gar, activation or natural, not {self.order!r}.")
+
+    @property
+    def needs_float_inputs(self) -> bool:
+        """With ``gptaq``."""
+        return self.gptaq
 
     def attach(self, site: Site) -> InputObserver | list[InputObserver]:
         """The Hessian of the site's inputs; for experts a list of them, one each."""
@@ -203,7 +209,7 @@ class GPTQ(Quantizer):
             return self._solve_matrix(matrix, observer, scheme.weight, keep=keep)
 
         tensor, notes = solve_each(weight, state, solve_matrix)
-        if self.asymmetric and not isinstance(state, CrossCovarianceObserver):
+        if self.gptaq and not isinstance(state, CrossCovarianceObserver):
             notes["symmetric"] = "its inputs cannot be paired, token for token, with those of the float model"
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
 
@@ -218,7 +224,7 @@ class GPTQ(Quantizer):
         hessian = (observer.take_hessian() if alone else observer.hessian()).to(weight.device)
         drift = (
             observer.cross_covariance().to(weight.device)
-            if isinstance(observer, CrossCovarianceObserver) and self.asymmetric
+            if isinstance(observer, CrossCovarianceObserver) and self.gptaq
             else None
         )
         return solve_gptq(

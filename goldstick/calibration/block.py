@@ -45,7 +45,7 @@ class BlockCalibration:
         masks: Which tokens of each batch count; ``None`` for all.
         pairs: What can absorb the scale of which input group; from the structure probe.
         together: Whether all batches may wait together; see :mod:`goldstick.calibration.passes`.
-        original: The float block and its passes, where a stage is asymmetric.
+        original: The float block and its passes, where a stage needs its inputs.
         look: A forward that reaches the layers in the same order, such as a shorter one; the first run where ``None``.
     """
 
@@ -160,7 +160,7 @@ class BlockCalibration:
 
     def _pairs_tokens(self, group: Sequence[Assignment]) -> bool:
         """Whether a stage wants what the float model gives a group, and its tokens may be those that come to it."""
-        if not any(task.stage.asymmetric for task in group) or group[0].site.name in self._called_again:
+        if not any(task.stage.needs_float_inputs for task in group) or group[0].site.name in self._called_again:
             return False
         return not self._chosen(group[0])
 

@@ -46,15 +46,15 @@ def sweep(
         batches: Keyword arguments of the model's forward; an ``attention_mask`` says which tokens count.
         progress: Told how many blocks are done.
         recorder: Sees the keys and values of every block that is given a cache.
-        original: The model before anything was rounded, for asymmetric stages; left as it is. If one is needed and
-            none given, the network as it is now is copied.
+        original: The model before anything was rounded, for stages that need its inputs; left as it is. Where one does
+            and none is given, the network as it is now is copied.
 
     Raises:
         StructureError: No layer of a block was reached.
     """
     model = network.model
     prepare_experts(network, work)
-    floats = (original or copy.deepcopy(model)) if work.asymmetric else None
+    floats = (original or copy.deepcopy(model)) if work.needs_float_inputs else None
     if floats is not None:
         prepare_experts(Network(floats), work)
     with evaluating(model), evaluating(floats or model), torch.no_grad():

@@ -70,9 +70,9 @@ class Work:
     revise: Callable[[Assignment, Tensor, Quantize], None] = lambda task, weight, edit: None
 
     @property
-    def asymmetric(self) -> bool:
+    def needs_float_inputs(self) -> bool:
         """Whether the float model must run beside."""
-        return self.reconstruction is not None or any(task.stage.asymmetric for task in self.tasks.values())
+        return self.reconstruction is not None or any(task.stage.needs_float_inputs for task in self.tasks.values())
 
     def within(self, block: str | None) -> Work:
         """The part of it that lies in one block; ``None`` for what lies outside all blocks."""

@@ -22,7 +22,7 @@ from goldstick.cli.recipes import recipes
 from goldstick.cli.sensitivity import sensitivity
 from goldstick.cli.signals import orderly_signals
 from goldstick.cli.streams import prepare_streams
-from goldstick.core.slow_kernels import SlowKernelsWarning
+from goldstick.core.notices import GoldstickWarning
 from goldstick.errors import GoldstickError, OutputError, SourceError
 
 _FORMAT = warnings.formatwarning
@@ -84,7 +84,7 @@ def _as_a_note(
     message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
 ) -> str:
     """Goldstick's own warning in a line, and others as Python shows them."""
-    if issubclass(category, SlowKernelsWarning):
+    if issubclass(category, GoldstickWarning):
         return f"note: {message}\n"
     return _FORMAT(message, category, filename, lineno, line)
 

@@ -16,6 +16,7 @@ from goldstick.cli.in_place import naming_what_is_in_place
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.push import push
 from goldstick.cli.recipes import complete_recipe
+from goldstick.cli.renamed_option import renamed_option
 from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_unused
 from goldstick.core.seed import LEAST, MOST
@@ -29,7 +30,7 @@ DEFAULT_RECIPE = "rtn-w4a16-g128"
 
 
 def _recipe_options(command: Any) -> Any:
-    options = [
+    options: list[Any] = [
         click.option("--recipe", "-r", default=DEFAULT_RECIPE, show_default=True, metavar="RECIPE|FILE",
                      shell_complete=complete_recipe,
                      help="Words such as gptq-w4a16-g128 (see 'goldstick recipes list'), or a YAML file."),
@@ -47,8 +48,8 @@ def _recipe_options(command: Any) -> Any:
                      type=FormatName("auto"),
                      help=f"Storage format: auto ({PREFERRED} wherever it can hold the result), {OWN_FORMATS}. "
                           "Given again, each further one is exported to OUTPUT-F."),
-        click.option("--indivisible", type=click.Choice(["error", "channel", "skip"]),
-                     help="What a layer becomes whose inputs the group size does not divide."),
+        renamed_option("--group-size-mismatch", "--indivisible", type=click.Choice(["error", "channel", "skip"]),
+                       help="What a layer becomes whose inputs the group size does not divide."),
         click.option("--tie", type=click.Choice(["error", "untie", "keep"]),
                      help="What to do with a targeted weight that is tied to another."),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object."),
@@ -221,7 +222,7 @@ def _recipe(
     packing: bool | None,
     allow_short: bool,
     formats: tuple[str, ...],
-    indivisible: str | None,
+    group_size_mismatch: str | None,
     tie: str | None,
 ) -> Recipe:
     from goldstick.algorithms import Quantizer
@@ -237,7 +238,7 @@ def _recipe(
     if given and not needs_data(loaded.stages):
         click.echo("note: no stage of this recipe looks at data; the calibration options change nothing", err=True)
     stage_options: dict[str, Any] = {}
-    stage_options |= {"indivisible": indivisible} if indivisible else {}
+    stage_options |= {"group_size_mismatch": group_size_mismatch} if group_size_mismatch else {}
     stage_options |= {"tie": tie} if tie else {}
     return loaded.model_copy(
         update={

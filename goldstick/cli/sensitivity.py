@@ -10,6 +10,7 @@ import click
 
 from goldstick.cli.console import console, print_json, progress_bar
 from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.renamed_option import renamed_option
 from goldstick.cli.streams import showing
 
 
@@ -36,7 +37,8 @@ def _widths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
 @click.option("--data-dir", metavar="DIR", help="Where sets known by name lie; 'reference' for the bundled data.")
 @click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Samples of the text.")
 @click.option("--seq-len", type=click.IntRange(2), default=256, show_default=True, help="Tokens of a sample.")
-@click.option(
+@renamed_option(
+    "--group-size-mismatch",
     "--indivisible",
     type=click.Choice(["error", "channel", "skip"]),
     help="What a layer becomes whose inputs the group size does not divide.",
@@ -60,7 +62,7 @@ def sensitivity(
     data_dir: str | None,
     samples: int,
     seq_len: int,
-    indivisible: Literal["error", "channel", "skip"] | None,
+    group_size_mismatch: Literal["error", "channel", "skip"] | None,
     output: Path | None,
     html: Path | None,
     overwrite: bool,
@@ -90,9 +92,11 @@ def sensitivity(
         if path is not None:
             check_writable(path, overwrite=overwrite)
     loaded = Recipe.load(recipe)
-    if indivisible:
+    if group_size_mismatch:
         stages = tuple(
-            dataclasses.replace(stage, indivisible=indivisible) if isinstance(stage, Quantizer) else stage
+            dataclasses.replace(stage, group_size_mismatch=group_size_mismatch)
+            if isinstance(stage, Quantizer)
+            else stage
             for stage in loaded.stages
         )
         loaded = loaded.model_copy(update={"stages": stages})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -26,6 +27,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError, PydanticSerializati
 
 from goldstick.algorithms import ALGORITHMS, Quantizer, Stage
 from goldstick.core.grid import Grid
+from goldstick.core.notices import RenamedOptionWarning
 from goldstick.core.scheme import Scheme
 from goldstick.core.seed import LEAST, MOST
 from goldstick.core.training import TrainingOptions
@@ -207,6 +209,7 @@ def _stage(index: int, entry: Any) -> Stage:
     options = {} if options is None else options
     if not isinstance(options, Mapping):
         raise RecipeError(f"stages[{index}].{name}: its options must be a mapping, not {options!r}.")
+    options = _under_present_names(f"stages[{index}].{name}", options, algorithm.renamed)
     try:
         if problem := _boolean_numbers(algorithm, options):
             raise RecipeError(problem)
@@ -216,6 +219,16 @@ def _stage(index: int, entry: Any) -> Stage:
         raise RecipeError(f"stages[{index}].{name}: " + _explain(error, algorithm.__dataclass_fields__)) from error
     except RecipeError as error:
         raise RecipeError(f"stages[{index}].{name}: {error}") from error
+
+
+def _under_present_names(place: str, options: Mapping[str, Any], renamed: Mapping[str, str]) -> Mapping[str, Any]:
+    """Options of an old recipe under the names that they have now, which a warning says."""
+    old = [name for name in renamed if name in options]
+    for name in old:
+        if renamed[name] in options:
+            raise RecipeError(f"{place}: {name!r} is called {renamed[name]!r} now; take one of them out.")
+        warnings.warn(f"{place}: {name!r} is called {renamed[name]!r} now.", RenamedOptionWarning, stacklevel=2)
+    return {renamed.get(name, name): value for name, value in options.items()} if old else options
 
 
 def _boolean_numbers(kind: type, value: Mapping[Any, Any]) -> str:

@@ -135,9 +135,9 @@ def _assign(
             twice.append(site.name)
         elif scheme.weight.divides(site.in_features):
             assignments[site.name] = Assignment(site=site, stage=stage, scheme=scheme)
-        elif stage.indivisible == "error":
+        elif stage.group_size_mismatch == "error":
             indivisible.append(f"{site.name} ({site.in_features} inputs, groups of {size})")
-        elif stage.indivisible == "skip":
+        elif stage.group_size_mismatch == "skip":
             skipped[site.parameter_name] = f"skipped: {what}"
         else:
             channel = dataclasses.replace(scheme.weight, granularity="channel", group_size=None)
@@ -153,8 +153,8 @@ def _assign(
         problems.append(
             f"{place}: the group size does not divide the inputs of {_some(indivisible)}. Decide what such layers "
             "become: "
-            "'--indivisible channel' gives them one scale per output channel, '--indivisible skip' leaves them float "
-            "(the same as 'indivisible:' in the recipe), or choose a group size that divides."
+            "'--group-size-mismatch channel' gives them one scale per output channel, '--group-size-mismatch skip' "
+            "leaves them float (the same as 'group_size_mismatch:' in the recipe), or choose a group size that divides."
         )
 
 

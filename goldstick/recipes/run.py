@@ -156,7 +156,7 @@ def run(
         looking.append(resolution.kv)
     if looking and not batches:
         raise RecipeError(f"{looking[0].name} looks at data, and there are none: give data= (or --dataset).")
-    original = copy.deepcopy(network.model) if work.asymmetric else None  # before the first layer is rounded
+    original = copy.deepcopy(network.model) if work.needs_float_inputs else None  # before the first layer is rounded
     free = [assignment for assignment in chosen if assignment.site.name not in {*work.tasks, *results}]
     results.update(round_sites(network, free, progress))
     if looking:

@@ -66,7 +66,7 @@ _WORDS = {
         does="rounds column by column; each column makes up for the errors of those before it",
     ),
     "gptaq": Word(
-        slot="method", stage="gptq", options={"asymmetric": True}, title="GPTAQ",
+        slot="method", stage="gptq", options={"gptaq": True}, title="GPTAQ",
         does="GPTQ that also makes up for the errors of earlier layers; observes twice the activations",
     ),
     "slb": Word(slot="method", stage="slb", title="SLB", does="finds codes by [training](training.md)"),

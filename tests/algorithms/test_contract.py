@@ -56,7 +56,7 @@ def test_its_options_survive_json(stage: type[Stage]) -> None:
         options = {"targets": Targets(include=("*a",), exclude=("b",))}
     if issubclass(stage, Quantizer):
         scheme = "w8a16-channel-asym" if issubclass(stage, TrainedQuantizer) else "w8a16"
-        options |= {"scheme": scheme, "overrides": {"*": "w4a16-g32"}, "indivisible": "skip", "tie": "keep"}
+        options |= {"scheme": scheme, "overrides": {"*": "w4a16-g32"}, "group_size_mismatch": "skip", "tie": "keep"}
     if issubclass(stage, Smoother):
         options |= {"unfoldable": "multiply"}
     if "training" in stage.__dataclass_fields__:

@@ -141,7 +141,7 @@ def test_the_algorithm_uses_the_drift_it_was_shown_and_says_where_there_is_none(
         assert isinstance(edit, Quantize)
         return edit
 
-    algorithm = GPTQ(scheme="w3a16-g16", asymmetric=True, alpha=0.75)
+    algorithm = GPTQ(scheme="w3a16-g16", gptaq=True, alpha=0.75)
     grid: Grid = algorithm.scheme_for(site).weight
     expected = solve_gptq(weight, observer.hessian(), grid, drift=observer.cross_covariance(), alpha=0.75)
     edit = solved(algorithm, observer)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.algorithms import AWQ, Member, SmoothQuant
-from goldstick.algorithms import balance as module
+from goldstick.algorithms import smooth_scale as module
 from goldstick.algorithms.hessian_factor import uncompensated
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.algorithms.smooth_scale import SmoothLoss, bounded, least_loss

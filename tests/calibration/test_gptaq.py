@@ -25,7 +25,7 @@ from tests.support.tiny_models import FAMILIES, output_tensor
 pytestmark = pytest.mark.usefixtures("reference_backend")
 
 PLAIN = {"gptq": {"scheme": "w2a16-g32"}}
-ASYMMETRIC = {"gptq": {"scheme": "w2a16-g32", "asymmetric": True}}
+ASYMMETRIC = {"gptq": {"scheme": "w2a16-g32", "gptaq": True}}
 
 
 def pair(tokens: int = 300, features: int = 24) -> tuple[Tensor, Tensor]:
@@ -266,7 +266,7 @@ def test_the_pairs_fit_where_scales_are_folded_and_where_they_are_multiplied_sta
     stages: list[dict[str, Any]] = [
         {"smoothquant": {"unfoldable": "multiply"}},
         {"awq": {"quantize": False, "grid": 6, "unfoldable": "multiply"}},
-        {"gptq": {"scheme": "w8a16", "asymmetric": True}},
+        {"gptq": {"scheme": "w8a16", "gptaq": True}},
     ]
     model = FAMILIES["llama_gqa"]().to(dtype)
     uneven(model)
@@ -328,7 +328,7 @@ def test_the_last_output_is_nearer_to_the_float_models_on_inputs_never_seen(sche
         seen, unseen = inputs[:512], inputs[512:]
         errors = []
         for asymmetric in (False, True):
-            recipe = {"stages": [{"gptq": {"scheme": scheme, "asymmetric": asymmetric}}]}
+            recipe = {"stages": [{"gptq": {"scheme": scheme, "gptaq": asymmetric}}]}
             result = goldstick.apply(model, recipe, data=[{"x": seen}])
             with torch.no_grad():
                 errors.append(float((result.model(unseen) - model(unseen)).square().mean()))

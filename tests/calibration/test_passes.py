@@ -172,7 +172,7 @@ def test_layers_that_are_called_again_are_solved_alike_in_both_ways(stage: Mappi
 def test_layers_that_are_called_again_are_not_paired_with_those_of_the_float_model() -> None:
     torch.manual_seed(3)
     data = [{"x": torch.randn(2, 9, 16)} for _ in range(3)]
-    result = goldstick.apply(Loop(), {"stages": [{"gptq": {"scheme": "w4a16-channel", "asymmetric": True}}]}, data=data)
+    result = goldstick.apply(Loop(), {"stages": [{"gptq": {"scheme": "w4a16-channel", "gptaq": True}}]}, data=data)
     notes = {layer.name: layer.notes for layer in result.report.layers if layer.scheme}
     assert {name for name, note in notes.items() if "symmetric" in note} == {
         "again.weight",

@@ -42,7 +42,7 @@ def on_the_reference_backend(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def gptq(**options: Any) -> dict[str, Any]:
-    return {"stages": [{"gptq": {"scheme": "w3a16-g32", "indivisible": "channel", **options}}]}
+    return {"stages": [{"gptq": {"scheme": "w3a16-g32", "group_size_mismatch": "channel", **options}}]}
 
 
 def swept(model: nn.Module, batches: Batches, recipe: Mapping[str, Any] | None = None) -> list[Quantize]:

@@ -208,7 +208,7 @@ def test_a_checkpoint_that_is_quantized_already(assert_refused: Refused, made: P
 
 def test_a_group_size_that_does_not_divide(assert_refused: Refused, source: Path) -> None:
     arguments = ("quantize", str(source), "-o", str(source.parent / "out"), "--recipe", "rtn-w4a16-g128")
-    ways_out = ("--indivisible channel", "--indivisible skip", "a group size that divides")
+    ways_out = ("--group-size-mismatch channel", "--group-size-mismatch skip", "a group size that divides")
     assert_refused(*arguments, code=2, says=("q_proj", "64 inputs", *ways_out))
 
 
@@ -294,7 +294,10 @@ RECIPES = {
     ),
     "an_unknown_scheme": ("stages: [{rtn: {scheme: w4a16-128}}]", ("w4a16-128", "w4a16-g128")),
     "an_unknown_algorithm": ("stages: [{rnt: {scheme: w8a16}}]", ("stages[0]", "'rnt'", "'rtn'")),
-    "a_value_of_the_wrong_kind": ("stages: [{rtn: {indivisible: perhaps}}]", ("indivisible", "'channel'")),
+    "a_value_of_the_wrong_kind": (
+        "stages: [{rtn: {group_size_mismatch: perhaps}}]",
+        ("group_size_mismatch", "'channel'"),
+    ),
     "no_stage": ("stages: []", ("stages",)),
     "a_list_instead_of_a_mapping": ("- rtn", ("not a mapping", "stages")),
     "a_yaml_alias": ("stages: [&a {rtn: {scheme: w8a16}}, *a]", ("aliases",)),

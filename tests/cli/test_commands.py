@@ -42,7 +42,7 @@ def test_recipes_schema_describes_every_algorithm_with_its_options() -> None:
     schema = json.loads(run("recipes", "schema").stdout)
     stages = schema["properties"]["stages"]["items"]["anyOf"]
     options = next(stage["properties"]["rtn"]["properties"] for stage in stages if "rtn" in stage.get("properties", {}))
-    assert {"scheme", "targets", "overrides", "indivisible", "tie", "range_search"} == set(options)
+    assert {"scheme", "targets", "overrides", "group_size_mismatch", "tie", "range_search"} == set(options)
 
 
 def test_plan_as_json_accounts_for_every_tensor_of_the_checkpoint(llama: Path) -> None:
@@ -90,9 +90,14 @@ def test_options_that_change_nothing_are_noted(llama: Path, tmp_path: Path) -> N
 def test_the_flag_for_indivisible_layers_overrides_the_recipe(llama: Path) -> None:
     refused = run("plan", str(llama), "--recipe", "rtn-w4a16-g128")
     assert refused.exit_code == 2
-    assert "--indivisible channel" in refused.stderr
-    plan = json.loads(run("plan", str(llama), "--recipe", "rtn-w4a16-g128", "--indivisible", "skip", "--json").stdout)
-    assert any("skipped: 64 inputs" in (layer["note"] or "") for layer in plan["layers"])
+    assert "--group-size-mismatch channel" in refused.stderr
+    arguments = ["plan", str(llama), "--recipe", "rtn-w4a16-g128", "--json"]
+    for option in ("--group-size-mismatch", "--indivisible"):
+        found = run(*arguments, option, "skip")
+        assert any("skipped: 64 inputs" in (layer["note"] or "") for layer in json.loads(found.stdout)["layers"])
+        assert ("note: --indivisible is called --group-size-mismatch now" in found.stderr) is (
+            option == "--indivisible"
+        )
 
 
 def test_layers_are_excluded_without_a_recipe_file(llama: Path) -> None:

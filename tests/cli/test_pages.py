@@ -97,7 +97,16 @@ def test_quantize_evaluates_before_and_after_and_compares_predictions(
     (data / "text").mkdir(parents=True)
     (data / "text" / "heldout.txt").write_text("The harbour lies on the north side of the island. " * 20)
     monkeypatch.setenv("GOLDSTICK_CACHE", str(tmp_path / "cache"))
-    options = ["--recipe", "rtn-w4a16-g32", "--evaluate", "text", "--data-dir", str(data), "--indivisible", "channel"]
+    options = [
+        "--recipe",
+        "rtn-w4a16-g32",
+        "--evaluate",
+        "text",
+        "--data-dir",
+        str(data),
+        "--group-size-mismatch",
+        "channel",
+    ]
     shown = run("quantize", str(model), "-o", str(output), *options)
     assert shown.exit_code == 0, shown.output
     assert "text: the predictions are" in shown.stdout

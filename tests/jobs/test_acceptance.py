@@ -107,9 +107,9 @@ def goldstick_logits(directory: Path, inputs: dict[str, Tensor]) -> Tensor:
 
 
 def preset(name: str) -> Recipe:
-    """A preset with ``--indivisible channel``."""
+    """A preset with ``--group-size-mismatch channel``."""
     recipe = Recipe.load(name)
-    stages = tuple(dataclasses.replace(stage, indivisible="channel") for stage in recipe.stages)
+    stages = tuple(dataclasses.replace(stage, group_size_mismatch="channel") for stage in recipe.stages)
     return recipe.model_copy(update={"stages": stages})
 
 

@@ -150,4 +150,4 @@ def test_a_run_is_refused_before_it_makes_anything(way: str, tmp_path: Path) -> 
 def test_every_family_is_planned(family: str, tmp_path: Path) -> None:
     """Ties, experts, split and joined matrices: a sound checkpoint is never refused."""
     source = spoilt(tmp_path, lambda tensors: None, family)
-    assert not plan(source, {"stages": [{"rtn": {"scheme": "w4a16-g32", "indivisible": "channel"}}]}).unused
+    assert not plan(source, {"stages": [{"rtn": {"scheme": "w4a16-g32", "group_size_mismatch": "channel"}}]}).unused

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, SLB, KVCache, Quantizer, RandomRotation, SmoothQuant
+from goldstick.core.notices import RenamedOptionWarning
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.recipe import Recipe, recipe_schema
@@ -38,7 +39,7 @@ def test_every_recommended_recipe_means_something_for_a_llama(name: str, llama: 
     assert recipe.description
     stages = [
         # Its rows of 64 are shorter than the groups of some recipes.
-        dataclasses.replace(one, indivisible="channel") if isinstance(one, Quantizer) else one
+        dataclasses.replace(one, group_size_mismatch="channel") if isinstance(one, Quantizer) else one
         for one in recipe.stages
     ]
     resolution = resolve(stages, llama)
@@ -89,7 +90,11 @@ MAPPINGS: list[dict[str, Any]] = [
     {"stages": ["rtn"]},
     stage(scheme="w3a16-g32-asym", range_search="hqq", overrides={"*down_proj": "w8a16-asym"}),
     {"stages": [{"smoothquant": {"alpha": "search"}}, {"awq": {"duo_scaling": "both", "grid": 4}}]},
-    stage(scheme={"weight": {"bits": 5, "granularity": "group", "group_size": 48}}, indivisible="skip", tie="untie"),
+    stage(
+        scheme={"weight": {"bits": 5, "granularity": "group", "group_size": 48}},
+        group_size_mismatch="skip",
+        tie="untie",
+    ),
     stage(
         scheme="w8a8-dynamic",
         targets={"include": ["*"], "exclude": ["lm_head"]},
@@ -155,7 +160,7 @@ def test_an_unknown_key_names_its_place_and_the_nearest(mapping: dict[str, Any],
             {"stages": ["rtn"], "export": {"format": "onnx"}},
             "export.format: .*'auto', .*'awq' or 'gguf'",
         ),
-        (stage(indivisible="round"), r"stages\[0\].rtn: indivisible: .*'error', 'channel' or 'skip'"),
+        (stage(group_size_mismatch="round"), r"stages\[0\].rtn: group_size_mismatch: .*'error', 'channel' or 'skip'"),
         (stage(targets={"include": "q_proj"}), r"targets.include: .*valid tuple"),
         (stage(scheme="w4a16-128"), r"stages\[0\].rtn: No scheme is called 'w4a16-128'. Near it: .*w4a16-g128"),
         (stage(scheme={"weight": {"bits": 9}}), r"stages\[0\].rtn: A grid has 1 to 8 bits"),
@@ -176,6 +181,24 @@ def test_what_is_wrong_is_said_with_its_place(mapping: dict[str, Any], complaint
 def test_what_is_no_recipe_at_all_is_refused(source: Any) -> None:
     with pytest.raises(RecipeError, match="words such as 'gptq-w4a16-g128', a YAML file, a mapping"):
         Recipe.load(source)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "old", "new", "value"),
+    [
+        ("gptq", "asymmetric", "gptaq", True),
+        ("gptq", "indivisible", "group_size_mismatch", "skip"),
+        ("awq", "indivisible", "group_size_mismatch", "channel"),
+    ],
+)
+def test_an_option_under_its_old_name_is_taken_and_the_new_name_said(
+    algorithm: str, old: str, new: str, value: Any
+) -> None:
+    with pytest.warns(RenamedOptionWarning, match=rf"stages\[0\].{algorithm}: '{old}' is called '{new}' now"):
+        recipe = Recipe.load({"stages": [{algorithm: {old: value}}]})
+    assert recipe == Recipe.load({"stages": [{algorithm: {new: value}}]})
+    with pytest.raises(RecipeError, match=f"'{old}' is called '{new}' now; take one of them out"):
+        Recipe.load({"stages": [{algorithm: {old: value, new: value}}]})
 
 
 def test_more_layers_are_left_alone_by_every_stage_with_targets() -> None:

@@ -42,14 +42,14 @@ def accounted(network: Network, resolution: Resolution) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_parameter_and_buffer_is_accounted_for(family: str) -> None:
     network = meta(family)
-    resolution = resolve([RTN(scheme="w4a16-g32", indivisible="channel")], network)
+    resolution = resolve([RTN(scheme="w4a16-g32", group_size_mismatch="channel")], network)
     accounted(network, resolution)
     assert set(resolution.assignments) == {site.name for site in network.sites if site.role == "inner"}
 
 
 def test_the_reasons_say_what_was_decided() -> None:
     network = meta("qwen2")
-    stage = RTN(scheme="w4a16-g48", indivisible="skip", targets=Targets(exclude=("*up_proj",)))
+    stage = RTN(scheme="w4a16-g48", group_size_mismatch="skip", targets=Targets(exclude=("*up_proj",)))
     rest = RTN(scheme="w8a16", targets=only("*q_proj"))
     reasons = resolve([stage], network).ignored
     layer = "model.layers.0"
@@ -99,11 +99,11 @@ def test_a_group_size_that_does_not_divide_stops_with_the_layers_and_the_ways_ou
     text = str(caught.value)
     assert "model.layers.0.self_attn.q_proj (64 inputs" in text
     assert "10 more" in text
-    assert "indivisible channel" in text and "indivisible skip" in text
+    assert "mismatch channel" in text and "mismatch skip" in text
 
 
 def test_or_gives_such_layers_one_scale_per_channel_and_says_so() -> None:
-    resolution = resolve([RTN(scheme="w4a16-g128", indivisible="channel")], meta("llama_gqa"))
+    resolution = resolve([RTN(scheme="w4a16-g128", group_size_mismatch="channel")], meta("llama_gqa"))
     narrow = resolution.assignments["model.layers.0.self_attn.q_proj"]
     wide = resolution.assignments["model.layers.0.mlp.down_proj"]
     assert narrow.scheme == Scheme.parse("w4a16-channel")
@@ -112,7 +112,7 @@ def test_or_gives_such_layers_one_scale_per_channel_and_says_so() -> None:
 
 
 def test_or_leaves_them_float() -> None:
-    resolution = resolve([RTN(scheme="w4a16-g128", indivisible="skip")], meta("llama_gqa"))
+    resolution = resolve([RTN(scheme="w4a16-g128", group_size_mismatch="skip")], meta("llama_gqa"))
     assert set(resolution.assignments) == {f"model.layers.{index}.mlp.down_proj" for index in range(2)}
 
 
@@ -315,7 +315,7 @@ def test_stages_that_would_do_nothing_are_refused(stages: list[Any], said: str) 
     ("options", "said"),
     [
         ({"scheme": "w4a16-g32", "targets": {"exclude": ["*"]}}, r"none is \(excluded by the pattern '\*'\)"),
-        ({"scheme": "w4a16-g48", "indivisible": "skip"}, r"none is \(skipped: 64 inputs do not divide"),
+        ({"scheme": "w4a16-g48", "group_size_mismatch": "skip"}, r"none is \(skipped: 64 inputs do not divide"),
     ],
 )
 def test_a_recipe_that_leaves_nothing_to_round_is_refused(options: dict[str, Any], said: str) -> None:

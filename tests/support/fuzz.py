@@ -31,7 +31,7 @@ from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.errors import GoldstickError
 from goldstick.formats.gguf import GGUF_NAME
 from goldstick.hf.checkpoint import open_quantized
-from goldstick.hf.key_report import account, require_complete_keys
+from goldstick.hf.key_report import key_report, require_complete_keys
 from goldstick.hf.layers import read_layers
 from goldstick.hf.names import CheckpointNames, quiet_libraries
 from goldstick.jobs.inspect.inspect import read_report
@@ -116,7 +116,7 @@ def _read_layers(folder: Path, names: CheckpointNames, network: Network) -> None
     if not isinstance(table, Mapping):
         return
     stored = read_layers(folder, table, names, network, tensors)
-    require_complete_keys(folder, account(tensors, stored, table, names, network))
+    require_complete_keys(folder, key_report(tensors, stored, table, names, network))
     for layer in stored.layers:
         stored.format.unpack(stored.read(layer), layer.scheme, layer.shape[-1])
 

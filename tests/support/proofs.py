@@ -20,7 +20,7 @@ from goldstick.jobs.quantize.quantize import Quantized
 from goldstick.jobs.save.result import Result
 from tests.support.tiny_models import output_tensor, sample_inputs
 
-RECIPE = {"stages": [{"rtn": {"scheme": "w4a16-g32", "indivisible": "channel"}}]}
+RECIPE = {"stages": [{"rtn": {"scheme": "w4a16-g32", "group_size_mismatch": "channel"}}]}
 
 
 #: Families whose checkpoint is proven in a fresh process, as users' are; the others' proof runs in the test's.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-INT4: dict[str, Any] = {"scheme": "w4a16-g32", "indivisible": "channel"}
+INT4: dict[str, Any] = {"scheme": "w4a16-g32", "group_size_mismatch": "channel"}
 
 
 DYNAMIC_CACHE: dict[str, Any] = {"kv_cache": {"mode": "dynamic"}}

@@ -25,13 +25,13 @@ STAGES: dict[str, list[Any]] = {
     "rtn-shifted": [{"rtn": {"scheme": "w8a8-static-shifted"}}],
     "rtn-mixed": [{"rtn": {"scheme": "w8a16", "overrides": {"*mlp*": INT4}}}],
     "rtn-head": [{"rtn": {"scheme": "w8a16", "targets": {"include": ["*"]}, "tie": "keep"}}],
-    "rtn-fallback": [{"rtn": {"scheme": "w4a16-g64", "indivisible": "channel"}}],
+    "rtn-fallback": [{"rtn": {"scheme": "w4a16-g64", "group_size_mismatch": "channel"}}],
     "imatrix": [{"rtn": {"scheme": "w3a16-g32", "range_search": "imatrix"}}],
     "gptq": [{"gptq": {"scheme": INT4}}],
     "gptq-static": [{"gptq": {"scheme": "w8a8-static"}}],
     "gptq-channel": [{"gptq": {"scheme": "w4a16-channel"}}],
     "gptq-act": [{"gptq": {"scheme": INT4, "order": "activation"}}],
-    "gptaq": [{"gptq": {"scheme": INT4, "asymmetric": True}}],
+    "gptaq": [{"gptq": {"scheme": INT4, "gptaq": True}}],
     "awq": [{"awq": {"scheme": "w4a16-g32-asym"}}],
     "awq-gptq": [{"awq": {"quantize": False}}, {"gptq": {"scheme": INT4}}],
     "smoothquant": ["smoothquant", {"rtn": {"scheme": "w8a8-dynamic"}}],
@@ -90,7 +90,7 @@ class Case:
         words = self.stages.split("-")
         blind = words[0] in ("rtn", "hqq") and not {"static", "kv8"} & set(words)
         data = [] if blind else [word for key, value in _DATA.items() for word in _option(key, value)]
-        return ["--recipe", self.stages, "--indivisible", "channel", *data]
+        return ["--recipe", self.stages, "--group-size-mismatch", "channel", *data]
 
     @property
     def recipe(self) -> dict[str, Any]:

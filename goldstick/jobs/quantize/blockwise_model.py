@@ -161,10 +161,10 @@ class BlockwiseModel:
 
     def _float_starts(self) -> list[Tensor]:
         """The first hidden states of the float model, where a stage compares with it; nothing is rounded yet."""
-        if not self._work.asymmetric:
+        if not self._work.needs_float_inputs:
             return []
         hidden, self._float_calls = starts(self._model, self.blocks, self._batches)
-        if self._work.within(None).asymmetric:
+        if self._work.within(None).needs_float_inputs:
             self._float_model = copy.deepcopy(self._model)
             for block in self.blocks:
                 self._float_model.get_submodule(block).to("meta")
@@ -219,7 +219,8 @@ class BlockwiseModel:
     def _take_note(self, task: Assignment, edit: Quantize, error: WeightError) -> None:
         self.results[task.site.name] = {"error": asdict(error), "notes": dict(edit.notes)}
         ratio = ""
-        compared = "rtn_output_error" in edit.notes and not task.stage.asymmetric  # whose errors lack a constant
+        # The errors of a stage that aims at the float model lack a constant.
+        compared = "rtn_output_error" in edit.notes and not task.stage.needs_float_inputs
         if compared and float(edit.notes["rtn_output_error"]) > 0:
             share = float(edit.notes["output_error"]) / float(edit.notes["rtn_output_error"])
             ratio = f", output error {share:.0%} of rounding's"

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from goldstick.core.slow_kernels import SlowKernelsWarning
+from goldstick.core.notices import SlowKernelsWarning
 from goldstick.errors import UsageError
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
 from goldstick.kernels.reference import quantized_input

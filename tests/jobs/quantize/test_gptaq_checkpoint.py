@@ -44,7 +44,7 @@ def recipe(text: Path) -> dict[str, Any]:
             {
                 "gptq": {
                     "scheme": "w3a16-g32",
-                    "asymmetric": True,
+                    "gptaq": True,
                     "targets": {"include": ["*_proj", "lm_head"], "exclude": ["*o_proj"]},
                 }
             },

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("proof_here", "reference_backend")
 
 INT8 = {"rtn": {"scheme": "w8a16"}}
 EVERYTHING = {"rtn": {"scheme": "w8a16", "targets": {"include": ["*", "lm_head", "*embed_tokens"]}}}
-GPTAQ = {"gptq": {**INT4, "asymmetric": True, "targets": {"include": ["*", "lm_head"]}, "tie": "untie"}}
+GPTAQ = {"gptq": {**INT4, "gptaq": True, "targets": {"include": ["*", "lm_head"]}, "tie": "untie"}}
 
 
 def stored(made: Quantized) -> dict[str, Tensor]:

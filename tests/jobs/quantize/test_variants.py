@@ -62,7 +62,7 @@ def config_of(directory: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("family", ["llama_gqa", "qwen3_moe"])
 def test_a_bfloat16_model_keeps_its_dtype_in_scales_and_outputs(family: str, tmp_path: Path) -> None:
     directory = stream_and_compare(
-        family, {"scheme": "w4a16-g32", "indivisible": "channel"}, tmp_path, dtype=torch.bfloat16
+        family, {"scheme": "w4a16-g32", "group_size_mismatch": "channel"}, tmp_path, dtype=torch.bfloat16
     )
     scales = [info.dtype for name, info in open_tensors(directory).items() if name.endswith("_scale")]
     assert set(scales) == {torch.bfloat16}

@@ -1,0 +1,15 @@
+"""goldstick's own warnings, which the command line shows as notes."""
+
+from __future__ import annotations
+
+
+class GoldstickWarning(UserWarning):
+    """Something that a user should know, and that stops nothing."""
+
+
+class SlowKernelsWarning(GoldstickWarning, RuntimeWarning):
+    """What runs gives the same and takes much longer, since the compiled kernels are not there."""
+
+
+class RenamedOptionWarning(GoldstickWarning, FutureWarning):
+    """An option of a recipe is given under a name that it had before."""
