@@ -73,7 +73,7 @@ def test_dead_channels_keep_their_size_and_do_not_count(duo: bool) -> None:
 def test_the_search_keeps_the_best_of_all_ratios(duo_scaling: Any) -> None:
     x = inputs()
     group = members("w3a16-g16")
-    found = AWQ(duo_scaling=duo_scaling, grid=5, ranges="minmax").balance(group, observed(x))
+    found = AWQ(duo_scaling=duo_scaling, grid=5, ranges="minmax").smooth_scale(group, observed(x))
     loss = SmoothLoss(group, observed(x))
     tried = {}
     for step in range(6):
@@ -180,7 +180,7 @@ def test_it_beats_rounding_to_nearest_at_the_output_and_loses_at_the_weights(sch
 
 
 def test_large_activations_have_their_weights_scaled_up() -> None:
-    scale = AWQ(ranges="minmax").balance(members("w4a16-g16"), observed(inputs())).scale
+    scale = AWQ(ranges="minmax").smooth_scale(members("w4a16-g16"), observed(inputs())).scale
     assert scale is not None
     assert scale[[5, 40]].min() > scale.median()
 
@@ -188,7 +188,7 @@ def test_large_activations_have_their_weights_scaled_up() -> None:
 def test_gptq_rounds_the_scaled_weights_better_still() -> None:
     x = inputs()
     (member,) = members("w3a16-g16", outs=(48,))
-    scale = AWQ(quantize=False, ranges="minmax").balance([member], observed(x)).scale
+    scale = AWQ(quantize=False, ranges="minmax").smooth_scale([member], observed(x)).scale
     assert scale is not None
     scaled, given = member.weight * scale, observed(x / scale)
     errors = {}
@@ -225,12 +225,12 @@ def test_too_few_inputs_are_not_trusted() -> None:
     rounded = quantize_with_search(member.weight, member.scheme.weight, "mse")
     for tokens, reason in ((31, "31 inputs seen, fewer than 0.5 of 64"), (0, "no input ever reached the layers")):
         observer = observed(inputs(tokens))
-        assert AWQ().balance([member], observer).notes == {"unbalanced": reason}
+        assert AWQ().smooth_scale([member], observer).notes == {"unbalanced": reason}
         (edit,) = AWQ().solve(member.site, member.weight, observer, member.scheme)
         assert isinstance(edit, Quantize)
         assert edit.notes["fallback"] == reason
         assert torch.equal(edit.tensor.codes, rounded.codes)
-    assert AWQ(token_floor=0.25, ranges="minmax").balance([member], observed(inputs(31))).scale is not None
+    assert AWQ(token_floor=0.25, ranges="minmax").smooth_scale([member], observed(inputs(31))).scale is not None
 
 
 def test_each_expert_is_solved_on_its_own_inputs() -> None:

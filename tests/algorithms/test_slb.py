@@ -137,7 +137,7 @@ def applied(model: nn.Module, name: str, task: TrainingTask, **given: Any) -> An
 def test_a_high_temperature_gives_the_argmax() -> None:
     layer = nn.Conv2d(3, 4, 3)
     site = Network(nn.Sequential(layer)).sites[0]
-    soft = SLB(scheme="w2a16-channel-asym").relax(site, layer, Scheme.parse("w2a16-channel-asym")).train()
+    soft = SLB(scheme="w2a16-channel-asym").wrap(site, layer, Scheme.parse("w2a16-channel-asym")).train()
     soft.temperature = 1e9
     torch.testing.assert_close(soft.weight, soft.eval().weight)
     soft.train().temperature = 1.0

@@ -24,7 +24,7 @@ def test_the_scale_is_that_of_the_paper(alpha: float, monkeypatch: pytest.Monkey
     x[:, 7] = 0
     for member in group:
         member.weight[:, 9] = 0
-    found = SmoothQuant(alpha=alpha).balance(group, observed(x)).scale
+    found = SmoothQuant(alpha=alpha).smooth_scale(group, observed(x)).scale
     for channel in range(64):
         activation = max(abs(float(row[channel])) for row in x)
         weight = max(abs(float(row[channel])) for member in group for row in member.weight)
@@ -46,7 +46,7 @@ def test_planted_outliers_are_recovered(alpha: Any) -> None:
     for member in group:
         member.weight[:, [5, 40]] /= 1000
     loss = SmoothLoss(group, observed(x))
-    scale = SmoothQuant(alpha=alpha).balance(group, observed(x)).scale
+    scale = SmoothQuant(alpha=alpha).smooth_scale(group, observed(x)).scale
     assert scale is not None
     assert loss(scale) < loss(None) / 1000
     others = [channel for channel in range(64) if channel not in (5, 40)]
@@ -55,8 +55,8 @@ def test_planted_outliers_are_recovered(alpha: Any) -> None:
 
 def test_the_search_is_the_best_of_all_alphas() -> None:
     x, group = inputs(), members("w8a8-dynamic")
-    found = SmoothQuant(alpha="search").balance(group, observed(x))
-    each = {alpha: SmoothQuant(alpha=alpha).balance(group, observed(x)).notes for alpha in ALPHAS}
+    found = SmoothQuant(alpha="search").smooth_scale(group, observed(x))
+    each = {alpha: SmoothQuant(alpha=alpha).smooth_scale(group, observed(x)).notes for alpha in ALPHAS}
     errors = {alpha: float(notes.get("balanced_error", math.inf)) for alpha, notes in each.items()}
     assert found.notes["alpha"] == min(errors, key=lambda alpha: errors[alpha])
     assert found.notes["balanced_error"] == min(errors.values())
@@ -66,14 +66,14 @@ def test_an_alpha_that_does_harm_is_not_used() -> None:
     """One token with one large value makes a whole column of weights large, and leaves no step to the others."""
     x = torch.randn(512, 64)
     x[0, 5] = 300
-    found = SmoothQuant(alpha=1.0).balance(members("w8a8-dynamic"), observed(x))
+    found = SmoothQuant(alpha=1.0).smooth_scale(members("w8a8-dynamic"), observed(x))
     assert found.scale is None
     assert found.notes["alpha"] == 1.0
     assert "no scale lowers the simulated output error" in str(found.notes["unbalanced"])
 
 
 def test_it_needs_an_input() -> None:
-    found = SmoothQuant().balance(members("w8a8-dynamic"), observed(torch.zeros(0, 64)))
+    found = SmoothQuant().smooth_scale(members("w8a8-dynamic"), observed(torch.zeros(0, 64)))
     assert found.scale is None
     assert found.notes == {"unbalanced": "no input ever reached the layers"}
 
