@@ -117,9 +117,7 @@ class Adversary:
         self._tell("put", contents_at(self._root, name))
 
     def _move(self) -> None:
-        names = [
-            path.name for path in self._root.iterdir() if self._is_users(path) and path.name not in ("S", "elsewhere")
-        ]
+        names = self._movable()
         target = self._random.choice([*NAMES, "moved"])
         if names and not os.path.lexists(self._root / target):
             source = self._random.choice(names)
@@ -128,9 +126,7 @@ class Adversary:
 
     def _vanish(self) -> None:
         """Its owner removes something."""
-        names = [
-            path.name for path in self._root.iterdir() if self._is_users(path) and path.name not in ("S", "elsewhere")
-        ]
+        names = self._movable()
         if names:
             name = self._random.choice(names)
             path = self._root / name

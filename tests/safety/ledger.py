@@ -89,14 +89,16 @@ class Ledger:
         """
         found = everything(self.root)
         kept = {
-            name: content for name, content in self.theirs.items() if content == "directory" or name not in overwritten
+            name: content
+            for name, content in self.theirs.items()
+            if (content == "directory" or name not in overwritten) and not self._is_empty_working(name)
         }
         wrong = [name for name, content in kept.items() if found.get(name) != content]
         wrong += [
             name for name, content in self.files.items() if name not in overwritten and found.get(name) != content
         ]
         for directory, files in self.outputs.items():
-            replaced = directory in overwritten and self._is_whole(directory)
+            replaced = directory in overwritten and self.is_whole(directory)
             moved = directory in overwritten | self.pending and self._moved_away(directory, files, found)
             if replaced or moved:
                 continue
@@ -104,6 +106,13 @@ class Ledger:
                 f"{directory}/{name}" for name, content in files.items() if found.get(f"{directory}/{name}") != content
             ]
         return wrong
+
+    def hand_over(self, overwritten: set[str]) -> None:
+        """Files and links of users that a command was told to overwrite, and did, are goldstick's from now on."""
+        for name in overwritten & self.theirs.keys():
+            there = os.path.lexists(self.root / name)
+            if self.theirs[name] != "directory" and there and content_of(self.root / name) != self.theirs[name]:
+                del self.theirs[name]
 
     def learn(self, files: set[str]) -> list[str]:
         """Take down what goldstick has made since; return what it should not have left.
@@ -113,17 +122,17 @@ class Ledger:
         Args:
             files: The files that commands were to write.
         """
-        self.pending = {name for name in self.outputs if not self._is_whole(name)}
-        self.outputs |= {name: self._files(name) for name in self.outputs if self._is_whole(name)}
+        self.pending = {name for name in self.outputs if not self.is_whole(name)}
+        self.outputs |= {name: self._files(name) for name in self.outputs if self.is_whole(name)}
         self.files = {name: content_of(self.root / name) for name in self.files if (self.root / name).is_file()}
         strange = []
         for path in self.root.iterdir():
             name = path.name
             if name in self.theirs or name in self.outputs or name in self.files or name in self.unknown | {"cache"}:
                 continue
-            if path.is_dir() and self._is_whole(name):
+            if path.is_dir() and self.is_whole(name):
                 self.outputs[name] = self._files(name)
-            elif name in files and path.is_dir() and {entry.name for entry in path.iterdir()} <= REPORT:
+            elif name in files and path.is_dir() and self._begins_report(path):
                 self.unknown.add(name)  # of a command that was stopped before its report was whole
             elif path.is_file() and name in files | REPORT:
                 self.files[name] = content_of(path)
@@ -135,7 +144,7 @@ class Ledger:
         found = everything(self.root / directory)
         return {name: content for name, content in found.items() if f"{directory}/{name}" not in self.theirs}
 
-    def _is_whole(self, directory: str) -> bool:
+    def is_whole(self, directory: str) -> bool:
         """Whether a directory holds all that its manifest names, unchanged, or a report and its page."""
         path = self.root / directory
         try:
@@ -144,12 +153,16 @@ class Ledger:
             return {entry.name for entry in path.iterdir()} >= REPORT if path.is_dir() else False
         return all((path / name).is_file() and content_of(path / name) == digest for name, digest in named.items())
 
+    def _begins_report(self, path: Path) -> bool:
+        return {entry.name for entry in path.iterdir() if not entry.name.endswith(".tmp")} <= REPORT
+
     def _is_working(self, path: Path) -> bool:
         return path.is_dir() and path.name.endswith(".work") and (not any(path.iterdir()) or (path / LOCK).exists())
 
     def _is_empty_working(self, name: str) -> bool:
         """Whether it was an empty directory of a working directory's name, which a run takes and removes."""
-        return name.endswith(".work") and not any(inner.startswith(name + "/") for inner in self.theirs)
+        empty = self.theirs[name] == "directory" and not any(inner.startswith(name + "/") for inner in self.theirs)
+        return empty and name.endswith(".work")
 
     def _moved_away(self, directory: str, files: dict[str, str], found: dict[str, str]) -> bool:
         places = [directory, f".{directory}.work/former", *(f"{directory}.{number}" for number in range(1, 9))]

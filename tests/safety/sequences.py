@@ -115,8 +115,10 @@ def run_sequence(source: Path, scratch: Path, seed: int, tally: Tally) -> None:
         commands = [_command(chance) for _ in range(chance.choice([1, 1, 1, 1, 2]))]
         running = [_start(command, root, scratch, log, number, chance) for number, command in enumerate(commands)]
         ends = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in running]
-        _take_down(log, ledger, tally)
-        wrong = ledger.lost(set().union(*(command.overwrites for command in commands)))
+        gone = _take_down(log, ledger, tally)
+        overwritten = set().union(*(command.overwrites for command in commands))
+        wrong = ledger.lost(overwritten)
+        ledger.hand_over(overwritten)
         wrong += [f"{name} is left" for name in ledger.learn(set().union(*(command.writes for command in commands)))]
         for number, (command, end) in enumerate(zip(commands, ends, strict=True)):
             tally.ends[f"{command.kind} {end}"] += 1
@@ -124,7 +126,13 @@ def run_sequence(source: Path, scratch: Path, seed: int, tally: Tally) -> None:
             alone = len(commands) == 1
             if end not in ENDS or "Traceback" in said or "did not expect" in said:
                 wrong.append(f"{end}: {said[-600:]}")
-            if alone and end == 0 and command.makes and command.makes not in ledger.outputs | ledger.theirs:
+            if (
+                alone
+                and end == 0
+                and command.makes
+                and command.makes not in gone
+                and not ledger.is_whole(command.makes)
+            ):
                 wrong.append(f"there is no {command.makes}")
         if wrong:
             words = [" ".join(command.arguments) for command in commands]
@@ -206,9 +214,11 @@ def _run(command: Command, root: Path, said: Path, adversary: Adversary) -> int:
     return 0
 
 
-def _take_down(log: Path, ledger: Ledger, tally: Tally) -> None:
+def _take_down(log: Path, ledger: Ledger, tally: Tally) -> set[str]:
+    """Enter what the adversary did; what it took away."""
+    gone: set[str] = set()
     if not log.exists():
-        return
+        return gone
     for line in log.read_text().splitlines():
         deed, *names = json.loads(line)
         tally.deeds[deed] += 1
@@ -216,9 +226,12 @@ def _take_down(log: Path, ledger: Ledger, tally: Tally) -> None:
             ledger.put(names[0])
         elif deed == "move":
             ledger.move(*names)
+            gone.add(names[0])
         else:
             ledger.vanish(names[0])
+            gone.add(names[0])
     log.unlink()
+    return gone
 
 
 def run_sequences(source: Path, scratch: Path, seeds: range, seconds: float = float("inf")) -> Tally:
