@@ -8,20 +8,22 @@ from typing import Any
 from torch import nn
 
 from goldstick.core.edits import Edit, Fold, Prune, Quantize, Rotate, SetWeight
+from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
 from goldstick.nn import (
     FusedLinears,
-    QuantizedConv2d,
+    PackedWeight,
     QuantizedEmbedding,
-    QuantizedExperts,
     QuantizedLinear,
     TiedQuantizedLinear,
 )
+from goldstick.nn.derived import in_place_of
 from goldstick.nn.fused.decode_block import FusedDecodeBlock
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward
 from goldstick.nn.fused.fused_linears import obstacle
 from goldstick.nn.fused.token_attention import TokenAttention
-from goldstick.structure.network import Layout, Network, Site
+from goldstick.nn.parameter import hold_parameter
+from goldstick.structure.network import Network, Site
 from goldstick.structure.probe.fold import apply_fold
 from goldstick.structure.pruning.cut import apply_cut
 from goldstick.structure.rotation.rotate_weight import apply_rotation
@@ -115,14 +117,23 @@ def _quantize(network: Network, edit: Quantize) -> None:
     site = _site(network, edit.site)
     module = network.module(site)
     _float_parameter(module, site)
-    new = _BUILDERS[site.layout](edit, module)
-    if site.layout in (Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS):
-        del module._parameters[site.parameter]
-        setattr(module, site.parameter, new)
-        index_experts_one_by_one(network.model)
+    if site.parameter != "weight" or site.layout.fused:
+        if edit.input_scale is not None or edit.input_multiplier is not None:
+            raise StructureError(f"{site.name} is read by the forward of its module: nothing can be done to its input.")
+        hold_parameter(module, site.parameter, edit.tensor, edit.scheme, site.layout)
     else:
-        new.train(module.training)
+        inputs = {
+            "input_scale": edit.input_scale,
+            "input_zero": edit.input_zero,
+            "input_multiplier": edit.input_multiplier,
+        }
+        new = in_place_of(
+            _KINDS.get(site.layout, PackedWeight), module, edit.tensor, edit.scheme, site.layout, **inputs
+        )
         replace(network.model, site.module, new)
+    if site.layout.fused:
+        index_experts_one_by_one(network.model)
+    _leave_shortcuts(network, site)
 
 
 def replace(model: nn.Module, path: str, new: nn.Module) -> None:
@@ -167,40 +178,17 @@ def index_experts_one_by_one(model: nn.Module) -> None:
         choose("eager")
 
 
-def _linear(edit: Quantize, old: nn.Module) -> nn.Module:
-    bias = getattr(old, "bias", None)
-    return QuantizedLinear(
-        edit.tensor,
-        edit.scheme,
-        bias,
-        input_scale=edit.input_scale,
-        input_zero=edit.input_zero,
-        input_multiplier=edit.input_multiplier,
-    )
+def _leave_shortcuts(network: Network, site: Site) -> None:
+    """Let torch's own encoder layer call the layers it is made of, not one function with all their weights."""
+    names = site.module.split(".")
+    for length in range(1, len(names)):
+        module: Any = network.model.get_submodule(".".join(names[:length]))
+        if isinstance(module, nn.TransformerEncoderLayer):
+            module.activation_relu_or_gelu = 0  # the shortcut is for activations it knows
 
 
-def _conv(edit: Quantize, old: nn.Module) -> nn.Module:
-    if not isinstance(old, nn.Conv2d):
-        raise StructureError(f"A {type(old).__name__} cannot become a quantized convolution.")
-    return QuantizedConv2d(edit.tensor, edit.scheme, old)
-
-
-def _embedding(edit: Quantize, old: nn.Module) -> nn.Module:
-    plain = type(old).forward is nn.Embedding.forward or hasattr(old, "embed_scale")
-    if not plain or getattr(old, "max_norm", None) is not None:
-        raise StructureError(
-            f"A {type(old).__name__} does more than look up rows, and its quantized form would not; exclude it."
-        )
-    # transformers' scaled embeddings keep the factor as a number, and as a buffer that may still be empty.
-    multiplier: Any = getattr(old, "scalar_embed_scale", None) or getattr(old, "embed_scale", 1.0)
-    return QuantizedEmbedding(edit.tensor, edit.scheme, multiplier)
-
-
-_BUILDERS: dict[Layout, Callable[[Quantize, nn.Module], nn.Module]] = {
-    Layout.LINEAR: _linear,
-    Layout.TRANSPOSED: _linear,
-    Layout.CONV2D: _conv,
-    Layout.EMBEDDING: _embedding,
-    Layout.EXPERTS: lambda edit, old: QuantizedExperts(edit.tensor, edit.scheme, transposed=False),
-    Layout.TRANSPOSED_EXPERTS: lambda edit, old: QuantizedExperts(edit.tensor, edit.scheme, transposed=True),
+_KINDS: dict[Layout, type[PackedWeight]] = {
+    Layout.LINEAR: QuantizedLinear,
+    Layout.TRANSPOSED: QuantizedLinear,
+    Layout.EMBEDDING: QuantizedEmbedding,
 }

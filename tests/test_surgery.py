@@ -15,7 +15,7 @@ from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.edits import Fold, Quantize, SetWeight
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, StructureError
-from goldstick.nn import PackedWeight, QuantizedConv2d, QuantizedEmbedding, QuantizedLinear, TiedQuantizedLinear
+from goldstick.nn import PackedWeight, QuantizedEmbedding, QuantizedLinear, TiedQuantizedLinear
 from goldstick.structure.network import Network
 from tests.support.tiny_models import FAMILIES, output_tensor, sample_inputs
 
@@ -149,13 +149,16 @@ def test_a_model_that_is_a_single_layer_is_refused_with_the_way_out() -> None:
         surgery.apply(network, [quantization(network, "")])
 
 
-def test_an_embedding_that_does_more_than_look_up_is_refused() -> None:
-    opt = Network(FAMILIES["opt"]())
-    with pytest.raises(StructureError, match="OPTLearnedPositionalEmbedding does more than look up rows"):
-        surgery.apply(opt, [quantization(opt, "model.decoder.embed_positions")])
-    clipped = Network(nn.Sequential(nn.Embedding(8, 16, max_norm=1.0)))
-    with pytest.raises(StructureError, match="Embedding does more than look up rows"):
-        surgery.apply(clipped, [quantization(clipped, "0")])
+def test_an_embedding_that_does_more_than_look_up_still_does() -> None:
+    model = FAMILIES["opt"]()
+    network, name = Network(model), "model.decoder.embed_positions"
+    edit = quantization(network, name)
+    surgery.apply(network, [SetWeight(site=name, weight=edit.tensor.dequantize())])
+    with torch.no_grad():
+        before = output_tensor(model, sample_inputs(model))
+        surgery.apply(network, [edit])
+        assert torch.equal(output_tensor(model, sample_inputs(model)), before)
+    assert isinstance(model.get_submodule(name), PackedWeight)
 
 
 def test_a_replaced_layer_keeps_bias_and_training_mode() -> None:
@@ -164,7 +167,9 @@ def test_a_replaced_layer_keeps_bias_and_training_mode() -> None:
     bias = model[0].bias.detach().clone()
     model[1].eval()
     surgery.apply(network, [quantization(network, "0"), quantization(network, "1")])
-    assert isinstance(model[0], QuantizedLinear) and isinstance(model[1], QuantizedConv2d)
+    assert (
+        isinstance(model[0], QuantizedLinear) and isinstance(model[1], PackedWeight) and isinstance(model[1], nn.Conv2d)
+    )
     assert torch.equal(model[0].bias, bias)
     assert (model[0].training, model[1].training) == (True, False)
 

@@ -20,6 +20,7 @@ from goldstick.structure.network import Network, Site
 from goldstick.structure.targets import Targets, matches, unmatched
 
 GroupSizeMismatch = Literal["error", "channel", "skip"]
+Unrecognised = Literal["leave", "error"]
 Tie = Literal["error", "untie", "keep"]
 Unfoldable = Literal["skip", "multiply"]
 
@@ -167,6 +168,8 @@ class Quantizer(Algorithm):
         overrides: Patterns with schemes of their own, the last match winning (mixed precision).
         group_size_mismatch: What to do where the group size does not divide a layer's inputs: stop with an ``error``,
             give the layer one scale per ``channel``, or ``skip`` it.
+        unrecognised: What to do where matrices are of a kind that goldstick does not recognise and no pattern names
+            them: ``leave`` them float and say so, or stop with an ``error``.
         tie: What to do with a targeted weight that is tied to another: stop with an ``error``, ``untie`` them and
             quantize only the target, or ``keep`` the tie and quantize both ends as one.
         compensates: Whether the algorithm makes up for the rounding error of a column in those after it, which stages
@@ -179,6 +182,7 @@ class Quantizer(Algorithm):
     scheme: Scheme | str = "w4a16-g128"
     overrides: dict[str, Scheme | str] = field(default_factory=dict)
     group_size_mismatch: GroupSizeMismatch = "error"
+    unrecognised: Unrecognised = "leave"
     tie: Tie = "error"
 
     def __post_init__(self) -> None:

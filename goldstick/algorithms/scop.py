@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from goldstick.algorithms.base import DataRequirement, Stage
 from goldstick.algorithms.channel_choice import Choice, Scope, lowest, to_share
+from goldstick.core.layout import Layout
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError
-from goldstick.structure.network import Layout, Network
+from goldstick.structure.network import Network
 from goldstick.structure.targets import Targets
 
 
@@ -83,7 +84,7 @@ class SCOP(Stage):
         Raises:
             RecipeError: A pattern matches nothing.
         """
-        kinds = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D)
+        kinds = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONVOLUTION)
         first = next((path for path, module in network.model.named_modules() if _multiplies(module)), None)
         behind = any(site.role == "embedding" for site in network.sites[:1]) and bool(network.blocks)
         spared = {first} if not self.ends and not behind else set()

@@ -21,14 +21,15 @@ from goldstick.algorithms.soft_assignment import (
     zero_of,
 )
 from goldstick.core.edits import Edit, Quantize
+from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.core.trainable_wrapper import ParameterGroup, TrainableWrapper
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import QuantizationError, RecipeError
-from goldstick.structure.network import Layout, Network, Site
+from goldstick.structure.network import Network, Site
 
-_LAYOUTS = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D)
+_LAYOUTS = (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONVOLUTION)
 
 
 class SoftLayer(TrainableWrapper):

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from goldstick import surgery
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.calibration.experts import listen_to_experts
-from goldstick.calibration.groups import input_groups, is_fused
+from goldstick.calibration.groups import input_groups
 from goldstick.calibration.input_factors import InputMultipliers
 from goldstick.calibration.input_range import with_input_range
 from goldstick.calibration.observing import observe_cross_covariance, observe_group
@@ -62,7 +62,8 @@ class BlockCalibration:
         look: Callable[[], Tensor] | None = None,
     ) -> None:
         self._network, self._work, self._masks, self._pairs = network, work, masks, pairs
-        self._groups, again = input_groups(network, work.tasks, look or runs[0])
+        products = {name: task for name, task in work.tasks.items() if task.site.product}
+        self._groups, again = input_groups(network, products, look or runs[0])
         self._called_again = {task.site.name for number in again for task in self._groups[number]}
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
         self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules, again)
@@ -84,17 +85,21 @@ class BlockCalibration:
             StructureError: No layer of the block was reached. A single one that was not, such as an expert without
                 tokens, is left to its stage, with a state that saw nothing.
         """
+        for task in self._work.tasks.values():
+            if not task.site.product:  # no input says anything of it; what comes behind is to see it rounded
+                self._decide(task, task.stage.attach(task.site), {})
+        alone = len(self._edits)
         for number in self._passes.groups():
             group = self._groups[number]
             if self._beside is not None:
                 self._beside.go_to(number)
-            if is_fused(group[0].site):
+            if group[0].site.layout.fused:
                 for task in group:
                     self._solve_experts(task)
             else:
                 self._solve_group(group)
-        if self._work.tasks and not self._edits:
-            name = next(iter(self._work.tasks))
+        if len(self._work.tasks) > alone == len(self._edits):
+            name = next(name for name in self._work.tasks if name not in self._edits)
             raise StructureError(f"No calibration batch reached {name}; exclude it, or use other data.")
         for name, task in self._work.tasks.items():
             if name not in self._edits:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from goldstick.calibration.patches import reading
 from goldstick.calibration.pauses import inputs_in_order
 from goldstick.calibration.task import Assignment
-from goldstick.structure.network import Layout, Network, Site
+from goldstick.structure.network import Network
 
 
 def input_groups(
@@ -42,15 +42,10 @@ def input_groups(
         # let a group be solved while some batches have yet to come to it.
         place = first.get(module, latest + 0.5)
         latest = max(latest, place) if module in first else latest
-        alone = module not in first or is_fused(members[0].site)
+        alone = module not in first or members[0].site.layout.fused
         earlier, together = groups.get(name := module if alone else (tuple(keys[module]), reading(module)), (place, []))
         groups[name] = min(earlier, place), together + members
     ordered = [members for _, members in sorted(groups.values(), key=lambda group: group[0])]
     return ordered, {
         number for number, members in enumerate(ordered) if len(keys.get(network.module(members[0].site), ())) > 1
     }
-
-
-def is_fused(site: Site) -> bool:
-    """Whether a site is the weights of all experts in one parameter."""
-    return site.layout in (Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS)

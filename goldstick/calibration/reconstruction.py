@@ -13,7 +13,7 @@ from torch import Tensor
 from goldstick.algorithms.block_reconstruction import BlockReconstruction, CodeSearch
 from goldstick.core.edits import Quantize
 from goldstick.errors import QuantizationError
-from goldstick.structure.network import Layout, Network, Site
+from goldstick.structure.network import Network, Site
 
 Runs = Sequence[Callable[[], Tensor]]
 
@@ -45,7 +45,7 @@ def reconstruct_block(
         QuantizationError: The loss is not finite.
     """
     sites = [network.by_name[name] for name in edits]
-    sites = [site for site in sites if site.layout in (Layout.LINEAR, Layout.TRANSPOSED)]
+    sites = [site for site in sites if site.layout.multiplied]
     searches = {site.name: reconstruction.search(edits[site.name].tensor, weights[site.name]) for site in sites}
     if not searches:
         return {}

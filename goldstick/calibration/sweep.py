@@ -19,7 +19,6 @@ from goldstick import surgery
 from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
-from goldstick.calibration.groups import is_fused
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
@@ -95,7 +94,7 @@ def sweep(
 
 def prepare_experts(network: Network, work: Work) -> None:
     """Let the model take experts one at a time where they are to be calibrated, so that each can be listened to."""
-    if any(is_fused(task.site) for task in work.tasks.values()):
+    if any(task.site.layout.fused for task in work.tasks.values()):
         surgery.index_experts_one_by_one(network.model)
 
 

@@ -11,5 +11,9 @@ class SlowKernelsWarning(GoldstickWarning, RuntimeWarning):
     """What runs gives the same and takes much longer, since the compiled kernels are not there."""
 
 
+class UnrecognisedWarning(GoldstickWarning):
+    """Much of a model stays float, since it is of kinds that are not quantized."""
+
+
 class RenamedOptionWarning(GoldstickWarning, FutureWarning):
     """An option of a recipe is given under a name that it had before."""

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.source import open_tensors
+from goldstick.core.layout import Layout
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import SchemeOf, StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name
 from goldstick.hf.names import CheckpointNames
-from goldstick.structure.network import Layout, Network
+from goldstick.structure.network import Network
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,19 +38,42 @@ from goldstick.formats.native import NATIVE
 from goldstick.formats.site_table import read_table
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.pruned import cut_as_told, restore_as_told
-from goldstick.structure.network import Layout, Network, Site
+from goldstick.structure.network import Network, Site
 
 METHOD = NATIVE.method
 
 
 class StoredWeight(nn.Module):
-    """A place for the tensors of one quantized weight while they are read; replaced before the model is used."""
+    """A place for the tensors of one quantized weight while they are read; replaced before the model is used.
 
-    def __init__(self, parts: Mapping[str, Tensor], bias: nn.Parameter | None) -> None:
-        super().__init__()
+    Where the layer holds more than a weight and a bias, it is mixed into its class, so that initialisers give the rest
+    its values.
+    """
+
+    original: tuple[nn.Module]
+
+    @classmethod
+    def in_place_of(cls, original: nn.Module, parts: Mapping[str, Tensor]) -> StoredWeight:
+        """A place for these tensors that holds all that a layer does but its weight."""
+        more = {*original._parameters, *original._buffers, *original._modules} - {"weight", "bias"}
+        kind: Any = type(f"Stored{type(original).__name__}", (cls, type(original)), {}) if more else cls
+        place: StoredWeight = kind.__new__(kind)
+        place.__dict__.update(original.__dict__)
+        for name in ("_parameters", "_buffers", "_modules"):
+            place.__dict__[name] = dict(original.__dict__[name])
+        del place._parameters["weight"]
         for suffix, part in parts.items():
-            self.register_buffer(part_name("weight", suffix).removeprefix("."), part)
-        self.bias = bias
+            place.register_buffer(part_name("weight", suffix).removeprefix("."), part)
+        place.original = (original,)
+        return place
+
+    def restored(self) -> nn.Module:
+        """The layer, with what was read and initialised beside its weight."""
+        (original,) = self.original
+        for name in ("_parameters", "_buffers", "_modules"):
+            held = original.__dict__[name]
+            held.update({key: value for key, value in self.__dict__[name].items() if key in held})
+        return original
 
     def __getattr__(self, name: str) -> Any:
         # Initialisers of some models reach for the float weight; there is none to initialise.
@@ -127,7 +150,7 @@ class GoldstickQuantizer(HfQuantizer):
 
     def _place(self, site: Site, scheme: Scheme) -> None:
         layer = StoredLayer(
-            name=f"{site.module}.weight",
+            name=site.parameter_name,
             site=site.name,
             kind=site.layout.value,
             shape=site.matrix_shape,
@@ -140,18 +163,16 @@ class GoldstickQuantizer(HfQuantizer):
         parameter = getattr(module, site.parameter)
         stored_in = scale_dtype(parameter.dtype)
         # Experts are gathered into one tensor of rows whatever the format.
-        specs = (NATIVE if _fused(site) else self.format).specs(layer, stored_in)
+        specs = (NATIVE if site.layout.fused else self.format).specs(layer, stored_in)
         self.suffixes[site.name] = tuple(specs)
         parts = {suffix: torch.empty(shape, dtype=dtype, device="meta") for suffix, (shape, dtype) in specs.items()}
-        if _fused(site):
+        if _held_beside(site):
             del module._parameters[site.parameter]
             setattr(module, site.parameter, _nothing())  # initialisers of some models reach for it
             for suffix, part in parts.items():
                 module.register_buffer(site.parameter + suffix, part)
         else:
-            place = StoredWeight(parts, getattr(module, "bias", None))
-            place.original = (module,)  # type: ignore[assignment]
-            _replace(self.network.model, site.module, place)
+            _replace(self.network.model, site.module, StoredWeight.in_place_of(module, parts))
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
         """Let every conversion that gathers ``….weight`` into a fused parameter gather our tensors too."""
@@ -193,20 +214,21 @@ class GoldstickQuantizer(HfQuantizer):
 
     def _finish(self, site: Site, scheme: Scheme) -> None:
         place: Any = self.network.module(site)
-        prefix = site.parameter if _fused(site) else "weight"
+        prefix = site.parameter if _held_beside(site) else "weight"
         names = {part_name(prefix, suffix).removeprefix("."): suffix for suffix in self.suffixes[site.name]}
         parts = {names[name]: part for name, part in place._buffers.items() if part is not None and name in names}
         input_scale, input_zero = unpack_input(parts, scheme, site.module)
         multiplier = unpack_multiplier(parts, site.name in self.listed.multiplied, site.module)
         tensor = self._unpack(parts, scheme, site)
-        if _fused(site):
+        if _held_beside(site):
             for suffix in parts:
                 del place._buffers[prefix + suffix]
             delattr(place, site.parameter)
-            place.register_parameter(site.parameter, nn.Parameter(torch.empty(0), requires_grad=False))
+            place.register_parameter(
+                site.parameter, nn.Parameter(torch.empty(site.shape, device="meta"), requires_grad=False)
+            )
         else:
-            original = place.original[0]
-            original.bias = place.bias
+            original = place.restored()
             # GPTQ, AWQ and GGUF store float16 scales whatever the model computes in.
             tensor = dataclasses.replace(
                 tensor, scale=tensor.scale.to(scale_dtype(getattr(original, site.parameter).dtype))
@@ -224,7 +246,7 @@ class GoldstickQuantizer(HfQuantizer):
         surgery.apply(self.network, [edit])
 
     def _unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, site: Site) -> QuantizedTensor:
-        storage = NATIVE if _fused(site) else self.format
+        storage = NATIVE if site.layout.fused else self.format
         try:
             return storage.unpack(parts, scheme, site.in_features)
         except FormatError as error:
@@ -256,8 +278,9 @@ def take_over(method: str, config: type[GoldstickConfig], quantizer: type[Goldst
     AUTO_QUANTIZER_MAPPING[method] = quantizer
 
 
-def _fused(site: Site) -> bool:
-    return site.layout in (Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS)
+def _held_beside(site: Site) -> bool:
+    """Whether its module stays in its place, since it holds other parameters too."""
+    return site.layout.fused or site.parameter != "weight"
 
 
 def _exactly(name: str) -> str:

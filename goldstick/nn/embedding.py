@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from goldstick.core.qtensor import QuantizedTensor
-from goldstick.core.scheme import Scheme
 from goldstick.nn.linear import packed_linear
 from goldstick.nn.packed import PackedWeight
 
@@ -17,23 +17,21 @@ class QuantizedEmbedding(PackedWeight):
     Args:
         tensor: Codes [rows, features].
         scheme: Grid of the weight.
-        multiplier: What some models multiply embeddings by (Gemma's √hidden), 1 otherwise.
     """
 
-    def __init__(self, tensor: QuantizedTensor, scheme: Scheme, multiplier: float = 1.0) -> None:
-        super().__init__(tensor, scheme)
-        self.multiplier = float(multiplier)
+    stands_for = frozenset({nn.Embedding})
+    max_norm: float | None = None
 
     def forward(self, ids: Tensor) -> Tensor:
         """Integers [...] → [..., features]."""
+        if self.max_norm is not None:  # rows that are longer are shortened, those that are looked up
+            more: Any = self
+            return F.embedding(ids, self.stored_numbers(), None, self.max_norm, more.norm_type)
         flat = ids.reshape(-1)
         # Indices in brackets might be negative, and give rows of the end.
         zero = None if self.weight_zero_point is None else self.weight_zero_point.index_select(0, flat)
         packed, scale = self.weight_packed.index_select(0, flat), self.weight_scale.index_select(0, flat)
-        rows = self._dequantize(packed, scale, zero)
-        rows = rows.reshape(*ids.shape, self.in_features)
-        # The factor is rounded to the rows' dtype first, as the float layer does.
-        return rows if self.multiplier == 1.0 else rows * torch.tensor(self.multiplier, dtype=rows.dtype)
+        return self._dequantize(packed, scale, zero).reshape(*ids.shape, self.columns)
 
 
 class TiedQuantizedLinear(nn.Module):
@@ -48,6 +46,12 @@ class TiedQuantizedLinear(nn.Module):
         super().__init__()
         self._embedding = (embedding,)  # in a tuple, so that it is not registered twice
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
+        self.in_features, self.out_features = embedding.columns, embedding.weight_packed.shape[0]
+
+    @property
+    def weight(self) -> Tensor:
+        """The embedding's weight, for forwards that read it."""
+        return self._embedding[0].weight
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., features] → [..., rows]."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from goldstick.core.qtensor import QuantizedTensor
-from goldstick.core.scheme import Scheme
+from goldstick.core.layout import Layout
 from goldstick.nn.packed import PackedWeight
 
 
@@ -17,15 +17,28 @@ class QuantizedExperts(PackedWeight):
     Args:
         tensor: Codes [experts, out, in].
         scheme: Grid of the weights.
-        transposed: Whether the parameter it replaces is stored as [experts, in, out].
     """
-
-    def __init__(self, tensor: QuantizedTensor, scheme: Scheme, transposed: bool) -> None:
-        super().__init__(tensor, scheme)
-        self.transposed = transposed
 
     def __getitem__(self, expert: Tensor | int) -> Tensor:
         """The matrix of one expert, as the replaced parameter stored it."""
         zero = None if self.weight_zero_point is None else self.weight_zero_point[expert]
         matrix = self._dequantize(self.weight_packed[expert], self.weight_scale[expert], zero)
-        return matrix.transpose(-1, -2) if self.transposed else matrix
+        return matrix.transpose(-1, -2) if self.stored_as is Layout.TRANSPOSED_EXPERTS else matrix
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the parameter."""
+        return self.stored_shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its numbers are in."""
+        return self.weight_scale.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
+        return self.weight_scale.device
+
+    def __len__(self) -> int:
+        return self.stored_shape[0]

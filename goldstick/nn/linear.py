@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.core.input_range import check_input_range
+from goldstick.core.layout import TRANSPOSED_LINEAR_CLASSES, Layout
 from goldstick.core.qtensor import QuantizedTensor, in_place
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 class QuantizedLinear(PackedWeight):
     """Linear layer on a packed weight, through the operator ``goldstick::quantized_linear``.
 
-    Stands in for ``nn.Linear`` and for linears that store [in, out].
+    Stands for ``nn.Linear`` and for linears that store [in, out].
 
     Args:
         tensor: Codes [out, in]. If they have an ``input_order``, the input's channels are put into it in every call; it
@@ -45,6 +46,7 @@ class QuantizedLinear(PackedWeight):
     input_multiplier: Tensor | None
     input_order: Tensor | None
     takes_input_order = True
+    stands_for = frozenset({nn.Linear, *TRANSPOSED_LINEAR_CLASSES})
     shared: FusedLinears | None = None  # what it runs together with; see nn/fused/fused_linears.py
 
     def __init__(
@@ -57,8 +59,23 @@ class QuantizedLinear(PackedWeight):
         input_zero: Tensor | None = None,
         input_multiplier: Tensor | None = None,
     ) -> None:
-        super().__init__(tensor, scheme)
+        nn.Module.__init__(self)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
+        inputs = {"input_scale": input_scale, "input_zero": input_zero, "input_multiplier": input_multiplier}
+        self.hold(tensor, scheme, Layout.LINEAR, tensor.codes.shape, **inputs)
+
+    def hold(
+        self,
+        tensor: QuantizedTensor,
+        scheme: Scheme,
+        layout: Layout,
+        shape: torch.Size,
+        **inputs: Tensor | None,
+    ) -> None:
+        """Take a quantized weight in, with what is known of its input: the arguments of the class."""
+        super().hold(tensor, scheme, layout, shape)
+        input_scale, input_zero = inputs.get("input_scale"), inputs.get("input_zero")
+        input_multiplier = inputs.get("input_multiplier")
         check_input_range(scheme, input_scale, input_zero)
         scale = None if input_scale is None else input_scale.reshape(1).to(tensor.scale)
         if scale is not None:  # a small one may have become 0 in 16 bits
@@ -66,13 +83,18 @@ class QuantizedLinear(PackedWeight):
         zero = None if input_zero is None else input_zero.reshape(1).to(tensor.scale.device)
         self.register_buffer("input_scale", scale)
         self.register_buffer("input_zero_point", zero)
-        if input_multiplier is not None and input_multiplier.shape != (self.in_features,):
+        if input_multiplier is not None and input_multiplier.shape != (self.columns,):
             raise QuantizationError(
-                f"A layer of {self.in_features} inputs has as many multipliers, not {list(input_multiplier.shape)}."
+                f"A layer of {self.columns} inputs has as many multipliers, not {list(input_multiplier.shape)}."
             )
         multiplier = None if input_multiplier is None else input_multiplier.to(tensor.scale)
         self.register_buffer("input_multiplier", multiplier)
         self.register_buffer("input_order", None if tensor.input_order is None else tensor.input_order.int())
+
+    @property
+    def packed_names(self) -> frozenset[str]:
+        """Names of the tensors that make up the weight and what becomes of its input."""
+        return super().packed_names | {"input_scale", "input_zero_point", "input_multiplier", "input_order"}
 
     def quantized_tensor(self) -> QuantizedTensor:
         """The weight as codes, scale and zero."""
@@ -91,7 +113,8 @@ class QuantizedLinear(PackedWeight):
     def ready(self) -> Any:
         """The layer in C++, which takes dense inputs as they are; ``None`` where there is none."""
         buffers = self._buffers
-        packed, scale, zero = buffers["weight_packed"], buffers["weight_scale"], buffers["weight_zero_point"]
+        packed, zero = buffers["weight_packed"], buffers["weight_zero_point"]
+        scale = self._parameters["weight_scale"]
         if packed is None or scale is None or not packed.is_cpu:
             return None
         if buffers["input_multiplier"] is not None or buffers["input_order"] is not None:
@@ -101,12 +124,19 @@ class QuantizedLinear(PackedWeight):
 
     def alone(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out] from this layer's own weight, whatever it shares its input with."""
+        return self._product(x, self._parameters["bias"])
+
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        """x·Ŵᵀ + b with another bias than the layer's own, for forwards that multiply by themselves."""
+        return self._product(x, bias)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         buffers = self._buffers  # the module's own look-up takes longer
         if (multiplier := buffers["input_multiplier"]) is not None:
             x = x * multiplier
         if (order := buffers["input_order"]) is not None:
             x = x.index_select(-1, order)
-        return packed_linear(self, x, self._parameters["bias"], buffers["input_scale"], buffers["input_zero_point"])
+        return packed_linear(self, x, bias, buffers["input_scale"], buffers["input_zero_point"])
 
 
 def packed_linear(
@@ -118,7 +148,8 @@ def packed_linear(
 ) -> Tensor:
     """x·Ŵᵀ + b for a packed weight that may belong to another module."""
     buffers = weight._buffers  # the module's own look-up takes longer
-    packed, scale, zero = buffers["weight_packed"], buffers["weight_scale"], buffers["weight_zero_point"]
+    packed, zero = buffers["weight_packed"], buffers["weight_zero_point"]
+    scale = weight._parameters["weight_scale"]
     assert packed is not None and scale is not None
     given = x.dtype
     if given is not scale.dtype and torch.is_autocast_enabled(x.device.type):

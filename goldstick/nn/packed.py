@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
 
 from goldstick.core.bitpack import pack_rows, unpack_rows
 from goldstick.core.grid import Grid
+from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError
 from goldstick.kernels import ops as _ops  # noqa: F401  (registers the goldstick:: operators)
 from goldstick.kernels.prepared import PreparedLinear
+from goldstick.nn.lazy_weight import LazyWeight
 
 
 class PackedWeight(nn.Module):
-    """Holds a quantized weight as packed rows.
+    """Holds a quantized weight as packed rows, in the place of the parameter ``weight``.
 
-    Buffers: ``weight_packed`` int32 [..., out, words], ``weight_scale`` [..., out, groups], and for asymmetric grids
+    ``weight_packed``, a buffer int32 [..., out, words]; ``weight_scale``, a parameter [..., out, groups], so that
+    whoever iterates over a model's parameters finds its dtype and device; and for asymmetric grids the buffer
     ``weight_zero_point`` float32 [..., out, groups] (perhaps fractional). The zeros stay float32 whatever dtype the
     module is cast to: as with the codes, nothing of them is lost by casting a model down and up again.
+
+    In a network it is mixed into the class of the layer that it replaces: see :mod:`goldstick.nn.derived`.
 
     Args:
         tensor: The codes; packed here.
@@ -32,25 +37,50 @@ class PackedWeight(nn.Module):
     """
 
     takes_input_order = False
+    #: Classes, or their names, in whose place its own forward computes.
+    stands_for: frozenset[type[nn.Module] | str] = frozenset()
+    _made_of: tuple[type[PackedWeight], type[nn.Module]]
 
+    in_features: int
+    out_features: int
     weight_packed: Tensor
-    weight_scale: Tensor
+    weight_scale: nn.Parameter
     weight_zero_point: Tensor | None
 
     def __init__(self, tensor: QuantizedTensor, scheme: Scheme) -> None:
-        super().__init__()
+        nn.Module.__init__(self)
+        self.hold(tensor, scheme, Layout.LINEAR, tensor.codes.shape)
+
+    def hold(
+        self, tensor: QuantizedTensor, scheme: Scheme, layout: Layout, shape: torch.Size, **inputs: Tensor | None
+    ) -> None:
+        """Take a quantized weight in.
+
+        Args:
+            tensor: Its codes [..., out, in].
+            scheme: What the layer became.
+            layout: How the parameter that it replaces stores this matrix.
+            shape: Shape of that parameter.
+            inputs: What linear layers are told of their input; nothing to others.
+        """
+        if any(value is not None for value in inputs.values()):
+            raise QuantizationError(f"A {type(self).__name__} does nothing to its input.")
         if tensor.input_order is not None and not self.takes_input_order:
             raise QuantizationError(f"A {type(self).__name__} runs on columns in the order of its inputs only.")
-        self.scheme = scheme
-        self.in_features = tensor.in_features
-        self.out_features = tensor.codes.shape[-2]
+        self.scheme, self.stored_as, self.stored_shape = scheme, layout, torch.Size(shape)
+        columns = tensor.in_features
         activation = "" if scheme.activation is None else f"int8-{scheme.activation.granularity}"
-        self.prepared = PreparedLinear(
-            tensor.grid.bits, tensor.grid.group_width(self.in_features), self.in_features, activation
-        )
+        self.prepared = PreparedLinear(tensor.grid.bits, tensor.grid.group_width(columns), columns, activation)
+        for name, value in (("in_features", columns), ("out_features", tensor.codes.shape[-2])):
+            self.__dict__.setdefault(name, value)  # a layer that has such an attribute keeps it
         self.register_buffer("weight_packed", pack_rows(tensor.codes, tensor.grid.bits))
-        self.register_buffer("weight_scale", tensor.scale)
+        self.register_parameter("weight_scale", nn.Parameter(tensor.scale.detach(), requires_grad=False))
         self.register_buffer("weight_zero_point", None if tensor.zero is None else tensor.zero.float())
+
+    @property
+    def packed_names(self) -> frozenset[str]:
+        """Names of the tensors that make up the weight and what becomes of its input."""
+        return frozenset({"weight_packed", "weight_scale", "weight_zero_point"})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedWeight:
         zero = self.weight_zero_point
@@ -64,35 +94,51 @@ class PackedWeight(nn.Module):
         """The grid of the weight."""
         return self.scheme.weight
 
+    @property
+    def columns(self) -> int:
+        """Columns of the weight matrix."""
+        return self.prepared.settings[2]
+
     def quantized_tensor(self) -> QuantizedTensor:
         """The weight as codes, scale and zero."""
-        codes = unpack_rows(self.weight_packed, self.grid.bits, self.in_features)
-        return QuantizedTensor(codes=codes, scale=self.weight_scale, zero=self.weight_zero_point, grid=self.grid)
+        codes = unpack_rows(self.weight_packed, self.grid.bits, self.columns)
+        scale = self.weight_scale.detach()
+        return QuantizedTensor(codes=codes, scale=scale, zero=self.weight_zero_point, grid=self.grid)
 
     @property
     def weight(self) -> Tensor:
-        """The dequantized weight, for model code that asks a layer for its weight, dtype or device."""
-        return self.dequantized()
+        """The weight as the replaced parameter stored it, for forwards that read it; see :class:`LazyWeight`."""
+        return self.stored_numbers() if torch.compiler.is_compiling() else LazyWeight(self)
+
+    def stored_numbers(self) -> Tensor:
+        """The dequantized weight in the shape of the parameter that it replaces."""
+        return self.stored_as.from_matrix(self.dequantized(), self.stored_shape)
 
     def dequantized(self) -> Tensor:
         """The weight as numbers, [..., out, in], in the scale's dtype."""
         return self._dequantize(self.weight_packed, self.weight_scale, self.weight_zero_point)
 
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        """x·Ŵᵀ + b on the packed rows, with the input quantized as the scheme says; ``None`` where there is no such."""
+        return None
+
     def _dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-        width = self.grid.group_width(self.in_features)
+        width = self.grid.group_width(self.columns)
         matrices = (
             packed.flatten(0, -2),
             scale.flatten(0, -2),
             None if zero is None else zero.flatten(0, -2),
         )
-        result: Tensor = torch.ops.goldstick.dequantize(*matrices, self.grid.bits, width, self.in_features)
-        return result.reshape(*packed.shape[:-1], self.in_features)
+        result: Tensor = torch.ops.goldstick.dequantize(*matrices, self.grid.bits, width, self.columns)
+        return result.reshape(*packed.shape[:-1], self.columns)
 
     def extra_repr(self) -> str:
         """Shape and scheme, for printing the model."""
-        return f"{self.in_features} → {self.out_features}, {self.scheme.label}"
+        return f"{self.columns} → {self.weight_packed.shape[-2]}, {self.scheme.label}"
 
 
-def packed_paths(model: nn.Module) -> set[str]:
-    """Every path of every module on a packed weight; one that is registered in several places has several."""
-    return {name for name, module in model.named_modules(remove_duplicate=False) if isinstance(module, PackedWeight)}
+def packed_tensors(model: nn.Module) -> Iterator[str]:
+    """Names of all tensors of packed weights, wherever they are registered."""
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, PackedWeight):
+            yield from (f"{path}.{name}" if path else name for name in module.packed_names)

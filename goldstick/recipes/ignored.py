@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence, Set
 
 from goldstick.algorithms import Quantizer
+from goldstick.core.layout import Layout
+from goldstick.core.notices import UnrecognisedWarning
 from goldstick.errors import StructureError
-from goldstick.structure.network import Layout, Network, Site
-from goldstick.structure.plain_layers import computes_plainly
+from goldstick.structure.network import Network, Site
 
-#: Share of a model's matrices that may stay float because goldstick does not recognise them.
+#: Share of a model's matrices that stay float, because goldstick does not recognise them, before that is said aloud.
 UNRECOGNISED_LIMIT = 0.20
 
 
@@ -25,8 +27,11 @@ def ignored(
         skipped: Parameter name → reason, for those a stage skips.
 
     Raises:
-        StructureError: There are stages, and more than a fifth of the matrices are of a kind goldstick does not
+        StructureError: A stage asks for an error where it may meet matrices of a kind that goldstick does not
             recognise.
+
+    Warns:
+        UnrecognisedWarning: They are more than a fifth of the matrices.
     """
     sites = {site.parameter_name: site for site in network.sites}
     tied = network.tied()
@@ -36,7 +41,7 @@ def ignored(
     for name, parameter in network.model.named_parameters(remove_duplicate=False):
         site = sites.get(name)
         if name not in tied and parameter.ndim >= 2 and parameter.shape[0] > 1:
-            if site is None:
+            if site is None and any(_meant(stage, name) for stage in stages):
                 unrecognised[name] = parameter.numel()
             if site is None or site.layout is not Layout.EMBEDDING:
                 total += parameter.numel()
@@ -44,8 +49,8 @@ def ignored(
             reasons[name] = skipped.get(name) or _reason(name, site, network, parameter.ndim, stages, tied)
     for name, _ in network.model.named_buffers():
         reasons[name] = "buffer: state, not a weight"
-    if stages:  # where nothing is rounded, every layer stays float because the recipe says so
-        _refuse(unrecognised, total)
+    if unrecognised:
+        _speak_of(unrecognised, total, any(stage.unrecognised == "error" for stage in stages))
     return reasons
 
 
@@ -57,24 +62,34 @@ def _reason(
     if site is None and ndim < 2:
         return "not a matrix (bias, norm)"
     if site is None:
-        module = network.model.get_submodule(name.rpartition(".")[0])
-        own = "" if computes_plainly(module) else f": {type(module).__name__} computes more than W·x + b"
-        return f"a parameter of a kind that is not quantized{own}"
+        pattern = next((found for stage in stages if (found := stage.targets.excludes_name(name))), None)
+        return f"excluded by the pattern {pattern!r}" if pattern else "a parameter of a kind that is not quantized"
     for stage in stages:
         pattern = stage.targets.excludes(site)
         if pattern:
             return f"excluded by the pattern {pattern!r}"
     if site.role != "inner":
-        return f"{'embedding' if site.role == 'embedding' else 'output head'}: left alone unless an include names it"
+        role = {"head": "output head"}.get(site.role, site.role)
+        return f"{role}: left alone unless an include names it"
     return "included by no stage"
 
 
-def _refuse(unrecognised: Mapping[str, int], total: int) -> None:
+def _meant(stage: Quantizer, name: str) -> bool:
+    """Whether a stage that quantizes all it can would take a parameter if goldstick recognised it."""
+    return not stage.targets.include and stage.targets.excludes_name(name) is None
+
+
+def _speak_of(unrecognised: Mapping[str, int], total: int, refuse: bool) -> None:
     size = sum(unrecognised.values())
-    if total and size > UNRECOGNISED_LIMIT * total:
-        shown = ", ".join(sorted(unrecognised, key=lambda name: -unrecognised[name])[:5])
+    shown = ", ".join(sorted(unrecognised, key=lambda name: -unrecognised[name])[:5])
+    what = (
+        f"{size / max(total, 1):.0%} of this model's matrix weights are parameters of a kind that goldstick does not "
+        f"recognise ({shown})"
+    )
+    if refuse:
         raise StructureError(
-            f"{size / total:.0%} of this model's matrix weights are parameters goldstick does not recognise, or of "
-            f"layers that compute more than W·x + b ({shown}), and would stay float although no rule asked for that. "
-            "Please report the architecture; its parameters belong into goldstick/structure/overrides.py."
+            f"{what}, and the recipe says 'unrecognised: error'. Exclude them by name (targets: {{exclude: [...]}}), "
+            "or say 'unrecognised: leave'."
         )
+    if size > UNRECOGNISED_LIMIT * total:
+        warnings.warn(f"{what}; they stay float, and the report names them.", UnrecognisedWarning, stacklevel=2)

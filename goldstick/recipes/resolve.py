@@ -19,10 +19,13 @@ from goldstick.algorithms import (
 )
 from goldstick.calibration.task import Assignment as Assignment
 from goldstick.calibration.task import Smoothing
+from goldstick.core.layout import Layout
+from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.ignored import ignored
 from goldstick.recipes.order import misplaced, rotation_of, training_of, unfinishable
-from goldstick.structure.network import Layout, Network, Site
+from goldstick.structure.network import Network, Site
+from goldstick.structure.plain_layers import Reading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,8 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
             continue
         skipped.update(stage.spared(network))
         if stage.smooths:
-            smoothing.append(Smoothing(stage=stage, sites=frozenset(site.name for site in sites)))
+            read = frozenset(site.name for site in sites if site.product)
+            smoothing.append(Smoothing(stage=stage, sites=read))
         if isinstance(stage, Quantizer) and stage.quantizes:
             _assign(place, stage, sites, assignments, skipped, problems)
     problems += [problem for assignment in assignments.values() if (problem := _impossible(assignment))]
@@ -128,13 +132,13 @@ def _assign(
     """Add a stage's sites to ``assignments`` or ``skipped``, and what is wrong with it to ``problems``."""
     twice, indivisible = [], []
     for site in sites:
-        scheme = stage.scheme_for(site)
+        scheme, note = _for_forward(site, stage.scheme_for(site))
         size = scheme.weight.group_size
         what = f"{site.in_features} inputs do not divide into groups of {size}"
         if site.name in assignments:
             twice.append(site.name)
         elif scheme.weight.divides(site.in_features):
-            assignments[site.name] = Assignment(site=site, stage=stage, scheme=scheme)
+            assignments[site.name] = Assignment(site=site, stage=stage, scheme=scheme, note=note)
         elif stage.group_size_mismatch == "error":
             indivisible.append(f"{site.name} ({site.in_features} inputs, groups of {size})")
         elif stage.group_size_mismatch == "skip":
@@ -142,7 +146,7 @@ def _assign(
         else:
             channel = dataclasses.replace(scheme.weight, granularity="channel", group_size=None)
             by_channel = dataclasses.replace(scheme, weight=channel)
-            note = f"by channel: {what}"
+            note = "; ".join([*([note] if note else []), f"by channel: {what}"])
             assignments[site.name] = Assignment(site=site, stage=stage, scheme=by_channel, note=note)
     if twice:
         problems.append(
@@ -156,6 +160,18 @@ def _assign(
             "'--group-size-mismatch channel' gives them one scale per output channel, '--group-size-mismatch skip' "
             "leaves them float (the same as 'group_size_mismatch:' in the recipe), or choose a group size that divides."
         )
+
+
+def _for_forward(site: Site, scheme: Scheme) -> tuple[Scheme, str]:
+    """What a site becomes that its forward can do, and why where that is less than the recipe says."""
+    if site.layout in (Layout.EMBEDDING, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS):
+        return scheme, ""
+    notes = [] if site.product else ["its forward reads the numbers of the weight: rounded without data"]
+    if scheme.activation and not (site.layout.multiplied and site.product):
+        kind = "a convolution" if site.product else "such a forward"
+        notes.append(f"weight only: {kind} takes no 8-bit activations")
+        scheme = dataclasses.replace(scheme, activation=None)
+    return scheme, "; ".join(notes)
 
 
 def _smoothed_though_trained(assignments: dict[str, Assignment], smoothing: Sequence[Smoothing]) -> list[str]:
@@ -173,7 +189,7 @@ def _with_multipliers(assignments: dict[str, Assignment], smoothing: Sequence[Sm
     targeted = {name for one in smoothing if one.stage.multiplies for name in one.sites}
     return {
         name: dataclasses.replace(
-            found, multiplied=name in targeted and found.site.layout in (Layout.LINEAR, Layout.TRANSPOSED)
+            found, multiplied=name in targeted and found.site.layout.multiplied and found.site.reading is Reading.INPUT
         )
         for name, found in assignments.items()
     }
@@ -185,7 +201,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _impossible(assignment: Assignment) -> str | None:
     layout = assignment.site.layout
-    if assignment.scheme.activation and layout not in (Layout.LINEAR, Layout.TRANSPOSED):
+    if assignment.scheme.activation and not layout.multiplied:
         return (
             f"{assignment.site.name} is a {layout.value} weight and cannot take 8-bit activations; give it a scheme "
             "such "

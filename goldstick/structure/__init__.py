@@ -1,5 +1,6 @@
 """What a network is made of: its sites, its repeated blocks, who shares inputs, what can absorb a scale."""
 
-from goldstick.structure.network import Layout, Network, Site
+from goldstick.core.layout import Layout
+from goldstick.structure.network import Network, Site
 
 __all__ = ["Layout", "Network", "Site"]

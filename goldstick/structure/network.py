@@ -4,46 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvTransposeNd
 
+from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
 from goldstick.structure.blocks import block_of, find_blocks
 from goldstick.structure.overrides import (
     BATCHED_EXPERT_CLASSES,
     FUSED_EXPERT_PARAMETERS,
     TRANSPOSED_EXPERTS_FLAG,
-    TRANSPOSED_LINEAR_CLASSES,
 )
-from goldstick.structure.plain_layers import computes_plainly
+from goldstick.structure.plain_layers import Reading, reading_of, stores_input_first
 
-Role = Literal["inner", "embedding", "head"]
-
-
-class Layout(StrEnum):
-    """How a parameter stores the matrix [out, in] (or one per expert)."""
-
-    LINEAR = "linear"  # [out, in]
-    TRANSPOSED = "transposed"  # [in, out]
-    CONV2D = "conv2d"  # [out, in / groups, height, width]
-    EMBEDDING = "embedding"  # [rows, features]
-    EXPERTS = "experts"  # [experts, out, in]
-    TRANSPOSED_EXPERTS = "transposed_experts"  # [experts, in, out]
-
-    def to_matrix(self, parameter: Tensor) -> Tensor:
-        """The canonical view [..., out, in] of a stored parameter."""
-        if self in (Layout.TRANSPOSED, Layout.TRANSPOSED_EXPERTS):
-            return parameter.transpose(-1, -2)
-        return parameter.flatten(1) if self is Layout.CONV2D else parameter
-
-    def from_matrix(self, matrix: Tensor, shape: torch.Size) -> Tensor:
-        """The stored form of a canonical matrix; inverse of :meth:`to_matrix`."""
-        if self in (Layout.TRANSPOSED, Layout.TRANSPOSED_EXPERTS):
-            return matrix.transpose(-1, -2)
-        return matrix.reshape(shape)
+Role = Literal["inner", "embedding", "head", "router"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,9 +33,10 @@ class Site:
         layout: How the parameter stores its matrix.
         shape: Shape of the parameter as stored.
         dtype: Its dtype.
-        role: ``embedding`` and ``head`` are left alone unless a recipe names them.
+        role: ``embedding``, ``head`` and ``router`` are left alone unless a recipe names them.
         block: Path of the repeated block it lies in, or ``None``.
         tied_to: Name of the parameter it shares storage with, or ``None``.
+        reading: What the forward of its module does with it.
     """
 
     module: str
@@ -69,6 +47,7 @@ class Site:
     role: Role
     block: str | None
     tied_to: str | None
+    reading: Reading = Reading.INPUT
 
     @property
     def name(self) -> str:
@@ -79,6 +58,15 @@ class Site:
     def parameter_name(self) -> str:
         """Full name of the parameter in the model."""
         return f"{self.module}.{self.parameter}" if self.module else self.parameter
+
+    @property
+    def product(self) -> bool:
+        """Whether all that its module does with it is one product.
+
+        Where it is not, the forward of the module reads the weight's numbers, and nothing is known of what they are
+        multiplied with.
+        """
+        return self.reading is not Reading.OWN
 
     @property
     def matrix_shape(self) -> torch.Size:
@@ -114,14 +102,18 @@ class Network:
 
     def _find_sites(self) -> list[Site]:
         head = _output_head(self.model)
+        read_by_parent = _read_by_parent(self.model)
         sites = []
         for path, module in self.model.named_modules():
             for parameter_name, parameter in module.named_parameters(recurse=False):
                 layout = layout_of(module, parameter_name, parameter)
-                if layout is None or not computes_plainly(module) or _is_batched(module, layout):
+                if layout is None or _is_batched(module, layout):
                     continue
                 full = f"{path}.{parameter_name}" if path else parameter_name
                 owner = self._owner[full]
+                reading, chooses = reading_of(module)
+                if layout not in _PRODUCTS or module in read_by_parent or isinstance(module, _ConvTransposeNd):
+                    reading = Reading.OWN
                 sites.append(
                     Site(
                         module=path,
@@ -129,9 +121,10 @@ class Network:
                         layout=layout,
                         shape=parameter.shape,
                         dtype=parameter.dtype,
-                        role="embedding" if layout is Layout.EMBEDDING else ("head" if module is head else "inner"),
+                        role=_role(layout, chooses, module is head),
                         block=block_of(path, self.blocks),
                         tied_to=None if owner == full else owner,
+                        reading=reading,
                     )
                 )
         return sites
@@ -154,26 +147,51 @@ class Network:
         return {name: owner for name, owner in self._owner.items() if name != owner}
 
 
+_KINDS: tuple[tuple[type[nn.Module], Layout], ...] = (
+    (nn.Linear, Layout.LINEAR),
+    (nn.Conv1d, Layout.CONVOLUTION),
+    (nn.Conv2d, Layout.CONVOLUTION),
+    (nn.Conv3d, Layout.CONVOLUTION),
+    (nn.Embedding, Layout.EMBEDDING),
+    (nn.EmbeddingBag, Layout.EMBEDDING),
+)
+#: Layouts of layers that are a product.
+_PRODUCTS = {Layout.LINEAR, Layout.TRANSPOSED, Layout.CONVOLUTION, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS}
+
+
 def layout_of(module: nn.Module, parameter_name: str, parameter: Tensor) -> Layout | None:
     """How ``module`` stores a matrix in this parameter, or ``None`` where it is no quantizable weight."""
     if parameter_name == "weight":
-        if isinstance(module, nn.Linear):
-            return Layout.LINEAR
-        if isinstance(module, nn.Conv2d):
-            return Layout.CONV2D
-        if isinstance(module, nn.Embedding):
-            return Layout.EMBEDDING
-        if type(module).__name__ in TRANSPOSED_LINEAR_CLASSES and parameter.ndim == 2:
+        for kind, layout in _KINDS:
+            if isinstance(module, kind):
+                return layout
+        if isinstance(module, _ConvTransposeNd):  # in groups, an input channel is a row
+            return Layout.TRANSPOSED_CONVOLUTION if module.groups == 1 else Layout.CONVOLUTION
+        if stores_input_first(module) and parameter.ndim == 2:
             return Layout.TRANSPOSED
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and parameter.ndim == 2:
+        return None if parameter_name.startswith("bias") else Layout.MATRIX
     if parameter.ndim == 3 and parameter_name in FUSED_EXPERT_PARAMETERS:
         transposed = getattr(module, TRANSPOSED_EXPERTS_FLAG, False)
         return Layout.TRANSPOSED_EXPERTS if transposed else Layout.EXPERTS
     return None
 
 
+def _role(layout: Layout, chooses: bool, is_head: bool) -> Role:
+    if layout is Layout.EMBEDDING:
+        return "embedding"
+    if is_head:
+        return "head"
+    return "router" if chooses else "inner"
+
+
+def _read_by_parent(model: nn.Module) -> set[nn.Module]:
+    """Layers that another module never calls, but reads the weight of."""
+    return {module.out_proj for module in model.modules() if isinstance(module, nn.MultiheadAttention)}
+
+
 def _is_batched(module: nn.Module, layout: Layout) -> bool:
-    fused = layout in (Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS)
-    return fused and type(module).__name__ in BATCHED_EXPERT_CLASSES
+    return layout.fused and type(module).__name__ in BATCHED_EXPERT_CLASSES
 
 
 def _output_head(model: nn.Module) -> nn.Module | None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-#: Classes of linear layers that store their weight as [in, out] (transformers' Conv1D of GPT-2).
-TRANSPOSED_LINEAR_CLASSES = frozenset({"Conv1D"})
-
 #: Names under which modules hold the weights of all experts fused in one 3-D parameter [experts, out, in].
 FUSED_EXPERT_PARAMETERS = frozenset(
     {

@@ -38,14 +38,23 @@ class Targets:
         Raises:
             RecipeError: A pattern matches nothing; the message names the nearest site.
         """
-        for pattern in (*self.include, *self.exclude):
-            if not any(matches(pattern, site.name) for site in network.sites):
+        names = [site.name for site in network.sites]
+        for pattern in self.include:
+            if not any(matches(pattern, name) for name in names):
+                raise unmatched(pattern, network.sites, "targets")
+        names += [name for name, _ in network.model.named_parameters(remove_duplicate=False)]
+        for pattern in self.exclude:
+            if not any(_names(pattern, name) for name in names):
                 raise unmatched(pattern, network.sites, "targets")
         return tuple(site for site in network.sites if self._takes(site))
 
     def excludes(self, site: Site) -> str | None:
         """The ``exclude`` pattern that takes a site out, or ``None``."""
         return next((pattern for pattern in self.exclude if matches(pattern, site.name)), None)
+
+    def excludes_name(self, name: str) -> str | None:
+        """The ``exclude`` pattern that names a parameter, or a module that it lies in, or ``None``."""
+        return next((pattern for pattern in self.exclude if _names(pattern, name)), None)
 
     def _takes(self, site: Site) -> bool:
         if self.excludes(site):
@@ -57,6 +66,11 @@ class Targets:
             matches(pattern, site.name) and (site.role == "inner" or pattern.rpartition(".")[2].strip("*?") != "")
             for pattern in self.include
         )
+
+
+def _names(pattern: str, parameter: str) -> bool:
+    """Whether a pattern matches a parameter's name or that of the module that holds it."""
+    return matches(pattern, parameter) or matches(pattern, parameter.rpartition(".")[0])
 
 
 def matches(pattern: str, name: str) -> bool:

@@ -12,10 +12,11 @@ import goldstick
 from goldstick.calibration.block_loop import BlockLoop
 from goldstick.calibration.input_factors import InputMultipliers
 from goldstick.calibration.task import Assignment
+from goldstick.core.layout import Layout
 from goldstick.nn import QuantizedLinear
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import resolve
-from goldstick.structure.network import Layout, Network
+from goldstick.structure.network import Network
 from tests.support.calibration import batches_for, first_block, uneven
 from tests.support.tiny_models import FAMILIES, output_tensor, sample_inputs
 

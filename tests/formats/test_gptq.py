@@ -128,7 +128,7 @@ LAYER = layer_of(GOLDEN)
     ("changes", "reason"),
     [
         ({"kind": "embedding"}, "linear layers only, not a embedding"),
-        ({"kind": "conv2d"}, "linear layers only"),
+        ({"kind": "convolution"}, "linear layers only"),
         ({"kind": "experts"}, "no experts"),
         ({"name": "up"}, "after a linear layer's weight"),
         ({"multiplied": True}, "factor for each input"),

@@ -31,7 +31,7 @@ def layer(site: str, name: str, kind: str = "linear") -> StoredLayer:
 LAYERS = [
     layer("a", "w4a16-g32-asym"),
     layer("b", "w8a8-dynamic"),
-    layer("c", "w4a16-g32-asym", "conv2d"),
+    layer("c", "w4a16-g32-asym", "convolution"),
     layer("d", "w2a16", "embedding"),
     layer("e", "w8a8-static"),
     layer("f", "w8a8-static-shifted"),

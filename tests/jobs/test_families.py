@@ -18,7 +18,7 @@ from tests.support.tiny_models import FAMILIES, sample_inputs
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 #: Families with layers that compressed-tensors' readers cannot quantize.
-NATIVE = {"gpt2": "transposed", "vit": "conv2d", "resnet": "conv2d"}
+NATIVE = {"gpt2": "transposed", "vit": "convolution", "resnet": "convolution"}
 
 
 @every_family

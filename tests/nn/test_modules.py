@@ -14,17 +14,18 @@ from torch import Tensor, nn
 
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.grid import Grid
+from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import KernelError, QuantizationError
 from goldstick.nn import (
     PackedWeight,
-    QuantizedConv2d,
     QuantizedEmbedding,
     QuantizedExperts,
     QuantizedLinear,
     TiedQuantizedLinear,
 )
+from goldstick.nn.derived import in_place_of
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 
@@ -135,12 +136,11 @@ def test_a_cast_keeps_the_zero_of_an_input_and_never_makes_its_scale_zero() -> N
 
 
 @every_scheme
-@pytest.mark.parametrize("multiplier", [1.0, 8.0])
-def test_an_embedding_equals_the_float_one_on_the_dequantized_weight(name: str, multiplier: float) -> None:
+def test_an_embedding_equals_the_float_one_on_the_dequantized_weight(name: str) -> None:
     tensor, scheme = quantized(name, 30, 32)
-    layer = QuantizedEmbedding(tensor, scheme, multiplier)
+    layer = QuantizedEmbedding(tensor, scheme)
     ids = torch.tensor([[0, 29, 3], [3, 3, 7]])
-    assert torch.equal(layer(ids), F.embedding(ids, tensor.dequantize()) * multiplier)
+    assert torch.equal(layer(ids), F.embedding(ids, tensor.dequantize()))
     assert layer(torch.empty(0, dtype=torch.long)).shape == (0, 32)
     assert layer(torch.tensor(4)).shape == (32,)
 
@@ -148,10 +148,10 @@ def test_an_embedding_equals_the_float_one_on_the_dequantized_weight(name: str, 
 @every_scheme
 def test_a_tied_head_multiplies_by_the_embeddings_weight(name: str) -> None:
     tensor, scheme = quantized(name, 30, 32)
-    embedding = QuantizedEmbedding(tensor, scheme, 8.0)
+    embedding = QuantizedEmbedding(tensor, scheme)
     head = TiedQuantizedLinear(embedding, torch.randn(30))
     x = torch.randn(3, 32)
-    assert torch.equal(head(x), F.linear(x, tensor.dequantize(), head.bias)), "without the embedding's multiplier"
+    assert torch.equal(head(x), F.linear(x, tensor.dequantize(), head.bias))
     assert list(head.state_dict()) == ["bias"], "the weight is the embedding's alone"
 
 
@@ -174,18 +174,25 @@ def test_a_convolution_equals_the_float_one_on_the_dequantized_kernel(name: str,
     conv = nn.Conv2d(4, 8, 3, **options)
     scheme = Scheme.parse(name)
     tensor = quantize_with_search(conv.weight.detach().flatten(1), scheme.weight, "minmax")
-    layer = QuantizedConv2d(tensor, scheme, conv)
+    layer = in_place_of(PackedWeight, conv, tensor, scheme, Layout.CONVOLUTION)
     x = torch.randn(2, 4, 9, 10)
     with torch.no_grad():
         conv.weight.copy_(tensor.dequantize().reshape(conv.weight.shape))
         assert torch.equal(layer(x), conv(x))
 
 
+def experts_of(tensor: QuantizedTensor, scheme: Scheme, transposed: bool) -> QuantizedExperts:
+    found = QuantizedExperts(tensor, scheme)
+    if transposed:
+        found.stored_as = Layout.TRANSPOSED_EXPERTS
+    return found
+
+
 @every_scheme
 @pytest.mark.parametrize("transposed", [True, False])
 def test_each_expert_is_the_matrix_that_the_parameter_would_give(name: str, transposed: bool) -> None:
     tensor, scheme = quantized(name, 3, 8, 32)
-    experts = QuantizedExperts(tensor, scheme, transposed)
+    experts = experts_of(tensor, scheme, transposed)
     whole = tensor.dequantize()
     for index in range(3):
         expected = whole[index].T if transposed else whole[index]
@@ -203,11 +210,12 @@ def embedding(name: str) -> PackedWeight:
 
 
 def experts(name: str) -> PackedWeight:
-    return QuantizedExperts(*quantized(name, 2, 24, 48), transposed=False)
+    return QuantizedExperts(*quantized(name, 2, 24, 48))
 
 
 def convolution(name: str) -> PackedWeight:
-    return QuantizedConv2d(*quantized(name, 24, 48), nn.Conv2d(12, 24, 2))
+    tensor, scheme = quantized(name, 24, 48)
+    return in_place_of(PackedWeight, nn.Conv2d(12, 24, 2), tensor, scheme, Layout.CONVOLUTION)
 
 
 every_kind = pytest.mark.parametrize("build", [linear, embedding, experts, convolution])

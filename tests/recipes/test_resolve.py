@@ -11,6 +11,8 @@ from transformers import PreTrainedModel
 
 import goldstick
 from goldstick.algorithms import AWQ, RTN, SCOP, Finetune, KVCache, RandomRotation, SmoothQuant
+from goldstick.core.layout import Layout
+from goldstick.core.notices import UnrecognisedWarning
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, SourceError, StructureError
 from goldstick.nn import PackedWeight, TiedQuantizedLinear
@@ -117,8 +119,12 @@ def test_or_leaves_them_float() -> None:
 
 
 def test_8_bit_activations_are_for_linear_layers() -> None:
-    with pytest.raises(RecipeError, match="is a conv2d weight and cannot take 8-bit activations"):
-        resolve([RTN(scheme="w8a8-dynamic")], meta("resnet"))
+    network = meta("resnet")
+    resolution = resolve([RTN(scheme="w8a8-dynamic")], network)
+    for name, found in resolution.assignments.items():
+        convolution = network.by_name[name].layout is Layout.CONVOLUTION
+        assert found.scheme.label == ("w8a16-channel" if convolution else "w8a8-dynamic-channel")
+        assert found.note == ("weight only: a convolution takes no 8-bit activations" if convolution else "")
     with pytest.raises(RecipeError, match="experts weight and cannot take 8-bit activations"):
         resolve([RTN(scheme="w8a8-dynamic")], meta("mixtral"))
     resolve([RTN(scheme="w8a8-dynamic")], meta("gpt2"))
@@ -186,9 +192,20 @@ class Unknown(nn.Module):
         self.known = nn.Linear(64, 64)
 
 
-def test_a_big_matrix_that_is_not_recognised_is_an_error() -> None:
-    with pytest.raises(StructureError, match=r"50% .*mixing.*structure/overrides\.py"):
-        resolve([RTN(scheme="w8a16")], Network(Unknown(64)))
+def test_a_big_matrix_that_is_not_recognised_stays_float_and_that_is_said() -> None:
+    with pytest.warns(UnrecognisedWarning, match=r"50% .*\(mixing\); they stay float"):
+        resolution = resolve([RTN(scheme="w8a16")], Network(Unknown(64)))
+    assert "kind that is not quantized" in resolution.ignored["mixing"]
+    with pytest.raises(StructureError, match=r"50% .*\(mixing\), and the recipe says 'unrecognised: error'.*exclude"):
+        resolve([RTN(scheme="w8a16", unrecognised="error")], Network(Unknown(64)))
+
+
+@pytest.mark.parametrize("targets", [Targets(exclude=("mixing",)), Targets(include=("known",))])
+def test_what_is_excluded_or_not_included_counts_for_nothing(targets: Targets) -> None:
+    resolution = resolve([RTN(scheme="w8a16", unrecognised="error", targets=targets)], Network(Unknown(64)))
+    assert list(resolution.assignments) == ["known"]
+    reason = "excluded by the pattern 'mixing'" if targets.exclude else "a parameter of a kind that is not quantized"
+    assert resolution.ignored["mixing"] == reason
 
 
 def test_it_may_stay_as_it_is_where_nothing_is_quantized() -> None:

@@ -10,10 +10,11 @@ from goldstick import surgery
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.edits import Quantize
 from goldstick.core.grid import Grid
+from goldstick.core.layout import Layout
 from goldstick.core.scheme import Scheme
 from goldstick.errors import StructureError
 from goldstick.nn import QuantizedLinear
-from goldstick.structure.network import Layout, Network
+from goldstick.structure.network import Network
 from tests.support.tiny_models import FAMILIES
 
 
@@ -35,24 +36,6 @@ def test_at_most_a_few_matrices_are_no_sites(family: str) -> None:
     assert sum(missed.values()) <= 0.2 * sum(matrices.values()), missed
 
 
-LAYOUTS = {
-    Layout.LINEAR: (6, 8),
-    Layout.TRANSPOSED: (8, 6),
-    Layout.CONV2D: (6, 2, 3, 3),
-    Layout.EMBEDDING: (6, 8),
-    Layout.EXPERTS: (2, 6, 8),
-    Layout.TRANSPOSED_EXPERTS: (2, 8, 6),
-}
-
-
-@pytest.mark.parametrize("layout", Layout)
-def test_a_stored_parameter_comes_back_from_its_matrix(layout: Layout) -> None:
-    stored = torch.randn(LAYOUTS[layout])
-    matrix = layout.to_matrix(stored)
-    assert matrix.shape[-2] == 6, "outputs are rows"
-    assert torch.equal(layout.from_matrix(matrix, stored.shape), stored)
-
-
 def test_layouts_are_read_off_the_modules() -> None:
     llama = Network(FAMILIES["llama_gqa"]().to("meta")).by_name
     assert llama["model.layers.0.self_attn.k_proj"].layout is Layout.LINEAR
@@ -66,7 +49,7 @@ def test_layouts_are_read_off_the_modules() -> None:
     experts = Network(FAMILIES["mixtral"]().to("meta")).by_name["model.layers.0.mlp.experts.gate_up_proj"]
     assert experts.layout is Layout.EXPERTS
     assert tuple(experts.matrix_shape) == (4, 256, 64)
-    resnet = [site for site in Network(FAMILIES["resnet"]().to("meta")).sites if site.layout is Layout.CONV2D]
+    resnet = [site for site in Network(FAMILIES["resnet"]().to("meta")).sites if site.layout is Layout.CONVOLUTION]
     assert resnet and all(site.in_features == site.shape[1] * site.shape[2] * site.shape[3] for site in resnet)
 
 

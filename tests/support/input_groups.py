@@ -9,8 +9,9 @@ from torch import Tensor
 
 from goldstick.algorithms import Member
 from goldstick.core.inputs import InputObserver
+from goldstick.core.layout import Layout
 from goldstick.core.scheme import Scheme
-from goldstick.structure.network import Layout, Network, Site
+from goldstick.structure.network import Network, Site
 
 
 def inputs(tokens: int = 600, features: int = 64, outliers: Sequence[int] = (5, 40), factor: float = 30.0) -> Tensor:

@@ -173,8 +173,8 @@ def _steps(model: Any, cache: Any) -> None:
 def _weight_bytes(network: nn.Module) -> int:
     total = 0
     for module in network.modules():
-        if isinstance(module, nn.Linear):
-            total += module.weight.nbytes
-        elif isinstance(module, QuantizedLinear):
+        if isinstance(module, QuantizedLinear):
             total += module.weight_packed.nbytes + module.weight_scale.nbytes
+        elif isinstance(module, nn.Linear):
+            total += module.weight.nbytes
     return total

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from goldstick.core.layout import Layout
 from goldstick.errors import FormatError
 from goldstick.jobs.doctor.examined import Examined
 from goldstick.jobs.doctor.finding import Finding
-from goldstick.structure.network import Layout, Site
+from goldstick.structure.network import Site
 
 
 def declared_findings(examined: Examined) -> Iterator[Finding]:

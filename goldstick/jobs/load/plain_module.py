@@ -26,8 +26,8 @@ from goldstick.formats.input_scale import (
 )
 from goldstick.formats.native import NATIVE
 from goldstick.hf.layers import StoredLayers
-from goldstick.nn import PackedWeight, QuantizedExperts
-from goldstick.nn.packed import packed_paths
+from goldstick.nn import PackedParameter, PackedWeight, QuantizedExperts
+from goldstick.nn.packed import packed_tensors
 from goldstick.structure.network import Network
 from goldstick.structure.pruning.cut import prune_from_dict
 
@@ -100,11 +100,9 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
 
 
 def _load_floats(model: nn.Module, floats: Mapping[str, Tensor], directory: Path) -> None:
-    packed = packed_paths(model)
+    packed = set(packed_tensors(model))
     expected: dict[str, Tensor] = {
-        name: value
-        for name, value in model.state_dict(keep_vars=True).items()
-        if name.rpartition(".")[0] not in packed or name.endswith(".bias")
+        name: value for name, value in model.state_dict(keep_vars=True).items() if name not in packed
     }
     owners: dict[int, str] = {}
     for name, value in expected.items():
@@ -122,10 +120,11 @@ def tensor_hashes(model: nn.Module) -> dict[str, str]:
     """sha256 of everything a rewritten plain module stores, by the name of its tensor in the checkpoint."""
     hashes = {}
     modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
+    beside = {path for path, module in modules.items() if isinstance(module, PackedParameter | QuantizedExperts)}
     for name, value in model.state_dict().items():
         owner, _, leaf = name.rpartition(".")
         if isinstance(modules[owner], PackedWeight) and leaf in _PARTS:
-            parameter = owner if isinstance(modules[owner], QuantizedExperts) else f"{owner}.weight"
+            parameter = owner if owner in beside else f"{owner}.weight" if owner else "weight"
             name = part_name(parameter, _PARTS[leaf])
         hashes[name] = tensor_hash(value)
     return hashes

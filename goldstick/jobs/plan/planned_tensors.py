@@ -11,13 +11,14 @@ import torch
 from goldstick.checkpoint.entries import Specs, specs_nbytes
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.source import SourceCheckpoint
+from goldstick.core.layout import Layout
 from goldstick.core.qtensor import scale_dtype
 from goldstick.errors import SourceError
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name
 from goldstick.hf.names import CheckpointNames
 from goldstick.recipes.resolve import Assignment, Resolution
-from goldstick.structure.network import Layout, Network
+from goldstick.structure.network import Network
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 

@@ -13,6 +13,7 @@ from goldstick.checkpoint.entries import Entry
 from goldstick.checkpoint.kv_cache import StoredKV, attention_modules, stored_kv
 from goldstick.core.error import WeightError
 from goldstick.core.kv_cache import KVSettings
+from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import FormatError
 from goldstick.formats.base import StorageFormat, StoredLayer
@@ -20,9 +21,9 @@ from goldstick.formats.base import StoredPiece as StoredPiece
 from goldstick.formats.input_scale import part_name
 from goldstick.hf.names import CheckpointNames
 from goldstick.nn import PackedWeight, QuantizedLinear
-from goldstick.nn.packed import packed_paths as packed_paths
+from goldstick.nn.packed import packed_tensors
 from goldstick.recipes.resolve import Assignment, Resolution
-from goldstick.structure.network import Layout, Network, Site
+from goldstick.structure.network import Network, Site
 
 
 def quantized_pieces(
@@ -67,7 +68,7 @@ def _input_tensors(packed: PackedWeight) -> dict[str, Tensor]:
 
 def _packed(network: Network, site: Site) -> PackedWeight:
     module = network.module(site)
-    found = module if isinstance(module, PackedWeight) else getattr(module, site.parameter)
+    found = module if isinstance(module, PackedWeight) else module._modules[site.parameter]
     assert isinstance(found, PackedWeight)
     return found
 
@@ -107,12 +108,11 @@ def float_tensors(
         names: How the model's checkpoint names tensors; ``None`` keeps the parameters' names.
         within: Which of them, by the model's name.
     """
-    packed = packed_paths(network.model)
+    packed = set(packed_tensors(network.model))
     state: dict[str, Tensor] = {}
     seen: set[tuple[int, torch.Size]] = set()
     for name, value in network.model.state_dict().items():
-        owner, _, leaf = name.rpartition(".")
-        if (owner in packed and leaf != "bias") or not within(name):
+        if name in packed or not within(name):
             continue
         identity = (value.data_ptr(), value.shape)
         if value.numel() and identity in seen:

@@ -165,7 +165,7 @@ class FusedDecodeBlock:
             self.attention.scaling,
         )
         copied = [linear for linear, layer in zip(linears, layers, strict=True) if layer.interleaved]
-        self._watch([linear._buffers[name] for linear in copied for name in _COPIED])
+        self._watch([getattr(linear, name) for linear in copied for name in _COPIED])
 
 
 def _places(tensors: list[Tensor | None]) -> list[int]:

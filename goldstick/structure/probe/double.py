@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from goldstick.core.layout import Layout
 from goldstick.structure.blocks import block_of
-from goldstick.structure.network import Layout, Network
+from goldstick.structure.network import Network
 from goldstick.structure.probe.trial import fill_meta
 from goldstick.structure.trace import map_tensors
 

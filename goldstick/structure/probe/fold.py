@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
 
 from goldstick.core.edits import Fold
+from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
-from goldstick.structure.network import Layout, Site, layout_of
+from goldstick.structure.network import Site, layout_of
 
 #: Finds a module by its path in the model.
 Lookup = Callable[[str], nn.Module]
@@ -88,9 +90,9 @@ class Producer:
             gain.copy_((gain.float() + offset) / scale - offset)
         else:
             # A convolution's weight may lie channels-last; its matrix would then be a copy.
-            is_conv = self.layout is Layout.CONV2D
+            is_conv = self.layout is Layout.CONVOLUTION
             rows = self.weight[chosen] if is_conv else self.layout.to_matrix(self.weight)[..., chosen, :]
-            rows.copy_(rows.float() / (scale.view(-1, 1, 1, 1) if is_conv else scale.view(-1, 1)))
+            rows.copy_(rows.float() / (scale.view(-1, *[1] * (self.weight.ndim - 1)) if is_conv else scale.view(-1, 1)))
         if self.bias is not None:
             shift = self.bias[..., chosen]
             shift.copy_(shift.float() / scale)
@@ -123,7 +125,7 @@ def find_producer(lookup: Lookup, name: str) -> Producer:
 
 def input_channels(module: nn.Module, site: Site) -> int:
     """How many channels a site reads: its columns, or the input channels of a convolution."""
-    return module.in_channels if isinstance(module, nn.Conv2d) else site.in_features
+    return module.in_channels if isinstance(module, _ConvNd) else site.in_features
 
 
 @torch.no_grad()
@@ -131,8 +133,8 @@ def multiply_columns(module: nn.Module, site: Site, scale: Tensor) -> None:
     """Multiply the columns of a site in ``module``, in place, by ``scale`` [channels]."""
     parameter = getattr(module, site.parameter)
     scale = scale.to(parameter.device)
-    if isinstance(module, nn.Conv2d):  # [out, in / groups, height, width]
-        per_group = scale.reshape(module.groups, 1, -1, 1, 1)
+    if isinstance(module, _ConvNd):  # [out, in / groups, *kernel]
+        per_group = scale.reshape(module.groups, 1, -1, *[1] * (parameter.ndim - 2))
         grouped = parameter.view(module.groups, -1, *parameter.shape[1:])
         grouped.copy_(grouped.float() * per_group)
     else:

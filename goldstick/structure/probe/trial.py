@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.core.edits import Fold
+from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
-from goldstick.structure.network import Layout, Site
+from goldstick.structure.network import Site
 from goldstick.structure.probe.fold import apply_fold, multiply_columns
 from goldstick.structure.trace import map_tensors, materialise, tensors_in
 

@@ -14,8 +14,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 
 from goldstick.core.edits import Prune
+from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
-from goldstick.structure.network import Layout, layout_of
+from goldstick.structure.network import layout_of
 from goldstick.structure.pruning.cut import apply_cut
 from goldstick.structure.rotation.trial import distance
 from goldstick.structure.trace import map_tensors, tensors_in

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 
 from goldstick.core.edits import Prune
-from goldstick.structure.network import Layout, layout_of
+from goldstick.core.layout import Layout
+from goldstick.structure.network import layout_of
 from goldstick.structure.pruning.cut import channel_count
 from goldstick.structure.trace import evaluating, samples_in, tensors_in
 

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from goldstick.core.edits import Prune, Slice
+from goldstick.core.layout import Layout
 from goldstick.core.scatter import ScatteredBatchNorm
 from goldstick.errors import StructureError
-from goldstick.structure.network import Layout, layout_of
+from goldstick.structure.network import layout_of
 
 #: Attributes by which modules say how many channels they have, by side.
 _COUNTS = {
@@ -93,7 +94,7 @@ def channel_count(module: nn.Module, side: str) -> int | None:
     layout = (
         layout_of(module, "weight", weight) if isinstance(weight := getattr(module, "weight", None), Tensor) else None
     )
-    if layout not in (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONV2D) or getattr(module, "groups", 1) != 1:
+    if layout not in (Layout.LINEAR, Layout.TRANSPOSED, Layout.CONVOLUTION) or getattr(module, "groups", 1) != 1:
         return None
     assert isinstance(weight, Tensor)
     axis = 0 if (side == "output") is (layout is not Layout.TRANSPOSED) else 1

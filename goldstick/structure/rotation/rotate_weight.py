@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.core.edits import FuseNorm, Rotate, RotateWeight
+from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
-from goldstick.structure.network import Layout, layout_of
+from goldstick.structure.network import layout_of
 from goldstick.structure.probe.fold import Lookup
 
 #: Rows of a matrix that are turned at a time.
@@ -126,7 +127,7 @@ def matrix_layout(module: nn.Module, parameter_name: str, parameter: Tensor) -> 
     layout = layout_of(module, parameter_name, parameter)
     if layout is None and parameter.ndim == 2:
         return Layout.LINEAR
-    return None if layout is Layout.CONV2D else layout
+    return None if layout in (Layout.CONVOLUTION, Layout.TRANSPOSED_CONVOLUTION) else layout
 
 
 def bias_name(parameter: str) -> str:

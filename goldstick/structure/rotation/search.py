@@ -16,9 +16,10 @@ from typing import Any
 
 import torch
 
+from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
 from goldstick.structure.blocks import block_of
-from goldstick.structure.network import Layout, Network
+from goldstick.structure.network import Network
 from goldstick.structure.probe.double import double_copy, double_precision, small_inputs
 from goldstick.structure.probe.input_groups import block_signature
 from goldstick.structure.rotation.heads import find_heads

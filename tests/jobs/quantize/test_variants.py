@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import goldstick
 from goldstick.checkpoint.source import INDEX_NAME, open_tensors
 from goldstick.errors import CheckpointError, FormatError, RecipeError
-from goldstick.nn import QuantizedConv2d, QuantizedEmbedding, QuantizedLinear, TiedQuantizedLinear
+from goldstick.nn import PackedWeight, QuantizedEmbedding, QuantizedLinear, TiedQuantizedLinear
 from tests.support.proofs import answer
 from tests.support.tiny_models import FAMILIES, sample_inputs
 
@@ -234,7 +234,7 @@ def test_a_plain_module_is_applied_saved_and_loaded_into_a_fresh_one(scheme: str
         loaded = goldstick.load(directory, model=fresh)
         assert loaded is fresh
         assert torch.equal(loaded(images), expected)
-    assert isinstance(loaded.get_submodule("grouped"), QuantizedConv2d)
+    assert isinstance(loaded.get_submodule("grouped"), PackedWeight)
     assert not (directory / "config.json").exists()
     report = result.report
     assert report.size.bytes_after == sum(info.nbytes for info in open_tensors(directory).values())

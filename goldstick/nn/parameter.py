@@ -1,0 +1,78 @@
+"""Packed parameters of modules that hold several, and whose own forward reads them: attention, recurrent layers."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import Tensor, nn
+
+from goldstick.core.layout import Layout
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.scheme import Scheme
+from goldstick.nn.experts import QuantizedExperts
+from goldstick.nn.packed import PackedWeight
+
+_HOSTING: dict[tuple[type, frozenset[str]], type[nn.Module]] = {}
+
+
+class PackedParameter(PackedWeight):
+    """A packed weight in the place of a parameter of the module that it is a child of."""
+
+
+def hold_parameter(host: nn.Module, name: str, tensor: QuantizedTensor, scheme: Scheme, layout: Layout) -> None:
+    """Put a packed weight in the place of one parameter of a module, which stays of its class.
+
+    Of experts, an index into the attribute dequantizes one. Any other is dequantized when the module's forward reads
+    it.
+
+    Args:
+        host: The module.
+        name: Its parameter.
+        tensor: The codes [..., out, in].
+        scheme: What it becomes.
+        layout: How the parameter stores its matrix.
+    """
+    parameter = host._parameters.pop(name)
+    assert parameter is not None
+    packed = (QuantizedExperts if layout.fused else PackedParameter)(tensor, scheme)
+    packed.stored_as, packed.stored_shape = layout, parameter.shape
+    packed.train(host.training)
+    host.register_module(name, packed)
+    if not layout.fused:
+        kind, names = getattr(host, "_hosts", (type(host), frozenset()))
+        host.__class__ = hosting(kind, names | {name})
+
+
+def hosting(kind: type[nn.Module], names: frozenset[str]) -> type[nn.Module]:
+    """The class of modules of a class that read some of their parameters from packed weights."""
+    if (kind, names) not in _HOSTING:
+        _HOSTING[kind, names] = _derive(kind, names)
+    return _HOSTING[kind, names]
+
+
+def _derive(kind: type[nn.Module], names: frozenset[str]) -> type[nn.Module]:
+    body: dict[str, Any] = {name: property(functools.partial(_numbers, name)) for name in names}
+    if issubclass(kind, nn.RNNBase):
+        body["_flat_weights"] = property(_flat_weights, lambda module, value: None)
+    body |= {"_hosts": (kind, names), "__reduce_ex__": _reduced, "__doc__": kind.__doc__, "__module__": __name__}
+    return type(f"Quantized{kind.__name__}", (kind,), body)
+
+
+def _numbers(name: str, module: nn.Module) -> Tensor:
+    packed = module._modules[name]
+    assert isinstance(packed, PackedWeight)
+    return packed.stored_numbers()
+
+
+def _flat_weights(module: Any) -> list[Tensor]:
+    return [getattr(module, name) for name in module._flat_weights_names]
+
+
+def _reduced(module: Any, _: int) -> tuple[Any, ...]:
+    return _blank, module._hosts, module.__getstate__()
+
+
+def _blank(kind: type[nn.Module], names: frozenset[str]) -> nn.Module:
+    cls = hosting(kind, names)
+    return cls.__new__(cls)

@@ -1,0 +1,96 @@
+"""What a forward reads of a packed weight: facts and products without its numbers, all else with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from goldstick.algorithms.ranges import quantize_with_search
+from goldstick.core.scheme import Scheme
+from goldstick.nn import QuantizedLinear
+from goldstick.nn.derived import in_place_of
+from goldstick.nn.lazy_weight import LazyWeight
+
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
+
+def layer(scheme: str = "w8a16", **inputs: Tensor) -> QuantizedLinear:
+    parsed, old = Scheme.parse(scheme), nn.Linear(32, 24)
+    tensor = quantize_with_search(old.weight.detach(), parsed.weight, "minmax")
+    found = in_place_of(QuantizedLinear, old, tensor, parsed, **inputs)
+    assert isinstance(found, QuantizedLinear)
+    return found
+
+
+PRODUCTS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "F.linear": lambda x, w: F.linear(x, w),
+    "bias": lambda x, w: F.linear(x, w, bias=torch.ones(24)),
+    "keywords": lambda x, w: F.linear(input=x, weight=w),
+    "@ .T": lambda x, w: x @ w.T,
+    "@ .mT": lambda x, w: x @ w.mT,
+    "matmul t": lambda x, w: torch.matmul(x, w.t()),
+    "mm": lambda x, w: torch.mm(x[0], w.T),
+}
+OTHERS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "abs": lambda x, w: F.linear(x, w.abs()),
+    "row": lambda x, w: x @ w[3],
+    "not transposed": lambda x, w: torch.randn(24, generator=torch.Generator().manual_seed(0)) @ w,
+    "einsum": lambda x, w: torch.einsum("bti,oi->bto", x, w),
+    "addmm": lambda x, w: torch.addmm(torch.ones(24), x[0], w.T),
+    "vector": lambda x, w: F.linear(x[0, 0], w),
+    "norm": lambda x, w: w.norm(dim=1, keepdim=True) * w,
+    "twice T": lambda x, w: F.linear(x, w.T.T),
+    "with itself": lambda x, w: w @ w.T,
+    "stack": lambda x, w: torch.stack([w, w]),
+    "data": lambda x, w: w.data + 1,
+    "detached": lambda x, w: w.detach().clone(),
+    "float": lambda x, w: w.to(torch.float64),
+    "lists": lambda x, w: torch.tensor(w.tolist()),
+}
+
+
+@pytest.mark.parametrize("name", [*PRODUCTS, *OTHERS])
+def test_it_gives_what_the_numbers_give(name: str) -> None:
+    own, x = layer(), torch.randn(2, 5, 32)
+    compute = {**PRODUCTS, **OTHERS}[name]
+    found = compute(x, own.weight)
+    assert type(found) is Tensor
+    torch.testing.assert_close(found, compute(x, own.stored_numbers()), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_are_those_of_the_packed_rows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, x = layer(), torch.randn(2, 5, 32)
+    monkeypatch.setattr(QuantizedLinear, "dequantized", lambda self: pytest.fail("the numbers were asked for"))
+    PRODUCTS[name](x, own.weight)
+
+
+def test_facts_need_no_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = layer().to(torch.bfloat16)
+    monkeypatch.setattr(QuantizedLinear, "dequantized", lambda self: pytest.fail("the numbers were asked for"))
+    weight = own.weight
+    assert isinstance(weight, LazyWeight)
+    assert (weight.shape, weight.size(0), weight.dim(), weight.numel(), len(weight)) == ((24, 32), 24, 2, 768, 24)
+    assert weight.T.shape == (32, 24) and weight.is_floating_point() and not weight.requires_grad
+    assert (weight.dtype, weight.device) == (torch.bfloat16, torch.device("cpu"))
+
+
+def test_a_product_of_a_forward_rounds_the_input_as_the_scheme_says() -> None:
+    own, x = layer("w8a8-dynamic"), torch.randn(2, 5, 32)
+    own.bias = None
+    assert torch.equal(x @ own.weight.T, own(x))
+    multiplied = layer(input_multiplier=torch.rand(32))
+    multiplied.bias = None
+    assert torch.equal(F.linear(x, multiplied.weight), multiplied(x))
+
+
+def test_operators_that_are_called_from_cpp_get_the_numbers() -> None:
+    own, x = layer(), torch.randn(2, 5, 32)
+    found = torch.ops.aten.mul.Tensor(own.weight, own.weight)
+    assert torch.equal(found, own.stored_numbers() ** 2)
+    assert repr(own.weight) == repr(own.stored_numbers())
+    assert x.shape[-1] == own.weight.shape[1]
