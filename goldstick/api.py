@@ -18,6 +18,7 @@ from goldstick.evaluation.evaluate import Evaluation, find_tasks
 from goldstick.evaluation.evaluate import evaluate as run_tasks
 from goldstick.evaluation.measurable import measurable
 from goldstick.formats import FORMATS
+from goldstick.hf.example_inputs import give_inputs, read_inputs
 from goldstick.jobs.doctor import Diagnosis, examine
 from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory
 from goldstick.jobs.export.export import export_checkpoint
@@ -50,6 +51,7 @@ def apply(
     *,
     data: Any = None,
     training: TrainingTask | None = None,
+    inputs: Mapping[str, Tensor] | None = None,
     inplace: bool = False,
     progress: Progress = quiet,
 ) -> Result:
@@ -62,6 +64,8 @@ def apply(
             (``{"input_ids": …}``) or of token ids [batch, tokens].
         training: What to train on, with which loss, for stages that train; ``data``, and the loss that the model itself
             gives for it, where ``None``.
+        inputs: Keyword arguments of a transformers model's forward to try it with when it is saved, where goldstick
+            cannot know any.
         inplace: Rewrite ``model`` itself, which saves the memory of a copy.
         progress: Called with (description, done, total).
 
@@ -85,7 +89,9 @@ def apply(
     if training is not None and not training_of(loaded.stages):
         raise UsageError("None of the recipe's stages trains; leave out training=.")
     batches = [] if data is None else [_as_batch(batch) for batch in data]
-    return apply_recipe(model, loaded, inplace=inplace, batches=batches, training=training, progress=progress)
+    result = apply_recipe(model, loaded, inplace=inplace, batches=batches, training=training, progress=progress)
+    give_inputs(result.model, inputs)
+    return result
 
 
 def _as_batch(batch: Any) -> Mapping[str, Tensor]:
@@ -99,15 +105,22 @@ def _as_batch(batch: Any) -> Mapping[str, Tensor]:
     )
 
 
-def plan(model: str | Path, recipe: RecipeLike) -> Plan:
+def plan(model: str | Path, recipe: RecipeLike, *, inputs: Mapping[str, Tensor] | str | Path | None = None) -> Plan:
     """What a recipe would do to a checkpoint, from its config and file headers alone.
+
+    Args:
+        model: A local directory in the hub's layout, a hub id, or ``reference``.
+        recipe: Words, a YAML file, a mapping, or a :class:`Recipe`.
+        inputs: Keyword arguments of the model's forward to try it with, or a file of them; for models of which
+            goldstick cannot know any.
 
     Raises:
         SourceError: The model cannot be read.
         RecipeError: The recipe is wrong, or illegal for this model.
         FormatError: The recipe's storage format cannot hold the result.
     """
-    return make_plan(find_model(model), Recipe.load(recipe))
+    given = read_inputs(Path(inputs)) if isinstance(inputs, str | Path) else inputs
+    return make_plan(find_model(model), Recipe.load(recipe), None if given is None else dict(given))
 
 
 def quantize(
@@ -123,6 +136,7 @@ def quantize(
     proof: ProofMethod = "outputs",
     resume: bool = False,
     max_memory: int | None = None,
+    inputs: Mapping[str, Tensor] | str | Path | None = None,
     cache: Path | None = None,
     progress: Progress = quiet,
 ) -> Quantized:
@@ -145,6 +159,8 @@ def quantize(
             float model quantized in memory, or its ``tensors`` against the source, for models that cannot be run here.
         resume: Go on with a calibrated run that was stopped; the result is the same, byte for byte.
         max_memory: Bytes that the run may use, which must hold it; a good part of what is free where ``None``.
+        inputs: Keyword arguments of the model's forward to try it with, or a file of them; for models of which
+            goldstick cannot know any. The checkpoint carries them.
         cache: Where results of tasks are kept and looked up; nowhere where ``None``.
         progress: Called with (description, done, total).
 
@@ -154,7 +170,7 @@ def quantize(
         RecipeError: The recipe is wrong, or illegal for this model.
         CheckpointError: What was written and read back is not what it should be.
     """
-    planned = plan(model, recipe)
+    planned = plan(model, recipe, inputs=inputs)
     if rank() > 0:
         local = data_directory(data_dir, model)
         calibrate = calibration_data(planned.recipe.calibration, planned.source.directory, local)

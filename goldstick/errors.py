@@ -64,6 +64,10 @@ class FormatError(GoldstickError):
     """A storage format that cannot hold, or a file that does not hold, what it should."""
 
 
+class NotRunError(GoldstickError):
+    """A model that was to be tried does not run."""
+
+
 class CheckpointError(GoldstickError):
     """A compressed checkpoint that is damaged or incomplete, or that fails its proof."""
 

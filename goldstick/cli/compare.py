@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import console, finite, print_json, progress_bar
+from goldstick.cli.inputs_option import INPUTS
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.streams import showing
 
@@ -17,6 +18,7 @@ from goldstick.cli.streams import showing
 @click.argument("first")
 @click.argument("second")
 @click.option("--dataset", metavar="PATH|NAME", help="Text to run both on; else the fixed inputs that proofs use.")
+@INPUTS
 @click.option("--data-dir", metavar="DIR", help="Where sets known by name lie; 'reference' for the bundled data.")
 @click.option("--samples", type=click.IntRange(1), default=4, show_default=True, help="Samples of the text.")
 @click.option("--seq-len", type=click.IntRange(1), default=128, show_default=True, help="Tokens of a sample.")
@@ -44,6 +46,7 @@ def compare(
     first: str,
     second: str,
     dataset: str | None,
+    inputs: Path | None,
     data_dir: str | None,
     samples: int,
     seq_len: int,
@@ -68,6 +71,7 @@ def compare(
     use_processors(threads)
     from goldstick.checkpoint.gguf.directory import checkpoint_directory
     from goldstick.core.json_files import check_writable, write_atomically
+    from goldstick.hf.example_inputs import read_inputs
     from goldstick.jobs.compare.side_by_side import compare_models
     from goldstick.jobs.compare.side_by_side_generation import compare_generation
     from goldstick.jobs.load.find_model import REFERENCE, data_directory, find_model
@@ -78,6 +82,8 @@ def compare(
     from goldstick.report.comparison_tree import print_model_comparison
     from goldstick.report.generation import print_generation
 
+    if dataset is not None and inputs is not None:
+        raise click.UsageError("give --dataset or --inputs, not both: the models run on one of them")
     if dataset is None and (attribute or generate):
         raise click.UsageError("--attribute and --generate look at text: give --dataset PATH|NAME")
     if html is not None:
@@ -87,7 +93,10 @@ def compare(
     with progress_bar(not as_json) as progress, contextlib.ExitStack() as stack:
         right, other = (stack.enter_context(checkpoint_directory(find_model(model))) for model in (first, second))
         where = data_directory(data_dir, known)
-        found = compare_models(right, other, text=text, data_dir=where, threshold=threshold, progress=progress)
+        given = read_inputs(inputs) if inputs is not None else None
+        found = compare_models(
+            right, other, text=text, inputs=given, data_dir=where, threshold=threshold, progress=progress
+        )
         split = written = None
         if text is not None and attribute:
             split = run_attribution(right, other, text, data_dir=where, progress=progress)

@@ -13,6 +13,7 @@ from goldstick.cli.console import console, print_json, progress_bar, split_names
 from goldstick.cli.format_option import OWN_FORMATS, FormatName
 from goldstick.cli.further_formats import export_further, further_directories, refuse_formats
 from goldstick.cli.in_place import naming_what_is_in_place
+from goldstick.cli.inputs_option import INPUTS
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.push import push
 from goldstick.cli.recipes import complete_recipe
@@ -92,6 +93,7 @@ def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | No
 @click.option("--push-to-hub", "repository", metavar="OWNER/NAME", help="Upload the finished checkpoint there.")
 @click.option("--private", is_flag=True, help="Make that repository a private one.")
 @click.option("--dry-run", is_flag=True, help="Plan only; the same as 'goldstick plan'.")
+@INPUTS
 @_recipe_options
 def quantize(
     model: str,
@@ -108,6 +110,7 @@ def quantize(
     repository: str | None,
     private: bool,
     dry_run: bool,
+    inputs: Path | None,
     as_json: bool,
     **recipe_options: Any,
 ) -> None:
@@ -128,7 +131,7 @@ def quantize(
     for directory in (output, *further.values()):
         check_output(directory, overwrite, resume)
     if dry_run or further:
-        planned = _plan(model, recipe)
+        planned = _plan(model, recipe, inputs)
         refuse_formats(planned, list(further))
     if dry_run:
         _show_plan(planned, as_json)
@@ -156,7 +159,7 @@ def quantize(
         result = api.quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
             device=device, proof=proof, resume=resume, max_memory=max_memory,
-            cache=cache_directory(), progress=progress,
+            inputs=inputs, cache=cache_directory(), progress=progress,
         )  # fmt: skip
         if rank() > 0:
             return
@@ -189,26 +192,28 @@ def quantize(
 
 @click.command()
 @click.argument("model")
+@INPUTS
 @_recipe_options
-def plan(model: str, as_json: bool, **recipe_options: Any) -> None:
+def plan(model: str, inputs: Path | None, as_json: bool, **recipe_options: Any) -> None:
     """Show what a recipe would do to MODEL, layer by layer.
 
     Reads the config and the file headers only, so it answers in seconds for a model of any size.
     """
     formats: tuple[str, ...] = recipe_options["formats"]
-    planned = _plan(model, _recipe(**recipe_options))
+    planned = _plan(model, _recipe(**recipe_options), inputs)
     refuse_formats(planned, list(further_directories(Path("OUTPUT"), formats)))
     _show_plan(planned, as_json)
 
 
-def _plan(model: str, recipe: Recipe) -> Plan:
+def _plan(model: str, recipe: Recipe, inputs: Path | None) -> Plan:
     from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
+    from goldstick.hf.example_inputs import read_inputs
     from goldstick.jobs.load.find_model import find_model
     from goldstick.jobs.plan.plan import make_plan
 
-    return make_plan(find_model(model), recipe)
+    return make_plan(find_model(model), recipe, read_inputs(inputs) if inputs is not None else None)
 
 
 def _recipe(

@@ -15,5 +15,9 @@ class UnrecognisedWarning(GoldstickWarning):
     """Much of a model stays float, since it is of kinds that are not quantized."""
 
 
+class NotRunWarning(GoldstickWarning):
+    """The outputs of a checkpoint are not proven, since its model could not be run."""
+
+
 class RenamedOptionWarning(GoldstickWarning, FutureWarning):
     """An option of a recipe is given under a name that it had before."""

@@ -15,6 +15,7 @@ from goldstick.core.freed_memory import return_freed_memory
 from goldstick.errors import CheckpointError
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.counted_modules import most_modules
+from goldstick.hf.example_inputs import give_inputs, inputs_beside
 from goldstick.hf.loading import LazyTensor, from_pretrained, quantized_class
 from goldstick.hf.names import CheckpointNames, load_config, model_class
 from goldstick.hf.rehearsal import put_into
@@ -60,6 +61,7 @@ class StreamedModel:
             model, info = from_pretrained(streaming, directory, config=settings, dtype="auto")
         model.__class__ = cls
         self.model: nn.Module = model.eval()
+        give_inputs(self.model, inputs_beside(directory))
         self._require(info["missing_keys"], info["mismatched_keys"], info["unexpected_keys"])
         kv = read_kv(directory, config.get("quantization_config") or {})
         if kv is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,13 +42,15 @@ class FoundRotation:
         }
 
 
-def find_rotation(stages: Sequence[Stage], network: Network, inputs: Mapping[str, Any] | None) -> FoundRotation | None:
+def find_rotation(
+    stages: Sequence[Stage], network: Network, make_inputs: Callable[[], Mapping[str, Any] | None]
+) -> FoundRotation | None:
     """What the rotation of a recipe turns in a network, in memory or on the meta device; ``None`` where it has none.
 
     Args:
         stages: The recipe's stages.
         network: The network.
-        inputs: Some keyword arguments of its forward; ``None`` where they are not known.
+        make_inputs: Gives some keyword arguments of its forward; ``None`` where they are not known.
 
     Raises:
         RecipeError: The stage is not the first one, or there are two.
@@ -59,10 +61,11 @@ def find_rotation(stages: Sequence[Stage], network: Network, inputs: Mapping[str
         return None
     if problems := misplaced(stages):
         raise RecipeError(problems[0])
+    inputs = make_inputs()
     if inputs is None:
         raise StructureError(
-            f"{type(network.model).__name__} is no transformers model, so goldstick does not know what to call it with "
-            "to find out how it can be rotated; give data=, or leave the rotate stage out."
+            f"goldstick does not know what to call {type(network.model).__name__} with to find out how it can be "
+            "rotated; give inputs (--inputs FILE, data= in Python), or leave the rotate stage out."
         )
     return FoundRotation(stage=stage, plan=stage.find(network, inputs))
 

@@ -15,7 +15,7 @@ from goldstick.core.progress import Progress, quiet
 from goldstick.core.rows import row_chunks
 from goldstick.errors import UsageError
 from goldstick.evaluation.forward import embedding_rows
-from goldstick.hf.example_inputs import fixed_inputs
+from goldstick.hf.example_inputs import Inputs, fixed_inputs, give_inputs
 from goldstick.hf.streaming import StreamedModel
 from goldstick.jobs.compare.lockstep import Finished, in_pairs, run_in_steps
 from goldstick.jobs.load.calibration_data import calibration_data
@@ -29,6 +29,7 @@ def compare_models(
     *,
     text: Calibration | None = None,
     data_dir: Path | None = None,
+    inputs: Inputs | None = None,
     threshold: float = PARTING_DB,
     progress: Progress = quiet,
 ) -> ModelComparison:
@@ -42,6 +43,7 @@ def compare_models(
         second: The other.
         text: The text both are given, through the tokenizer of the first; the fixed inputs of a proof where ``None``.
         data_dir: Where sets of text known by name lie.
+        inputs: What both are given instead, by the names of their forwards' arguments.
         threshold: The SQNR in decibels below which the models have parted.
         progress: Told what is done.
 
@@ -52,14 +54,16 @@ def compare_models(
         UsageError: The second model cannot read what the first reads.
     """
     models = StreamedModel(first), StreamedModel(second)
-    inputs, words = _inputs(models, first, text, data_dir)
+    for each in models:
+        give_inputs(each.model, inputs)
+    given, words = _inputs(models, first, text, data_dir)
     sums: dict[str, _Sums] = {}
     problems: dict[str, str] = {}
     unpaired: tuple[list[Finished], list[Finished]] = ([], [])
     blocks, done = models[0].blocks, 0
     progress("comparing", 0, len(blocks))
     with torch.no_grad():
-        right, tried = (run_in_steps(streamed, lambda model: model(**inputs)) for streamed in models)
+        right, tried = (run_in_steps(streamed, lambda model: model(**given)) for streamed in models)
         for one, other in in_pairs(right, tried, unpaired):
             problem = _problem(one, other)
             if problem is not None:

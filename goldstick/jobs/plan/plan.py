@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout
 from goldstick.checkpoint.source import SourceCheckpoint, open_source
 from goldstick.errors import FormatError
 from goldstick.formats.base import StorageFormat
-from goldstick.hf.example_inputs import inputs_for
+from goldstick.hf.example_inputs import Inputs, give_inputs, inputs_beside, inputs_for
 from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.hf.rehearsal import require_loadable
 from goldstick.jobs.load.front_matter import card_remarks
@@ -163,8 +164,13 @@ class Plan:
         return streaming + 2 * 2 * weights * tokens / MATMUL_SPEED
 
 
-def make_plan(directory: Path, recipe: Recipe) -> Plan:
+def make_plan(directory: Path, recipe: Recipe, inputs: Inputs | None = None) -> Plan:
     """Plan a recipe for a checkpoint directory; reads its config and file headers only.
+
+    Args:
+        directory: The float model.
+        recipe: What to do with it.
+        inputs: Keyword arguments of its forward to try it with, where goldstick cannot know any.
 
     Raises:
         SourceError: The directory is no readable float model, or one in float64.
@@ -174,12 +180,13 @@ def make_plan(directory: Path, recipe: Recipe) -> Plan:
     source = open_source(directory)
     settings, cls = load_config(directory), model_class(source.config, str(directory))
     model = empty_model(settings, cls, len(source.tensors))
+    give_inputs(model, inputs if inputs is not None else inputs_beside(directory))
     names = CheckpointNames(model)
     rehearsed = empty_model(copy.deepcopy(settings), cls, len(source.tensors))
     require_loadable(directory, rehearsed, names, source.tensors)
     network = Network(model)
     ties = network.tied()
-    rotation = find_rotation(recipe.stages, network, inputs_for(model))
+    rotation = find_rotation(recipe.stages, network, partial(inputs_for, model))
     if rotation is not None:
         network = Network(model, cut=rotation.plan.unties)
     resolution = resolve_recipe(recipe, network)

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from goldstick.errors import CheckpointError, DataError
+from goldstick.errors import CheckpointError, DataError, GoldstickError, NotRunError
 from goldstick.hf.example_inputs import fixed_inputs as fixed_inputs
+from goldstick.hf.example_inputs import shapes_of_inputs
 from goldstick.structure.calls import first_call
 
 _SAMPLES = 64
@@ -33,10 +34,12 @@ class Observation:
     Attributes:
         outputs: Its first output, flat, in float32.
         perplexity: On a slice of text, for causal language models with a tokenizer; otherwise ``None``.
+        inputs: The shapes of what it was given, by the names of its arguments.
     """
 
     outputs: Tensor
     perplexity: float | None
+    inputs: Mapping[str, list[int]] = field(default_factory=dict)
 
     def summary(self) -> dict[str, Any]:
         """Enough to recognise it again: size, hash, evenly spaced samples, perplexity."""
@@ -46,6 +49,7 @@ class Observation:
             "sha256": hashlib.sha256(self.outputs.numpy().tobytes()).hexdigest(),
             "samples": [float(value) for value in self.outputs[::step][:_SAMPLES]],
             "perplexity": self.perplexity,
+            "inputs": dict(self.inputs),
         }
 
 
@@ -59,26 +63,53 @@ def run_in_turn(passes: Passes) -> list[Any]:
 
 def model_inputs(model: nn.Module, directory: Path | None) -> list[dict[str, Any]]:
     """The keyword arguments of each call of the model that :func:`observe` makes; the model does not run."""
-    calls = (first_call([model], run) for run in _passes(model, directory))
+    calls = (first_call([model], run) for run in _passes(model, directory, fixed_inputs(model)))
     return [call[2] for call in calls if call is not None]
 
 
-def observe(model: nn.Module, directory: Path | None, run: Callable[[Passes], list[Any]] = run_in_turn) -> Observation:
+def observe(
+    model: nn.Module,
+    directory: Path | None,
+    run: Callable[[Passes], list[Any]] = run_in_turn,
+    like: Mapping[str, Sequence[int]] | None = None,
+) -> Observation:
     """What a model gives on fixed inputs and a slice of text.
 
     Args:
         model: The model.
         directory: Where its tokenizer may lie.
         run: Runs the forward passes; a model that is not in memory as a whole runs them together, block by block.
+        like: Shapes of the inputs, where those of an earlier observation are wanted.
+
+    Raises:
+        NotRunError: The model does not run on any inputs that goldstick knows of.
     """
-    with torch.no_grad():
-        outputs, perplexity = run(_passes(model, directory))
-    return Observation(outputs=outputs.float().flatten().contiguous(), perplexity=perplexity)
+    try:
+        inputs = fixed_inputs(model, like)
+        with torch.no_grad():
+            outputs, perplexity = run(_passes(model, directory, inputs))
+    except (GoldstickError, MemoryError):
+        raise
+    except Exception as error:  # any code of the model may fail, in any way
+        raise NotRunError(f"{type(model).__name__} does not run: {type(error).__name__}: {error}") from error
+    return Observation(
+        outputs=outputs.float().flatten().contiguous(), perplexity=perplexity, inputs=shapes_of_inputs(inputs)
+    )
 
 
-def _passes(model: nn.Module, directory: Path | None) -> Passes:
+def observe_or_say(
+    model: nn.Module, directory: Path | None, run: Callable[[Passes], list[Any]] = run_in_turn
+) -> tuple[Observation | None, str]:
+    """What :func:`observe` gives, or why the model does not run."""
+    try:
+        return observe(model, directory, run), ""
+    except (NotRunError, DataError) as error:
+        return None, str(error)
+
+
+def _passes(model: nn.Module, directory: Path | None, inputs: Mapping[str, Any]) -> Passes:
     """Forward passes that call the model once, or (no text to read) not at all; those that do come first."""
-    return [lambda: first_output(model(**fixed_inputs(model))), lambda: _perplexity(model, directory)]
+    return [lambda: first_output(model(**inputs)), lambda: _perplexity(model, directory)]
 
 
 def buffer_dtypes(model: nn.Module) -> dict[str, str]:

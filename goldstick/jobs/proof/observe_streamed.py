@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from goldstick.calibration.passes import PausedPasses
 from goldstick.hf.cache import use_quantized_cache
+from goldstick.hf.example_inputs import Inputs, give_inputs
 from goldstick.hf.streaming import StreamedModel
 from goldstick.jobs.proof.observation import Observation, Passes, observe, set_buffer_dtypes
 from goldstick.recipes import Recipe
@@ -17,7 +18,12 @@ from goldstick.structure.network import Network
 
 
 def observe_checkpoint(
-    directory: Path, *, attention: str | None = None, buffers: Mapping[str, str] | None = None
+    directory: Path,
+    *,
+    attention: str | None = None,
+    buffers: Mapping[str, str] | None = None,
+    like: Mapping[str, Sequence[int]] | None = None,
+    inputs: Inputs | None = None,
 ) -> Observation:
     """What a checkpoint that goldstick loads gives on the inputs of a proof.
 
@@ -25,18 +31,22 @@ def observe_checkpoint(
         directory: The checkpoint.
         attention: Implementation of attention to use; kernels differ in the last bits.
         buffers: Dtypes of the buffers that no checkpoint holds; see :func:`set_buffer_dtypes`.
+        like: Shapes of the inputs, where those of an earlier proof are wanted.
+        inputs: The inputs, where they were given for it, and it does not carry them.
     """
     streamed = StreamedModel(directory)
+    give_inputs(streamed.model, inputs)
     model: Any = streamed.model
     if attention and hasattr(model, "set_attn_implementation"):
         model.set_attn_implementation(attention)
     set_buffer_dtypes(model, buffers or {})
-    return _observe(streamed, directory, lambda block: None)
+    return _observe(streamed, directory, lambda block: None, like)
 
 
-def observe_rounded(source: Path, recipe: Recipe) -> Observation:
+def observe_rounded(source: Path, recipe: Recipe, inputs: Inputs | None = None) -> Observation:
     """What the float model in ``source`` gives after a recipe whose stages need no data, never built as a whole."""
     streamed = StreamedModel(source)
+    give_inputs(streamed.model, inputs)
     network = Network(streamed.model)
     resolution = resolve(recipe.stages, network)
 
@@ -51,7 +61,12 @@ def observe_rounded(source: Path, recipe: Recipe) -> Observation:
     return _observe(streamed, source, quantize)
 
 
-def _observe(streamed: StreamedModel, directory: Path, prepare: Callable[[str], None]) -> Observation:
+def _observe(
+    streamed: StreamedModel,
+    directory: Path,
+    prepare: Callable[[str], None],
+    like: Mapping[str, Sequence[int]] | None = None,
+) -> Observation:
     """Run the forward passes of an observation together, so that each block is read once for all of them."""
 
     def run(passes: Passes) -> list[Any]:
@@ -61,4 +76,4 @@ def _observe(streamed: StreamedModel, directory: Path, prepare: Callable[[str], 
             prepare(streamed.blocks[number])
         return list(paused.outputs())
 
-    return observe(streamed.model, directory, run)
+    return observe(streamed.model, directory, run, like)

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from goldstick.core.freed_memory import return_freed_memory
 from goldstick.core.fresh_process import run_module
 from goldstick.core.temporary_folder import temporary_folder
-from goldstick.errors import CheckpointError, OutputError
+from goldstick.errors import CheckpointError, NotRunError, OutputError
 from goldstick.jobs.proof.observation import Observation
 
 #: Largest difference of outputs that is called equal, relative to the largest output. The same machine gives 0.
@@ -40,6 +40,7 @@ def prove(directory: Path, request: Mapping[str, Any], expected: Observation | N
         The findings, ``passed`` among them, as plain data for the manifest.
 
     Raises:
+        NotRunError: The model does not run on any inputs that goldstick knows of.
         CheckpointError: The worker could not do it; the message is its own.
         OutputError: There is no room for what the worker reads.
     """
@@ -52,6 +53,7 @@ def prove(directory: Path, request: Mapping[str, Any], expected: Observation | N
             if expected is not None:
                 save_file({"outputs": expected.outputs}, folder / _EXPECTED)
                 full |= {"expected": str(folder / _EXPECTED), "perplexity": expected.perplexity}
+                full |= {"inputs": dict(expected.inputs) or None}
             (folder / _REQUEST).write_text(json.dumps(full), encoding="utf-8")
         except (OSError, SafetensorError) as error:
             raise OutputError(
@@ -62,6 +64,8 @@ def prove(directory: Path, request: Mapping[str, Any], expected: Observation | N
         if failure is not None or not result.exists():
             raise CheckpointError(f"The proof of {directory} could not be made: {failure or 'it left no result.'}")
         found: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    if "not_run" in found:
+        raise NotRunError(found["not_run"])
     return found
 
 

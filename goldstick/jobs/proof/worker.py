@@ -5,6 +5,7 @@ The request names the checkpoint ``directory``, the ``result`` file to write, an
 - ``outputs``: run the checkpoint block by block and compare its outputs with those in the file ``expected``, or,
   without one, with those of the float model in ``source``, each block quantized in memory by ``recipe``;
 - ``observe``: only say what the checkpoint gives;
+- ``files``: compare the sha256 of every file with ``files``, and read every quantized layer;
 - ``stored``: compare the hash of every tensor with ``tensors``;
 - ``tensors``: read source and checkpoint tensor by tensor and compare each weight's error with the recorded one.
 """
@@ -22,9 +23,11 @@ from safetensors.torch import load_file
 
 from goldstick.core.freed_memory import give_large_blocks_back
 from goldstick.core.fresh_process import end_with_the_parent
-from goldstick.errors import GoldstickError, QuantizationError, SourceError
+from goldstick.errors import GoldstickError, NotRunError, QuantizationError, SourceError
+from goldstick.hf.example_inputs import inputs_beside
 from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.load.plain_module import compare_stored
+from goldstick.jobs.proof.file_proof import compare_files
 from goldstick.jobs.proof.observation import Observation
 from goldstick.jobs.proof.observe_streamed import observe_checkpoint, observe_rounded
 from goldstick.jobs.proof.proof import compare
@@ -37,13 +40,19 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
     directory = Path(request["directory"])
     if request["method"] == "stored":
         return compare_stored(directory, request["tensors"])
+    if request["method"] == "files":
+        return compare_files(directory, request["files"])
     if request["method"] == "tensors":
         return compare_tensors(directory, Path(request["source"]), request["recipe"], request["errors"])
     try:
-        found = observe_checkpoint(directory, attention=request.get("attention"), buffers=request.get("buffers"))
+        found = observe_checkpoint(
+            directory, attention=request.get("attention"), buffers=request.get("buffers"), like=request.get("inputs")
+        )
         if request["method"] == "observe":
             return {"observed": found.summary()}
         compared = compare(_expected(request), found) | {name: request.get(name) for name in ("attention", "buffers")}
+    except NotRunError as error:
+        return {"not_run": str(error)}
     except QuantizationError:  # NaN
         _refuse_overflow(request)
         raise
@@ -57,7 +66,8 @@ def _refuse_overflow(request: Mapping[str, Any]) -> None:
     if "source" not in request:
         return
     try:
-        finite = bool(torch.isfinite(observe_checkpoint(Path(request["source"])).outputs).all())
+        inputs = inputs_beside(Path(request["directory"]))
+        finite = bool(torch.isfinite(observe_checkpoint(Path(request["source"]), inputs=inputs).outputs).all())
     except QuantizationError:
         finite = False
     if not finite:
@@ -73,7 +83,8 @@ def _expected(request: dict[str, Any]) -> Observation:
     if "expected" in request:
         outputs = load_file(request["expected"])["outputs"]
         return Observation(outputs=outputs, perplexity=request["perplexity"])
-    return observe_rounded(Path(request["source"]), Recipe.load(request["recipe"]))
+    inputs = inputs_beside(Path(request["directory"]))
+    return observe_rounded(Path(request["source"]), Recipe.load(request["recipe"]), inputs)
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from goldstick.core.freed_memory import give_large_blocks_back
 from goldstick.core.progress import Progress
 from goldstick.hf.streaming import StreamedModel
 from goldstick.jobs.plan.plan import Plan
-from goldstick.jobs.proof.observation import Observation, Passes, observe
+from goldstick.jobs.proof.observation import Observation, Passes, observe_or_say
 from goldstick.jobs.quantize.cache_by_blocks import BlockwiseCache
 from goldstick.recipes.rotate import rotate_block, rotate_outside
 from goldstick.recipes.run import calibrated_work, round_sites, tie_up
@@ -123,7 +123,7 @@ class BlockwiseModel:
             fits_together=self._fits_together,
         )
 
-    def finish(self, states: Sequence[Tensor]) -> Observation:
+    def finish(self, states: Sequence[Tensor]) -> tuple[Observation | None, str]:
         """Solve what lies outside the blocks, and observe the model in memory."""
         model, count = self._model, len(self._batches)
         if not self._changed_outside():
@@ -153,7 +153,7 @@ class BlockwiseModel:
         tie_up(self.network, self._plan.resolution)
         if self.cache is not None:
             self.cache.finish()
-        return observe(model, self._plan.source.directory, observed)
+        return observe_or_say(model, self._plan.source.directory, observed)
 
     def _changed_outside(self) -> bool:
         """Whether something outside the blocks is no longer what the source holds, before the blocks' turn comes."""

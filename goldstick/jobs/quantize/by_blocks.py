@@ -20,6 +20,7 @@ from goldstick.core.freed_memory import give_large_blocks_back, return_freed_mem
 from goldstick.core.progress import Progress
 from goldstick.core.signals import uninterrupted
 from goldstick.errors import StructureError
+from goldstick.hf.example_inputs import give_inputs, given_inputs
 from goldstick.hf.names import CheckpointNames
 from goldstick.hf.streaming import StreamedModel
 from goldstick.jobs.plan.plan import Plan
@@ -39,6 +40,7 @@ def prepare(
         return None
     give_large_blocks_back(scarce=True)
     streamed = StreamedModel(plan.source.directory)
+    give_inputs(streamed.model, given_inputs(plan.network.model))
     data = calibrate(streamed.model) if plan.calibrated and calibrate is not None else None
     proof = model_inputs(streamed.model, plan.source.directory)
     streamed.load(streamed.blocks[0])
@@ -128,7 +130,7 @@ class BlockwiseRun:
             loop = model.loop(write)
             for block in blocks[done:]:
                 states = loop.advance(block, states)
-            expected = model.finish(states)
+            expected, not_run = model.finish(states)
             kv = self._kv_to_store()
             tensors.write(writer, None)
             tensors.write_cache(writer, kv.tensors if kv else {})
@@ -139,7 +141,7 @@ class BlockwiseRun:
         for left in work.checkpoint.iterdir():  # of a run that was cut short behind this point
             if left.name not in hashes:
                 left.unlink()
-        return self._write_result(hashes, expected, kv)
+        return self._write_result(hashes, expected, not_run, kv)
 
     def _begin(self, work: WorkDirectory, hidden: Sequence[Tensor], journal: Mapping[str, Any]) -> HiddenStates:
         """The hidden states that the first block that is not done is given."""
@@ -160,7 +162,9 @@ class BlockwiseRun:
         settings = self._model.cache.settings if self._model.cache is not None else None
         return kv_to_store(self._model.network, settings, self._plan.format, self._names)
 
-    def _write_result(self, hashes: dict[str, str], expected: Observation, kv: StoredKV | None) -> WriteResult:
+    def _write_result(
+        self, hashes: dict[str, str], expected: Observation | None, not_run: str, kv: StoredKV | None
+    ) -> WriteResult:
         account: dict[str, Any] = {}
         if self._plan.rotation is not None:
             account["rotation"] = self._plan.rotation.to_dict(self._rotation_error)
@@ -173,6 +177,7 @@ class BlockwiseRun:
             errors={name: WeightError(**found["error"]) for name, found in results.items()},
             notes={name: found["notes"] for name, found in results.items()},
             expected=expected,
+            not_run=not_run,
             audit=self.data.audit() if self.data is not None else {},
             warnings=self.data.warnings() if self.data is not None else (),
             kv=kv,

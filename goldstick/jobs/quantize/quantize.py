@@ -17,6 +17,7 @@ from goldstick.checkpoint.staging import check_output, check_space, refuse_overl
 from goldstick.core.error import WeightError
 from goldstick.core.progress import Progress, quiet
 from goldstick.errors import UsageError
+from goldstick.hf.example_inputs import fixed_inputs, given_inputs
 from goldstick.hf.float_matrices import float_matrices
 from goldstick.jobs.load.load import find_device
 from goldstick.jobs.plan.plan import Plan
@@ -90,6 +91,7 @@ def execute(
         evaluate: Called with the finished checkpoint before it is moved into place; its result goes into the report.
 
     Raises:
+        DataError: Nothing says how to run the model, and the proof compares outputs.
         UsageError: ``max_memory`` is less than the run holds at least.
         OutputError: ``output`` exists or cannot be written.
         SourceError: A weight is not finite, or a file is damaged, or was changed by somebody while it was read.
@@ -99,6 +101,8 @@ def execute(
         reason = plan.warnings[-1] if plan.warnings else "its stages look at data."
         reason = "a rotation changes what its tensors hold." if plan.rotation is not None else reason
         raise UsageError(f"This model cannot be proven tensor by tensor: {reason} Use --proof outputs.")
+    if proof == "outputs":
+        fixed_inputs(plan.network.model)  # where nothing says what they are, that is said before hours have passed
     target = find_device(device)
     refuse_overlap(output, {"source": plan.source.directory})
     require_memory(max_memory, plan.least_memory)
@@ -140,7 +144,9 @@ def execute(
         written, peak = time.perf_counter(), peak_memory()
         progress("proving", 0, 1)
         with files.read_again():
-            found = prove_and_record(folder, _proof_request(plan, result.errors, proof), result.expected)
+            found = prove_and_record(
+                folder, _proof_request(plan, result.errors, proof), result.expected, result.not_run
+            )
         proven = time.perf_counter()
         progress("proving", 1, 1)
         evaluation = evaluate(folder) if evaluate else {}
@@ -192,6 +198,7 @@ def _proof_request(plan: Plan, errors: Mapping[str, WeightError], proof: ProofMe
         "source": str(plan.source.directory),
         "recipe": plan.recipe.model_dump(mode="json"),
         "errors": {name: {"noise": error.noise} for name, error in errors.items()},
+        "fallback": {"method": "tensors" if plan.streams else "files"},
     }
 
 
@@ -212,6 +219,7 @@ def _content(plan: Plan, base_model: str, result: WriteResult, hashes: Mapping[s
         errors=error_sums(result.errors),
         kv=result.kv,
         described_in=plan.source.directory,
+        inputs=given_inputs(plan.network.model),
         unused=[tensor.name for tensor in plan.unused],
     )
 

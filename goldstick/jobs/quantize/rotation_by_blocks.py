@@ -24,7 +24,7 @@ def prove_where_it_fits(plan: Plan, max_memory: int) -> float | None:
     needed = plan.proof_memory
     if plan.rotation is None or inputs is None or not needed or used_memory() + needed > max_memory:
         return None
-    network = Network(load_float(plan.source.directory))
+    network = Network(load_float(plan.source.directory))  # the inputs are those of the plan's model
     error = prove_rotation(network, plan.rotation.plan, inputs, seed=plan.rotation.stage.seed)
     del network
     return_freed_memory()

@@ -20,7 +20,7 @@ from goldstick.core.error import WeightError
 from goldstick.core.progress import Progress
 from goldstick.formats.base import StorageFormat, StoredLayer, StoredPiece
 from goldstick.hf.cache import quantized_cache_of
-from goldstick.hf.example_inputs import inputs_for
+from goldstick.hf.example_inputs import give_inputs, given_inputs, inputs_for
 from goldstick.hf.model_in_memory import config_of, ignored, names_of
 from goldstick.hf.names import CheckpointNames
 from goldstick.hf.pruned_config import describe_cuts
@@ -29,7 +29,7 @@ from goldstick.jobs.plan.choose_format import format_in_memory
 from goldstick.jobs.plan.in_memory import InMemoryResult, run_on_whole
 from goldstick.jobs.plan.plan import Plan, planned_gguf
 from goldstick.jobs.plan.planned_tensors import PlannedTensor
-from goldstick.jobs.proof.observation import Observation, observe
+from goldstick.jobs.proof.observation import Observation, observe_or_say
 from goldstick.jobs.quantize.stream import SourceReader, stream_entries
 from goldstick.jobs.save.pieces import float_tensors, kv_to_store, quantized_pieces, save_entries, stored_bytes
 from goldstick.recipes.resolve import Resolution
@@ -73,6 +73,7 @@ class WriteResult:
         errors: Site → how far its weight lies from the original.
         notes: Site → what its algorithm found out.
         expected: What the model in memory gave, for the proof; ``None`` where none was built.
+        not_run: Why it gave nothing, where it does not run.
         source_hashes: sha256 of every file of the source that was read through.
         audit: What the report says of the data.
         warnings: What the user should know.
@@ -86,6 +87,7 @@ class WriteResult:
     errors: Mapping[str, WeightError]
     notes: Mapping[str, Mapping[str, float | str]] = field(default_factory=dict)
     expected: Observation | None = None
+    not_run: str = ""
     source_hashes: Mapping[str, str] = field(default_factory=dict)
     audit: Mapping[str, int | float | str] = field(default_factory=dict)
     warnings: Sequence[str] = ()
@@ -141,6 +143,7 @@ def in_memory(plan: Plan, device: torch.device, calibrate: Calibrate | None, dir
         directory: Where trainings leave a checkpoint after each epoch, and go on from it.
     """
     network = Network(load_float(plan.source.directory).to(device))
+    give_inputs(network.model, given_inputs(plan.network.model))
     data = calibrate(network.model) if calibrate is not None and plan.calibrated else None
     if data is None or not plan.resolution.training:
         return InMemory(network=network, data=data, training=None)
@@ -156,7 +159,7 @@ def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -
     network = whole.network
     if whole.cuts:
         describe_cuts(network, whole.account["pruning"], whole.cuts)
-    expected = observe(network.model, plan.source.directory)
+    expected, not_run = observe_or_say(network.model, plan.source.directory)
     names = CheckpointNames(plan.network.model)
     if whole.cuts:
         names = names_of(network.model) or names
@@ -176,6 +179,7 @@ def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -
         errors={name: result.error for name, result in whole.results.items()},
         notes={name: result.notes for name, result in whole.results.items()},
         expected=expected,
+        not_run=not_run,
         audit=data.audit() if data else {},
         warnings=[*(data.warnings() if data else ()), *told],
         kv=kv,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,10 @@ from goldstick.checkpoint.file_state import file_sha256 as file_sha256
 from goldstick.checkpoint.kv_cache import KV_SIDECAR, StoredKV
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.json_files import dump_json, write_atomically
+from goldstick.core.notices import NotRunWarning
+from goldstick.errors import NotRunError
 from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.hf.example_inputs import INPUTS_NAME, Inputs, packed_inputs
 from goldstick.hf.pruned import is_marked
 from goldstick.jobs.proof.observation import Observation
 from goldstick.jobs.proof.proof import prove, require
@@ -45,6 +49,7 @@ class Content:
         architecture: For a plain module: what it takes to rebuild it.
         kv: What is stored of a quantized KV cache, beside its tensors, which are among the weights.
         described_in: The directory whose README.md is the card of what this was made from, if it has one.
+        inputs: What was given to try the model with.
         unused: Float tensors that are carried on though the model has no use for them.
         exported_from: What was exported, where this was not made from a float model: its format and file hashes.
     """
@@ -64,6 +69,7 @@ class Content:
     kv: StoredKV | None = None
     described_in: Path | None = None
     unused: Sequence[str] = ()
+    inputs: Inputs | None = None
     exported_from: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -82,6 +88,8 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         elif content.ties or content.untied:
             config = {**config, "tie_word_embeddings": False}
         hashes["config.json"] = write_small(work / "config.json", dump_json(config).encode())
+    if content.inputs is not None:
+        hashes[INPUTS_NAME] = write_small(work / INPUTS_NAME, packed_inputs(content.inputs))
     for path in content.sidecars:
         hashes[path.name] = write_small(work / path.name, path.read_bytes())
     card = model_card(content.base_model, content.recipe, content.format, content.config, source=content.described_in)
@@ -106,13 +114,41 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
     write_small(work / MANIFEST_NAME, dump_json(manifest).encode())
 
 
-def prove_and_record(work: Path, request: Mapping[str, Any], expected: Observation | None) -> dict[str, Any]:
+def prove_and_record(
+    work: Path, request: Mapping[str, Any], expected: Observation | None, not_run: str = ""
+) -> dict[str, Any]:
     """Prove what lies in ``work`` and write the findings into its manifest.
+
+    Where outputs were to be compared and the model does not run, what can be proven without it is, and that is said.
+
+    Args:
+        work: The checkpoint.
+        request: See :func:`goldstick.jobs.proof.proof.prove`; what is ``fallback`` in it takes its place there.
+        expected: What the model in memory gave.
+        not_run: Why it gave nothing, where it did not run.
 
     Raises:
         CheckpointError: The proof failed, or could not be made.
+
+    Warns:
+        NotRunWarning: The model does not run.
     """
-    proof = prove(work, request, expected)
+    fallback = {"method": "files", **request.get("fallback", {})}
+    request = {name: value for name, value in request.items() if name != "fallback"}
+    try:
+        if not_run:
+            raise NotRunError(not_run)
+        proof = prove(work, request, expected)
+    except NotRunError as error:
+        files = json.loads((work / MANIFEST_NAME).read_text(encoding="utf-8"))["files"]
+        proof = prove(work, {**request, **fallback, "files": files}, None) | {"not_run": str(error)}
+        what = "Every tensor" if fallback["method"] == "tensors" else "Every file and every quantized layer"
+        warnings.warn(
+            f"The outputs of this checkpoint are not proven, since the model could not be run ({error}). {what} read "
+            "back is what was written. To prove more, give inputs that it runs on: --inputs FILE (inputs= in Python).",
+            NotRunWarning,
+            stacklevel=2,
+        )
     require(proof, work)
     record_proof(work, proof)
     return proof

@@ -6,6 +6,7 @@ import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,13 @@ from goldstick.core.edits import Prune
 from goldstick.core.error import WeightError
 from goldstick.core.progress import Progress, quiet
 from goldstick.hf.cache import quantized_cache_of
-from goldstick.hf.example_inputs import inputs_for
+from goldstick.hf.example_inputs import given_inputs, inputs_for
 from goldstick.hf.model_in_memory import config_of, ignored, is_transformers, names_of
 from goldstick.hf.pruned_config import describe_cuts
 from goldstick.jobs.load.plain_module import tensor_hashes
 from goldstick.jobs.plan.choose_format import format_in_memory, loader_remarks
 from goldstick.jobs.plan.in_memory import refuse_without_cache, run_on_whole
-from goldstick.jobs.proof.observation import Observation, buffer_dtypes, observe
+from goldstick.jobs.proof.observation import Observation, buffer_dtypes, observe_or_say
 from goldstick.jobs.save.finish import Content, prove_and_record, write_rest
 from goldstick.jobs.save.pieces import (
     error_sums,
@@ -108,6 +109,7 @@ class Result:
                 base_model=self.report.model,
                 errors=error_sums(self._errors),
                 kv=kv,
+                inputs=given_inputs(self.model),
                 architecture={"pruned": [cut.to_dict() for cut in self._cuts]} if self._cuts and not names else {},
             )
             write_rest(work, content, hashes)
@@ -131,7 +133,7 @@ def apply_recipe(
 ) -> Result:
     """Compress a model in memory; see :func:`goldstick.apply`."""
     original = Network(model)
-    rotation = find_rotation(recipe.stages, original, inputs_for(model, batches))
+    rotation = find_rotation(recipe.stages, original, partial(inputs_for, model, batches))
     if rotation is not None:
         original = Network(model, cut=rotation.plan.unties)
     resolution = resolve_recipe(recipe, original)
@@ -193,9 +195,9 @@ def _sidecars(origin: Path | None) -> list[Path]:
 
 def _proof_request(
     model: nn.Module, is_transformers: bool, origin: Path | None
-) -> tuple[dict[str, Any], Observation | None]:
+) -> tuple[dict[str, Any], Observation | None, str]:
     if is_transformers:
         attention = getattr(model.config, "_attn_implementation", None)
         request = {"method": "outputs", "attention": attention, "buffers": buffer_dtypes(model)}
-        return request, observe(model, origin)
-    return {"method": "stored", "tensors": tensor_hashes(model)}, None
+        return request, *observe_or_say(model, origin)
+    return {"method": "stored", "tensors": tensor_hashes(model)}, None, ""

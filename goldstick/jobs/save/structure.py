@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from goldstick.hf.example_inputs import fixed_inputs
+from goldstick.hf.example_inputs import inputs_for
 from goldstick.jobs.plan.plan import Plan
 from goldstick.structure.network import Network
 from goldstick.structure.probe.input_groups import probe_network
@@ -32,7 +32,8 @@ def structure_of(model: nn.Module) -> dict[str, Any]:
             "problem": f"not probed: the float32 copy of a block would take {4 * largest:,} bytes, and no stage of the "
             "recipe folds anything"
         }
-    device = next(model.parameters()).device
-    inputs = {name: value.to(device) for name, value in fixed_inputs(model).items()}
+    inputs = inputs_for(model)
+    if inputs is None:
+        return {"problem": "nothing says how to run the model"}
     found: Mapping[str, Any] = probe_network(network, inputs, blocks="first")
     return {name: block.to_dict() for name, block in found.items()}

@@ -116,6 +116,7 @@ def _prove_again(directory: Path, recorded: Mapping[str, Any] | None) -> str:
     if before is None:
         return f"recorded proof by {recorded['method']}; equal hashes carry it over"
     settings = {name: recorded.get(name) for name in ("attention", "buffers")}
+    settings["inputs"] = before.get("inputs", {})
     found = prove(directory, {**settings, "method": "observe"}, None)["observed"]
     if found["sha256"] == before.get("sha256"):
         return f"outputs are equal to the bit to those recorded ({found['numel']:,} values)"
