@@ -11,6 +11,7 @@ from torch import Tensor
 from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.data.samples import CalibrationData
 from goldstick.calibration.scale_fold_targets import small
+from goldstick.calibration.unreached import unreached_warnings
 from goldstick.checkpoint.hidden_states import HiddenStates, write_hidden_states
 from goldstick.checkpoint.journal import WorkDirectory
 from goldstick.checkpoint.kv_cache import StoredKV
@@ -167,14 +168,15 @@ class BlockwiseRun:
         if kv is not None:
             account["kv_cache"] = {"scheme": kv.label}
         results = self._model.results
+        notes = {name: found["notes"] for name, found in results.items()}
         return WriteResult(
             hashes=hashes,
             layers=[tensor.stored for tensor in self._plan.tensors if tensor.stored],
             errors={name: WeightError(**found["error"]) for name, found in results.items()},
-            notes={name: found["notes"] for name, found in results.items()},
+            notes=notes,
             expected=expected,
             audit=self.data.audit() if self.data is not None else {},
-            warnings=self.data.warnings() if self.data is not None else (),
+            warnings=[*(self.data.warnings() if self.data is not None else ()), *unreached_warnings(notes)],
             kv=kv,
             account=account,
         )

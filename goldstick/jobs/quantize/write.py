@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.calibration.data.samples import CalibrationData
+from goldstick.calibration.unreached import unreached_warnings
 from goldstick.checkpoint.entries import Entry
 from goldstick.checkpoint.gguf.entries import write_gguf
 from goldstick.checkpoint.kv_cache import StoredKV
@@ -166,6 +167,7 @@ def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -
     if whole.cuts:
         storage, told = format_in_memory(network.model, plan.recipe.export.format, pieces, whole.resolution.ties)
     kv = kv_to_store(network, quantized_cache_of(network.model), storage, names)
+    notes = {name: result.notes for name, result in whole.results.items()}
     entries = save_entries(pieces, {**floats, **(kv.tensors if kv else {})}, storage)
     entries += [
         Entry(name=tensor.name, outputs=tensor.outputs, produce=partial(_copied, tensor)) for tensor in plan.unused
@@ -174,10 +176,10 @@ def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -
         hashes=write_entries(folder, entries, plan.recipe.export.max_shard_size, progress),
         layers=[piece.layer for piece in pieces],
         errors={name: result.error for name, result in whole.results.items()},
-        notes={name: result.notes for name, result in whole.results.items()},
+        notes=notes,
         expected=expected,
         audit=data.audit() if data else {},
-        warnings=[*(data.warnings() if data else ()), *told],
+        warnings=[*(data.warnings() if data else ()), *told, *unreached_warnings(notes)],
         kv=kv,
         account=whole.account,
         pruned=_pruned_plan(whole, pieces, storage, ignored(network, pieces, floats, names)) if whole.cuts else None,
