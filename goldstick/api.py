@@ -23,7 +23,7 @@ from goldstick.jobs.doctor import Diagnosis, examine
 from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory
 from goldstick.jobs.export.export import export_checkpoint
 from goldstick.jobs.load.accelerate import accelerate
-from goldstick.jobs.load.calibration_data import calibration_data
+from goldstick.jobs.load.calibration_inputs import calibration_inputs
 from goldstick.jobs.load.find_model import data_directory, find_model
 from goldstick.jobs.load.load import load as load_checkpoint
 from goldstick.jobs.optimize.optimize import optimize
@@ -151,7 +151,7 @@ def quantize(
     planned = plan(model, recipe)
     if rank() > 0:
         local = data_directory(data_dir, model)
-        calibrate = calibration_data(planned.recipe.calibration, planned.source.directory, local)
+        calibrate = calibration_inputs(planned.recipe.calibration, planned.source.directory, local)
         return help_the_first(planned, Path(output), device, calibrate)
     tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
     local = data_directory(data_dir, model)
@@ -169,7 +169,7 @@ def quantize(
         resume=resume,
         max_memory=max_memory,
         progress=progress,
-        calibrate=calibration_data(planned.recipe.calibration, planned.source.directory, local),
+        calibrate=calibration_inputs(planned.recipe.calibration, planned.source.directory, local),
         evaluate=measure,
     )
     wait_for_all()

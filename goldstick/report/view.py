@@ -38,7 +38,11 @@ _CALIBRATION_WORDS = {
     "blank_rows": "blank rows",
     "cut_rows": "rows cut",
     "batches": "batches",
-    "fingerprint": "SHA-256 of the token ids",
+    "kind": "kind of the samples",
+    "arguments": "arguments of the first sample",
+    "transcripts": "recordings with a transcript",
+    "other_files": "other files in the folder",
+    "fingerprint": "SHA-256 of the samples",
 }
 #: Rows of the table of channels.
 _WORST_CHANNELS = 10

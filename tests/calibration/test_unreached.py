@@ -1,4 +1,4 @@
-"""Sites that no batch reaches: text alone for a model of text and images, and batches of which only some hold images."""
+"""Sites that no batch reaches: text alone for models of text and images, and batches of which some hold images."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from goldstick.calibration.arguments import block_calls
-from goldstick.calibration.data.samples import CalibrationData
+from goldstick.calibration.data.samples import CalibrationSet
 from goldstick.calibration.scale_fold_targets import small
 from goldstick.calibration.unreached import unreached_warnings
 from goldstick.checkpoint.hidden_states import HiddenStates, write_hidden_states
@@ -70,7 +70,7 @@ class BlockwiseRun:
         self,
         plan: Plan,
         streamed: StreamedModel,
-        data: CalibrationData | None,
+        data: CalibrationSet | None,
         proof: Sequence[Mapping[str, Any]],
         max_memory: int,
         progress: Progress,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from goldstick.calibration.data.samples import CalibrationData
+from goldstick.calibration.data.samples import CalibrationSet
 from goldstick.calibration.unreached import unreached_warnings
 from goldstick.checkpoint.entries import Entry
 from goldstick.checkpoint.gguf.entries import write_gguf
@@ -40,7 +40,7 @@ from goldstick.structure.network import Network
 from goldstick.training import TrainingTask
 
 #: Gives the calibration data for a model in memory.
-Calibrate = Callable[[nn.Module], CalibrationData]
+Calibrate = Callable[[nn.Module], CalibrationSet]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,7 +128,7 @@ class InMemory:
     """
 
     network: Network
-    data: CalibrationData | None
+    data: CalibrationSet | None
     training: TrainingTask | None
 
 
