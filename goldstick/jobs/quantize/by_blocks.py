@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.data.samples import CalibrationSet
@@ -30,6 +30,8 @@ from goldstick.jobs.quantize.blockwise_model import BlockwiseModel
 from goldstick.jobs.quantize.rotation_by_blocks import prove_where_it_fits
 from goldstick.jobs.quantize.write import Calibrate, WriteResult
 from goldstick.jobs.save.pieces import kv_to_store
+from goldstick.recipes.run import calibrated_work
+from goldstick.structure.calls import called_before
 
 
 def prepare(
@@ -44,11 +46,31 @@ def prepare(
     proof = model_inputs(streamed.model, plan.source.directory)
     streamed.load(streamed.blocks[0])
     try:
-        block_calls(streamed.model, streamed.blocks, small(data.batches()[0] if data is not None else proof[0]))
+        early = _calibrated_before(plan, streamed, small(data.batches()[0] if data is not None else proof[0]))
     except StructureError:
+        early = True
+    if early:
         give_large_blocks_back()
         return None
     return BlockwiseRun(plan, streamed, data, proof, max_memory, progress)
+
+
+def _calibrated_before(plan: Plan, streamed: StreamedModel, batch: Mapping[str, Any]) -> bool:
+    """Whether layers before the blocks are to be calibrated, such as a patch embedding.
+
+    They are solved last, and then what went through the blocks is no longer what the finished model gives.
+
+    Raises:
+        StructureError: The model cannot be taken apart into blocks.
+    """
+    model, blocks = streamed.model, streamed.blocks
+    outside = calibrated_work(plan.resolution, lambda task, edit, error: None).within(None).tasks.values()
+    first = model.get_submodule(blocks[0])
+    seen: list[nn.Module] = []
+    modules = {first, *(model.get_submodule(task.site.module) for task in outside)}
+    with called_before(modules, lambda module, args, kwargs: seen.append(module)):
+        block_calls(model, blocks, batch)
+    return seen.index(first) > 0
 
 
 class BlockwiseRun:
