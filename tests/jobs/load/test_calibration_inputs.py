@@ -289,3 +289,12 @@ def test_text_is_read_as_ever(llava: Saved, tmp_path: Path) -> None:
     rows.write_text(json.dumps({"text": "a cat sat on a mat"}))
     settings = Calibration(dataset=str(rows), samples=1, seq_len=8)
     assert calibration_inputs(settings, tmp_path, None)(llava[0]).batches()[0]["input_ids"].shape == (1, 8)
+
+
+@pytest.mark.usefixtures("proof_here")
+def test_a_patch_embedding_is_calibrated_on_images_and_proven(vit: Saved, images: Path, tmp_path: Path) -> None:
+    recipe = {"stages": [{"gptq": {"scheme": "w4a16-g32"}}], "calibration": {"dataset": str(images), "samples": 6}}
+    report = goldstick.quantize(vit[1], recipe, output=tmp_path / "out").report
+    (patches,) = [layer for layer in report.layers if layer.algorithm == "gptq" and "projection" in layer.name]
+    assert patches.notes["tokens"] == 6 * PATCHES
+    assert report.proof["max_abs_difference"] < 1e-5
