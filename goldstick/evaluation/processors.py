@@ -40,6 +40,7 @@ def read_processor(directory: Path, kind: ProcessorKind) -> Any:
     except Exception as error:  # whatever transformers' classes raise on files that are missing or odd
         reason = " ".join(str(error).split())[:300]
         raise SourceError(
-            f"{directory}: its {_CALLED[kind]} cannot be read ({reason}). Copy preprocessor_config.json (and "
-            "processor_config.json, where there is one) of the model it was made from beside its weights"
+            f"{directory}: its {_CALLED[kind]}, which such data need, cannot be read ({reason}). Use data that this "
+            "model reads, or copy preprocessor_config.json (and processor_config.json, where there is one) of "
+            "the model it was made from beside its weights"
         ) from error

@@ -140,7 +140,12 @@ class _Conversations:
 
     def __init__(self, directory: Path, templates: ChatTemplates) -> None:
         self._processor = read_processor(directory, "several")
-        self._tokenizer = getattr(self._processor, "tokenizer", self._processor)
+        self._tokenizer: Any = getattr(self._processor, "tokenizer", None)
+        if self._tokenizer is None:
+            raise DataError(
+                f"the processor in {directory} ({type(self._processor).__name__}) takes text or images or audio, "
+                "and rows of the data hold several of them: give rows of the kind that this model reads"
+            )
         self._templates, self._directory = templates, directory
         extractor = getattr(self._processor, "feature_extractor", None)
         self._rate = int(getattr(extractor, "sampling_rate", 16_000))

@@ -18,6 +18,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 import goldstick
 from goldstick.calibration.data.tensor_samples import TensorSamples
 from goldstick.errors import DataError, GoldstickError, OutputError
+from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.calibration_inputs import calibration_inputs
 from goldstick.recipes.recipe import Calibration
 from tests.support import tiny_processors
@@ -279,8 +280,21 @@ def test_what_is_wrong_is_named_with_its_remedy(vit: Saved, llava: Saved, whispe
 def test_a_model_without_a_processor_says_which_file_is_missing(images: Path, tmp_path: Path) -> None:
     model = tiny_processors.vit(tmp_path / "vit")
     (tmp_path / "vit" / "preprocessor_config.json").unlink()
-    with pytest.raises(GoldstickError, match=r"its image processor cannot be read .* Copy preprocessor_config.json"):
+    with pytest.raises(GoldstickError, match=r"its image processor, which such data need, cannot be read .* copy pre"):
         read((model, tmp_path / "vit"), images, samples=2)
+
+
+def test_data_of_another_kind_than_the_model_reads_are_refused(vit: Saved, llava: Saved, tmp_path: Path) -> None:
+    write_image(tmp_path / "a.png")
+    rows = write_rows(tmp_path / "rows.jsonl", {"image": "a.png", "text": "what?"})
+    with pytest.raises(DataError, match=r"the processor in .* takes text or images or audio"):
+        read(vit, rows, samples=1)
+    sounds = write_sound(tmp_path / "sounds" / "a.wav").parent
+    with pytest.raises(GoldstickError, match="its feature extractor, which such data need, cannot be read"):
+        read(vit, sounds, samples=1)
+    settings = Calibration(dataset=str(sounds), samples=1)
+    with pytest.raises(DataError, match="sounds is a folder, and text is read here"):
+        calibration_data(settings, llava[1], None)(llava[0])
 
 
 def test_text_is_read_as_ever(llava: Saved, tmp_path: Path) -> None:
