@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from goldstick.calibration.data.batches import as_batches
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.checkpoint.staging import check_output, refuse_overlap
 from goldstick.core.progress import Progress, quiet
@@ -23,7 +24,7 @@ from goldstick.jobs.doctor import Diagnosis, examine
 from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory
 from goldstick.jobs.export.export import export_checkpoint
 from goldstick.jobs.load.accelerate import accelerate
-from goldstick.jobs.load.calibration_data import calibration_data
+from goldstick.jobs.load.calibration_inputs import calibration_inputs
 from goldstick.jobs.load.find_model import data_directory, find_model
 from goldstick.jobs.load.load import load as load_checkpoint
 from goldstick.jobs.optimize.optimize import optimize
@@ -60,8 +61,11 @@ def apply(
     Args:
         model: Any ``nn.Module``. It is left untouched unless ``inplace``.
         recipe: Words such as ``gptq-w4a16-g128``, a YAML file, a mapping, or a :class:`Recipe`.
-        data: Calibration data, for algorithms that look at data: batches of the model's keyword arguments
-            (``{"input_ids": …}``) or of token ids [batch, tokens].
+        data: Calibration data, for algorithms that look at data: any iterable of batches. A batch is a mapping of the
+            forward's keyword arguments (``{"input_ids": …}``, or what a tokenizer or processor gives); a tensor, its
+            first positional argument (token ids for a language model); or a tuple or list of tensors, its positional
+            arguments. Of these, as many are passed as the signature of the forward has arguments without a default, and
+            at least one; one more, such as the labels of a ``DataLoader`` of ``(inputs, labels)``, is left out.
         training: What to train on, with which loss, for stages that train; ``data``, and the loss that the model itself
             gives for it, where ``None``.
         inputs: Keyword arguments of a transformers model's forward to try it with when it is saved, where goldstick
@@ -74,6 +78,7 @@ def apply(
 
     Raises:
         RecipeError: The recipe is wrong, or illegal for this model.
+        DataError: ``data`` holds what is no batch; the message names the item.
         SourceError: The model is in float64, in which no quantized layer runs.
         QuantizationError: A weight is not finite.
         TrainingError: A training diverged, or its checkpoint is of another.
@@ -88,21 +93,10 @@ def apply(
         raise UsageError("None of the recipe's algorithms looks at data; leave out data=.")
     if training is not None and not training_of(loaded.stages):
         raise UsageError("None of the recipe's stages trains; leave out training=.")
-    batches = [] if data is None else [_as_batch(batch) for batch in data]
+    batches = [] if data is None else as_batches(model, data)
     result = apply_recipe(model, loaded, inplace=inplace, batches=batches, training=training, progress=progress)
     give_inputs(result.model, inputs)
     return result
-
-
-def _as_batch(batch: Any) -> Mapping[str, Tensor]:
-    if isinstance(batch, Tensor):
-        return {"input_ids": batch if batch.ndim > 1 else batch.unsqueeze(0)}
-    if isinstance(batch, Mapping):
-        return dict(batch)
-    raise UsageError(
-        f"data is a list of batches: dictionaries of the forward's arguments, or tensors of token ids; not "
-        f"{type(batch).__name__}."
-    )
 
 
 def plan(model: str | Path, recipe: RecipeLike, *, inputs: Mapping[str, Tensor] | str | Path | None = None) -> Plan:
@@ -173,7 +167,7 @@ def quantize(
     planned = plan(model, recipe, inputs=inputs)
     if rank() > 0:
         local = data_directory(data_dir, model)
-        calibrate = calibration_data(planned.recipe.calibration, planned.source.directory, local)
+        calibrate = calibration_inputs(planned.recipe.calibration, planned.source.directory, local)
         return help_the_first(planned, Path(output), device, calibrate)
     tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
     local = data_directory(data_dir, model)
@@ -191,7 +185,7 @@ def quantize(
         resume=resume,
         max_memory=max_memory,
         progress=progress,
-        calibrate=calibration_data(planned.recipe.calibration, planned.source.directory, local),
+        calibrate=calibration_inputs(planned.recipe.calibration, planned.source.directory, local),
         evaluate=measure,
     )
     wait_for_all()

@@ -22,10 +22,10 @@ from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
 from goldstick.calibration.reconstruction import reconstruct_block
 from goldstick.calibration.smoothing import smooth_group
 from goldstick.calibration.task import Assignment, Work
+from goldstick.calibration.unreached import note_unreached
 from goldstick.core.edits import SetWeight
 from goldstick.core.freed_memory import make_room
 from goldstick.core.inputs import InputObserver
-from goldstick.errors import StructureError
 from goldstick.structure.network import Network
 from goldstick.structure.probe.findings import FoldPair
 
@@ -79,16 +79,12 @@ class BlockCalibration:
         self._multipliers = InputMultipliers(network)
 
     def solve(self) -> None:
-        """Solve every group.
-
-        Raises:
-            StructureError: No layer of the block was reached. A single one that was not, such as an expert without
-                tokens, is left to its stage, with a state that saw nothing.
+        """Solve every group. A layer that was not reached, such as an expert without tokens, is left to its stage, with
+        a state that saw nothing, and has a note that says so.
         """
         for task in self._work.tasks.values():
             if not task.site.product:  # no input says anything of it; what comes behind is to see it rounded
                 self._decide(task, task.stage.attach(task.site), {})
-        alone = len(self._edits)
         for number in self._passes.groups():
             group = self._groups[number]
             if self._beside is not None:
@@ -98,12 +94,9 @@ class BlockCalibration:
                     self._solve_experts(task)
             else:
                 self._solve_group(group)
-        if len(self._work.tasks) > alone == len(self._edits):
-            name = next(name for name in self._work.tasks if name not in self._edits)
-            raise StructureError(f"No calibration batch reached {name}; exclude it, or use other data.")
         for name, task in self._work.tasks.items():
             if name not in self._edits:
-                self._decide(task, task.stage.attach(task.site), {})
+                self._decide(task, task.stage.attach(task.site), note_unreached({}))
 
     def outputs(self) -> Iterator[Tensor]:
         """What the solved block gives, batch by batch."""

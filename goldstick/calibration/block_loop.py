@@ -70,11 +70,7 @@ class BlockLoop:
     fits_together: Callable[[str, Callable[[], Tensor], int], bool] = lambda block, run, models: True
 
     def advance(self, block: str, states: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Let the hidden states of all passes through a block; returns what it gives.
-
-        Raises:
-            StructureError: No layer of the block was reached.
-        """
+        """Let the hidden states of all passes through a block; returns what it gives."""
         return self.write(block, self._outputs(block, self.load(block), states))
 
     def _outputs(self, block: str, copy: nn.Module | None, states: Sequence[Tensor]) -> Iterator[Tensor]:

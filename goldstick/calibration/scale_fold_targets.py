@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -40,9 +41,20 @@ class ScaleFoldTargets:
         return [pair.moved(first, block) for pair in pairs]
 
 
-def small(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A few tokens (or one picture) of a batch."""
-    return {
-        name: value[:1, :_TOKENS] if value.ndim == 2 and not value.is_floating_point() else value[:1]
-        for name, value in batch.items()
-    }
+def small(batch: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A few tokens (or one picture) of a batch; all of one whose tokens stand for parts of something else."""
+    tensors = [value for value in batch.values() if isinstance(value, Tensor)]
+    ids = [value for value in tensors if _is_ids(value)]
+    if ids and any(value.is_floating_point() for value in tensors):
+        return batch
+    return {name: _first(value) for name, value in batch.items()}
+
+
+def _first(value: Any) -> Any:
+    if not isinstance(value, Tensor) or not value.ndim:
+        return value
+    return value[:1, :_TOKENS] if _is_ids(value) else value[:1]
+
+
+def _is_ids(value: Tensor) -> bool:
+    return value.ndim == 2 and not value.is_floating_point()

@@ -22,9 +22,10 @@ from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
-from goldstick.calibration.task import Work
+from goldstick.calibration.task import Assignment, Work
 from goldstick.core.progress import Progress
 from goldstick.errors import StructureError
+from goldstick.structure.calls import first_call
 from goldstick.structure.network import Network
 from goldstick.structure.trace import evaluating, tensors_in
 
@@ -49,7 +50,7 @@ def sweep(
             and none is given, the network as it is now is copied.
 
     Raises:
-        StructureError: No layer of a block was reached.
+        StructureError: A stage goes from block to block, and the blocks do not feed one another.
     """
     model = network.model
     prepare_experts(network, work)
@@ -64,8 +65,12 @@ def sweep(
             progress(f"calibrating {block}", blocks.index(block), len(blocks))
             return None if floats is None else floats.get_submodule(block)
 
+        done: set[str] = set()
         for chain in chains:
-            states, calls, float_calls = _starts(model, floats, chain, batches)
+            try:
+                states, calls, float_calls = _starts(model, floats, chain, batches)
+            except StructureError:  # the first batch reaches these blocks, and another one does not
+                continue
             loop = BlockLoop(
                 network=network,
                 work=work,
@@ -78,8 +83,9 @@ def sweep(
             )
             for block in chain:
                 states = loop.advance(block, states)
-        rest = {name: task for name, task in work.tasks.items() if task.site.block not in blocks}
-        if rest and work.reconstruction is not None and any(task.site.block is not None for task in rest.values()):
+            done.update(chain)
+        rest = {name: task for name, task in work.tasks.items() if task.site.block not in done}
+        if work.reconstruction is not None and _reached(network, rest, batches):
             raise StructureError(
                 f"{work.reconstruction.name} goes from block to block, and the blocks of this model do not feed one "
                 "another."
@@ -119,6 +125,14 @@ def find_chains(network: Network, work: Work, batch: Mapping[str, Tensor], *, ev
                 continue
             chains.append(chain)
     return chains
+
+
+def _reached(network: Network, tasks: Mapping[str, Assignment], batches: Batches) -> bool:
+    """Whether a batch reaches one of the blocks of some tasks."""
+    blocks = {task.site.block for task in tasks.values() if task.site.block is not None}
+    modules = [network.model.get_submodule(block) for block in sorted(blocks)]
+    runs = _whole_runs(network.model, batches)
+    return bool(modules) and any(first_call(modules, run) is not None for run in runs)
 
 
 def _starts(

@@ -139,3 +139,17 @@ def require_pillow() -> None:
         raise UsageError(
             "images are read with Pillow, which is not installed: pip install 'goldstick[eval]'"
         ) from error
+
+
+def read_image(path: Path) -> Any:
+    """An image file as Pillow's image of three channels. Raises DataError where it is none."""
+    require_pillow()
+    from PIL import Image, UnidentifiedImageError
+
+    try:
+        with Image.open(path) as opened:
+            return opened.convert("RGB")
+    except UnidentifiedImageError as error:
+        raise DataError(f"{path}: no image that can be read; leave it out, or save it again as PNG or JPEG") from error
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: no image that can be read ({error}); leave it out, or save it again") from error

@@ -15,6 +15,7 @@ from goldstick.algorithms import DataRequirement, Quantizer, Stage
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.sweep import sweep
 from goldstick.calibration.task import Assignment, Work
+from goldstick.calibration.unreached import refuse_nothing_reached
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.error import WeightError, weight_error
 from goldstick.core.progress import Progress as Progress
@@ -143,6 +144,7 @@ def run(
 
     Raises:
         RecipeError: A stage looks at data and there are none.
+        StructureError: No batch reached any of the sites that are to be calibrated.
     """
     chosen = [resolution.assignments[site.name] for site in network.sites if site.name in resolution.assignments]
     results: dict[str, SiteResult] = dict(trained or {})
@@ -161,6 +163,7 @@ def run(
     results.update(round_sites(network, free, progress))
     if looking:
         sweep(network, work, batches, progress, recorder, original)
+        refuse_nothing_reached({name: results[name].notes for name in work.tasks})
     tie_up(network, resolution)
     return {assignment.site.name: results[assignment.site.name] for assignment in chosen}
 

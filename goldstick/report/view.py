@@ -16,6 +16,7 @@ from goldstick.report.report import LayerRecord, Report
 from goldstick.report.sensitivity import Sensitivity
 from goldstick.report.svg import Mark, bars, marks
 from goldstick.report.words import (
+    CALIBRATION_WORDS,
     format_bytes,
     format_seconds,
     format_shape,
@@ -26,20 +27,6 @@ from goldstick.report.words import (
     training_words,
 )
 
-_CALIBRATION_WORDS = {
-    "dataset": "data",
-    "samples": "samples",
-    "seq_len": "tokens in a sample",
-    "tokens": "tokens",
-    "windows_available": "samples there were to draw from",
-    "distinct_tokens": "different tokens",
-    "unknown_tokens": "tokens the tokenizer does not know",
-    "unknown_rate": "share of unknown tokens",
-    "blank_rows": "blank rows",
-    "cut_rows": "rows cut",
-    "batches": "batches",
-    "fingerprint": "SHA-256 of the token ids",
-}
 #: Rows of the table of channels.
 _WORST_CHANNELS = 10
 _LAYER_NOTES = {
@@ -71,7 +58,7 @@ def report_view(report: Report) -> dict[str, Any]:
         "sizes": _sizes(report.layers),
         "ignored": _ignored(report.layers),
         "fallbacks": _fallbacks(report.layers),
-        "calibration": [(_CALIBRATION_WORDS.get(key, key), _plain(value)) for key, value in report.calibration.items()],
+        "calibration": [(CALIBRATION_WORDS.get(key, key), _plain(value)) for key, value in report.calibration.items()],
         "layer_notes": _layer_notes(report.layers),
         "recipe": yaml.safe_dump(_plain_data(report.recipe), sort_keys=False, allow_unicode=True),
         "timing": [(stage.replace("_", " "), format_seconds(seconds)) for stage, seconds in report.timing.items()],

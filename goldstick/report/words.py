@@ -9,6 +9,26 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from goldstick.evaluation.compare import ComparisonRow
 
+#: What the page calls the entries of a report's ``calibration``.
+CALIBRATION_WORDS = {
+    "dataset": "data",
+    "samples": "samples",
+    "seq_len": "tokens in a sample",
+    "tokens": "tokens",
+    "windows_available": "samples there were to draw from",
+    "distinct_tokens": "different tokens",
+    "unknown_tokens": "tokens the tokenizer does not know",
+    "unknown_rate": "share of unknown tokens",
+    "blank_rows": "blank rows",
+    "cut_rows": "rows cut",
+    "batches": "batches",
+    "kind": "kind of the samples",
+    "arguments": "arguments of the first sample",
+    "transcripts": "recordings with a transcript",
+    "other_files": "other files in the folder",
+    "fingerprint": "SHA-256 of the samples",
+}
+
 
 def format_bytes(count: int) -> str:
     """Return a size in the largest binary unit that leaves a number of at least 1: ``1.50 GiB``."""

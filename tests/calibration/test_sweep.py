@@ -360,7 +360,7 @@ def test_a_layer_that_no_batch_reaches_is_named_where_there_is_no_other() -> Non
     model.extra = nn.Linear(32, 32)
     data = [{"image": torch.randn(64, 3, 10, 10), "shift": torch.zeros(1, 1)}]
     with pytest.raises(StructureError, match="No calibration batch reached extra; exclude it"):
-        swept(model, data, gptq(targets={"include": ["extra"]}))
+        goldstick.apply(model, gptq(targets={"include": ["extra"]}), data=data)
 
 
 def test_the_original_stays_as_it_was_to_the_bit() -> None:

@@ -47,6 +47,20 @@ def read_messages(value: Any, place: str) -> tuple[Message, ...]:
     return tuple(_message(message, f"{place}, message {number}") for number, message in enumerate(value, start=1))
 
 
+def speaker_role(message: Mapping[str, Any], place: str) -> str:
+    """The role of who speaks a message, given as ``role`` or, in ShareGPT's rows, as ``from``.
+
+    Raises:
+        DataError: It has neither, or nobody knows the role.
+    """
+    role = message.get("role")
+    speaker = message.get("from")
+    role = _ROLES.get(speaker) if role is None and isinstance(speaker, str) else role
+    if not isinstance(role, str):
+        raise DataError(f"{place}: a message of no role that is known ({shown(speaker)}); known: {', '.join(_ROLES)}")
+    return role
+
+
 def some_names(row: Mapping[str, Any]) -> str:
     """The fields of a row or message for an error: the first of them."""
     more = ", …" if len(row) > _FIELDS_SHOWN else ""

@@ -41,12 +41,12 @@ def pack(
         stream.extend(sequence)
         blank += not sequence
     available = len(stream) // seq_len
-    _check(
+    require_enough(
         available, dataset, samples, f"windows of {seq_len} tokens", ("a smaller --seq-len", "more text"), allow_short
     )
     windows = torch.frombuffer(stream, dtype=torch.int64, count=available * seq_len).view(available, seq_len)
     return CalibrationData(
-        ids=windows[_drawn(available, samples, seed)],
+        ids=windows[drawn_samples(available, samples, seed)],
         dataset=dataset,
         available=available,
         asked=samples,
@@ -83,8 +83,8 @@ def pad_rows(
     """
     rows = list(sequences)
     written = [sequence for sequence in rows if sequence]
-    _check(len(written), dataset, samples, "rows with tokens", ("more rows",), allow_short)
-    drawn = [written[number] for number in _drawn(len(written), samples, seed).tolist()]
+    require_enough(len(written), dataset, samples, "rows with tokens", ("more rows",), allow_short)
+    drawn = [written[number] for number in drawn_samples(len(written), samples, seed).tolist()]
     ids = torch.full((len(drawn), seq_len), padding_id, dtype=torch.int64)
     mask = torch.zeros((len(drawn), seq_len), dtype=torch.bool)
     for row, sequence in enumerate(drawn):
@@ -103,14 +103,20 @@ def pad_rows(
     )
 
 
-def _drawn(available: int, samples: int, seed: int) -> Tensor:
+def drawn_samples(available: int, samples: int, seed: int) -> Tensor:
+    """Which of the samples there are a seed draws, none twice, in their order: int64 [at most samples]."""
     order = torch.randperm(available, generator=torch.Generator().manual_seed(seed))
     return order[:samples].sort().values
 
 
-def _check(
+def require_enough(
     available: int, dataset: str, samples: int, of_what: str, remedies: Sequence[str], allow_short: bool
 ) -> None:
+    """Refuse data of too few samples, with what would help.
+
+    Raises:
+        DataError: There are fewer than asked for, or none at all.
+    """
     if available >= samples or (allow_short and available):
         return
     every = [f"--samples {available}", *remedies, "--allow-short"] if available else remedies

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -14,6 +14,26 @@ from goldstick.evaluation.batching import batches_by_length
 
 #: Tokens that go through a block together: as fast as more on a processor, and less memory for what layers hand on.
 TOKENS_PER_BATCH = 512
+
+
+class CalibrationSet(Protocol):
+    """Samples of any kind."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Equal fingerprints, equal data."""
+
+    def batches(self) -> list[dict[str, Tensor]]:
+        """Keyword arguments of a model's forward."""
+
+    def training_batches(self, samples: int) -> Callable[[int], list[dict[str, Tensor]]]:
+        """A function from the number of an epoch to its batches, of ``samples`` samples each."""
+
+    def audit(self) -> dict[str, int | float | str]:
+        """What the report says of the data."""
+
+    def warnings(self) -> tuple[str, ...]:
+        """What the user should know of the data."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,8 @@ def read_documents(dataset: str, data_dir: Path | None, text_field: str | None =
         return _rows(source, known, text_field) if dataset in _KNOWN_ROWS else _text(source, known, text_field)
     known_suffix = plain.suffix in (*_TEXT_SUFFIXES, *_ROW_SUFFIXES)
     if known_suffix or path.exists():
+        if path.is_dir():
+            raise DataError(f"{dataset} is a folder, and text is read here: give a .txt, .jsonl or .parquet file")
         if not path.is_file():
             raise DataError(f"there is no calibration file {dataset!r}")
         if plain.suffix and not known_suffix:

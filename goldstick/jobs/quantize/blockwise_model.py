@@ -18,6 +18,7 @@ from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets
 from goldstick.calibration.sweep import find_fold_targets, prepare_experts
 from goldstick.calibration.task import Assignment
+from goldstick.calibration.unreached import refuse_nothing_reached
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
 from goldstick.core.freed_memory import give_large_blocks_back
@@ -150,6 +151,8 @@ class BlockwiseModel:
                 original = Original(module=floats, path="", runs=runs(floats, self._float_calls, len(states) - count))
             masks = masks_of(self._batches)
             calibrate(BlockCalibration(self.network, outside, runs(model, self._calls), masks, original=original))
+        if self._batches:
+            refuse_nothing_reached({name: self.results[name]["notes"] for name in self._work.tasks})
         tie_up(self.network, self._plan.resolution)
         if self.cache is not None:
             self.cache.finish()

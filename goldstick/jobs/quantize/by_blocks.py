@@ -6,11 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick.calibration.arguments import block_calls
-from goldstick.calibration.data.samples import CalibrationData
+from goldstick.calibration.data.samples import CalibrationSet
 from goldstick.calibration.scale_fold_targets import small
+from goldstick.calibration.unreached import unreached_warnings
 from goldstick.checkpoint.hidden_states import HiddenStates, write_hidden_states
 from goldstick.checkpoint.journal import WorkDirectory
 from goldstick.checkpoint.kv_cache import StoredKV
@@ -30,6 +31,8 @@ from goldstick.jobs.quantize.blockwise_model import BlockwiseModel
 from goldstick.jobs.quantize.rotation_by_blocks import prove_where_it_fits
 from goldstick.jobs.quantize.write import Calibrate, WriteResult
 from goldstick.jobs.save.pieces import kv_to_store
+from goldstick.recipes.run import calibrated_work
+from goldstick.structure.calls import called_before
 
 
 def prepare(
@@ -45,11 +48,31 @@ def prepare(
     proof = model_inputs(streamed.model, plan.source.directory)
     streamed.load(streamed.blocks[0])
     try:
-        block_calls(streamed.model, streamed.blocks, small(data.batches()[0] if data is not None else proof[0]))
+        early = _calibrated_before(plan, streamed, small(data.batches()[0] if data is not None else proof[0]))
     except StructureError:
+        early = True
+    if early:
         give_large_blocks_back()
         return None
     return BlockwiseRun(plan, streamed, data, proof, max_memory, progress)
+
+
+def _calibrated_before(plan: Plan, streamed: StreamedModel, batch: Mapping[str, Any]) -> bool:
+    """Whether layers before the blocks are to be calibrated, such as a patch embedding.
+
+    They are solved last, and then what went through the blocks is no longer what the finished model gives.
+
+    Raises:
+        StructureError: The model cannot be taken apart into blocks.
+    """
+    model, blocks = streamed.model, streamed.blocks
+    outside = calibrated_work(plan.resolution, lambda task, edit, error: None).within(None).tasks.values()
+    first = model.get_submodule(blocks[0])
+    seen: list[nn.Module] = []
+    modules = {first, *(model.get_submodule(task.site.module) for task in outside)}
+    with called_before(modules, lambda module, args, kwargs: seen.append(module)):
+        block_calls(model, blocks, batch)
+    return seen.index(first) > 0
 
 
 class BlockwiseRun:
@@ -71,7 +94,7 @@ class BlockwiseRun:
         self,
         plan: Plan,
         streamed: StreamedModel,
-        data: CalibrationData | None,
+        data: CalibrationSet | None,
         proof: Sequence[Mapping[str, Any]],
         max_memory: int,
         progress: Progress,
@@ -171,15 +194,16 @@ class BlockwiseRun:
         if kv is not None:
             account["kv_cache"] = {"scheme": kv.label}
         results = self._model.results
+        notes = {name: found["notes"] for name, found in results.items()}
         return WriteResult(
             hashes=hashes,
             layers=[tensor.stored for tensor in self._plan.tensors if tensor.stored],
             errors={name: WeightError(**found["error"]) for name, found in results.items()},
-            notes={name: found["notes"] for name, found in results.items()},
+            notes=notes,
             expected=expected,
             not_run=not_run,
             audit=self.data.audit() if self.data is not None else {},
-            warnings=self.data.warnings() if self.data is not None else (),
+            warnings=[*(self.data.warnings() if self.data is not None else ()), *unreached_warnings(notes)],
             kv=kv,
             account=account,
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from goldstick.calibration.data.samples import CalibrationData
+from goldstick.calibration.data.samples import CalibrationSet
 from goldstick.core.json_files import dump_json
 from goldstick.errors import GoldstickError, OutputError
 from goldstick.jobs.inspect.inspect import read_report
@@ -16,7 +16,7 @@ from goldstick.jobs.save.records import versions
 from goldstick.report import Report
 
 
-def run_identity(plan: Plan, data: CalibrationData | None, files: Mapping[str, str]) -> dict[str, str]:
+def run_identity(plan: Plan, data: CalibrationSet | None, files: Mapping[str, str]) -> dict[str, str]:
     """What a run of a plan is of, by what the user calls it; one that differs in any of it gives something else.
 
     Args:

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from goldstick.calibration.data.samples import CalibrationData
+from goldstick.calibration.data.samples import CalibrationSet
+from goldstick.calibration.unreached import unreached_warnings
 from goldstick.checkpoint.entries import Entry
 from goldstick.checkpoint.gguf.entries import write_gguf
 from goldstick.checkpoint.kv_cache import StoredKV
@@ -39,7 +40,7 @@ from goldstick.structure.network import Network
 from goldstick.training import TrainingTask
 
 #: Gives the calibration data for a model in memory.
-Calibrate = Callable[[nn.Module], CalibrationData]
+Calibrate = Callable[[nn.Module], CalibrationSet]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +130,7 @@ class InMemory:
     """
 
     network: Network
-    data: CalibrationData | None
+    data: CalibrationSet | None
     training: TrainingTask | None
 
 
@@ -169,6 +170,7 @@ def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -
     if whole.cuts:
         storage, told = format_in_memory(network.model, plan.recipe.export.format, pieces, whole.resolution.ties)
     kv = kv_to_store(network, quantized_cache_of(network.model), storage, names)
+    notes = {name: result.notes for name, result in whole.results.items()}
     entries = save_entries(pieces, {**floats, **(kv.tensors if kv else {})}, storage)
     entries += [
         Entry(name=tensor.name, outputs=tensor.outputs, produce=partial(_copied, tensor)) for tensor in plan.unused
@@ -177,11 +179,11 @@ def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -
         hashes=write_entries(folder, entries, plan.recipe.export.max_shard_size, progress),
         layers=[piece.layer for piece in pieces],
         errors={name: result.error for name, result in whole.results.items()},
-        notes={name: result.notes for name, result in whole.results.items()},
+        notes=notes,
         expected=expected,
         not_run=not_run,
         audit=data.audit() if data else {},
-        warnings=[*(data.warnings() if data else ()), *told],
+        warnings=[*(data.warnings() if data else ()), *told, *unreached_warnings(notes)],
         kv=kv,
         account=whole.account,
         pruned=_pruned_plan(whole, pieces, storage, ignored(network, pieces, floats, names)) if whole.cuts else None,

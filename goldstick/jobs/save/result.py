@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from goldstick.calibration.data.samples import count_batches
 from goldstick.calibration.float_types import refuse_float64
+from goldstick.calibration.unreached import unreached_warnings
 from goldstick.checkpoint.shards import write_entries
 from goldstick.checkpoint.source import sidecars_of
 from goldstick.checkpoint.staging import refuse_overlap, staged
@@ -168,7 +169,7 @@ def apply_recipe(
         sensitivity=drawable(recipe.sensitivity),
         calibration=count_batches(batches),
         **account,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *unreached_warnings(notes)),
         environment=environment(),
     )
     return Result(

@@ -202,7 +202,7 @@ def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_a_folder_is_no_calibration_file(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="there is no calibration file"):
+    with pytest.raises(DataError, match="is a folder, and text is read here"):
         contents(str(tmp_path))
 
 

@@ -1,0 +1,130 @@
+"""Batches that a caller brings: whatever an iterable gives, as the keyword arguments of a module's forward."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping, Sequence
+from inspect import Parameter
+from typing import Any
+
+from torch import Tensor, nn
+
+from goldstick.errors import DataError
+
+#: What is taken, for errors.
+TAKEN = (
+    "An item is a mapping of the forward's keyword arguments (such as a tokenizer's or a processor's output), a "
+    "tensor, or a tuple or list of tensors in the order of the forward's arguments"
+)
+
+_IDS = "input_ids"
+
+
+def as_batches(model: nn.Module, data: Iterable[Any]) -> list[dict[str, Any]]:
+    """Keyword arguments of a module's forward for each item of ``data``.
+
+    A mapping is taken as it is. A tensor is the first positional argument; where that is called ``input_ids``, or the
+    module is one of transformers' that takes them and the tensor holds whole numbers, it is token ids, [batch, tokens]
+    or [tokens]. Of a tuple or list, as many tensors are positional arguments as the forward has without a default, and
+    at least one; one that is left over is what a ``DataLoader`` gives as labels, and is left out.
+
+    Args:
+        model: The module.
+        data: The items.
+
+    Raises:
+        DataError: ``data`` is no iterable, or an item is of another kind; the message names its place and type.
+    """
+    if isinstance(data, Mapping | str | bytes) or not isinstance(data, Iterable):
+        inside = " For one batch, write data=[batch]." if isinstance(data, Mapping) else ""
+        raise DataError(f"data is an iterable of batches, not {type(data).__name__}.{inside} {TAKEN}.")
+    forward = _Forward(model)
+    return [forward.arguments(item, place) for place, item in enumerate(data)]
+
+
+class _Forward:
+    """A module's forward, by its signature.
+
+    Args:
+        model: The module.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = type(model).__name__
+        try:
+            parameters = list(inspect.signature(model.forward).parameters.values())
+        except (TypeError, ValueError):  # a forward that was compiled
+            parameters = []
+        kinds = {parameter.kind for parameter in parameters}
+        self._named = [one.name for one in parameters if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
+        self._required = sum(
+            one.kind is Parameter.POSITIONAL_OR_KEYWORD and one.default is Parameter.empty for one in parameters
+        )
+        only = [one.name for one in parameters if one.kind is Parameter.KEYWORD_ONLY]
+        self._names = {*self._named, *only}
+        self._positional = bool(self._named) and Parameter.POSITIONAL_ONLY not in kinds
+        self._open = not parameters or Parameter.VAR_KEYWORD in kinds
+        self._takes_ids = _IDS in self._names if self._positional else self._open
+        if not hasattr(model, "config") and self._positional:
+            self._takes_ids = self._named[0] == _IDS and self._required <= 1
+
+    def arguments(self, item: Any, place: int) -> dict[str, Any]:
+        """The keyword arguments that an item is."""
+        where = f"Item {place} of data"
+        if isinstance(item, Mapping):
+            return self._of_mapping(item, where)
+        if isinstance(item, Tensor):
+            return self._of_tensors([item], where)
+        if isinstance(item, Sequence) and not isinstance(item, str | bytes):
+            return self._of_tensors(item, where)
+        raise DataError(f"{where} is of type {type(item).__name__}. {TAKEN}.")
+
+    def _of_mapping(self, item: Mapping[Any, Any], where: str) -> dict[str, Any]:
+        odd = [name for name in item if not isinstance(name, str)]
+        if odd or not any(isinstance(value, Tensor) for value in item.values()):
+            held = f"has a key of type {type(odd[0]).__name__}" if odd else f"holds no tensor, only {_kinds(item)}"
+            raise DataError(f"{where} is a {type(item).__name__} that {held}. {TAKEN}.")
+        unknown = [] if self._open else [name for name in item if name not in self._names]
+        if unknown:
+            raise DataError(
+                f"{where} names {', '.join(map(repr, unknown[:5]))}, and the forward of {self._model} takes "
+                f"{', '.join(sorted(self._names)) or 'nothing'}."
+            )
+        return dict(item)
+
+    def _of_tensors(self, values: Sequence[Any], where: str) -> dict[str, Any]:
+        passed = max(self._required, 1)
+        odd = [
+            f"{type(value).__name__} at {place}" for place, value in enumerate(values[:passed]) if _is_no_tensor(value)
+        ]
+        if odd or not values:
+            held = ", ".join(odd[:3]) or "nothing"
+            raise DataError(f"{where} is a {type(values).__name__} that holds {held}. {TAKEN}.")
+        first = values[0]
+        if self._takes_ids and len(values) <= 2 and not first.is_floating_point():
+            return {_IDS: _rows(first)}
+        if not self._positional:
+            raise DataError(
+                f"{where} is to be passed by position, and the forward of {self._model} does not name its positional "
+                "arguments. Give mappings of its keyword arguments, or wrap the module in one whose forward names them."
+            )
+        if not passed <= len(values) <= passed + 1:
+            raise DataError(
+                f"{where} holds {len(values)} {'value' if len(values) == 1 else 'values'}, and the forward of "
+                f"{self._model} takes {passed} by position ({', '.join(self._named[:5])}). Give a mapping of its "
+                "keyword arguments to say which is which."
+            )
+        given = dict(zip(self._named, values[:passed], strict=False))
+        return {name: _rows(value) if name == _IDS else value for name, value in given.items()}
+
+
+def _is_no_tensor(value: Any) -> bool:
+    return not isinstance(value, Tensor)
+
+
+def _rows(ids: Tensor) -> Tensor:
+    return ids if ids.ndim > 1 else ids.unsqueeze(0)
+
+
+def _kinds(item: Mapping[Any, Any]) -> str:
+    return ", ".join(f"{name}: {type(value).__name__}" for name, value in list(item.items())[:5]) or "nothing"

@@ -1,0 +1,46 @@
+"""Processors: what makes a model's inputs of images, recordings and texts, read from the model's directory."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+from goldstick.errors import SourceError, UsageError
+
+ProcessorKind = Literal["image", "audio", "several"]
+
+_CALLED = {"image": "image processor", "audio": "feature extractor", "several": "processor"}
+
+
+def read_processor(directory: Path, kind: ProcessorKind) -> Any:
+    """The image processor, the feature extractor, or the processor of several kinds of input in a directory.
+
+    No downloads, and no code of the directory's own is run.
+
+    Raises:
+        UsageError: It needs a package that is not installed.
+        SourceError: There is none that transformers can read.
+    """
+    import transformers
+
+    auto: Any = {
+        "image": transformers.AutoImageProcessor,
+        "audio": transformers.AutoFeatureExtractor,
+        "several": transformers.AutoProcessor,
+    }[kind]
+    options = {} if kind == "audio" else {"backend": "pil"}  # the same pixels with torchvision and without
+    try:
+        return auto.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False, **options)
+    except ImportError as error:
+        reason = " ".join(str(error).split())[:300]
+        raise UsageError(
+            f"{directory}: its {_CALLED[kind]} needs a package that is not installed ({reason}): pip install "
+            "'goldstick[eval]' for images, 'goldstick[audio]' for audio"
+        ) from error
+    except Exception as error:  # whatever transformers' classes raise on files that are missing or odd
+        reason = " ".join(str(error).split())[:300]
+        raise SourceError(
+            f"{directory}: its {_CALLED[kind]}, which such data need, cannot be read ({reason}). Use data that this "
+            "model reads, or copy preprocessor_config.json (and processor_config.json, where there is one) of "
+            "the model it was made from beside its weights"
+        ) from error

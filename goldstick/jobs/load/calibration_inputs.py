@@ -1,0 +1,112 @@
+"""Calibration data of every kind for a checkpoint: text, images, recordings, rows that name them, tensors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from goldstick.calibration.data.kinds import Kind, find_kind
+from goldstick.calibration.data.packing import drawn_samples, require_enough
+from goldstick.calibration.data.samples import CalibrationSet
+from goldstick.calibration.data.stored_tensors import read_tensors
+from goldstick.calibration.data.tensor_samples import TensorSamples
+from goldstick.errors import DataError
+from goldstick.evaluation.forward import embedding_rows
+from goldstick.jobs.load.calibration_data import calibration_data
+from goldstick.jobs.load.media_samples import media_samples
+from goldstick.recipes.recipe import Calibration
+
+
+def calibration_inputs(
+    settings: Calibration, directory: Path, data_dir: Path | None
+) -> Callable[[nn.Module], CalibrationSet]:
+    """A function from the model in memory to its calibration data, of the kind that lies at the recipe's ``dataset``.
+
+    Args:
+        settings: The recipe's ``calibration``.
+        directory: Where the tokenizer and the processors lie.
+        data_dir: Where sets known by name lie.
+
+    Raises:
+        DataError: When called: the data are missing, malformed or too few, or are not for this model.
+    """
+
+    def read(model: nn.Module) -> CalibrationSet:
+        found = find_kind(settings.dataset, settings.text_field)
+        if found.kind is Kind.TEXT:
+            return calibration_data(settings, directory, data_dir)(model)
+        if found.kind is Kind.TENSORS:
+            data = _tensor_samples(settings, model)
+        else:
+            data = media_samples(found, settings, model, directory)
+        return _fitting(data, model)
+
+    return read
+
+
+def _tensor_samples(settings: Calibration, model: nn.Module) -> TensorSamples:
+    stored = read_tensors(Path(settings.dataset))
+    available = len(next(iter(stored.values())))
+    require_enough(
+        available, settings.dataset, settings.samples, "samples", ("tensors of more samples",), settings.allow_short
+    )
+    drawn: list[int] = drawn_samples(available, settings.samples, settings.seed).tolist()
+    return TensorSamples(
+        samples=[{name: value[place : place + 1] for name, value in stored.items()} for place in drawn],
+        dataset=settings.dataset,
+        available=available,
+        asked=settings.samples,
+        facts={"kind": "tensors"},
+    )
+
+
+def _fitting(data: TensorSamples, model: nn.Module) -> TensorSamples:
+    """Samples in the model's dtypes, whose names are arguments of its forward and whose token ids it knows."""
+    parameters = inspect.signature(model.forward).parameters
+    named = {name for name, one in parameters.items() if one.kind is not one.VAR_KEYWORD}
+    unknown = [name for name in data.samples[0] if name not in named]
+    if unknown:
+        taken = ", ".join(name for name in parameters if name in named)
+        raise DataError(
+            f"{data.dataset} gives {', '.join(map(repr, unknown[:5]))}, and the forward of {type(model).__name__} "
+            f"takes {taken[:500]}: use data that are for this model"
+        )
+    dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
+    samples = [{name: _converted(value, dtype) for name, value in sample.items()} for sample in data.samples]
+    _check_ids(samples, model, data.dataset)
+    return replace(data, samples=samples)
+
+
+def _converted(value: Tensor, dtype: torch.dtype) -> Tensor:
+    if value.is_floating_point():
+        return value.to(dtype)
+    return value if value.dtype is torch.bool else value.to(torch.int64)
+
+
+def _check_ids(samples: list[dict[str, Tensor]], model: nn.Module, dataset: str) -> None:
+    """Refuse ids that the embedding has no row for, but for those that stand for an image or a sound."""
+    rows = embedding_rows(model)
+    if rows is None:
+        return
+    standing = _special_ids(getattr(model, "config", None))
+    for sample in samples:
+        ids = sample.get("input_ids")
+        if ids is None:
+            continue
+        strange = sorted(set(ids[(ids < 0) | (ids >= rows)].tolist()) - standing)
+        if strange:
+            raise DataError(
+                f"{dataset} gives token id {strange[0]}, and the embedding of {type(model).__name__} has {rows} rows: "
+                "they are not of one model; put the model's own tokenizer and processor files beside its weights"
+            )
+
+
+def _special_ids(config: object) -> set[int]:
+    values: Mapping[str, object] = vars(config) if config is not None else {}
+    named = {name: value for name, value in values.items() if name.endswith(("_token_id", "_token_index"))}
+    return {value for value in named.values() if isinstance(value, int)}

@@ -1,0 +1,61 @@
+"""The commands that docs/calibration.md shows for images, conversations about them and tensors, as they are shown."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from safetensors.torch import save_file
+
+from goldstick.cli import main
+from tests.support import tiny_processors
+from tests.support.tiny_processors import SIDE, write_image, write_rows
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "calibration.md"
+COMMANDS = re.findall(r"^goldstick (quantize .* --data .*)$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the models and data that the document names."""
+    tiny_processors.vit(tmp_path / "vit")
+    tiny_processors.llava(tmp_path / "llava")
+    for number in range(4):
+        write_image(tmp_path / "photos" / f"{number}.png", seed=number)
+    rows = ({"image": f"photos/{number}.png", "text": "what?"} for number in range(4))
+    write_rows(tmp_path / "asked.jsonl", *rows)
+    save_file({"pixel_values": torch.randn(4, 3, SIDE, SIDE)}, tmp_path / "pixels.safetensors")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_document_shows_a_command_for_each_kind() -> None:
+    assert [shlex.split(line)[1] for line in COMMANDS] == ["./vit", "./vit", "./llava", "./whisper"]
+
+
+@pytest.mark.usefixtures("here")
+@pytest.mark.parametrize("line", COMMANDS[:3])
+def test_commands_shown_for_images_and_tensors_work(line: str) -> None:
+    words = shlex.split(line)
+    result = CliRunner().invoke(main, [*words, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    report = json.loads((Path(words[-1]) / "report.json").read_text())
+    assert report["calibration"]["samples"] == 4
+    assert report["proof"]["passed"] is True
+    notes = [layer["notes"] for layer in report["layers"] if layer["algorithm"] == "gptq"]
+    assert any(note.get("tokens", 0) for note in notes)
+
+
+@pytest.mark.usefixtures("here")
+def test_a_folder_without_images_ends_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    words = ["quantize", "vit", "-r", "gptq-w4a16-g32", "--data", "empty", "-o", "out"]
+    result = CliRunner().invoke(main, words)
+    assert result.exit_code == 1
+    assert "empty: a folder with no image and no audio file" in result.output
+    assert not (tmp_path / "out").exists()
