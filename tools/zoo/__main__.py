@@ -1,0 +1,63 @@
+"""``python -m tools.zoo [NAME …] [--quick] --processes 2 --out FILE``: every architecture, or those that are named."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from pathlib import Path
+
+
+def main() -> None:
+    """Run the zoo; write a JSON file, and docs/zoo.md where that was asked for."""
+    parser = argparse.ArgumentParser(prog="python -m tools.zoo", description=__doc__)
+    parser.add_argument("names", nargs="*", help="classes of models or types of configs; all where none is named")
+    parser.add_argument("--quick", action="store_true", help="float, rounding and meaning only, of a few of each kind")
+    parser.add_argument("--stages", nargs="+", help="some stages only")
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=60.0, help="that each architecture may take")
+    parser.add_argument("--out", type=Path, help="the JSON file")
+    parser.add_argument("--table", type=Path, help="the Markdown file whose part below its mark is written anew")
+    given = parser.parse_args()
+    os.environ.update(HF_HUB_OFFLINE="1", OMP_NUM_THREADS="1", TRITON_INTERPRET="1")
+
+    import torch
+    import transformers
+
+    import goldstick
+    from tools.zoo.catalogue import architectures
+    from tools.zoo.herd import run
+    from tools.zoo.quick import a_few
+    from tools.zoo.stages import QUICK, STAGES, Record, live
+    from tools.zoo.table import line, summary, write_table
+
+    torch.set_num_threads(1)
+    transformers.logging.set_verbosity_error()
+    herd = architectures(given.names)
+    if given.quick and not given.names:
+        herd = a_few(herd)
+    stages = tuple(given.stages) if given.stages else QUICK if given.quick else STAGES
+    live(*architectures(["LlamaForCausalLM"]), stages)  # what is imported at first use is shared by all
+    started, counted = time.monotonic(), 0
+
+    def done(name: str, record: Record) -> None:
+        nonlocal counted
+        counted += 1
+        print(f"{counted:4}/{len(herd)} {line(name, record)}", flush=True)
+
+    found = run(herd, stages, given.processes, given.seconds, done)
+    versions = {"python": platform.python_version(), "torch": torch.__version__,
+                "transformers": transformers.__version__, "goldstick": goldstick.__version__}  # fmt: skip
+    whole = {"versions": versions, "stages": list(stages), "seconds": round(time.monotonic() - started, 1),
+             "architectures": found}  # fmt: skip
+    print(summary(whole))
+    if given.out:
+        given.out.write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n")
+    if given.table:
+        write_table(whole, given.table)
+
+
+if __name__ == "__main__":
+    main()
