@@ -16,8 +16,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="classes of models or types of configs; all where none is named")
     parser.add_argument("--quick", action="store_true", help="float, rounding and meaning only, of a few of each kind")
     parser.add_argument("--stages", nargs="+", help="some stages only")
+    parser.add_argument("--kinds", nargs="+", default=[], help="some kinds only, such as 'object detection'")
+    parser.add_argument("--resume", action="store_true", help="leave alone what the JSON file has already")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=60.0, help="that each architecture may take")
+    parser.add_argument("--fresh-proofs", action="store_true", help="prove in fresh processes, as users do; slower")
     parser.add_argument("--out", type=Path, help="the JSON file")
     parser.add_argument("--table", type=Path, help="the Markdown file whose part below its mark is written anew")
     given = parser.parse_args()
@@ -35,26 +38,35 @@ def main() -> None:
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    herd = architectures(given.names)
+    herd = [one for one in architectures(given.names) if not given.kinds or one.kind in given.kinds]
     if given.quick and not given.names:
         herd = a_few(herd)
     stages = tuple(given.stages) if given.stages else QUICK if given.quick else STAGES
+    versions = {"python": platform.python_version(), "torch": torch.__version__,
+                "transformers": transformers.__version__, "goldstick": goldstick.__version__}  # fmt: skip
+    whole = {"versions": versions, "stages": list(stages), "seconds": 0.0, "architectures": {}}
+    if given.resume and given.out and given.out.exists():
+        whole = json.loads(given.out.read_text())
+        herd = [one for one in herd if one.name not in whole["architectures"]]
     live(*architectures(["LlamaForCausalLM"]), stages)  # what is imported at first use is shared by all
-    started, counted = time.monotonic(), 0
+    started, before, counted = time.monotonic(), whole["seconds"], 0
+
+    def write() -> None:
+        whole["seconds"] = round(before + time.monotonic() - started, 1)
+        if given.out:
+            given.out.write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n")
 
     def done(name: str, record: Record) -> None:
         nonlocal counted
         counted += 1
+        whole["architectures"][name] = record
         print(f"{counted:4}/{len(herd)} {line(name, record)}", flush=True)
+        if counted % 20 == 0:
+            write()
 
-    found = run(herd, stages, given.processes, given.seconds, done)
-    versions = {"python": platform.python_version(), "torch": torch.__version__,
-                "transformers": transformers.__version__, "goldstick": goldstick.__version__}  # fmt: skip
-    whole = {"versions": versions, "stages": list(stages), "seconds": round(time.monotonic() - started, 1),
-             "architectures": found}  # fmt: skip
+    run(herd, stages, given.processes, seconds=given.seconds, fresh_proofs=given.fresh_proofs, done=done)
+    write()
     print(summary(whole))
-    if given.out:
-        given.out.write_text(json.dumps(whole, indent=1, sort_keys=True) + "\n")
     if given.table:
         write_table(whole, given.table)
 

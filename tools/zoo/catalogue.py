@@ -11,10 +11,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 #: Kinds by the names of transformers' tables. A class stands under the first kind that has it.
 TABLES = {
-    "causal language": "MODEL_FOR_CAUSAL_LM",
     "sequence to sequence": "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM",
-    "masked language": "MODEL_FOR_MASKED_LM",
-    "image and text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT",
     "image classification": "MODEL_FOR_IMAGE_CLASSIFICATION",
     "video classification": "MODEL_FOR_VIDEO_CLASSIFICATION",
     "semantic segmentation": "MODEL_FOR_SEMANTIC_SEGMENTATION",
@@ -26,6 +23,9 @@ TABLES = {
     "connectionist speech": "MODEL_FOR_CTC",
     "audio classification": "MODEL_FOR_AUDIO_CLASSIFICATION",
     "time series": "MODEL_FOR_TIME_SERIES_PREDICTION",
+    "image and text": "MODEL_FOR_IMAGE_TEXT_TO_TEXT",
+    "masked language": "MODEL_FOR_MASKED_LM",
+    "causal language": "MODEL_FOR_CAUSAL_LM",
     "without a head": "MODEL",
 }
 

@@ -26,7 +26,9 @@ def run(
     herd: Iterable[Architecture],
     stages: tuple[str, ...],
     processes: int,
+    *,
     seconds: float = SECONDS,
+    fresh_proofs: bool = False,
     done: Callable[[str, Record], None] = lambda name, record: None,
 ) -> dict[str, Record]:
     """What became of each architecture, by its name; ``done`` is told of each as it ends."""
@@ -37,7 +39,7 @@ def run(
         while waiting and len(running) < processes:
             architecture = waiting.pop(0)
             ours, theirs = context.Pipe(duplex=False)
-            process = context.Process(target=_live_alone, args=(architecture, stages, theirs))
+            process = context.Process(target=_live_alone, args=(architecture, stages, fresh_proofs, theirs))
             process.start()
             theirs.close()
             running[ours] = architecture, process, time.monotonic() + seconds
@@ -54,7 +56,7 @@ def run(
     return dict(sorted(found.items()))
 
 
-def _live_alone(architecture: Architecture, stages: tuple[str, ...], answer: Connection) -> None:
+def _live_alone(architecture: Architecture, stages: tuple[str, ...], fresh_proofs: bool, answer: Connection) -> None:
     os.setpgid(0, 0)  # with it end the processes that it starts
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -63,7 +65,7 @@ def _live_alone(architecture: Architecture, stages: tuple[str, ...], answer: Con
     import torch
 
     torch.set_num_threads(1)
-    answer.send(json.dumps(live(architecture, stages)))
+    answer.send(json.dumps(live(architecture, stages, fresh_proofs)))
     answer.close()
 
 

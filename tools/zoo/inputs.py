@@ -94,14 +94,19 @@ def _pictures(model: nn.Module) -> Iterator[Inputs]:
     for deep in (int(_setting(model, "temporal_patch_size") or 1), 1):
         flat = _noise(model, side * side, channels * deep * patch * patch)
         yield {"pixel_values": flat, "image_grid_thw": torch.tensor([[1, side, side]])}
-    yield {"pixel_values": _noise(model, side * side, channels, patch, patch), "image_grid_hws": torch.tensor([[side, side]])}
+    yield {
+        "pixel_values": _noise(model, side * side, channels, patch, patch),
+        "image_grid_hws": torch.tensor([[side, side]]),
+    }
 
 
 def _ids(model: nn.Module, count: int = _TEXTS) -> Tensor:
     vocabulary = int(_setting(model, "vocab_size") or 100)
     special = {0, 1, 2, 3}
     ids = torch.randint(0, min(vocabulary, 200), (count, _TOKENS), generator=torch.Generator().manual_seed(0))
-    return ids.where(torch.tensor([[int(i) not in special for i in row] for row in ids]), ids % 5 + min(4, vocabulary - 5))
+    return ids.where(
+        torch.tensor([[int(i) not in special for i in row] for row in ids]), ids % 5 + min(4, vocabulary - 5)
+    )
 
 
 def _text(model: nn.Module) -> Iterator[Tensor]:

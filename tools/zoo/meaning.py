@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from goldstick.nn import PackedWeight
+from goldstick.nn import PackedWeight, QuantizedExperts
+from tools.zoo.inputs import Inputs
+from tools.zoo.outputs import difference, outputs_of
 
 
 def dequantized_twin(model: nn.Module, quantized: nn.Module) -> nn.Module:
@@ -23,6 +27,46 @@ def dequantized_twin(model: nn.Module, quantized: nn.Module) -> nn.Module:
         parameter = _parameter(twin, path)
         parameter.data.copy_(_as_stored(path, module.dequantized(), parameter))
     return twin
+
+
+def layers_apart(twin: nn.Module, quantized: nn.Module, inputs: Inputs) -> float:
+    """The largest difference of a packed layer from its twin, each on what the packed one is given in one run.
+
+    Whole networks may amplify what kernels lose, or choose other experts, boxes or codes for it; single layers do not.
+    """
+    apart = [0.0]
+
+    def compare(path: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(module: nn.Module, given: Any, made: Any) -> None:
+            with torch.no_grad():
+                meant = twin.get_submodule(path)(*given)
+            if isinstance(made, Tensor) and isinstance(meant, Tensor):
+                apart.append(difference({"": made}, {"": meant}))
+
+        return hook
+
+    modules = {path: quantized.get_submodule(path) for path in packed(quantized)}
+    handles = [module.register_forward_hook(compare(path)) for path, module in modules.items()]
+    try:
+        outputs_of(quantized, inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return max(apart)
+
+
+def not_reached(quantized: nn.Module, inputs: Inputs) -> list[str]:
+    """The packed layers that a run does not come through; experts are not layers that are called."""
+    waiting = {path for path, module in packed(quantized).items() if not isinstance(module, QuantizedExperts)}
+
+    def hook(path: str) -> Callable[[nn.Module, Any, Any], None]:
+        return lambda module, given, made: waiting.discard(path)
+
+    handles = [quantized.get_submodule(path).register_forward_hook(hook(path)) for path in sorted(waiting)]
+    outputs_of(quantized, inputs)
+    for handle in handles:
+        handle.remove()
+    return sorted(waiting)
 
 
 def packed(model: nn.Module) -> dict[str, PackedWeight]:

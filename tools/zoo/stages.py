@@ -7,16 +7,19 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import goldstick
-from goldstick.errors import GoldstickError
+from goldstick.errors import GoldstickError, StructureError
+from goldstick.jobs.save import finish
+from goldstick.report import Report
 from tools.zoo.build import Built, NotBuilt, build
 from tools.zoo.catalogue import Architecture
-from tools.zoo.meaning import dequantized_twin, packed
+from tools.zoo.meaning import dequantized_twin, layers_apart, not_reached, packed
 from tools.zoo.outputs import Outputs, difference, outputs_of
+from tools.zoo.proof import prove_here
 
 #: Stages in their order; the quick ones first.
 STAGES = ("float", "rtn", "meaning", "gptq", "save", "load", "export")
@@ -32,8 +35,17 @@ class Different(Exception):  # noqa: N818
     """Two models that should compute the same do not."""
 
 
-def live(architecture: Architecture, stages: tuple[str, ...]) -> Record:
-    """What became of an architecture: whether it was built, the stages passed, and every failure with its class."""
+def live(architecture: Architecture, stages: tuple[str, ...], fresh_proofs: bool = False) -> Record:
+    """What became of an architecture: whether it was built, the stages passed, and every failure with its class.
+
+    Args:
+        architecture: Which.
+        stages: What it goes through.
+        fresh_proofs: Whether what is stored is proven in a fresh process, as users' checkpoints are, which takes many
+            seconds; otherwise in this one.
+    """
+    if not fresh_proofs:
+        finish.prove = prove_here
     started = time.monotonic()
     warnings.simplefilter("ignore")
     record: Record = {"kind": architecture.kind, "config": architecture.config, "built": False, "passed": []}
@@ -76,7 +88,8 @@ class _Visit:
             work()
             self.record["passed"].append(stage)
         except GoldstickError as error:
-            self.failures[stage] = {"class": "refused", "error": _line(error)}
+            kind = "not understood" if isinstance(error, StructureError) and "report" in str(error) else "refused"
+            self.failures[stage] = {"class": kind, "error": _line(error)}
         except Exception as error:
             self.failures[stage] = {"class": "fault", "error": _line(error), "where": _where(error)}
 
@@ -99,17 +112,24 @@ class _Visit:
     def _compare(self, quantized: Any) -> float:
         twin = dequantized_twin(self.model, quantized)
         away = difference(outputs_of(quantized, self.inputs), outputs_of(twin, self.inputs))
-        if not away <= CLOSE and self.record["repeats itself"]:
+        if away <= CLOSE:
+            return away
+        apart = layers_apart(twin, quantized, self.inputs)
+        if apart > CLOSE:
             raise Different(f"the outputs are {away:.2g} of their norm away from those of the dequantized weights")
+        self.record["closest layer by layer"] = apart
         return away
 
     def _gptq(self) -> None:
-        calibrated = goldstick.apply(self.model, _recipe("gptq"), data=[self.inputs, self.inputs])
+        unseen = not_reached(self.quantized.model, self.inputs) if self.quantized is not None else []
+        if unseen:
+            self.record["not reached"] = len(unseen)
+        calibrated = goldstick.apply(self.model, _recipe("gptq", unseen), data=[self.inputs, self.inputs])
         self.record["meaning of gptq"] = self._compare(calibrated.model)
 
     def _save(self) -> None:
         self.folder = self.quantized.save(self.place / "saved")
-        self.record["format"] = goldstick.report.Report.read(self.folder).format
+        self.record["format"] = Report.read(self.folder).format
 
     def _load(self) -> None:
         loaded = goldstick.load(self.place / "saved")
@@ -126,8 +146,9 @@ class _Visit:
             raise Different(f"what was exported gives outputs {away:.2g} of their norm away from what was saved")
 
 
-def _recipe(algorithm: str) -> dict[str, Any]:
-    return {"stages": [{algorithm: {"scheme": "w4a16-g32", "group_size_mismatch": "channel"}}]}
+def _recipe(algorithm: str, excluded: Sequence[str] = ()) -> dict[str, Any]:
+    targets = {"targets": {"exclude": list(excluded)}} if excluded else {}
+    return {"stages": [{algorithm: {"scheme": "w4a16-g32", "group_size_mismatch": "channel", **targets}}]}
 
 
 def _line(error: BaseException) -> str:
@@ -139,5 +160,7 @@ def _line(error: BaseException) -> str:
 def _where(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     ours = [frame for frame in frames if "/goldstick/" in frame.filename]
-    shown = list(dict.fromkeys(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in [*ours[-2:], *frames[-2:]]))
+    shown = list(
+        dict.fromkeys(f"{Path(one.filename).name}:{one.lineno} {one.name}" for one in [*ours[-2:], *frames[-2:]])
+    )
     return " → ".join(shown)

@@ -16,7 +16,9 @@ def line(name: str, record: Record) -> str:
     """An architecture in one line."""
     failures = record.get("failures", {})
     said = "; ".join(f"{stage} {one['class']}: {one['error'][:160]}" for stage, one in failures.items())
-    return f"{name}: {' '.join(record['passed']) or 'nothing'} ({record.get('seconds', 0)} s)" + (f" — {said}" if said else "")
+    return f"{name}: {' '.join(record['passed']) or 'nothing'} ({record.get('seconds', 0)} s)" + (
+        f" — {said}" if said else ""
+    )
 
 
 def summary(whole: dict[str, Any]) -> str:
@@ -60,6 +62,7 @@ def _page(whole: dict[str, Any]) -> str:
 
 _SECTIONS = {
     "Faults": ("fault",),
+    "Refused, because goldstick does not know enough of their layers": ("not understood",),
     "Refused, with a remedy": ("refused",),
     "Built, but nothing says how to run it": ("no inputs",),
     "Not built": ("not built",),
