@@ -19,6 +19,7 @@ from tools.zoo.shrink import VARIANTS, shrunk
 #: Models with more parameters are not built.
 LARGEST = 30_000_000
 _LARGEST_PARAMETER = 1e3
+_LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 
 
 class NotBuilt(Exception):  # noqa: N818
@@ -90,14 +91,24 @@ def _random_model(cls: Any, config: Any) -> Any:
         raise ValueError(f"{size / 1e6:.0f} million parameters")
     torch.manual_seed(0)
     model = build(copy.deepcopy(config)).float().eval()
+    _draw_weights(model)
+    return model
+
+
+def _draw_weights(model: nn.Module) -> None:
+    """Weights that let signals through and biases that show; what the config leaves without numbers is drawn, too."""
+    for module in model.modules():
+        if isinstance(module, _LAYERS):
+            module.weight.data.normal_(0, (1.5 / module.weight[0].numel()) ** 0.5)
+            if module.bias is not None:
+                module.bias.data.normal_(0, 0.1)
     for parameter in model.parameters():
         values = parameter.data
-        wild = (
-            not bool(values.isfinite().all()) or float(values.abs().max() if values.numel() else 0) > _LARGEST_PARAMETER
-        )
-        if values.is_floating_point() and (wild or (values.ndim > 1 and not values.any())):
+        if not values.is_floating_point() or not values.numel():
+            continue
+        wild = not bool(values.isfinite().all()) or float(values.abs().max()) > _LARGEST_PARAMETER
+        if wild or (values.ndim > 1 and not values.any()):
             values.normal_(0, 0.02)
-    return model
 
 
 def _parameters(cls: Any, config: Any) -> int:

@@ -124,6 +124,9 @@ def _images(model: nn.Module) -> Iterator[Tensor]:
     height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[-1]))
     channels = int(_setting(model, "num_channels", "in_channels", "in_chans", "num_input_channels") or 3)
     frames = _setting(model, "num_frames", "frames_per_clip")
+    if "spatial_shapes" in inspect.signature(model.forward).parameters:  # it takes patches
+        patch = int(_setting(model, "patch_size") or 16)
+        yield _noise(model, _OTHERS, 16, channels * patch * patch)
     yield _noise(model, _OTHERS, channels, height, width)
     if isinstance(frames, int):
         yield _noise(model, _OTHERS, frames, channels, height, width)
@@ -204,6 +207,14 @@ def _task(model: nn.Module) -> Iterator[Tensor]:
     yield torch.ones(_OTHERS, length, dtype=torch.long)
 
 
+def _shapes(model: nn.Module) -> Iterator[Tensor]:
+    yield torch.tensor([[4, 4]] * _OTHERS)
+
+
+def _sixteen(model: nn.Module) -> Iterator[Tensor]:
+    yield torch.ones(_OTHERS, 16, dtype=torch.long)
+
+
 #: What arguments hold, by the names that forwards give them.
 _SOURCES: dict[str, Callable[[nn.Module], Iterator[Tensor]]] = {
     "input_ids": _text,
@@ -217,6 +228,8 @@ _SOURCES: dict[str, Callable[[nn.Module], Iterator[Tensor]]] = {
     "past_time_features": _time_features("past"),
     "future_time_features": _time_features("future"),
     "future_values": _future,
+    "spatial_shapes": _shapes,
+    "pixel_attention_mask": _sixteen,
     "bbox": _boxes,
     "attention_mask": _ones,
     "task_inputs": _task,

@@ -29,19 +29,19 @@ def dequantized_twin(model: nn.Module, quantized: nn.Module) -> nn.Module:
     return twin
 
 
-def layers_apart(twin: nn.Module, quantized: nn.Module, inputs: Inputs) -> float:
+def layers_apart(twin: nn.Module, quantized: nn.Module, inputs: Inputs) -> tuple[float, str]:
     """The largest difference of a packed layer from its twin, each on what the packed one is given in one run.
 
     Whole networks may amplify what kernels lose, or choose other experts, boxes or codes for it; single layers do not.
     """
-    apart = [0.0]
+    apart = [(0.0, "")]
 
     def compare(path: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, given: Any, made: Any) -> None:
             with torch.no_grad():
                 meant = twin.get_submodule(path)(*given)
             if isinstance(made, Tensor) and isinstance(meant, Tensor):
-                apart.append(difference({"": made}, {"": meant}))
+                apart.append((difference({"": made}, {"": meant}), path))
 
         return hook
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -27,6 +27,7 @@ VARIANTS = (
     Sizes(label="narrow"),
     Sizes(label="narrow, one head of keys for each", key_value_heads=4),
     Sizes(label="narrow, larger images", key_value_heads=4, image=224),
+    Sizes(label="narrow, four layers", key_value_heads=4, layers=4),
     Sizes(label="wider", width=128, key_value_heads=4),
     Sizes(label="wide heads", width=512, key_value_heads=4),
     Sizes(label="narrow, images as they are", key_value_heads=4, image=None),
@@ -64,6 +65,7 @@ _POSITIONS = re.compile(
 )
 _VOCABULARY = re.compile(r"vocab_size\w*$|^vocabulary_size$|_vocab$")
 _TOKEN = re.compile(r"_token_(id|index)$|_token_ids?$|_(id|index)$")
+_FACTOR = re.compile(r"(width|depth)_(coefficient|multiplier)$|^scale$")
 _LATENT = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "qk_head_dim": 32, "rotary_dim": 16}
 
 
@@ -76,6 +78,8 @@ def settings(config: Any, sizes: Sizes) -> dict[str, Any]:
     """What a config is to be made with: what changes, the nested ones made small already."""
     own = {name: value for name, value in vars(config).items() if not name.startswith("_")}
     found: dict[str, Any] = {}
+    if sizes.width is not None and any(isinstance(own.get(name), (list, tuple)) for name in ("depths", "num_heads")):
+        sizes = replace(sizes, width=sizes.width // 2)  # it is doubled from stage to stage
     for name, value in own.items():
         if hasattr(value, "to_dict") and hasattr(value, "model_type"):
             found[name] = shrunk(value, sizes)
@@ -89,6 +93,8 @@ def settings(config: Any, sizes: Sizes) -> dict[str, Any]:
             found[name] = [sizes.layers - 1]
         elif isinstance(value, bool) or value is None:
             continue
+        elif isinstance(value, float) and sizes.width is not None and _FACTOR.search(name):
+            found[name] = min(value, 0.25)
         elif isinstance(value, int):
             new = _number(name, value, sizes)
             if new != value:
@@ -157,6 +163,12 @@ def _list(name: str, values: list[int], sizes: Sizes) -> list[int]:
         return [value if smallest <= 32 else 32 * max(1, round(value / smallest)) for value in values]
     if _LAYER_NUMBERS.search(name):
         return values if sizes.layers is None else [v for v in values if v < sizes.layers] or [sizes.layers - 1]
+    if name.endswith("out_indices"):
+        return (
+            values
+            if sizes.layers is None
+            else [min(v, sizes.layers - len(values) + i) for i, v in enumerate(values, 1)]
+        )
     if name in ("image_size", "img_size"):
         return values if sizes.image is None else [min(value, sizes.image) for value in values]
     return values
