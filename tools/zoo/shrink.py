@@ -81,7 +81,9 @@ def settings(config: Any, sizes: Sizes) -> dict[str, Any]:
     if sizes.width is not None and any(isinstance(own.get(name), (list, tuple)) for name in ("depths", "num_heads")):
         sizes = replace(sizes, width=sizes.width // 2)  # it is doubled from stage to stage
     for name, value in own.items():
-        if hasattr(value, "to_dict") and hasattr(value, "model_type"):
+        if getattr(value, "model_type", "") == "timm_backbone":
+            found[name] = _backbone(value)
+        elif hasattr(value, "to_dict") and hasattr(value, "model_type"):
             found[name] = shrunk(value, sizes)
         elif value is None and _EXPERTS_USED.search(name):
             found[name] = 2
@@ -110,6 +112,17 @@ def settings(config: Any, sizes: Sizes) -> dict[str, Any]:
     if not sizes.cache and "use_cache" in own:
         found["use_cache"] = False
     return found | _tokens(own, found, sizes)
+
+
+def _backbone(config: Any) -> Any:
+    """A small ResNet instead of a backbone of timm, which need not be installed."""
+    from transformers import ResNetConfig
+
+    stages = list(getattr(config, "out_indices", None) or [4])
+    return ResNetConfig(
+        embedding_size=32, hidden_sizes=[32, 64, 64, 128], depths=[1, 1, 1, 1], layer_type="basic",
+        out_indices=[stage if 0 < stage <= 4 else 4 for stage in stages],
+    )  # fmt: skip
 
 
 def _number(name: str, value: int, sizes: Sizes) -> int:
