@@ -28,7 +28,8 @@ def observe_checkpoint(
     """
     streamed = StreamedModel(directory)
     model: Any = streamed.model
-    if attention and hasattr(model, "set_attn_implementation"):
+    # Asked for what it has, a model still refuses it for a backbone that has no attention.
+    if attention and hasattr(model, "set_attn_implementation") and model.config._attn_implementation != attention:
         model.set_attn_implementation(attention)
     set_buffer_dtypes(model, buffers or {})
     return _observe(streamed, directory, lambda block: None)
@@ -41,8 +42,8 @@ def observe_rounded(source: Path, recipe: Recipe) -> Observation:
     resolution = resolve(recipe.stages, network)
 
     def quantize(block: str | None) -> None:
-        assignments = resolution.assignments.values()
-        round_sites(network, [assignment for assignment in assignments if assignment.site.block == block])
+        sites = resolution.assignments.values()
+        round_sites(network, [one for one in sites if streamed.read_with(one.site.block) == block])
 
     quantize(None)
     tie_up(network, resolution)
