@@ -43,13 +43,14 @@ def main() -> None:
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+    everything = len(architectures())
     herd = [one for one in architectures(given.names) if not given.kinds or one.kind in given.kinds]
     if given.quick and not given.names:
         herd = a_few(herd, json.loads(RESULTS.read_text())["architectures"] if RESULTS.exists() else {})
     stages = tuple(given.stages) if given.stages else QUICK if given.quick else STAGES
     versions = {"python": platform.python_version(), "torch": torch.__version__,
                 "transformers": transformers.__version__, "goldstick": goldstick.__version__}  # fmt: skip
-    whole = {"versions": versions, "stages": list(stages), "seconds": 0.0, "architectures": {}}
+    whole = {"versions": versions, "stages": list(stages), "seconds": 0.0, "of": everything, "architectures": {}}
     if given.resume and given.out and given.out.exists():
         whole = json.loads(given.out.read_text())
         herd = [one for one in herd if one.name not in whole["architectures"]]

@@ -40,7 +40,7 @@ def write_table(whole: dict[str, Any], path: Path) -> None:
 def _page(whole: dict[str, Any]) -> str:
     records, stages = whole["architectures"], whole["stages"]
     versions = ", ".join(f"{name} {version}" for name, version in whole["versions"].items())
-    lines = [f"{len(records)} architectures, {versions}; {whole['seconds'] / 60:.0f} minutes.", ""]
+    lines = [f"{len(records)} of {whole['of']} architectures, {versions}; {whole['seconds'] / 60:.0f} minutes.", ""]
     lines += [f"| kind | classes | built | {' | '.join(stages)} |", "|---|---|---|" + "---|" * len(stages)]
     for kind in [*TABLES, "all"]:
         ones = [record for record in records.values() if kind in ("all", record["kind"])]
