@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import goldstick
-from goldstick.errors import GoldstickError, StructureError
+from goldstick.errors import CheckpointError, GoldstickError, StructureError
 from goldstick.jobs.save import finish
 from goldstick.report import Report
 from tools.zoo.build import Built, NotBuilt, build
@@ -91,6 +91,7 @@ class _Visit:
             self.record["passed"].append(stage)
         except GoldstickError as error:
             kind = "not understood" if isinstance(error, StructureError) and "report" in str(error) else "refused"
+            kind = "fault" if isinstance(error, CheckpointError) else kind  # what it wrote itself it cannot read
             self.failures[stage] = {"class": kind, "error": _line(error)}
         except Exception as error:
             self.failures[stage] = {"class": "fault", "error": _line(error), "where": _where(error)}
