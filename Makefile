@@ -14,7 +14,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test safety determinism packers fuzz fuzz-texts train-reference \
-    slb scop reconstruction pruned-language cross-reading gptqmodel-check miniatures lm-eval tasks encoder sanitize clean
+    slb scop reconstruction pruned-language cross-reading gptqmodel-check miniatures lm-eval tasks encoder zoo sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -59,6 +59,9 @@ safety: $(STAMP) ## 5,000 random sequences of commands among other people's file
 
 fuzz-texts: $(STAMP) ## read a million mutated configs, recipes, cards, templates, rows, patterns and reports; SEED=N for others (ten minutes)
 	OMP_NUM_THREADS=1 $(PYTHON) -m tests.fuzz_texts --inputs 1000000 --processes 2 --seed $(or $(SEED),1000000) --out benchmarks/results/fuzz-texts.json
+
+zoo: $(STAMP) ## the smallest model of every architecture of transformers: quantized, compared, stored and loaded? (an hour)
+	$(PYTHON) -m tools.zoo --out benchmarks/results/zoo.json --table docs/zoo.md --processes 2 $(if $(RESUME),--resume)
 
 packers: $(STAMP) ## pack and unpack thousands of random layers in every format (6,500 cases)
 	HYPOTHESIS_PROFILE=many OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q $(PACKERS)

@@ -81,6 +81,10 @@ class StreamedModel:
         if self._quantizer is not None:
             self._quantizer.finish(block)
 
+    def read_with(self, block: str | None) -> str | None:
+        """A block if it is streamed; ``None`` for one that was read with what lies outside."""
+        return block if block in self.blocks else None
+
     def enter(self, block: str) -> None:
         """Read a block whose turn has come, and let go of the one that was entered before it."""
         if self.entered:
@@ -125,7 +129,8 @@ class StreamedModel:
         """In place of transformers' reading of all tensors: read those outside the blocks, remember the others."""
         self._model, self._settings, self._quantizer = model, load_config, load_config.hf_quantizer
         # The places for packed weights hold no matrices, by which blocks are recognised.
-        self.blocks = find_blocks(model) if self._quantizer is None else self._quantizer.network.blocks
+        blocks = find_blocks(model) if self._quantizer is None else self._quantizer.network.blocks
+        self.blocks = tuple(block for block in blocks if _is_called(model.get_submodule(block)))
         names = CheckpointNames(model)
         for name, info in self._tensors.items():
             block = block_of(names.piece(name).parameter, self.blocks)
@@ -149,3 +154,8 @@ class StreamedModel:
                     f"{self.directory} does not hold what its config promises: {kind} {', '.join(some[:3])}"
                     f"{f' and {len(some) - 3} more' if len(some) > 3 else ''}. The checkpoint is damaged or incomplete."
                 )
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Whether a block's turn can be seen, and stays where it is when it is read: no list of layers, and no layer."""
+    return not isinstance(module, (nn.ModuleList, nn.ModuleDict)) and any(True for _ in module.children())

@@ -37,7 +37,8 @@ def observe_checkpoint(
     streamed = StreamedModel(directory)
     give_inputs(streamed.model, inputs)
     model: Any = streamed.model
-    if attention and hasattr(model, "set_attn_implementation"):
+    # Asked for what it has, a model still refuses it for a backbone that has no attention.
+    if attention and hasattr(model, "set_attn_implementation") and model.config._attn_implementation != attention:
         model.set_attn_implementation(attention)
     set_buffer_dtypes(model, buffers or {})
     return _observe(streamed, directory, lambda block: None, like)
@@ -51,8 +52,8 @@ def observe_rounded(source: Path, recipe: Recipe, inputs: Inputs | None = None) 
     resolution = resolve(recipe.stages, network)
 
     def quantize(block: str | None) -> None:
-        assignments = resolution.assignments.values()
-        round_sites(network, [assignment for assignment in assignments if assignment.site.block == block])
+        sites = resolution.assignments.values()
+        round_sites(network, [one for one in sites if streamed.read_with(one.site.block) == block])
 
     quantize(None)
     tie_up(network, resolution)

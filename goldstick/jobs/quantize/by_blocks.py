@@ -44,6 +44,9 @@ def prepare(
     give_large_blocks_back(scarce=True)
     streamed = StreamedModel(plan.source.directory)
     give_inputs(streamed.model, given_inputs(plan.network.model))
+    if streamed.blocks != plan.network.blocks:  # not all are modules that are called
+        give_large_blocks_back()
+        return None
     data = calibrate(streamed.model) if plan.calibrated and calibrate is not None else None
     proof = model_inputs(streamed.model, plan.source.directory)
     streamed.load(streamed.blocks[0])

@@ -1,0 +1,1 @@
+"""A zoo that runs by itself: the smallest model of every architecture of transformers, compressed and compared."""

@@ -1,0 +1,30 @@
+"""A few architectures of every kind that are done in a moment, for the test suite."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from tools.zoo.catalogue import Architecture
+from tools.zoo.stages import Record
+
+_OF_EACH_KIND = 12
+
+
+def a_few(herd: Sequence[Architecture], known: Mapping[str, Record], most: int = _OF_EACH_KIND) -> list[Architecture]:
+    """At most so many of every kind with a head: of those that passed the quick stages, which took least time.
+
+    Of a kind of which nothing is known, the first.
+    """
+    kinds: dict[str, list[Architecture]] = defaultdict(list)
+    for one in herd:
+        if one.kind != "without a head" and "meaning" in known.get(one.name, _NEW)["passed"]:
+            kinds[one.kind].append(one)
+    chosen = []
+    for ones in kinds.values():
+        chosen += sorted(ones, key=lambda one: known.get(one.name, {}).get("seconds", _LAST))[:most]
+    return chosen
+
+
+_NEW: Record = {"passed": ["meaning"]}
+_LAST = 1e9
