@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from goldstick.hf.example_inputs import fixed_inputs
+from goldstick.hf.example_inputs import Inputs, fixed_inputs
 from tools.zoo.catalogue import Architecture
-from tools.zoo.inputs import Inputs, candidates
 from tools.zoo.outputs import outputs_of
 from tools.zoo.shrink import VARIANTS, shrunk
 
@@ -33,7 +32,6 @@ class Built:
     Attributes:
         variant: How its config was made smaller.
         inputs: ``None`` where none was found that runs; ``obstacle`` says what the plainest one met.
-        own_inputs: Whether goldstick's own inputs were of no use.
     """
 
     model: Any
@@ -41,7 +39,6 @@ class Built:
     parameters: int
     inputs: Inputs | None
     obstacle: str = ""
-    own_inputs: bool = False
 
 
 def build(architecture: Architecture) -> Built:
@@ -63,8 +60,8 @@ def build(architecture: Architecture) -> Built:
             first = first or f"{label}: {_line(error)}"
             continue
         count = sum(parameter.numel() for parameter in model.parameters())
-        inputs, obstacle, own = _inputs_that_run(model)
-        built = Built(model=model, variant=label, parameters=count, inputs=inputs, obstacle=obstacle, own_inputs=own)
+        inputs, obstacle = _inputs_that_run(model)
+        built = Built(model=model, variant=label, parameters=count, inputs=inputs, obstacle=obstacle)
         if inputs is not None:
             return built
         silent = silent or built
@@ -129,31 +126,14 @@ def _written(config: Any) -> int:
     return LARGEST + 1 if any(isinstance(width, int) and width > 512 for width in widths) else 0
 
 
-def _inputs_that_run(model: Any) -> tuple[Inputs | None, str, bool]:
-    first, pictures = "", "get_image_features"
-    ways: list[tuple[bool, Any]] = [(False, lambda: [fixed_inputs(model)]), (True, lambda: candidates(model))]
-    if hasattr(model, pictures) or hasattr(getattr(model, "model", None), pictures):
-        ways.reverse()  # goldstick's are text alone
-    for own, make in ways:
-        found = iter(())
-        try:
-            found = iter(make())
-        except Exception as error:
-            first = first or _line(error)
-        while True:
-            try:
-                inputs = next(found)
-            except StopIteration:
-                break
-            except Exception as error:
-                first = first or _line(error)
-                break
-            try:
-                outputs_of(model, inputs)
-                return inputs, "", own
-            except Exception as error:
-                first = first or _line(error)
-    return None, first, True
+def _inputs_that_run(model: Any) -> tuple[Inputs | None, str]:
+    """What goldstick tries the model with, or what the plainest way to call it meets."""
+    try:
+        inputs = fixed_inputs(model)
+        outputs_of(model, inputs)
+    except Exception as error:
+        return None, _line(error)
+    return inputs, ""
 
 
 def _line(error: BaseException) -> str:

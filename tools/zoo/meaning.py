@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from goldstick.nn import PackedWeight, QuantizedExperts
-from tools.zoo.inputs import Inputs
+from goldstick.hf.example_inputs import Inputs
+from goldstick.nn import PackedWeight
 from tools.zoo.outputs import difference, outputs_of
 
 
@@ -55,20 +55,6 @@ def layers_apart(twin: nn.Module, quantized: nn.Module, inputs: Inputs) -> tuple
     return max(apart)
 
 
-def not_reached(quantized: nn.Module, inputs: Inputs) -> list[str]:
-    """The packed layers that a run does not come through; experts are not layers that are called."""
-    waiting = {path for path, module in packed(quantized).items() if not isinstance(module, QuantizedExperts)}
-
-    def hook(path: str) -> Callable[[nn.Module, Any, Any], None]:
-        return lambda module, given, made: waiting.discard(path)
-
-    handles = [quantized.get_submodule(path).register_forward_hook(hook(path)) for path in sorted(waiting)]
-    outputs_of(quantized, inputs)
-    for handle in handles:
-        handle.remove()
-    return sorted(waiting)
-
-
 def packed(model: nn.Module) -> dict[str, PackedWeight]:
     """Every packed weight by its path."""
     return {name: module for name, module in model.named_modules() if isinstance(module, PackedWeight)}
@@ -89,9 +75,10 @@ def _parameter(model: nn.Module, path: str) -> Tensor:
 def _as_stored(path: str, matrix: Tensor, parameter: Tensor) -> Tensor:
     weight = parameter.detach()
     ways = [matrix, matrix.transpose(-1, -2)] if matrix.ndim >= 2 else [matrix]
+    if weight.ndim > 2 and matrix.numel() == weight.numel():
+        outputs_behind = matrix.reshape(weight.shape[1], weight.shape[0], *weight.shape[2:]).transpose(0, 1)
+        ways += [matrix.reshape(weight.shape), outputs_behind]
     fitting = [way for way in ways if way.shape == weight.shape]
-    if not fitting and matrix.numel() == weight.numel():
-        fitting = [matrix.reshape(weight.shape)]
     if not fitting:
         raise ValueError(f"{path}: a packed weight of the shape {list(matrix.shape)} for {list(weight.shape)}")
     return min(fitting, key=lambda way: float(torch.linalg.vector_norm(way - weight)))

@@ -7,17 +7,17 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import goldstick
-from goldstick.errors import CheckpointError, GoldstickError, StructureError
+from goldstick.errors import CheckpointError, GoldstickError
 from goldstick.jobs.save import finish
 from goldstick.report import Report
 from tools.zoo.build import Built, NotBuilt, build
 from tools.zoo.catalogue import Architecture
-from tools.zoo.meaning import dequantized_twin, layers_apart, not_reached, packed
+from tools.zoo.meaning import dequantized_twin, layers_apart, packed
 from tools.zoo.outputs import Outputs, difference, outputs_of
 from tools.zoo.proof import prove_here
 
@@ -54,7 +54,7 @@ def live(architecture: Architecture, stages: tuple[str, ...], fresh_proofs: bool
     try:
         built = build(architecture)
         record |= {"built": True, "variant": built.variant, "parameters": built.parameters}
-        record |= {"inputs": sorted(built.inputs or ()), "inputs of goldstick": not built.own_inputs}
+        record["inputs"] = sorted(built.inputs or ())
         if built.inputs is None:
             record["failures"] = {"float": {"class": "no inputs", "error": built.obstacle}}
         else:
@@ -90,8 +90,7 @@ class _Visit:
             work()
             self.record["passed"].append(stage)
         except GoldstickError as error:
-            kind = "not understood" if isinstance(error, StructureError) and "report" in str(error) else "refused"
-            kind = "fault" if isinstance(error, CheckpointError) else kind  # what it wrote itself it cannot read
+            kind = "fault" if isinstance(error, CheckpointError) else "refused"  # what it wrote itself it cannot read
             self.failures[stage] = {"class": kind, "error": _line(error)}
         except Exception as error:
             self.failures[stage] = {"class": "fault", "error": _line(error), "where": _where(error)}
@@ -127,10 +126,10 @@ class _Visit:
         return away
 
     def _gptq(self) -> None:
-        unseen = not_reached(self.quantized.model, self.inputs) if self.quantized is not None else []
+        calibrated = goldstick.apply(self.model, _recipe("gptq"), data=[self.inputs, self.inputs])
+        unseen = [layer.name for layer in calibrated.report.layers if "unreached" in layer.notes]
         if unseen:
             self.record["not reached"] = len(unseen)
-        calibrated = goldstick.apply(self.model, _recipe("gptq", unseen), data=[self.inputs, self.inputs])
         self.record["meaning of gptq"] = self._compare(calibrated.model)
 
     def _save(self) -> None:
@@ -152,9 +151,8 @@ class _Visit:
             raise Different(f"what was exported gives outputs {away:.2g} of their norm away from what was saved")
 
 
-def _recipe(algorithm: str, excluded: Sequence[str] = ()) -> dict[str, Any]:
-    targets = {"targets": {"exclude": list(excluded)}} if excluded else {}
-    return {"stages": [{algorithm: {"scheme": "w4a16-g32", "group_size_mismatch": "channel", **targets}}]}
+def _recipe(algorithm: str) -> dict[str, Any]:
+    return {"stages": [{algorithm: {"scheme": "w4a16-g32", "group_size_mismatch": "channel"}}]}
 
 
 def _line(error: BaseException) -> str:

@@ -62,7 +62,6 @@ def _page(whole: dict[str, Any]) -> str:
 
 _SECTIONS = {
     "Faults": ("fault",),
-    "Refused, because goldstick does not know enough of their layers": ("not understood",),
     "Refused, with a remedy": ("refused",),
     "Built, but nothing says how to run it": ("no inputs",),
     "Not built": ("not built",),
