@@ -62,14 +62,12 @@ def apply(
         model: Any ``nn.Module``. It is left untouched unless ``inplace``.
         recipe: Words such as ``gptq-w4a16-g128``, a YAML file, a mapping, or a :class:`Recipe`.
         data: Calibration data, for algorithms that look at data: any iterable of batches. A batch is a mapping of the
-            forward's keyword arguments (``{"input_ids": …}``, or what a tokenizer or processor gives); a tensor, its
-            first positional argument (token ids for a language model); or a tuple or list of tensors, its positional
-            arguments. Of these, as many are passed as the signature of the forward has arguments without a default, and
-            at least one; one more, such as the labels of a ``DataLoader`` of ``(inputs, labels)``, is left out.
+            forward's keyword arguments (what a tokenizer or processor gives); a tensor, its first positional argument
+            (token ids for a language model); or a tuple or list of tensors, its positional arguments: as many as it has
+            without a default, and at least one. One more, such as the labels of a ``DataLoader``, is left out.
         training: What to train on, with which loss, for stages that train; ``data``, and the loss that the model itself
             gives for it, where ``None``.
-        inputs: Keyword arguments of a transformers model's forward to try it with when it is saved, where goldstick
-            cannot know any.
+        inputs: Keyword arguments of its forward to try a transformers model with, where goldstick cannot know any.
         inplace: Rewrite ``model`` itself, which saves the memory of a copy.
         progress: Called with (description, done, total).
 
@@ -103,18 +101,16 @@ def plan(model: str | Path, recipe: RecipeLike, *, inputs: Mapping[str, Tensor] 
     """What a recipe would do to a checkpoint, from its config and file headers alone.
 
     Args:
-        model: A local directory in the hub's layout, a hub id, or ``reference``.
-        recipe: Words, a YAML file, a mapping, or a :class:`Recipe`.
-        inputs: Keyword arguments of the model's forward to try it with, or a file of them; for models of which
-            goldstick cannot know any.
+        model, recipe: As :func:`quantize` takes them.
+        inputs: Keyword arguments to try the model with, where goldstick cannot know any, or a file of them.
 
     Raises:
         SourceError: The model cannot be read.
         RecipeError: The recipe is wrong, or illegal for this model.
-        FormatError: The recipe's storage format cannot hold the result.
+        FormatError: The recipe's format cannot hold the result.
     """
     given = read_inputs(Path(inputs)) if isinstance(inputs, str | Path) else inputs
-    return make_plan(find_model(model), Recipe.load(recipe), None if given is None else dict(given))
+    return make_plan(find_model(model), Recipe.load(recipe), given)
 
 
 def quantize(
@@ -153,8 +149,7 @@ def quantize(
             float model quantized in memory, or its ``tensors`` against the source, for models that cannot be run here.
         resume: Go on with a calibrated run that was stopped; the result is the same, byte for byte.
         max_memory: Bytes that the run may use, which must hold it; a good part of what is free where ``None``.
-        inputs: Keyword arguments of the model's forward to try it with, or a file of them; for models of which
-            goldstick cannot know any. The checkpoint carries them.
+        inputs: As :func:`plan` takes them; the checkpoint carries them.
         cache: Where results of tasks are kept and looked up; nowhere where ``None``.
         progress: Called with (description, done, total).
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +13,7 @@ from goldstick.cli.format_option import OWN_FORMATS, FormatName
 from goldstick.cli.further_formats import export_further, further_directories, refuse_formats
 from goldstick.cli.in_place import naming_what_is_in_place
 from goldstick.cli.inputs_option import INPUTS
+from goldstick.cli.memory_size import memory_size
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.push import push
 from goldstick.cli.recipes import complete_recipe
@@ -61,16 +61,6 @@ def _recipe_options(command: Any) -> Any:
     return command
 
 
-def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | None:
-    """``8GB``, ``500 MB`` or a plain number, in bytes."""
-    if value is None:
-        return None
-    match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?) *([KMGT]?)B?", value.strip(), re.IGNORECASE)
-    if match is None:
-        raise click.BadParameter(f"{value!r} is no amount of memory; write 8GB or 500MB")
-    return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))
-
-
 @click.command()
 @click.argument("model")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The directory to make.")
@@ -86,10 +76,9 @@ def _bytes(_: click.Context, __: click.Parameter, value: str | None) -> int | No
     show_default=True,
     help="How the result is proven: by what the model gives, block by block, or by its tensors alone.",
 )
-@click.option(
-    "--resume", is_flag=True, help="Go on with a stopped run behind its last block or epoch, to the same bytes."
-)
-@click.option("--max-memory", metavar="SIZE", callback=_bytes, help="Memory the run may use, such as 8GB.")
+@click.option("--resume", is_flag=True,
+              help="Go on with a stopped run behind its last block or epoch, to the same bytes.")  # fmt: skip
+@click.option("--max-memory", metavar="SIZE", callback=memory_size, help="Memory the run may use, such as 8GB.")
 @click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
 @click.option("--push-to-hub", "repository", metavar="OWNER/NAME", help="Upload the finished checkpoint there.")
 @click.option("--private", is_flag=True, help="Make that repository a private one.")

@@ -20,14 +20,20 @@ def arguments_of(model: nn.Module) -> list[str]:
     return [name for name, one in inspect.signature(model.forward).parameters.items() if one.kind in kinds]
 
 
+def takes_any_name(model: nn.Module) -> bool:
+    """Whether a model's forward takes arguments that its signature does not name."""
+    return any(
+        one.kind is inspect.Parameter.VAR_KEYWORD for one in inspect.signature(model.forward).parameters.values()
+    )
+
+
 def plain_inputs(model: nn.Module) -> Inputs | None:
     """4 sequences of 16 tokens for a model that takes text and nothing beside; ``None`` for others."""
     arguments = arguments_of(model)
     names = {*arguments} & {*SOURCES} - {"attention_mask", "decoder_input_ids"}
     if getattr(model, "main_input_name", "input_ids") != "input_ids" or names - {"input_ids"}:
         return None
-    kinds = {one.kind for one in inspect.signature(model.forward).parameters.values()}
-    if "input_ids" not in arguments and inspect.Parameter.VAR_KEYWORD not in kinds:
+    if "input_ids" not in arguments and not takes_any_name(model):
         return None
     return text_alone(model)
 
@@ -45,7 +51,7 @@ def ways_to_call(model: nn.Module) -> Iterator[Inputs]:
     arguments = inspect.signature(model.forward).parameters
     names = [name for name in arguments if name in SOURCES]
     main = getattr(model, "main_input_name", "input_ids")
-    if main not in names and main in SOURCES:
+    if main not in names and main in SOURCES and takes_any_name(model):
         names.insert(0, main)
     needed = [name for name in names if name in arguments and arguments[name].default is inspect.Parameter.empty]
     everything = [name for name in names if name not in ALTERNATIVES]
@@ -53,7 +59,8 @@ def ways_to_call(model: nn.Module) -> Iterator[Inputs]:
     if "input_ids" in names and "pixel_values" in names:
         yield from _with_image_tokens(model)
     text_last = [[name] for name in names if name not in needed]
-    for way in ([*dict.fromkeys([main, *needed])], needed, everything, names, *text_last):
+    least = [name for name in dict.fromkeys([main, *needed]) if name in names]
+    for way in (least, needed, everything, names, *text_last):
         full = _with_decoder(model, [name for name in way if name in SOURCES], list(arguments))
         if full and full not in ways:
             ways.append(full)

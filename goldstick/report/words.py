@@ -110,6 +110,11 @@ def proof_words(proof: Mapping[str, Any]) -> str:
         )
     if proof["method"] == "stored":
         return f"read back in a fresh process; {proof['tensors']} tensors have the hashes of those in memory"
+    if proof["method"] == "files":
+        return (
+            f"outputs are not proven ({proof['not_run']}); read back in a fresh process, {proof['files']} files hold "
+            f"what was written, and {proof['tensors_quantized']} quantized tensors can be read"
+        )
     return (
         f"read back in a fresh process; {proof['tensors_quantized']} quantized and {proof['tensors_copied']} copied "
         "tensors as they should be"

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from goldstick.algorithms import SCOP
 from goldstick.calibration.float_types import refuse_float64
@@ -16,7 +19,7 @@ from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout
 from goldstick.checkpoint.source import SourceCheckpoint, open_source
 from goldstick.errors import FormatError
 from goldstick.formats.base import StorageFormat
-from goldstick.hf.example_inputs import Inputs, give_inputs, inputs_beside, inputs_for
+from goldstick.hf.example_inputs import give_inputs, inputs_beside, inputs_for
 from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.hf.rehearsal import require_loadable
 from goldstick.jobs.load.front_matter import card_remarks
@@ -164,7 +167,7 @@ class Plan:
         return streaming + 2 * 2 * weights * tokens / MATMUL_SPEED
 
 
-def make_plan(directory: Path, recipe: Recipe, inputs: Inputs | None = None) -> Plan:
+def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | None = None) -> Plan:
     """Plan a recipe for a checkpoint directory; reads its config and file headers only.
 
     Args:

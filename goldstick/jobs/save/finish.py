@@ -141,15 +141,18 @@ def prove_and_record(
         proof = prove(work, request, expected)
     except NotRunError as error:
         files = json.loads((work / MANIFEST_NAME).read_text(encoding="utf-8"))["files"]
-        proof = prove(work, {**request, **fallback, "files": files}, None) | {"not_run": str(error)}
-        what = "Every tensor" if fallback["method"] == "tensors" else "Every file and every quantized layer"
+        proof = prove(work, {**request, **fallback, "files": files}, None)
+        proof["not_run"] = str(error)
+    require(proof, work)
+    if "not_run" in proof:
+        what = "Every tensor" if proof["method"] == "tensors" else "Every file and every quantized layer"
         warnings.warn(
-            f"The outputs of this checkpoint are not proven, since the model could not be run ({error}). {what} read "
-            "back is what was written. To prove more, give inputs that it runs on: --inputs FILE (inputs= in Python).",
+            f"The outputs of this checkpoint are not proven, since the model could not be run ({proof['not_run']}). "
+            f"{what} read back is what was written. To prove more, give inputs that it runs on: --inputs FILE (inputs= "
+            "in Python).",
             NotRunWarning,
             stacklevel=2,
         )
-    require(proof, work)
     record_proof(work, proof)
     return proof
 
