@@ -61,10 +61,9 @@ def apply(
     Args:
         model: Any ``nn.Module``. It is left untouched unless ``inplace``.
         recipe: Words such as ``gptq-w4a16-g128``, a YAML file, a mapping, or a :class:`Recipe`.
-        data: Calibration data, for algorithms that look at data: any iterable of batches. A batch is a mapping of the
-            forward's keyword arguments (what a tokenizer or processor gives); a tensor, its first positional argument
-            (token ids for a language model); or a tuple or list of tensors, its positional arguments: as many as it has
-            without a default, and at least one. One more, such as the labels of a ``DataLoader``, is left out.
+        data: Calibration data, where algorithms look at data: an iterable of batches. A batch is a mapping of keyword
+            arguments of the forward; a tensor, its first argument (such as token ids); or a tuple or list of tensors,
+            as many as it takes without a default, and at least one: one more, such as labels, is left out.
         training: What to train on, with which loss, for stages that train; ``data``, and the loss that the model itself
             gives for it, where ``None``.
         inputs: Keyword arguments of its forward to try a transformers model with, where goldstick cannot know any.

@@ -175,8 +175,8 @@ class GoldstickQuantizer(HfQuantizer):
             _replace(self.network.model, site.module, StoredWeight.in_place_of(module, parts))
 
     def update_weight_conversions(self, weight_conversions: list[Any], model: Any) -> list[Any]:
-        """Let every conversion that gathers ``….weight`` into a fused parameter gather our tensors too."""
-        from transformers.core_model_loading import WeightConverter
+        """Let every conversion of ``….weight`` into (a part of) a fused parameter take our tensors, too."""
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
 
         extended = []
         for conversion in weight_conversions:
@@ -191,6 +191,8 @@ class GoldstickQuantizer(HfQuantizer):
                             operations=list(conversion.operations),
                         )
                     )
+            elif isinstance(conversion, WeightRenaming):
+                extended += _renamed_with_suffixes(conversion)
         return extended
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
@@ -276,6 +278,14 @@ def take_over(method: str, config: type[GoldstickConfig], quantizer: type[Goldst
     """Let a quantizer of goldstick's serve a method, whoever did so before."""
     AUTO_QUANTIZATION_CONFIG_MAPPING[method] = config
     AUTO_QUANTIZER_MAPPING[method] = quantizer
+
+
+def _renamed_with_suffixes(renaming: Any) -> list[Any]:
+    """Renamings of the tensors that a fused parameter becomes, where checkpoints call it ``….weight``."""
+    (source, *more), (target, *_) = renaming._original_source_patterns, renaming._original_target_patterns
+    if more or not source.endswith("weight") or target.endswith("weight"):
+        return []
+    return [renaming.copy([source + suffix], [target + suffix]) for suffix in NATIVE.expert_suffixes]
 
 
 def _held_beside(site: Site) -> bool:

@@ -13,11 +13,15 @@ from goldstick.core.scheme import Scheme
 from goldstick.nn.experts import QuantizedExperts
 from goldstick.nn.packed import PackedWeight
 
+_PREFIX = "packed_"
 _HOSTING: dict[tuple[type, frozenset[str]], type[nn.Module]] = {}
 
 
 class PackedParameter(PackedWeight):
-    """A packed weight in the place of a parameter of the module that it is a child of."""
+    """A packed weight in the place of a parameter of the module that it is a child of.
+
+    Its name there is that of the parameter behind ``packed_``: the attribute of that name gives numbers.
+    """
 
 
 def hold_parameter(host: nn.Module, name: str, tensor: QuantizedTensor, scheme: Scheme, layout: Layout) -> None:
@@ -38,10 +42,23 @@ def hold_parameter(host: nn.Module, name: str, tensor: QuantizedTensor, scheme: 
     packed = (QuantizedExperts if layout.fused else PackedParameter)(tensor, scheme)
     packed.stored_as, packed.stored_shape = layout, parameter.shape
     packed.train(host.training)
-    host.register_module(name, packed)
+    host.register_module(name if layout.fused else f"{_PREFIX}{name}", packed)
     if not layout.fused:
         kind, names = getattr(host, "_hosts", (type(host), frozenset()))
         host.__class__ = hosting(kind, names | {name})
+
+
+def held_parameter(host: nn.Module, name: str) -> PackedWeight:
+    """The packed weight in the place of a parameter."""
+    packed = host._modules.get(f"{_PREFIX}{name}", host._modules.get(name))
+    assert isinstance(packed, PackedWeight)
+    return packed
+
+
+def parameter_of(path: str) -> str:
+    """Name of the parameter that a module of experts or a :class:`PackedParameter` stands for, by its path."""
+    owner, dot, name = path.rpartition(".")
+    return f"{owner}{dot}{name.removeprefix(_PREFIX)}"
 
 
 def hosting(kind: type[nn.Module], names: frozenset[str]) -> type[nn.Module]:
@@ -60,9 +77,7 @@ def _derive(kind: type[nn.Module], names: frozenset[str]) -> type[nn.Module]:
 
 
 def _numbers(name: str, module: nn.Module) -> Tensor:
-    packed = module._modules[name]
-    assert isinstance(packed, PackedWeight)
-    return packed.stored_numbers()
+    return held_parameter(module, name).stored_numbers()
 
 
 def _flat_weights(module: Any) -> list[Tensor]:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import goldstick
-from goldstick.nn import PackedParameter
+from goldstick.nn import PackedParameter, PackedWeight
+from goldstick.nn.parameter import parameter_of
 
 X = torch.randn(3, 7, 32, generator=torch.Generator().manual_seed(0))
 
@@ -65,11 +66,11 @@ def test_it_gives_what_the_module_gives_with_the_dequantized_weights(name: str, 
     recipe = {"stages": [{stage: {"scheme": "w4a16-g16"}}]}
     result = goldstick.apply(model, recipe, data=[{_argument(model): X}] if stage == "gptq" else None)
     found = packed(result.model)
-    assert found
+    assert found and all(result.model.get_submodule(path) is one for path, one in found.items())
     with torch.no_grad():
         for path, one in result.model.named_modules():
-            if hasattr(one, "stored_numbers"):
-                target = model.get_parameter(path if path in found else f"{path}.weight")
+            if isinstance(one, PackedWeight):
+                target = model.get_parameter(parameter_of(path) if path in found else f"{path}.weight")
                 target.copy_(one.stored_numbers())
         torch.testing.assert_close(result.model(X), model(X), rtol=1e-4, atol=1e-4)
 

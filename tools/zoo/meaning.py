@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.hf.example_inputs import Inputs
-from goldstick.nn import PackedWeight
+from goldstick.nn import PackedParameter, PackedWeight
+from goldstick.nn.parameter import parameter_of
 from tools.zoo.outputs import difference, outputs_of
 
 
@@ -45,7 +46,7 @@ def layers_apart(twin: nn.Module, quantized: nn.Module, inputs: Inputs) -> tuple
 
         return hook
 
-    modules = {path: quantized.get_submodule(path) for path in packed(quantized)}
+    modules = {path: one for path, one in packed(quantized).items() if not isinstance(one, PackedParameter)}
     handles = [module.register_forward_hook(compare(path)) for path, module in modules.items()]
     try:
         outputs_of(quantized, inputs)
@@ -61,7 +62,7 @@ def packed(model: nn.Module) -> dict[str, PackedWeight]:
 
 
 def _parameter(model: nn.Module, path: str) -> Tensor:
-    owner, _, name = path.rpartition(".")
+    owner, _, name = parameter_of(path).rpartition(".")
     held = getattr(model.get_submodule(owner), name)
     if isinstance(held, nn.Parameter):
         return held

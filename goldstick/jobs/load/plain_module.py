@@ -28,6 +28,7 @@ from goldstick.formats.native import NATIVE
 from goldstick.hf.layers import StoredLayers
 from goldstick.nn import PackedParameter, PackedWeight, QuantizedExperts
 from goldstick.nn.packed import packed_tensors
+from goldstick.nn.parameter import parameter_of
 from goldstick.structure.network import Network
 from goldstick.structure.pruning.cut import prune_from_dict
 
@@ -124,7 +125,7 @@ def tensor_hashes(model: nn.Module) -> dict[str, str]:
     for name, value in model.state_dict().items():
         owner, _, leaf = name.rpartition(".")
         if isinstance(modules[owner], PackedWeight) and leaf in _PARTS:
-            parameter = owner if owner in beside else f"{owner}.weight" if owner else "weight"
+            parameter = parameter_of(owner) if owner in beside else f"{owner}.weight" if owner else "weight"
             name = part_name(parameter, _PARTS[leaf])
         hashes[name] = tensor_hash(value)
     return hashes

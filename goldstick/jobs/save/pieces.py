@@ -22,6 +22,7 @@ from goldstick.formats.input_scale import part_name
 from goldstick.hf.names import CheckpointNames
 from goldstick.nn import PackedWeight, QuantizedLinear
 from goldstick.nn.packed import packed_tensors
+from goldstick.nn.parameter import held_parameter
 from goldstick.recipes.resolve import Assignment, Resolution
 from goldstick.structure.network import Network, Site
 
@@ -68,9 +69,7 @@ def _input_tensors(packed: PackedWeight) -> dict[str, Tensor]:
 
 def _packed(network: Network, site: Site) -> PackedWeight:
     module = network.module(site)
-    found = module if isinstance(module, PackedWeight) else module._modules[site.parameter]
-    assert isinstance(found, PackedWeight)
-    return found
+    return module if isinstance(module, PackedWeight) else held_parameter(module, site.parameter)
 
 
 def _split(site: Site, tensor: QuantizedTensor, names: CheckpointNames | None) -> dict[str, QuantizedTensor]:
