@@ -107,7 +107,7 @@ def proof_words(proof: Mapping[str, Any]) -> str:
         return (
             "read back in a fresh process; largest difference of outputs "
             f"{proof['max_abs_difference']:.3g} (outputs reach {proof['largest_output']:.3g})"
-        )
+        ) + (": the network makes much of last bits; every stored tensor is as written" if "stored" in proof else "")
     if proof["method"] == "stored":
         return f"read back in a fresh process; {proof['tensors']} tensors have the hashes of those in memory"
     if proof["method"] == "files":

@@ -25,7 +25,7 @@ from goldstick.checkpoint.staging import check_output, check_space, refuse_overl
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME, unused_tensors
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.qtensor import scale_dtype
-from goldstick.errors import FormatError, UsageError
+from goldstick.errors import DataError, FormatError, NotRunError, UsageError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
@@ -37,6 +37,7 @@ from goldstick.jobs.inspect.inspect import table_of
 from goldstick.jobs.inspect.stored_report import bytes_by_parameter, report_of_files
 from goldstick.jobs.load.front_matter import card_remarks
 from goldstick.jobs.plan.choose_format import refusal_words, refusals
+from goldstick.jobs.proof.observation import Observation
 from goldstick.jobs.proof.observe_streamed import observe_checkpoint
 from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.quantize import Quantized
@@ -149,9 +150,11 @@ def export_checkpoint(
         with files.read_again():
             found = compare_layers(plan.checkpoint.stored, made.stored)
             found |= {"tensors_copied": same_copies(plan.checkpoint.stored, made.stored)}
-            if proof == "outputs" and not _regrouped(plan, made):
-                found = prove_and_record(work, {"method": "outputs"}, observe_checkpoint(directory))
+            expected, why = _observed(directory) if proof == "outputs" else (None, "")
+            if expected is not None and not _regrouped(plan, made):
+                found = prove_and_record(work, {"method": "outputs"}, expected)
             else:
+                found |= {"not_run": why} if why else {}
                 record_proof(work, found)
         files.require_unchanged()
         progress("proving", 1, 1)
@@ -161,6 +164,14 @@ def export_checkpoint(
         report = dataclasses.replace(report, timing=timing, warnings=(*report.warnings, *notes))
         report.write(work)
     return Quantized(directory=output, report=report)
+
+
+def _observed(directory: Path) -> tuple[Observation | None, str]:
+    """What a checkpoint gives, or why it does not run: then its equal layers are the proof."""
+    try:
+        return observe_checkpoint(directory), ""
+    except (NotRunError, DataError) as error:
+        return None, str(error)
 
 
 def _regrouped(plan: ExportPlan, made: QuantizedCheckpoint) -> bool:
