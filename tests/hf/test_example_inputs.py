@@ -16,6 +16,12 @@ from torch import Tensor, nn
 from transformers import (
     CLIPConfig,
     CLIPModel,
+    FalconMambaConfig,
+    FalconMambaForCausalLM,
+    MobileNetV1Config,
+    MobileNetV1ForImageClassification,
+    MobileNetV2Config,
+    MobileNetV2ForImageClassification,
     MoonshineConfig,
     MoonshineForConditionalGeneration,
     PoolFormerConfig,
@@ -111,6 +117,20 @@ MODELS: dict[str, tuple[Callable[[], PreTrainedModel], set[str]]] = {
     "pvt": (
         lambda: pyramid(PvtConfig, PvtForImageClassification, image_size=64, num_attention_heads=[1, 1, 2, 2]),
         {"pixel_values"},
+    ),
+    "mobilenet_v1": (
+        lambda: MobileNetV1ForImageClassification(MobileNetV1Config(depth_multiplier=0.25, image_size=64)).eval(),
+        {"pixel_values"},
+    ),
+    "mobilenet_v2": (
+        lambda: MobileNetV2ForImageClassification(MobileNetV2Config(depth_multiplier=0.25, image_size=64)).eval(),
+        {"pixel_values"},
+    ),
+    "falcon_mamba": (
+        lambda: FalconMambaForCausalLM(
+            FalconMambaConfig(vocab_size=100, hidden_size=32, num_hidden_layers=2, state_size=8)
+        ).eval(),
+        {"input_ids"},
     ),
     "videomae": (
         lambda: VideoMAEForVideoClassification(
