@@ -120,7 +120,7 @@ def _quantize(network: Network, edit: Quantize) -> None:
     if site.parameter != "weight" or site.layout.fused:
         if edit.input_scale is not None or edit.input_multiplier is not None:
             raise StructureError(f"{site.name} is read by the forward of its module: nothing can be done to its input.")
-        hold_parameter(module, site.parameter, edit.tensor, edit.scheme, site.layout)
+        hold_parameter(module, site.parameter, edit.tensor, edit.scheme, site.layout, indexed=site.product)
     else:
         inputs = {
             "input_scale": edit.input_scale,

@@ -201,6 +201,10 @@ class Quantizer(Algorithm):
     def solve(self, site: Site, weight: Tensor, state: Any, scheme: Scheme) -> Sequence[Edit]:
         """What it decides for one site, from the canonical matrix [..., out, in] and what it saw."""
 
+    def least_inputs(self, site: Site) -> float:
+        """An expert that the router sent fewer inputs is shown every token."""
+        return 1
+
     def needs_inputs(self, scheme: Scheme) -> bool:
         """Whether it must see the inputs of a layer that becomes ``scheme``: for its codes, or for its input range."""
         return self.data_requirement is DataRequirement.BLOCKWISE or scheme.static_input

@@ -198,6 +198,10 @@ class GPTQ(Quantizer):
         """The Hessian of the site's inputs; for experts a list of them, one each."""
         return observers_for(site)
 
+    def least_inputs(self, site: Site) -> float:
+        """As many as it does not round to nearest for."""
+        return max(1.0, self.token_floor * site.in_features)
+
     def solve(self, site: Site, weight: Tensor, state: Observers, scheme: Scheme) -> Sequence[Edit]:
         """One ``Quantize`` edit for a matrix [..., out, in], with what was found out about it as notes.
 

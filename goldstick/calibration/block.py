@@ -172,12 +172,26 @@ class BlockCalibration:
         return flat and any(isinstance(module, nn.ModuleList) for module in above)
 
     def _solve_experts(self, task: Assignment) -> None:
-        state = task.stage.attach(task.site)
+        state, notes = task.stage.attach(task.site), dict[str, float | str]()
         if state is not None:
             parameter = getattr(self._network.module(task.site), task.site.parameter)
             for captured in self._passes.captured_inputs():
                 listen_to_experts(parameter, captured, lambda expert, x: state[expert].observe(x))
-        self._decide(task, state, {})
+            least = task.stage.least_inputs(task.site)
+            starved = {expert for expert, seen in enumerate(state) if seen.tokens < least}
+            if starved:
+                fresh = task.stage.attach(task.site)
+                for captured in self._passes.captured_inputs():
+                    listen_to_experts(
+                        parameter,
+                        captured,
+                        lambda expert, x: fresh[expert].observe(x) if expert in starved else None,
+                        every_token=True,
+                    )
+                for expert in starved:
+                    state[expert] = fresh[expert]
+                notes["shown_every_token"] = len(starved)
+        self._decide(task, state, notes)
 
     def _decide(self, task: Assignment, state: Any, notes: Mapping[str, float | str]) -> None:
         weight = self._network.weight(task.site)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from goldstick.calibration.pauses import CapturedInput
+from goldstick.structure.trace import map_tensors, tensors_in
 
 _PRODUCTS = (nn.functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
@@ -31,11 +32,38 @@ class _Listen(TorchFunctionMode):
         return result
 
 
-def listen_to_experts(parameter: Tensor, captured: CapturedInput, hear: Callable[[int, Tensor], None]) -> None:
+def listen_to_experts(
+    parameter: Tensor, captured: CapturedInput, hear: Callable[[int, Tensor], None], *, every_token: bool = False
+) -> None:
     """Run the experts' forward on a batch and pass on (expert, input) for every product with ``parameter``.
 
     The experts module must take one expert's matrix at a time (``parameter[expert]``), as transformers' eager
     implementation does.
+
+    Args:
+        parameter: The weights of all experts, [experts, …].
+        captured: What the module was given.
+        hear: Told of each product.
+        every_token: Whether every expert is given every token, whatever the router chose; nothing runs where the module
+            is not told the choice as a tensor of numbers of experts.
     """
+    args, kwargs = captured.args, captured.kwargs
+    if every_token:
+        chosen = next((one for one in tensors_in((args, kwargs)) if _is_choice(one)), None)
+        if chosen is None:
+            return
+        everyone = torch.arange(len(parameter), device=chosen.device, dtype=chosen.dtype).expand(len(chosen), -1)
+
+        def to_everyone(tensor: Tensor) -> Tensor:
+            if tensor is chosen:
+                return everyone
+            weights = tensor.shape == chosen.shape and tensor.is_floating_point()
+            return tensor.new_ones(everyone.shape) if weights else tensor
+
+        args, kwargs = map_tensors((args, kwargs), to_everyone)
     with torch.no_grad(), _Listen(parameter, hear):
-        captured.module.forward(*captured.args, **captured.kwargs)
+        captured.module.forward(*args, **kwargs)
+
+
+def _is_choice(tensor: Tensor) -> bool:
+    return tensor.ndim == 2 and tensor.dtype in (torch.int32, torch.int64)

@@ -24,11 +24,13 @@ class PackedParameter(PackedWeight):
     """
 
 
-def hold_parameter(host: nn.Module, name: str, tensor: QuantizedTensor, scheme: Scheme, layout: Layout) -> None:
+def hold_parameter(
+    host: nn.Module, name: str, tensor: QuantizedTensor, scheme: Scheme, layout: Layout, *, indexed: bool
+) -> None:
     """Put a packed weight in the place of one parameter of a module, which stays of its class.
 
-    Of experts, an index into the attribute dequantizes one. Any other is dequantized when the module's forward reads
-    it.
+    Where the forward takes one expert after another, an index into the attribute dequantizes one. Any other is
+    dequantized when the forward reads it.
 
     Args:
         host: The module.
@@ -36,14 +38,15 @@ def hold_parameter(host: nn.Module, name: str, tensor: QuantizedTensor, scheme: 
         tensor: The codes [..., out, in].
         scheme: What it becomes.
         layout: How the parameter stores its matrix.
+        indexed: Whether the module's forward takes one expert of the parameter at a time.
     """
     parameter = host._parameters.pop(name)
     assert parameter is not None
-    packed = (QuantizedExperts if layout.fused else PackedParameter)(tensor, scheme)
+    packed = (QuantizedExperts if indexed else PackedParameter)(tensor, scheme)
     packed.stored_as, packed.stored_shape = layout, parameter.shape
     packed.train(host.training)
-    host.register_module(name if layout.fused else f"{_PREFIX}{name}", packed)
-    if not layout.fused:
+    host.register_module(name if indexed else f"{_PREFIX}{name}", packed)
+    if not indexed:
         kind, names = getattr(host, "_hosts", (type(host), frozenset()))
         host.__class__ = hosting(kind, names | {name})
 

@@ -16,7 +16,7 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
     for path, module in model.named_modules():
         if isinstance(module, nn.ModuleList) and block_of(path, tuple(found)) is None and len(module) > 0:
             members = [f"{path}.{index}" if path else str(index) for index in range(len(module))]
-            if all(_holds_matrix(member) and _is_called(member) for member in module):
+            if all(_holds_matrix(member) and not isinstance(member, nn.ModuleList) for member in module):
                 found.extend(members)
     return tuple(found)
 
@@ -24,10 +24,6 @@ def find_blocks(model: nn.Module) -> tuple[str, ...]:
 def block_of(path: str, blocks: tuple[str, ...]) -> str | None:
     """The block that ``path`` lies in, or ``None``."""
     return next((block for block in blocks if path == block or path.startswith(block + ".")), None)
-
-
-def _is_called(module: nn.Module) -> bool:
-    return type(module).forward is not nn.Module.forward
 
 
 def _holds_matrix(module: nn.Module) -> bool:

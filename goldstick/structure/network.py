@@ -107,12 +107,12 @@ class Network:
         for path, module in self.model.named_modules():
             for parameter_name, parameter in module.named_parameters(recurse=False):
                 layout = layout_of(module, parameter_name, parameter)
-                if layout is None or _is_batched(module, layout):
+                if layout is None:
                     continue
                 full = f"{path}.{parameter_name}" if path else parameter_name
                 owner = self._owner[full]
                 reading, chooses = reading_of(module)
-                if layout not in _PRODUCTS or module in read_by_parent or isinstance(module, _ConvTransposeNd):
+                if layout not in _PRODUCTS or module in read_by_parent or _reads_all(module, layout):
                     reading = Reading.OWN
                 sites.append(
                     Site(
@@ -190,7 +190,10 @@ def _read_by_parent(model: nn.Module) -> set[nn.Module]:
     return {module.out_proj for module in model.modules() if isinstance(module, nn.MultiheadAttention)}
 
 
-def _is_batched(module: nn.Module, layout: Layout) -> bool:
+def _reads_all(module: nn.Module, layout: Layout) -> bool:
+    """Whether a forward reads a transposed kernel, or the weights of all experts at once."""
+    if isinstance(module, _ConvTransposeNd):
+        return True
     return layout.fused and type(module).__name__ in BATCHED_EXPERT_CLASSES
 
 

@@ -21,8 +21,7 @@ FUSED_EXPERT_PARAMETERS = frozenset(
 #: Those of them that read the experts' inner activations; the others read what the module is given.
 EXPERT_OUTPUT_PARAMETERS = frozenset({"down_proj", "w2", "output_linear"})
 
-#: Classes that multiply with such a parameter of all experts at once, so that nothing that gives one expert's matrix
-#: at a time can take its place.
+#: Classes that multiply with such a parameter of all experts at once.
 BATCHED_EXPERT_CLASSES = frozenset({"Llama4TextExperts", "InklingSharedExperts"})
 
 #: Attribute by which a fused experts module says that it stores [experts, in, out] instead.

@@ -299,16 +299,31 @@ def test_convolutions_of_one_input_have_hessians_of_their_own() -> None:
     assert not any("fallback" in edit.notes for edit in edits.values())
 
 
-def test_an_expert_that_gets_no_tokens_is_rounded_and_the_report_says_so() -> None:
+def test_an_expert_that_gets_no_tokens_is_shown_all_and_is_no_worse_than_the_others() -> None:
+    torch.manual_seed(0)
     model = FAMILIES["deepseek_v3"]()
     bias: Any = model.get_submodule("model.layers.1.mlp.gate").e_score_correction_bias
     bias[3] = -100.0
-    result = goldstick.apply(model, gptq(), data=batches_for(model))
+    batches = batches_for(model)
+    result = goldstick.apply(model, gptq(), data=batches)
     experts = [layer for layer in result.report.layers if ".experts." in layer.name]
     assert len(experts) == 2
     for layer in experts:
-        assert layer.notes["tokens"] == 0
-        assert str(layer.notes["fallback"]).startswith("1 of 4 matrices: 0 inputs seen, fewer than 0.5 of")
+        assert layer.notes["shown_every_token"] == 1 and layer.notes["tokens"] > 0 and "fallback" not in layer.notes
+    seen: list[Tensor] = []
+    path = "model.layers.1.mlp.experts"
+    handle = result.model.get_submodule(path).register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    with torch.no_grad():
+        for batch in batches:
+            result.model(**batch)
+        handle.remove()
+        inputs = torch.cat([x.reshape(-1, x.shape[-1]) for x in seen])
+        errors = []
+        for expert in range(4):
+            weight = model.get_submodule(path).gate_up_proj[expert]
+            rounded = result.model.get_submodule(path).gate_up_proj[expert]
+            errors.append(float(((weight - rounded) @ inputs.T).norm() / (weight @ inputs.T).norm()))
+    assert errors[3] <= 1.1 * sum(errors[:3]) / 3, errors
 
 
 class Routed(nn.Module):
