@@ -13,6 +13,7 @@ it without a traceback and leaves with the class's ``exit_code``.
     ├── QuantizationError          1   numbers that cannot be quantized (NaN, infinity, overflowing scales)
     ├── FormatError                1   a storage format cannot hold, or a file does not hold, what it should
     ├── CheckpointError            1   a compressed checkpoint that is damaged, incomplete or fails its proof
+    ├── NotRunError                1   a model that was to be tried does not run
     ├── OutputError                1   the output directory exists, is not writable or the disk is full
     ├── DataError                  1   a data set that is missing, malformed or too short
     ├── TrainingError              1   a training that diverged, has nothing to learn, or whose checkpoint is another's

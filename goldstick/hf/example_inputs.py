@@ -43,7 +43,7 @@ def fixed_inputs(model: nn.Module, like: Mapping[str, Sequence[int]] | None = No
     if given is not None:
         return given
     plain = plain_inputs(model)
-    if plain is not None:
+    if plain is not None and "decoder_input_ids" not in plain:
         return plain
     if like is not None and not like:
         like = shapes_of_inputs(text_alone(model)) if "input_ids" in arguments_of(model) else None
@@ -132,7 +132,9 @@ def packed_inputs(inputs: Mapping[str, Tensor]) -> bytes:
 
 
 def _chosen(model: nn.Module, like: Mapping[str, Sequence[int]] | None) -> Inputs:
-    twin = _twin(model)
+    twin, plain = _twin(model), plain_inputs(model)
+    if plain is not None and (twin is None or _runs(twin, plain)):
+        return plain
     for inputs in ways_to_call(model if twin is None else twin):
         if like is not None:
             if shapes_of_inputs(inputs) == {name: list(shape) for name, shape in like.items()}:

@@ -8,7 +8,6 @@ finds that of :class:`~goldstick.nn.linear.QuantizedLinear` in its place.
 
 from __future__ import annotations
 
-import functools
 import types
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch import nn
 from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
+from goldstick.core.stand_in import foreign_forward
 from goldstick.errors import StructureError
 from goldstick.nn.packed import PackedWeight
 
@@ -55,8 +55,8 @@ def in_place_of(
     bias = new._parameters.get("bias")
     if bias is not None:
         new._parameters["bias"] = nn.Parameter(bias.detach(), requires_grad=False)
-    forward = new.__dict__.pop("forward", None)
-    if forward is not None and not _is_own(forward):
+    new.__dict__.pop("forward", None)
+    if (forward := foreign_forward(old)) is not None:
         new.__dict__["forward"] = _rebound(forward, old, new)
     new.hold(tensor, scheme, layout, weight.shape, **inputs)
     return new
@@ -90,13 +90,6 @@ def _reduced(module: PackedWeight, _: int) -> tuple[Any, ...]:
 def _blank(kind: type[PackedWeight], base: type[nn.Module]) -> PackedWeight:
     cls = derived(kind, base)
     return cls.__new__(cls)
-
-
-def _is_own(forward: Any) -> bool:
-    """Whether it is goldstick that computes in the layer's place, for as long as it calibrates."""
-    while isinstance(forward, functools.partial):
-        forward = forward.func
-    return str(getattr(forward, "__module__", "")).partition(".")[0] == __name__.partition(".")[0]
 
 
 def _rebound(forward: Any, old: nn.Module, new: nn.Module) -> Any:

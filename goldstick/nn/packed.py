@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -76,6 +77,11 @@ class PackedWeight(nn.Module):
         self.register_buffer("weight_packed", pack_rows(tensor.codes, tensor.grid.bits))
         self.register_parameter("weight_scale", nn.Parameter(tensor.scale.detach(), requires_grad=False))
         self.register_buffer("weight_zero_point", None if tensor.zero is None else tensor.zero.float())
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "weight_scale" and isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
+            value = nn.Parameter(value, requires_grad=False)
+        super().__setattr__(name, value)
 
     @property
     def packed_names(self) -> frozenset[str]:

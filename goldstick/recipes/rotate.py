@@ -64,8 +64,8 @@ def find_rotation(
     inputs = make_inputs()
     if inputs is None:
         raise StructureError(
-            f"goldstick does not know what to call {type(network.model).__name__} with to find out how it can be "
-            "rotated; give inputs (--inputs FILE, data= in Python), or leave the rotate stage out."
+            f"{type(network.model).__name__} is no transformers model that goldstick knows how to call to find out how "
+            "it can be rotated; give data= (--inputs FILE for a directory), or leave the rotate stage out."
         )
     return FoundRotation(stage=stage, plan=stage.find(network, inputs))
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from goldstick.core.layout import TRANSPOSED_LINEAR_CLASSES
+from goldstick.core.stand_in import foreign_forward
 
 _CONVOLUTIONS: tuple[type[nn.Module], ...] = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 _PRODUCTS = {F.linear: "linear", F.conv1d: "convolution", F.conv2d: "convolution", F.conv3d: "convolution"}
@@ -72,11 +73,11 @@ def inherits_forward(module: nn.Module) -> bool:
     """Whether a layer computes with the forward of torch's own class."""
     cls = type(module)
     if isinstance(module, nn.Linear):
-        return cls.forward is nn.Linear.forward and "forward" not in vars(module)
+        return cls.forward is nn.Linear.forward and foreign_forward(module) is None
     for kind in _CONVOLUTIONS:
         if isinstance(module, kind):
             inherits = cls.forward is kind.forward and cls._conv_forward is kind._conv_forward  # type: ignore[attr-defined]
-            return inherits and "forward" not in vars(module)
+            return inherits and foreign_forward(module) is None
     return True
 
 
@@ -94,7 +95,7 @@ def _followed(module: nn.Module) -> tuple[Reading, bool]:
         store: Mapping[str, Tensor | None] = module.__dict__[name]
         twin.__dict__[name] = {key: None if value is None else _on_meta(value) for key, value in store.items()}
     weight: Any = twin._parameters["weight"]
-    forward: Any = vars(module).get("forward") or type(module).forward.__get__(twin)
+    forward: Any = foreign_forward(module) or type(module).forward.__get__(twin)
     x = torch.empty(_input_shape(module), device="meta")
     try:
         with torch.device("meta"), torch.inference_mode(False), torch.no_grad():

@@ -42,7 +42,9 @@ def test_recipes_schema_describes_every_algorithm_with_its_options() -> None:
     schema = json.loads(run("recipes", "schema").stdout)
     stages = schema["properties"]["stages"]["items"]["anyOf"]
     options = next(stage["properties"]["rtn"]["properties"] for stage in stages if "rtn" in stage.get("properties", {}))
-    assert {"scheme", "targets", "overrides", "group_size_mismatch", "tie", "range_search"} == set(options)
+    assert {"scheme", "targets", "overrides", "group_size_mismatch", "unrecognised", "tie", "range_search"} == set(
+        options
+    )
 
 
 def test_plan_as_json_accounts_for_every_tensor_of_the_checkpoint(llama: Path) -> None:

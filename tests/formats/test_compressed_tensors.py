@@ -102,7 +102,7 @@ def test_a_zero_that_is_no_code_is_never_rounded(zero: float) -> None:
     ("refused", "reason"),
     [
         (layer("a", kind="transposed"), "linear layers only, not a transposed"),
-        (layer("a", kind="convolution"), "linear layers only, not a conv2d"),
+        (layer("a", kind="convolution"), "linear layers only, not a convolution"),
         (layer("a", kind="embedding"), "linear layers only, not a embedding"),
         (layer("a", kind="experts", name="a.gate_up_proj"), "one fused tensor"),
         (layer("a", kind="experts", shape=torch.Size([2, 8, 64])), "one fused tensor"),

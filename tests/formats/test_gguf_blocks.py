@@ -177,7 +177,7 @@ def test_a_scheme_becomes_the_block_type_that_holds_it(label: str, columns: int,
         ("w4a16-g32-asym", 64, {}, "exact only by chance"),
         ("w4a8-dynamic-g32", 64, {}, "8-bit activations"),
         ("w4a16-g32", 64, {"scale_dtype": torch.float32}, "its scales are float32"),
-        ("w4a16-g32", 64, {"kind": "convolution"}, "not a conv2d weight"),
+        ("w4a16-g32", 64, {"kind": "convolution"}, "not a convolution weight"),
         ("w4a16-g32", 64, {"multiplied": True}, "a factor for each input"),
     ],
 )

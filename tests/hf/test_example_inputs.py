@@ -150,6 +150,7 @@ MODELS: dict[str, tuple[Callable[[], PreTrainedModel], set[str]]] = {
 EVERYTHING_ROUNDED = {"stages": [{"rtn": {"scheme": "w4a16-g16", "group_size_mismatch": "channel"}}]}
 
 
+@pytest.mark.usefixtures("proof_here")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_of_any_kind_is_quantized_saved_and_proven(name: str, tmp_path: Path) -> None:
     build, arguments = MODELS[name]

@@ -91,7 +91,7 @@ def test_it_stays_of_its_class_and_copies_and_casts_as_it_did(name: str) -> None
     assert model.to(torch.bfloat16)(X.bfloat16()).dtype is torch.bfloat16
 
 
-@every_module
+@pytest.mark.parametrize("name", ["attention", "LSTM", "encoder"])
 def test_it_is_saved_proven_and_loaded(name: str, tmp_path: Any) -> None:
     result = goldstick.apply(MODULES[name]().eval(), "rtn-w8a16")
     result.save(tmp_path / "out")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from tools.zoo.catalogue import Architecture
 from tools.zoo.stages import Record
 
-_OF_EACH_KIND = 12
+_OF_EACH_KIND = 7
 
 
 def a_few(herd: Sequence[Architecture], known: Mapping[str, Record], most: int = _OF_EACH_KIND) -> list[Architecture]:

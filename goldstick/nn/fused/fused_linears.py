@@ -141,6 +141,6 @@ def _unchanged(x: Tensor, before: int | Tensor) -> bool:
 
 
 def _set(layer: QuantizedLinear, name: str, value: Tensor | None) -> None:
-    if name in ("bias", "weight_scale") and value is not None:
+    if name == "bias" and value is not None:
         value = nn.Parameter(value, requires_grad=False)
     setattr(layer, name, value)
