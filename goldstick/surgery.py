@@ -152,6 +152,19 @@ def replace(model: nn.Module, path: str, new: nn.Module) -> None:
         for name, child in list(parent._modules.items()):  # named_children() gives each module once
             if child is old:
                 setattr(parent, name, new)
+                _replace_in_lists(parent, old, new)
+
+
+def _replace_in_lists(parent: nn.Module, old: nn.Module, new: nn.Module) -> None:
+    """Put a module in the place of another in lists, tuples and dictionaries that its parent calls it from."""
+    for name, value in list(vars(parent).items()):
+        if name in ("_modules", "_parameters", "_buffers") or not isinstance(value, list | tuple | dict):
+            continue
+        if isinstance(value, dict):
+            value.update({key: new for key, held in value.items() if held is old})
+        elif any(held is old for held in value):
+            swapped = [new if held is old else held for held in value]
+            vars(parent)[name] = swapped if type(value) is list else type(value)(swapped)
 
 
 def _site(network: Network, name: str) -> Site:

@@ -161,6 +161,29 @@ def test_an_embedding_that_does_more_than_look_up_still_does() -> None:
     assert isinstance(model.get_submodule(name), PackedWeight)
 
 
+class Listed(nn.Module):
+    """Calls its layers from lists of its own, as some models of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.third = (nn.Linear(16, 16) for _ in range(3))
+        self.steps, self.pair, self.named = [self.first, nn.ReLU()], (self.second, 1), {"last": self.third}
+
+    def forward(self, x: Tensor) -> Tensor:
+        for step in self.steps:
+            x = step(x)
+        found: Tensor = self.named["last"](self.pair[0](x))
+        return found
+
+
+def test_layers_that_are_called_from_lists_are_replaced_there_too() -> None:
+    model = Listed()
+    network = Network(model)
+    surgery.apply(network, [quantization(network, name) for name in ("first", "second", "third")])
+    assert model.steps[0] is model.first and model.pair == (model.second, 1) and model.named == {"last": model.third}
+    assert all(isinstance(layer, QuantizedLinear) for layer in (model.first, model.second, model.third))
+
+
 def test_a_replaced_layer_keeps_bias_and_training_mode() -> None:
     model = nn.Sequential(nn.Linear(16, 4), nn.Conv2d(3, 4, 2))
     network = Network(model)

@@ -9,6 +9,8 @@ from tools.zoo.catalogue import Architecture
 from tools.zoo.stages import Record
 
 _OF_EACH_KIND = 7
+#: Seconds that a model may have taken through all stages.
+_SOON = 8.0
 
 
 def a_few(herd: Sequence[Architecture], known: Mapping[str, Record], most: int = _OF_EACH_KIND) -> list[Architecture]:
@@ -18,7 +20,8 @@ def a_few(herd: Sequence[Architecture], known: Mapping[str, Record], most: int =
     """
     kinds: dict[str, list[Architecture]] = defaultdict(list)
     for one in herd:
-        if one.kind != "without a head" and "meaning" in known.get(one.name, _NEW)["passed"]:
+        record = known.get(one.name, _NEW)
+        if one.kind != "without a head" and "meaning" in record["passed"] and record.get("seconds", 0) <= _SOON:
             kinds[one.kind].append(one)
     chosen = []
     for ones in kinds.values():
