@@ -1,4 +1,4 @@
-"""The commands that docs/calibration.md shows for images, conversations about them and tensors, as they are shown."""
+"""The commands that docs/calibration.md shows for images, speech, conversations and tensors, as they are shown."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from goldstick.cli import main
 from tests.support import tiny_processors
-from tests.support.tiny_processors import SIDE, write_image, write_rows
+from tests.support.tiny_processors import SIDE, write_image, write_rows, write_sound
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "calibration.md"
 COMMANDS = re.findall(r"^goldstick (quantize .* --data .*)$", DOCUMENT.read_text(encoding="utf-8"), re.MULTILINE)
@@ -25,10 +25,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the models and data that the document names."""
     tiny_processors.vit(tmp_path / "vit")
     tiny_processors.llava(tmp_path / "llava")
+    tiny_processors.whisper(tmp_path / "whisper")
+    for number in range(4):
+        write_sound(tmp_path / f"{number}.wav", seed=number)
+    rows = "".join(f"{number}.wav,some words\n" for number in range(4))
+    (tmp_path / "speech.csv").write_text("audio,transcript\n" + rows)
     for number in range(4):
         write_image(tmp_path / "photos" / f"{number}.png", seed=number)
-    rows = ({"image": f"photos/{number}.png", "text": "what?"} for number in range(4))
-    write_rows(tmp_path / "asked.jsonl", *rows)
+    asked = ({"image": f"photos/{number}.png", "text": "what?"} for number in range(4))
+    write_rows(tmp_path / "asked.jsonl", *asked)
     save_file({"pixel_values": torch.randn(4, 3, SIDE, SIDE)}, tmp_path / "pixels.safetensors")
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -39,8 +44,8 @@ def test_the_document_shows_a_command_for_each_kind() -> None:
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("line", COMMANDS[:3])
-def test_commands_shown_for_images_and_tensors_work(line: str) -> None:
+@pytest.mark.parametrize("line", COMMANDS)
+def test_the_commands_that_are_shown_work(line: str) -> None:
     words = shlex.split(line)
     result = CliRunner().invoke(main, [*words, "--json"], catch_exceptions=False)
     assert result.exit_code == 0, result.output
