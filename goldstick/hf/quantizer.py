@@ -38,48 +38,10 @@ from goldstick.formats.native import NATIVE
 from goldstick.formats.site_table import read_table
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.pruned import cut_as_told, restore_as_told
+from goldstick.hf.stored_weight import StoredWeight, nothing
 from goldstick.structure.network import Network, Site
 
 METHOD = NATIVE.method
-
-
-class StoredWeight(nn.Module):
-    """A place for the tensors of one quantized weight while they are read; replaced before the model is used.
-
-    Where the layer holds more than a weight and a bias, it is mixed into its class, so that initialisers give the rest
-    its values.
-    """
-
-    original: tuple[nn.Module]
-
-    @classmethod
-    def in_place_of(cls, original: nn.Module, parts: Mapping[str, Tensor]) -> StoredWeight:
-        """A place for these tensors that holds all that a layer does but its weight."""
-        more = {*original._parameters, *original._buffers, *original._modules} - {"weight", "bias"}
-        kind: Any = type(f"Stored{type(original).__name__}", (cls, type(original)), {}) if more else cls
-        place: StoredWeight = kind.__new__(kind)
-        place.__dict__.update(original.__dict__)
-        for name in ("_parameters", "_buffers", "_modules"):
-            place.__dict__[name] = dict(original.__dict__[name])
-        del place._parameters["weight"]
-        for suffix, part in parts.items():
-            place.register_buffer(part_name("weight", suffix).removeprefix("."), part)
-        place.original = (original,)
-        return place
-
-    def restored(self) -> nn.Module:
-        """The layer, with what was read and initialised beside its weight."""
-        (original,) = self.original
-        for name in ("_parameters", "_buffers", "_modules"):
-            held = original.__dict__[name]
-            held.update({key: value for key, value in self.__dict__[name].items() if key in held})
-        return original
-
-    def __getattr__(self, name: str) -> Any:
-        # Initialisers of some models reach for the float weight; there is none to initialise.
-        if name == "weight" and name not in self._buffers and any("weight" in key for key in self._buffers):
-            return _nothing()
-        return super().__getattr__(name)
 
 
 class GoldstickConfig(QuantizationConfigMixin):
@@ -168,7 +130,7 @@ class GoldstickQuantizer(HfQuantizer):
         parts = {suffix: torch.empty(shape, dtype=dtype, device="meta") for suffix, (shape, dtype) in specs.items()}
         if _held_beside(site):
             del module._parameters[site.parameter]
-            setattr(module, site.parameter, _nothing())  # initialisers of some models reach for it
+            setattr(module, site.parameter, nothing())  # initialisers of some models reach for it
             for suffix, part in parts.items():
                 module.register_buffer(site.parameter + suffix, part)
         else:
@@ -295,13 +257,6 @@ def _held_beside(site: Site) -> bool:
 
 def _exactly(name: str) -> str:
     return rf"^{re.escape(name)}$"
-
-
-def _nothing() -> Tensor:
-    """What stands for a float weight that is not there; marked as transformers marks what needs no initial values."""
-    weight: Any = torch.empty(0)
-    weight._is_hf_initialized = True  # some initialisers count inputs and outputs, of which it has none
-    return weight  # type: ignore[no-any-return]
 
 
 def _replace(model: nn.Module, path: str, new: nn.Module) -> None:

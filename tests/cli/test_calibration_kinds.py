@@ -13,7 +13,9 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from goldstick.cli import main
+from goldstick.jobs.save import finish
 from tests.support import tiny_processors
+from tests.support.proofs import prove_here
 from tests.support.tiny_processors import SIDE, write_image, write_rows, write_sound
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "calibration.md"
@@ -36,6 +38,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     write_rows(tmp_path / "asked.jsonl", *asked)
     save_file({"pixel_values": torch.randn(4, 3, SIDE, SIDE)}, tmp_path / "pixels.safetensors")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(finish, "prove", prove_here)
     return tmp_path
 
 

@@ -167,9 +167,8 @@ def test_a_model_of_any_kind_is_quantized_saved_and_proven(name: str, tmp_path: 
     assert proof["observed"]["inputs"] == shapes_of_inputs(inputs)
 
 
-@pytest.mark.parametrize("name", ["whisper", "pvt"])
-def test_a_directory_is_quantized_and_verified(name: str, tmp_path: Path) -> None:
-    MODELS[name][0]().save_pretrained(tmp_path / "in")
+def test_a_directory_is_quantized_and_verified(tmp_path: Path) -> None:
+    MODELS["pvt"][0]().save_pretrained(tmp_path / "in")
     goldstick.quantize(tmp_path / "in", EVERYTHING_ROUNDED, output=tmp_path / "out")
     assert "equal" in verify_checkpoint(tmp_path / "out")["proof"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,8 @@ from transformers import (
     PoolFormerConfig,
     PoolFormerForImageClassification,
     ResNetConfig,
+    SqueezeBertConfig,
+    SqueezeBertForMaskedLM,
 )
 
 import goldstick
@@ -50,6 +53,16 @@ def test_a_head_made_of_a_list_of_layers_beside_a_backbone_without_attention_is_
     pixels = torch.randn(1, 3, 64, 64)
     with torch.no_grad():
         assert torch.equal(goldstick.load(saved)(pixel_values=pixels).logits, result.model(pixel_values=pixels).logits)
+
+
+def test_blocks_that_are_not_called_as_modules_are_read_all_at_once(tmp_path: Path) -> None:
+    config = SqueezeBertConfig(
+        vocab_size=100, hidden_size=32, embedding_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, q_groups=1, k_groups=1, v_groups=1, intermediate_groups=1, output_groups=1,
+    )  # fmt: skip
+    saved = goldstick.apply(SqueezeBertForMaskedLM(config).eval(), RECIPE).save(tmp_path / "saved")
+    proof = json.loads((saved / "goldstick.json").read_text())["proof"]
+    assert proof["method"] == "outputs" and proof["passed"]
 
 
 def test_a_streamed_run_rounds_what_is_read_with_the_rest(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import goldstick
+from goldstick.errors import NotRunError
 from goldstick.jobs.proof import worker as prove_worker
 from goldstick.jobs.proof.observation import Observation
 from goldstick.jobs.quantize.quantize import Quantized
@@ -35,9 +36,12 @@ def prove_here(directory: Path, request: Mapping[str, Any], expected: Observatio
         save_file({"outputs": expected.outputs}, file)
         full |= {"expected": str(file), "perplexity": expected.perplexity}
     try:
-        return prove_worker.work(json.loads(json.dumps(full)))
+        found = prove_worker.work(json.loads(json.dumps(full)))
     finally:
         (directory / "expected.tmp").unlink(missing_ok=True)
+    if "not_run" in found:
+        raise NotRunError(found["not_run"])
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from goldstick.errors import NotRunError
 from goldstick.jobs.proof import worker
 from goldstick.jobs.proof.observation import Observation
 
@@ -21,6 +22,9 @@ def prove_here(directory: Path, request: Mapping[str, Any], expected: Observatio
         save_file({"outputs": expected.outputs}, file)
         full |= {"expected": str(file), "perplexity": expected.perplexity}
     try:
-        return worker.work(json.loads(json.dumps(full)))
+        found = worker.work(json.loads(json.dumps(full)))
     finally:
         file.unlink(missing_ok=True)
+    if "not_run" in found:
+        raise NotRunError(found["not_run"])
+    return found

@@ -10,17 +10,17 @@ from tools.zoo.stages import Record
 
 _OF_EACH_KIND = 7
 #: Seconds that a model may have taken through all stages.
-_SOON = 8.0
+_SOON = 4.0
 
 
 def a_few(herd: Sequence[Architecture], known: Mapping[str, Record], most: int = _OF_EACH_KIND) -> list[Architecture]:
     """At most so many of every kind with a head: of those that passed the quick stages, which took least time.
 
-    Of a kind of which nothing is known, the first.
+    Of a zoo of which nothing is known, the first of every kind.
     """
     kinds: dict[str, list[Architecture]] = defaultdict(list)
     for one in herd:
-        record = known.get(one.name, _NEW)
+        record = known.get(one.name, _NEW if not known else _UNKNOWN)
         if one.kind != "without a head" and "meaning" in record["passed"] and record.get("seconds", 0) <= _SOON:
             kinds[one.kind].append(one)
     chosen = []
@@ -29,5 +29,6 @@ def a_few(herd: Sequence[Architecture], known: Mapping[str, Record], most: int =
     return chosen
 
 
+_UNKNOWN: Record = {"passed": []}
 _NEW: Record = {"passed": ["meaning"]}
 _LAST = 1e9

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.calibration.passes import PausedPasses
+from goldstick.errors import NotRunError
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.example_inputs import Inputs, give_inputs
 from goldstick.hf.streaming import StreamedModel
@@ -77,4 +78,12 @@ def _observe(
             prepare(streamed.blocks[number])
         return list(paused.outputs())
 
-    return observe(streamed.model, directory, run, like)
+    try:
+        return observe(streamed.model, directory, run, like)
+    except NotRunError:
+        if streamed.entered or not streamed.blocks:
+            raise
+    for block in streamed.blocks:  # the model reaches into its blocks without calling them: their turn cannot be seen
+        streamed.load(block)
+        prepare(block)
+    return observe(streamed.model, directory, like=like)
