@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from tools.zoo.catalogue import Architecture
 from tools.zoo.stages import Record
 
-_OF_EACH_KIND = 7
+_OF_EACH_KIND = 14
 #: Seconds that a model may have taken through all stages.
-_SOON = 4.0
+_SOON = 5.0
 
 
 def a_few(herd: Sequence[Architecture], known: Mapping[str, Record], most: int = _OF_EACH_KIND) -> list[Architecture]:
