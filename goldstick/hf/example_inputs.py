@@ -4,25 +4,31 @@ from __future__ import annotations
 
 import copy
 import io
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from goldstick.checkpoint.source import refuse_links_out
 from goldstick.errors import DataError
 from goldstick.hf.calling import Inputs as Inputs
 from goldstick.hf.calling import arguments_of, plain_inputs, text_alone, ways_to_call
 
 #: The file of a checkpoint that holds inputs which were given for it.
 INPUTS_NAME = "proof_inputs.npz"
-#: The attribute of a model that holds inputs which were given for it.
-_GIVEN = "_goldstick_example_inputs"
+#: Bytes of inputs that a checkpoint may carry.
+_LARGEST = 2**28
+#: Inputs that were given for models, and those that were found for them, by the shapes that were asked for.
+_GIVEN: WeakKeyDictionary[nn.Module, Inputs] = WeakKeyDictionary()
+_CHOSEN: WeakKeyDictionary[nn.Module, dict[str, Inputs]] = WeakKeyDictionary()
 #: Parameters up to which a model of random numbers is built to try inputs on; beyond, one without numbers.
-_LARGEST_TRIED = 2 * 10**8
+_LARGEST_TRIED = 5 * 10**7
 
 
 def fixed_inputs(model: nn.Module, like: Mapping[str, Sequence[int]] | None = None) -> Inputs:
@@ -39,7 +45,7 @@ def fixed_inputs(model: nn.Module, like: Mapping[str, Sequence[int]] | None = No
     Raises:
         DataError: Nothing says how to run it; the message says what to give.
     """
-    given: Inputs | None = getattr(model, _GIVEN, None)
+    given = given_inputs(model)
     if given is not None:
         return given
     plain = plain_inputs(model)
@@ -47,7 +53,7 @@ def fixed_inputs(model: nn.Module, like: Mapping[str, Sequence[int]] | None = No
         return plain
     if like is not None and not like:
         like = shapes_of_inputs(text_alone(model)) if "input_ids" in arguments_of(model) else None
-    chosen: dict[str, Inputs] = model.__dict__.setdefault("_goldstick_chosen_inputs", {})
+    chosen = _CHOSEN.setdefault(model, {})
     key = repr(like)
     if key not in chosen:
         chosen[key] = _chosen(model, like)
@@ -61,7 +67,7 @@ def shapes_of_inputs(inputs: Mapping[str, Any]) -> dict[str, list[int]]:
 
 def inputs_for(model: nn.Module, batches: Sequence[Mapping[str, Tensor]] = ()) -> Mapping[str, Any] | None:
     """Some keyword arguments of a model's forward, to try it with; ``None`` where nothing says what they are."""
-    if not hasattr(model, "config") and not hasattr(model, _GIVEN):
+    if not hasattr(model, "config") and given_inputs(model) is None:
         return batches[0] if batches else None
     try:
         found = fixed_inputs(model)
@@ -86,13 +92,12 @@ def give_inputs(model: nn.Module, inputs: Mapping[str, Tensor] | None) -> None:
             f"The inputs hold {wrong[0]!r}, which {type(model).__name__} does not take. It takes {', '.join(names)}."
         )
     dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    model.__dict__[_GIVEN] = {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
+    _GIVEN[model] = {name: x.to(dtype) if x.is_floating_point() else x for name, x in inputs.items()}
 
 
 def given_inputs(model: nn.Module) -> Inputs | None:
     """What :func:`give_inputs` gave."""
-    found: Inputs | None = getattr(model, _GIVEN, None)
-    return found
+    return _GIVEN.get(model)
 
 
 def read_inputs(path: Path) -> Inputs:
@@ -118,9 +123,24 @@ def read_inputs(path: Path) -> Inputs:
 
 
 def inputs_beside(directory: Path) -> Inputs | None:
-    """The inputs that a checkpoint carries, if it does."""
+    """The inputs that a checkpoint carries, if it does.
+
+    Raises:
+        SourceError: Their file is a link out of the directory.
+        DataError: They cannot be read, or would take more memory than such inputs do.
+    """
     path = directory / INPUTS_NAME
-    return read_inputs(path) if path.is_file() else None
+    if not path.is_file():
+        return None
+    refuse_links_out(path)
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+    except (OSError, zipfile.BadZipFile) as error:
+        raise DataError(f"The inputs {path} cannot be read: {error}. Remove the file, or copy it again.") from error
+    if size > _LARGEST:
+        raise DataError(f"The inputs {path} unpack to {size:,} bytes, and a checkpoint carries {_LARGEST:,} at most.")
+    return read_inputs(path)
 
 
 def packed_inputs(inputs: Mapping[str, Tensor]) -> bytes:

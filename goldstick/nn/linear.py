@@ -124,13 +124,10 @@ class QuantizedLinear(PackedWeight):
 
     def alone(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out] from this layer's own weight, whatever it shares its input with."""
-        return self._product(x, self._parameters["bias"])
+        return self.product(x, self._parameters["bias"])
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
-        """x·Ŵᵀ + b with another bias than the layer's own, for forwards that multiply by themselves."""
-        return self._product(x, bias)
-
-    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x·Ŵᵀ + b, perhaps with another bias than the layer's own, for forwards that multiply by themselves."""
         buffers = self._buffers  # the module's own look-up takes longer
         if (multiplier := buffers["input_multiplier"]) is not None:
             x = x * multiplier

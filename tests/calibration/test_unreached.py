@@ -22,25 +22,10 @@ from transformers import (
 import goldstick
 from goldstick.calibration.unreached import unreached_warnings
 from goldstick.report import LayerRecord
+from tests.support.tiny_multimodal import TEXT, VISION
 
 IMAGE = 5
 PATCHES = 4
-VISION: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 16,
-    "patch_size": 8,
-}
-TEXT: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
 SEES = ("vision", "multi_modal_projector")
 
 

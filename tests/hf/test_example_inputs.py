@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,11 +43,12 @@ from transformers import (
 import goldstick
 from goldstick.cli import main
 from goldstick.core.notices import NotRunWarning
-from goldstick.errors import CheckpointError, DataError
+from goldstick.errors import CheckpointError, DataError, SourceError
 from goldstick.hf.example_inputs import (
     INPUTS_NAME,
     fixed_inputs,
     give_inputs,
+    inputs_beside,
     inputs_for,
     packed_inputs,
     read_inputs,
@@ -238,9 +240,44 @@ def test_inputs_that_are_given_are_those_of_the_proof_and_stay_with_the_checkpoi
     assert compared.exit_code == 0 and "[3, 16, 100]" in compared.output
 
 
+def test_an_export_carries_the_inputs_that_were_given(tmp_path: Path) -> None:
+    model = whisper().half()
+    features = {"input_features": torch.randn(3, 16, 100), "decoder_input_ids": torch.ones(3, 5, dtype=torch.long)}
+    recipe = goldstick.Recipe.load("rtn-w8a16").excluding("*conv*", "*embed*")
+    goldstick.apply(model, recipe, inputs=features).save(tmp_path / "out")
+    goldstick.export(tmp_path / "out", "gptq", output=tmp_path / "exported")
+    manifest = json.loads((tmp_path / "exported" / "goldstick.json").read_text())
+    assert manifest["proof"]["observed"]["inputs"] == {"input_features": [3, 16, 100], "decoder_input_ids": [3, 5]}
+    assert torch.equal(read_inputs(tmp_path / "exported" / INPUTS_NAME)["input_features"], features["input_features"].half())
+
+
 def test_bytes_of_given_inputs_are_the_same_every_time() -> None:
     inputs = {"b": torch.ones(2, dtype=torch.bfloat16), "a": torch.arange(3)}
     assert packed_inputs(inputs) == packed_inputs(dict(reversed(inputs.items())))
+
+
+def test_inputs_of_a_stranger_s_checkpoint_take_little_memory(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / INPUTS_NAME, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("input_ids.npy", bytes(2**28 + 1))
+    assert (tmp_path / INPUTS_NAME).stat().st_size < 2**20
+    with pytest.raises(DataError, match=r"unpack to 268,435,457 bytes"):
+        inputs_beside(tmp_path)
+    (tmp_path / INPUTS_NAME).write_text("no archive")
+    with pytest.raises(DataError, match="cannot be read"):
+        inputs_beside(tmp_path)
+    (tmp_path / "elsewhere").mkdir()
+    np.savez(tmp_path / "mine.npz", input_ids=np.zeros(3))
+    (tmp_path / "elsewhere" / INPUTS_NAME).symlink_to(tmp_path / "mine.npz")
+    with pytest.raises(SourceError, match="link"):
+        inputs_beside(tmp_path / "elsewhere")
+
+
+def test_nothing_is_left_on_a_model_that_inputs_were_sought_for() -> None:
+    model = clip()
+    before = set(vars(model))
+    fixed_inputs(model)
+    give_inputs(model, {"input_ids": torch.zeros(1, 4, dtype=torch.long)})
+    assert set(vars(model)) == before
 
 
 @pytest.mark.parametrize("name", ["missing.npz", "empty.npz", "text.npz", "text.safetensors"])

@@ -17,25 +17,9 @@ from transformers import (
 )
 
 import goldstick
+from tests.support.tiny_multimodal import TEXT, VISION
 
 pytestmark = pytest.mark.usefixtures("proof_here")
-
-VISION: dict[str, Any] = {
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 1,
-    "num_attention_heads": 2,
-    "image_size": 16,
-    "patch_size": 8,
-}
-TEXT: dict[str, Any] = {
-    "vocab_size": 64,
-    "hidden_size": 64,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 2,
-}
 ONE: list[dict[str, Any]] = [{"rtn": {"scheme": "w4a16-g32", "targets": {"exclude": ["*patch_embedding"]}}}]
 #: Two schemes, so that the config names layers, and a layer left in float that is no head.
 SEVERAL: list[dict[str, Any]] = [

@@ -30,6 +30,7 @@ from goldstick.formats import FORMATS
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
 from goldstick.hf.checkpoint import QuantizedCheckpoint, open_quantized
+from goldstick.hf.example_inputs import inputs_beside
 from goldstick.hf.float_matrices import float_matrices
 from goldstick.hf.pruned import is_marked
 from goldstick.jobs.export.exported import change_of_values, compare_layers, same_copies
@@ -213,8 +214,7 @@ def _copied(name: str, read: Callable[[], Tensor]) -> dict[str, Tensor]:
 
 
 def _converted(plan: ExportPlan, layer: StoredLayer) -> dict[str, Tensor]:
-    stored = plan.checkpoint.stored
-    parts = stored.read(layer)
+    stored, parts = plan.checkpoint.stored, plan.checkpoint.stored.read(layer)
     tensor = stored.format.unpack(parts, layer.scheme, layer.shape[-1])
     tensor = dataclasses.replace(tensor, scale=tensor.scale.to(plan.scales_of(layer)))
     inputs = (*unpack_input(parts, layer.scheme, layer.name), unpack_multiplier(parts, layer.multiplied, layer.name))
@@ -245,6 +245,7 @@ def _content(plan: ExportPlan, hashes: Mapping[str, str]) -> Content:
         },
         kv=plan.kv,
         described_in=directory,
+        inputs=inputs_beside(directory),
         unused=unused_tensors(directory),
         exported_from={"format": stored.format.name, "files": hashes},
     )
