@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms.output_error import row_errors
-from goldstick.algorithms.ranges import Range, quantize_with_ranges, shrunken
+from goldstick.algorithms.ranges import Range, ScaleDtype, quantize_with_ranges, quantize_with_search, shrunken
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, in_groups
 
@@ -30,6 +30,8 @@ def clipped(weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid) -> Quanti
         rows: Sampled inputs, float [k, in].
         grid: What the codes live on.
     """
+    if grid.granularity in ("block", "tensor"):  # no group of columns has an error of its own
+        return quantize_with_search(weight, grid, "mse")
     width = grid.group_width(weight.shape[-1])
     if width <= _WIDEST_BLOCK:
         starts = range(0, len(hessian), width)
@@ -45,8 +47,8 @@ def clipped(weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid) -> Quanti
         def error(delta: Tensor) -> Tensor:
             return (delta.double().transpose(0, 1) @ inputs).square_().sum(-1).T.float()
 
-    def search(grouped: Tensor, grid: Grid, dtype: torch.dtype) -> Range:
-        return shrunken(grouped, grid, dtype, RATIOS, error)
+    def search(grouped: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
+        return shrunken(grouped, grid, kept, RATIOS, error)
 
     return quantize_with_ranges(weight, grid, search)
 
@@ -62,13 +64,20 @@ def best_rows(weight: Tensor, rivals: Sequence[QuantizedTensor], hessian: Tensor
     Returns:
         The codes, and the place of each row's rival, int64 [out].
     """
-    chosen = torch.stack([row_errors(weight, rival, hessian) for rival in rivals]).argmin(0)
+    grid = rivals[0].grid
+    errors = torch.stack([row_errors(weight, rival, hessian) for rival in rivals])  # [rivals, out]
+    if grid.granularity in ("block", "tensor"):  # rows that share their scales are taken together
+        tall = grid.group_size or len(weight)
+        errors = torch.nn.functional.pad(errors, (0, -len(weight) % tall)).reshape(len(rivals), -1, tall).sum(-1)
+        errors = errors.repeat_interleave(tall, dim=-1)[:, : len(weight)]
+    chosen = errors.argmin(0)
     rows = torch.arange(len(weight), device=weight.device)
     zeros = [rival.zero for rival in rivals if rival.zero is not None]
     tensor = QuantizedTensor(
         codes=torch.stack([rival.codes for rival in rivals])[chosen, rows],
         scale=torch.stack([rival.scale for rival in rivals])[chosen, rows],
         zero=torch.stack(zeros)[chosen, rows] if zeros else None,
-        grid=rivals[0].grid,
+        grid=grid,
+        global_scale=rivals[0].global_scale,
     )
     return tensor, chosen

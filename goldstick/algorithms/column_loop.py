@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from goldstick.core.element import INTEGER
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, codes_on_grid
 from goldstick.core.rows import row_chunks
@@ -40,10 +42,10 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
     group = order // width
     codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     squares = torch.zeros(len(weight), dtype=torch.float64, device=weight.device)
-    solve = _fused(weight.device) or solve_block
+    solve = _fused(weight.device, ranges.grid) or solve_block
     for part in row_chunks(weight, copies=8):
         work = weight[part][:, order].float().double()  # [rows, in]
-        scale = ranges.scale[part]
+        steps = ranges.rows(part).steps()
         zero = None if ranges.zero is None else ranges.zero[part]
         for start in range(0, len(order), _BLOCK):
             stop = min(start + _BLOCK, len(order))
@@ -51,10 +53,12 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
             block, errors = solve(
                 work[:, here].contiguous(),
                 factor[here, here].contiguous(),
-                scale,
+                steps,
                 zero,
                 group[here],
                 ranges.grid.bits,
+                ranges.grid.element,
+                str(ranges.scale.dtype).removeprefix("torch."),
             )
             codes[part, order[here]] = block
             squares[part] += errors.square().sum(-1)
@@ -63,39 +67,53 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
     return codes, squares
 
 
-def solve_block(weight: Tensor, factor: Tensor, scale: Tensor, zero: Tensor | None, group: Tensor, bits: int) -> Block:
+def solve_block(
+    weight: Tensor,
+    factor: Tensor,
+    steps: Tensor,
+    zero: Tensor | None,
+    group: Tensor,
+    bits: int,
+    element: str = INTEGER,
+    dtype: str = "",
+) -> Block:
     """One block of columns in plain torch; ``goldstick::gptq_block`` does the same, bit for bit.
 
     The value a code stands for is what :meth:`QuantizedTensor.dequantize` gives: both operations are rounded to the
-    dtype of the scale.
+    dtype of the steps, and the result to that of the scale.
 
     Args:
         weight: float64 [rows, width], errors of earlier blocks taken off.
         factor: The block's own part of U, float64 [width, width].
-        scale: float [rows, groups].
+        steps: float [rows, groups], what values are multiplied by.
         zero: float [rows, groups], or ``None`` for a symmetric grid.
         group: int64 [width], the group of each column.
         bits: Bits of a code.
+        element: What codes stand for.
+        dtype: Name of the dtype of the scales, that of the steps where empty.
     """
-    grid = Grid(bits=bits, symmetric=zero is None)
+    grid = Grid(bits=bits, symmetric=zero is None, element=element)
+    kept = getattr(torch, dtype) if dtype else steps.dtype
     columns = weight.T.clone(memory_format=torch.contiguous_format)  # [width, rows]: a column lies together
     codes = torch.empty(columns.shape, dtype=torch.uint8, device=weight.device)
     errors = torch.empty_like(columns)
     for j, g in enumerate(group.tolist()):
-        step = scale[:, g]
+        step = steps[:, g]
         middle = None if zero is None else zero[:, g]
-        code = codes_on_grid(columns[j].float().unsqueeze(-1), step, middle, grid).squeeze(-1)
-        centred = code.to(step.dtype) - (grid.midpoint if middle is None else middle.to(step.dtype))
-        errors[j] = (columns[j] - (centred * step).double()) / factor[j, j]
-        codes[j] = code.to(torch.uint8)
+        code = codes_on_grid(columns[j].float().unsqueeze(-1), step, middle, grid).squeeze(-1).to(torch.uint8)
+        if grid.float_element is not None:
+            value = grid.float_element.numbers(code, step.dtype)
+        else:
+            value = code.to(step.dtype) - (grid.midpoint if middle is None else middle.to(step.dtype))
+        errors[j] = (columns[j] - (value * step).to(kept).double()) / factor[j, j]
+        codes[j] = code
         # Two kernels, not addcmul: a fused multiply-add would round once.
         columns[j + 1 :] -= factor[j, j + 1 :].unsqueeze(-1) * errors[j]
     return codes.T.contiguous(), errors.T.contiguous()
 
 
-def _fused(device: torch.device) -> Callable[..., Block] | None:
+def _fused(device: torch.device, grid: Grid) -> Callable[..., Block] | None:
     """The C++ operator, where it is built and loaded."""
-    if device.type != "cpu" or not hasattr(torch.ops.goldstick, "gptq_block"):
+    if device.type != "cpu" or not grid.integers or not hasattr(torch.ops.goldstick, "gptq_block"):
         return None
-    operator: Callable[..., Block] = torch.ops.goldstick.gptq_block
-    return operator
+    return lambda *arguments: cast(Block, torch.ops.goldstick.gptq_block(*arguments[:6]))

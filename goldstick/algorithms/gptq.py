@@ -116,7 +116,7 @@ def solve_gptq(
         target = weight if drifted is None else gptaq_target(weight, drifted, factor, columns, alpha)
         codes, squares = solve_columns(target, factor, columns, rounded)
         make_room(hessian.nbytes)
-        solved = QuantizedTensor(codes=codes, scale=rounded.scale, zero=rounded.zero, grid=grid)
+        solved = replace(rounded, codes=codes)
         if known:
             loss = _undamped(weight, solved, squares, damping * mean, dead)
         else:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from goldstick.core.grid import Grid
-from goldstick.core.qtensor import codes_on_grid
+from goldstick.core.qtensor import values_on_grid
 
 _BLOCK = 32
 
@@ -27,7 +27,7 @@ def least_error_range(
         importance: float32 [groups, width], 0 or more; ``None`` if all columns count alike.
         grid: Bits and symmetry.
     """
-    fused = _fused(grouped.device)
+    fused = _fused(grouped.device) if grid.integers else None
     if fused is not None:
         return fused(grouped, scale, zero, importance, grid.bits)
     best = torch.zeros(grouped.shape[:2], dtype=torch.int64, device=grouped.device)
@@ -43,8 +43,7 @@ def least_error_range(
 
 def deviation(grouped: Tensor, scale: Tensor, zero: Tensor | None, grid: Grid) -> Tensor:
     """ŵ − w, float32 [rows, groups, width], of values rounded with scales and zeros [rows, groups]."""
-    offset = grid.midpoint if zero is None else zero.unsqueeze(-1)
-    return (codes_on_grid(grouped, scale, zero, grid) - offset) * scale.float().unsqueeze(-1) - grouped
+    return values_on_grid(grouped, scale, zero, grid) * scale.float().unsqueeze(-1) - grouped
 
 
 def rounding_error(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -13,23 +15,53 @@ from goldstick.algorithms.range_error import deviation, least_error_range
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, in_groups, quantize_on_grid, scale_dtype
 from goldstick.core.rows import as_rows, row_chunks
+from goldstick.core.stored_scale import global_scale_for, stored_scale
 from goldstick.errors import QuantizationError
 
 RangeSearch = Literal["minmax", "mse", "imatrix", "hqq"]
 Range = tuple[Tensor, Tensor | None]  # scale, zero: each [rows, groups]
 
-#: From values [rows, groups, width], their grid and the dtype that scales are stored in, to a range.
-FindRange = Callable[[Tensor, Grid, torch.dtype], Range]
-
 _SHRINK_STEPS = 80
+#: Ratios of ranges whose scales are FP8 numbers, and of those whose scales are powers of two.
+_WIDENED = (1.0, 1.5, 1.375, 1.25, 1.125, *(1 - step / 40 for step in range(1, 21)))
+_DOUBLED = (1.0, 2.0, 0.5, 0.25)
 _HQQ_NORM = 0.7
 _HQQ_BETA = 10.0
 _HQQ_BETA_GROWTH = 1.01
 _HQQ_ITERATIONS = 20
 
 
+@dataclass(frozen=True)
+class ScaleDtype:
+    """How the scales of a tensor are kept.
+
+    Attributes:
+        dtype: Their dtype.
+        global_scale: What they are divided by, float32 []; ``None`` where they stand for themselves.
+        own: The dtype of the weight, for quotients that are to be those of compressed-tensors; ``None``: float32.
+    """
+
+    dtype: torch.dtype
+    global_scale: Tensor | None = None
+    own: torch.dtype | None = None
+
+    def steps(self, scale: Tensor) -> Tensor:
+        """What values are multiplied by."""
+        return scale if self.global_scale is None else scale.float() / self.global_scale
+
+
+#: From values [rows, groups, width], their grid and what scales are kept in, to a range.
+FindRange = Callable[[Tensor, Grid, ScaleDtype], Range]
+
+
 def quantize_with_search(
-    weight: Tensor, grid: Grid, search: RangeSearch, importance: Tensor | None = None
+    weight: Tensor,
+    grid: Grid,
+    search: RangeSearch,
+    importance: Tensor | None = None,
+    largest: Tensor | None = None,
+    *,
+    plain: bool = False,
 ) -> QuantizedTensor:
     """Round ``weight`` [..., out, in] to ``grid`` with ranges from ``search``, a few rows at a time.
 
@@ -43,6 +75,10 @@ def quantize_with_search(
         importance: For the search ``imatrix``, and for it alone: what the error of each column counts, 0 or more,
             float [in], or [..., in] with one row for each matrix. A group in which nothing counts is searched as if
             all columns counted alike.
+        largest: For grids whose scales have a scale, the largest magnitude that this is made for, float []; that of
+            the weight where ``None``.
+        plain: Whether scales and codes of float elements are to be those of compressed-tensors, bit for bit: quotients
+            are taken in the weight's own dtype, and no room is left for a search.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity, a scale does not fit its dtype, the group size does not
@@ -53,16 +89,24 @@ def quantize_with_search(
         copies += 4 * _SHRINK_STEPS // grid.group_width(weight.shape[-1])
     columns = _importance_of_matrices(weight, importance, search)
     if columns is None:
-        return quantize_with_ranges(weight, grid, _SEARCHES[search], copies)
+        return quantize_with_ranges(weight, grid, _SEARCHES[search], copies, largest, plain=plain)
     matrices = weight.reshape(-1, *weight.shape[-2:]) if weight.ndim > 2 else weight.unsqueeze(0)
     pieces = []
     for matrix, counts in zip(matrices, columns, strict=True):
         weighted = partial(mse, importance=_relative(in_groups(counts.to(weight.device), grid)))
-        pieces.append(quantize_with_ranges(matrix, grid, weighted, copies))
+        pieces.append(quantize_with_ranges(matrix, grid, weighted, copies, largest))
     return _joined(pieces, weight.shape, grid)
 
 
-def quantize_with_ranges(weight: Tensor, grid: Grid, search: FindRange, copies: int = 4) -> QuantizedTensor:
+def quantize_with_ranges(
+    weight: Tensor,
+    grid: Grid,
+    search: FindRange,
+    copies: int = 4,
+    largest: Tensor | None = None,
+    *,
+    plain: bool = False,
+) -> QuantizedTensor:
     """:func:`quantize_with_search` with any function that finds ranges.
 
     Args:
@@ -70,9 +114,23 @@ def quantize_with_ranges(weight: Tensor, grid: Grid, search: FindRange, copies: 
         grid: What it is rounded to.
         search: Finds the ranges of some rows.
         copies: How many arrays of the size of those rows it needs; fewer rows are taken at a time for more.
+        largest: As in :func:`quantize_with_search`.
+        plain: As in :func:`quantize_with_search`.
     """
     rows = as_rows(weight)
-    pieces = [_quantize_rows(rows[part], grid, search) for part in row_chunks(rows, copies)]
+    kept = ScaleDtype(scale_dtype(weight.dtype), own=weight.dtype if plain and not grid.integers else None)
+    if not (grid.tensor_scaled or grid.granularity in ("block", "tensor")):
+        pieces = [_quantize_rows(rows[part], grid, search, kept) for part in row_chunks(rows, copies)]
+        return _joined(pieces, weight.shape, grid)
+    pieces = []
+    for matrix in rows.reshape(-1, *weight.shape[-2:]):
+        if grid.tensor_scaled:
+            reach = matrix.abs().max() if largest is None else largest.to(matrix.device)
+            reach = reach if plain else reach.float()
+            kept = replace(kept, global_scale=global_scale_for(reach, grid, room=not plain))
+        tall = len(matrix) if grid.granularity == "tensor" else grid.group_size or 1
+        tall = 1 if grid.granularity == "group" else tall
+        pieces += [_quantize_rows(matrix[part], grid, search, kept, tall) for part in row_chunks(matrix, copies, tall)]
     return _joined(pieces, weight.shape, grid)
 
 
@@ -80,25 +138,35 @@ def _joined(pieces: Sequence[QuantizedTensor], shape: torch.Size, grid: Grid) ->
     """One tensor of a shape from consecutive pieces of its rows."""
     lead = shape[:-1]
     zeros = [piece.zero for piece in pieces if piece.zero is not None]
+    divisors = [piece.global_scale for piece in pieces if piece.global_scale is not None]
+    divisors = divisors[:: max(1, len(divisors) // max(1, math.prod(shape[:-2])))]  # one of the pieces of a matrix
     return QuantizedTensor(
         codes=torch.cat([piece.codes for piece in pieces]).reshape(shape),
         scale=torch.cat([piece.scale for piece in pieces]).reshape(*lead, -1),
         zero=torch.cat(zeros).reshape(*lead, -1) if zeros else None,
         grid=grid,
+        global_scale=torch.stack(divisors).reshape(*shape[:-2], 1, 1) if divisors else None,
     )
 
 
-def _quantize_rows(rows: Tensor, grid: Grid, search: FindRange) -> QuantizedTensor:
+def _quantize_rows(rows: Tensor, grid: Grid, search: FindRange, kept: ScaleDtype, tall: int = 1) -> QuantizedTensor:
+    """Some rows, ``tall`` of which share their scales."""
     if not torch.isfinite(rows).all():
         bad = int((~torch.isfinite(rows)).sum())
         raise QuantizationError(f"{bad} values of the weight are NaN or infinite.")
-    dtype = scale_dtype(rows.dtype)
     grouped = in_groups(rows.float(), grid)  # [rows, groups, width]
-    scale, zero = search(grouped, grid, dtype)
-    return quantize_on_grid(rows, scale, zero, grid)
+    if tall == 1:
+        scale, zero = search(grouped, grid, kept)
+    else:
+        whole = torch.nn.functional.pad(grouped, (0, 0, 0, 0, 0, -len(rows) % tall))
+        blocks = whole.reshape(-1, tall, *whole.shape[1:]).transpose(1, 2).flatten(-2)  # [blocks, groups, tall · width]
+        scale, zero = search(blocks, grid, kept)
+        scale = scale.repeat_interleave(tall, dim=0)[: len(rows)]
+    divisor = None if kept.global_scale is None else kept.global_scale.reshape(1, 1)
+    return quantize_on_grid(rows if kept.own else rows.float(), scale, zero, grid, divisor)
 
 
-def minmax(grouped: Tensor, grid: Grid, dtype: torch.dtype) -> Range:
+def minmax(grouped: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
     """The range of the values themselves.
 
     Symmetric: s = max|w| / ((2^b − 1) / 2). Asymmetric: s = (max − min) / (2^b − 1) over a range that contains 0,
@@ -107,14 +175,17 @@ def minmax(grouped: Tensor, grid: Grid, dtype: torch.dtype) -> Range:
     Args:
         grouped: float32 [rows, groups, width].
         grid: Bits and symmetry.
-        dtype: What scales are rounded to.
+        kept: What scales are rounded to.
     """
     low, high = _ends(grouped, grid)
-    return _range(low, high, grid, dtype)
+    return _range(low, high, grid, kept)
 
 
-def mse(grouped: Tensor, grid: Grid, dtype: torch.dtype, importance: Tensor | None = None) -> Range:
+def mse(grouped: Tensor, grid: Grid, kept: ScaleDtype, importance: Tensor | None = None) -> Range:
     """The shrunken range with the least Σ importance · |ŵ − w|^2.5, of 80 from 100 % down to 21 %.
+
+    Among scales that lie on a grid in their turn: the powers of two next to that of ``minmax``; the FP8 numbers of
+    ranges from 150 % (2512.02010) down to 50 %.
 
     The search of GPTQ's reference implementation (arXiv 2210.17323): both ends are multiplied by 1 − i/100. Its power
     is 2.4; why it is 2.5 here says :func:`rounding_error`.
@@ -122,35 +193,37 @@ def mse(grouped: Tensor, grid: Grid, dtype: torch.dtype, importance: Tensor | No
     Args:
         grouped: float32 [rows, groups, width].
         grid: Bits and symmetry.
-        dtype: What scales are rounded to.
+        kept: What scales are rounded to.
         importance: float32 [groups, width], 0 or more, or ``None`` if all columns count alike. With E[x²] of each
             column ("imatrix") the error is near that of the layer's output.
     """
     low, high = _ends(grouped, grid)
-    ratios = torch.tensor([1 - step / 100 for step in range(_SHRINK_STEPS)], device=grouped.device)
-    scale, zero = _range(low.unsqueeze(-1) * ratios, high.unsqueeze(-1) * ratios, grid, dtype)
-    best = least_error_range(grouped, scale.float(), zero, importance, grid).unsqueeze(-1)
+    if importance is not None and importance.shape[-1] != grouped.shape[-1]:  # rows that share a scale
+        importance = importance.repeat(1, grouped.shape[-1] // importance.shape[-1])
+    ratios = torch.tensor(_ratios(grid), device=grouped.device)
+    scale, zero = _range(low.unsqueeze(-1) * ratios, high.unsqueeze(-1) * ratios, grid, kept)
+    best = least_error_range(grouped, kept.steps(scale).float(), zero, importance, grid).unsqueeze(-1)
     return scale.gather(-1, best).squeeze(-1), None if zero is None else zero.gather(-1, best).squeeze(-1)
 
 
 def shrunken(
-    grouped: Tensor, grid: Grid, dtype: torch.dtype, ratios: Sequence[float], error: Callable[[Tensor], Tensor]
+    grouped: Tensor, grid: Grid, kept: ScaleDtype, ratios: Sequence[float], error: Callable[[Tensor], Tensor]
 ) -> Range:
     """For each group the range, both ends multiplied by one of ``ratios``, of least error; the first of equals.
 
     Args:
         grouped: float32 [rows, groups, width].
         grid: Bits and symmetry.
-        dtype: What scales are rounded to.
+        kept: What scales are rounded to.
         ratios: What to try, the first first.
         error: From ŵ − w, float32 [rows, groups, width] and free to be overwritten, to [rows, groups].
     """
     low, high = _ends(grouped, grid)
-    best_scale, best_zero = _range(low * ratios[0], high * ratios[0], grid, dtype)
-    best = error(deviation(grouped, best_scale, best_zero, grid))
+    best_scale, best_zero = _range(low * ratios[0], high * ratios[0], grid, kept)
+    best = error(deviation(grouped, kept.steps(best_scale), best_zero, grid))
     for ratio in ratios[1:]:
-        scale, zero = _range(low * ratio, high * ratio, grid, dtype)
-        found = error(deviation(grouped, scale, zero, grid))
+        scale, zero = _range(low * ratio, high * ratio, grid, kept)
+        found = error(deviation(grouped, kept.steps(scale), zero, grid))
         better = found < best
         best = torch.where(better, found, best)
         best_scale = torch.where(better, scale, best_scale)
@@ -159,7 +232,7 @@ def shrunken(
     return best_scale, best_zero
 
 
-def hqq(grouped: Tensor, grid: Grid, dtype: torch.dtype) -> Range:
+def hqq(grouped: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
     """Half-quadratic zeros: with the scale fixed, z minimises Σ|w − ŵ|^0.7 (HQQ, Badri and Shaji 2023).
 
     Alternates a shrinkage of the error, e = sign(r)·relu(|r| − |r|^(p−1) / β), with the closed form
@@ -167,7 +240,7 @@ def hqq(grouped: Tensor, grid: Grid, dtype: torch.dtype) -> Range:
     numbers. (The reference stops as soon as the mean over the whole matrix rises. Kept by group, the error is a little
     lower and does not depend on how many rows are worked on at a time.)
     """
-    scale, zero = minmax(grouped, grid, dtype)
+    scale, zero = minmax(grouped, grid, kept)
     if zero is None:
         raise QuantizationError("The hqq search moves zeros, which a symmetric grid does not have; use mse or -asym.")
     inverse = 1 / scale.float().unsqueeze(-1)
@@ -232,7 +305,17 @@ def _ends(grouped: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     return low, high
 
 
-def _range(low: Tensor, high: Tensor, grid: Grid, dtype: torch.dtype) -> Range:
+def _ratios(grid: Grid) -> tuple[float, ...]:
+    """What the search multiplies a range by."""
+    if grid.scale is None:
+        return tuple(1 - step / 100 for step in range(_SHRINK_STEPS))
+    return _WIDENED if grid.tensor_scaled else _DOUBLED
+
+
+def _range(low: Tensor, high: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
+    dtype = kept.dtype
+    if not grid.integers:
+        return stored_scale(high.to(kept.own or high.dtype), grid, dtype, kept.global_scale), None
     span = (high - low) / grid.code_max
     # A group of zeros gets the scale 1: its codes are then its zero, exactly.
     scale = torch.where(span == 0, torch.ones_like(span), span.clamp(min=torch.finfo(dtype).tiny)).to(dtype)

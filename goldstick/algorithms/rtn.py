@@ -67,7 +67,8 @@ class RTN(Quantizer):
             QuantizationError: The weight, or more than 1 % of the inputs, hold NaN or infinity.
         """
         if self.range_search != "imatrix":
-            tensor, notes = quantize_with_search(weight, scheme.weight, self.range_search), {}
+            plain = self.range_search == "minmax"
+            tensor, notes = quantize_with_search(weight, scheme.weight, self.range_search, plain=plain), {}
         elif state is None:
             raise QuantizationError("The search imatrix needs the statistics of the layer's inputs.")
         else:

@@ -15,6 +15,7 @@ from goldstick.algorithms.hessian_factor import uncompensated
 from goldstick.algorithms.ranges import (
     FindRange,
     Range,
+    ScaleDtype,
     quantize_with_ranges,
     quantize_with_search,
     shrunken,
@@ -131,7 +132,7 @@ class SmoothLoss:
         if scale is not None and not torch.isfinite(scaled).all():
             return None
         grid = member.scheme.weight
-        if self._ranges == "clip" and not member.compensated:
+        if self._ranges == "clip" and not member.compensated and grid.granularity not in ("block", "tensor"):
             tensor = quantize_with_ranges(scaled, grid, self._clipping(grid, scale))
         else:
             tensor = quantize_with_search(scaled, grid, "minmax" if self._ranges == "minmax" else "mse")
@@ -142,8 +143,8 @@ class SmoothLoss:
         square = self._square if scale is None else self._square / scale.double().square()  # E[(xⱼ/sⱼ)²], [in]
         shares = in_groups((square / square.max().clamp(min=torch.finfo(torch.float64).tiny)).float(), grid)
 
-        def search(grouped: Tensor, grid: Grid, dtype: torch.dtype) -> Range:
-            return shrunken(grouped, grid, dtype, RATIOS, lambda delta: delta.square_().mul_(shares).sum(-1))
+        def search(grouped: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
+            return shrunken(grouped, grid, kept, RATIOS, lambda delta: delta.square_().mul_(shares).sum(-1))
 
         return search
 

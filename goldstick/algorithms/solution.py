@@ -111,11 +111,13 @@ def _stacked(tensors: Sequence[QuantizedTensor], lead: torch.Size) -> QuantizedT
         return torch.stack(list(parts)).reshape(*lead, *parts[0].shape)
 
     zeros = [tensor.zero for tensor in tensors if tensor.zero is not None]
+    divisors = [tensor.global_scale for tensor in tensors if tensor.global_scale is not None]
     return QuantizedTensor(
         codes=joined([tensor.codes for tensor in tensors]),
         scale=joined([tensor.scale for tensor in tensors]),
         zero=joined(zeros) if zeros else None,
         grid=tensors[0].grid,
+        global_scale=joined(divisors) if divisors else None,
     )
 
 

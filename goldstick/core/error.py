@@ -56,8 +56,7 @@ class WeightError:
 def weight_error(weight: Tensor, tensor: QuantizedTensor) -> WeightError:
     """Error of ``tensor`` against ``weight`` [..., out, in], in float64 sums over float32 differences."""
     rows = as_rows(weight)
-    zero = None if tensor.zero is None else as_rows(tensor.zero)
-    matrix = QuantizedTensor(codes=as_rows(tensor.codes), scale=as_rows(tensor.scale), zero=zero, grid=tensor.grid)
+    matrix = tensor.flattened()
     height = weight.shape[-2] if weight.ndim > 2 else None
     total = WeightError(signal=0.0, noise=0.0, max_abs=0.0)
     for part in row_chunks(rows, copies=8):

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from goldstick.core.grid import Grid
 from goldstick.core.scheme import Scheme
+from goldstick.core.stored_scale import global_scale_for
 from goldstick.errors import QuantizationError
 
 
@@ -18,8 +19,9 @@ def input_range(low: float, high: float, grid: Grid) -> tuple[Tensor, Tensor | N
     The range is widened to contain 0. Codes are signed, q = clamp(round(x / s + z), −2^(b−1), 2^(b−1) − 1), and
     x̂ = (q − z) · s. Symmetric: s = max|x| / ((2^b − 1) / 2), which is max|x| / 127.5 at 8 bits, with the codes
     −128 … 127: the greatest positive value is clipped by half a step, as compressed-tensors does with its tokens and
-    tensors, and as weights are. Asymmetric: s = (high − low) / (2^b − 1), z = −2^(b−1) − round(low / s), clamped to
-    the codes. A range of nothing but 0 gets the scale 1.
+    tensors, and as weights are. Asymmetric: s = (high − low) / (2^b − 1), z = −2^(b−1) − round(low / s), clamped to the
+    codes. Of float elements: s = max|x| / the largest of them; of NVFP4, whose scales are found at run time, what those
+    are divided by, 448 · 6 / max|x|. A range of nothing but 0 gets the scale 1.
 
     Args:
         low: The least value.
@@ -35,6 +37,12 @@ def input_range(low: float, high: float, grid: Grid) -> tuple[Tensor, Tensor | N
     if not (math.isfinite(low) and math.isfinite(high) and low <= high):
         raise QuantizationError(f"Inputs from {low} to {high} have no range to quantize.")
     low, high = min(low, 0.0), max(high, 0.0)
+    if grid.float_element is not None:
+        largest = torch.tensor(max(-low, high), dtype=torch.float32)
+        if grid.tensor_scaled:
+            return global_scale_for(largest, grid), None
+        scale = largest / grid.steps_to_end
+        return torch.where(scale == 0, 1.0, scale.clamp(min=torch.finfo(torch.float32).tiny)), None
     width = 2 * max(-low, high) if grid.symmetric else high - low
     scale = torch.tensor(width / grid.code_max or 1.0, dtype=torch.float32).clamp(min=torch.finfo(torch.float32).tiny)
     if not torch.isfinite(scale):

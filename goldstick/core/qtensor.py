@@ -8,7 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from goldstick.core.element import Element
 from goldstick.core.grid import Grid
+from goldstick.core.rows import as_rows
 from goldstick.errors import QuantizationError
 
 
@@ -19,18 +21,22 @@ def scale_dtype(weight_dtype: torch.dtype) -> torch.dtype:
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizedTensor:
-    """Integer codes with the scales and zeros that turn them back into numbers.
+    """Codes with the scales and zeros that turn them back into numbers.
 
-    w[…, o, i] ≈ (codes[…, o, i] − zero[…, o, g]) · scale[…, o, g], g = i // group width. Leading dimensions are
-    independent matrices (the experts of a mixture). With an ``input_order`` p, what stands at i is w[…, o, p[i]]: the
-    columns lie in the order of their groups, which take their inputs from anywhere in the row.
+    w[…, o, i] ≈ value(codes[…, o, i]) · scale[…, o, g], g = i // group width. The value is code − zero[…, o, g] on a
+    grid of integers, and otherwise what the element's table says. Scales that have a scale in their turn are divided by
+    it. Leading dimensions are independent matrices (the experts of a mixture). With an ``input_order`` p, what stands
+    at i is w[…, o, p[i]]: columns lie in the order of their groups, which take their inputs from anywhere in the row.
 
     Attributes:
         codes: uint8 [..., out, in], each in 0 … 2^bits − 1.
-        scale: float [..., out, groups], in the dtype the kernels and files will use.
+        scale: float [..., out, groups], in the dtype of the layer. A block or a tensor that shares a scale has it in
+            each of its rows.
         zero: ``None`` for a symmetric grid (the zero is 2^(bits−1)), otherwise float [..., out, groups], perhaps
             fractional; whole numbers for grids that formats with integer zeros can hold.
         grid: The grid the codes live on.
+        global_scale: float32 [..., 1, 1] or [..., out, 1], what the scales of a matrix are divided by; ``None`` where
+            they stand for themselves.
         input_order: p, integers [in], each input once; ``None`` where columns lie as the inputs come. Only files of
             GPTQ's act-order have one.
     """
@@ -40,6 +46,7 @@ class QuantizedTensor:
     zero: Tensor | None
     grid: Grid
     input_order: Tensor | None = None
+    global_scale: Tensor | None = None
 
     def __post_init__(self) -> None:
         out_features, in_features = self.codes.shape[-2:]
@@ -54,6 +61,8 @@ class QuantizedTensor:
                 f"Codes {tuple(self.codes.shape)} on the grid {self.grid.label} need scales and zeros of shape "
                 f"{expected}, not {tuple(self.scale.shape)} and {zero_shape}."
             )
+        if self.grid.tensor_scaled != (self.global_scale is not None):
+            raise QuantizationError(f"The grid {self.grid.label} and a scale of its scales do not go together.")
         if self.grid.symmetric != (self.zero is None):
             raise QuantizationError("A symmetric grid has no zeros of its own, an asymmetric one always has them.")
         if self.input_order is not None and not _each_once(self.input_order, in_features):
@@ -68,19 +77,47 @@ class QuantizedTensor:
         """The numbers the codes stand for, [..., out, in].
 
         Computed as (codes − zero) · scale with both operations in ``dtype`` (the scale's dtype by default), which
-        is what compressed-tensors does and makes the results of both bit-equal.
+        is what compressed-tensors does and makes the results of both bit-equal. With a ``global_scale`` the product is
+        one of float32, rounded to ``dtype``.
         """
         dtype = dtype or self.scale.dtype
         width = self.grid.group_width(self.in_features)
+        element = self.grid.float_element
+        if element is not None:
+            return in_place(self._float_numbers(element, width, dtype), self.input_order)
         zero = self.grid.midpoint if self.zero is None else self._spread(self.zero.to(dtype), width)
         values = self.codes.to(dtype)
         values.sub_(zero).mul_(self._spread(self.scale.to(dtype), width))
         return in_place(values, self.input_order)
 
+    def _float_numbers(self, element: Element, width: int, dtype: torch.dtype) -> Tensor:
+        # A divided scale is no number of 16 bits: the product is rounded to the dtype once.
+        wide = torch.promote_types(dtype, torch.float32) if self.global_scale is not None else dtype
+        return element.numbers(self.codes, wide).mul_(self._spread(self.steps().to(wide), width)).to(dtype)
+
+    def steps(self) -> Tensor:
+        """What values are multiplied by, [..., out, groups]: scales, divided by their own scale if they have one."""
+        return self.scale if self.global_scale is None else self.scale.float() / self.global_scale
+
     def rows(self, part: slice) -> QuantizedTensor:
         """Some rows of a matrix."""
         zero = None if self.zero is None else self.zero[part]
-        return dataclasses.replace(self, codes=self.codes[part], scale=self.scale[part], zero=zero)
+        divisor = self.global_scale
+        if divisor is not None and len(divisor) > 1:
+            divisor = divisor[part]
+        return dataclasses.replace(
+            self, codes=self.codes[part], scale=self.scale[part], zero=zero, global_scale=divisor
+        )
+
+    def flattened(self) -> QuantizedTensor:
+        """All rows of several matrices as those of one."""
+        divisor = self.global_scale
+        if divisor is not None:
+            divisor = as_rows(divisor.expand(*self.codes.shape[:-1], 1))
+        zero = None if self.zero is None else as_rows(self.zero)
+        return dataclasses.replace(
+            self, codes=as_rows(self.codes), scale=as_rows(self.scale), zero=zero, global_scale=divisor
+        )
 
     def _spread(self, values: Tensor, width: int) -> Tensor:
         if values.shape[-1] == 1:
@@ -99,49 +136,69 @@ def _each_once(order: Tensor, count: int) -> bool:
     return order.is_meta or torch.equal(order.sort().values, torch.arange(count).to(order))
 
 
-def quantize_on_grid(weight: Tensor, scale: Tensor, zero: Tensor | None, grid: Grid) -> QuantizedTensor:
+def quantize_on_grid(
+    weight: Tensor, scale: Tensor, zero: Tensor | None, grid: Grid, global_scale: Tensor | None = None
+) -> QuantizedTensor:
     """Round ``weight`` to the nearest codes of a given scale and zero.
 
-    code = clamp(round(w / scale + zero), 0, 2^bits − 1), rounding half to even, in float32. The scale is used in its
-    own dtype's values, so the codes are right for the numbers that will be stored. A zero scale gives the code
-    nearest to zero. The sum is taken with the zero of signed codes, zero − 2^(bits−1), as compressed-tensors takes it:
-    codes then equal its own bit for bit, at ties too.
+    code = clamp(round(w / s + zero), 0, 2^bits − 1), rounding half to even, in float32; on a grid of floats the code of
+    the value nearest to w / s, a quotient in their own dtypes. The scale is used in its own dtype's values, which are
+    those that will be stored. A zero scale gives the code nearest to zero. The sum is taken with the zero of signed
+    codes, zero − 2^(bits−1), as compressed-tensors takes it: codes then equal its own bit for bit, at ties too.
 
     Args:
         weight: float [..., out, in].
         scale: float [..., out, groups].
         zero: ``None`` or float [..., out, groups].
         grid: The grid.
+        global_scale: float32 [..., 1, 1], what scales are divided by; ``None`` where they stand for themselves.
 
     Raises:
         QuantizationError: The group size does not divide ``in``, or the shapes do not fit each other.
     """
-    grouped = in_groups(weight.float(), grid)  # [..., out, groups, width]
-    codes = codes_on_grid(grouped, scale, zero, grid).to(torch.uint8).flatten(-2)
-    return QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=grid)
+    grouped = in_groups(weight.float() if grid.integers else weight, grid)  # [..., out, groups, width]
+    steps = scale if global_scale is None else scale.float() / global_scale
+    codes = codes_on_grid(grouped, steps, zero, grid).to(torch.uint8).flatten(-2)[..., : weight.shape[-1]]
+    return QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=grid, global_scale=global_scale)
 
 
-def codes_on_grid(grouped: Tensor, scale: Tensor, zero: Tensor | None, grid: Grid) -> Tensor:
+def codes_on_grid(grouped: Tensor, steps: Tensor, zero: Tensor | None, grid: Grid) -> Tensor:
     """The codes of :func:`quantize_on_grid` as whole float32 numbers, [..., groups, width] like ``grouped``."""
-    step = scale.float().unsqueeze(-1)
-    if step.shape[:-1] != grouped.shape[:-1]:
-        raise QuantizationError(f"Groups {tuple(grouped.shape)} do not fit scales {tuple(scale.shape)}.")
-    ratio = torch.where(step == 0, torch.zeros_like(grouped), grouped / step)
+    ratio = _ratio(grouped, steps)
+    if (element := grid.float_element) is not None:
+        return element.round(ratio).float()
     if zero is not None:
         ratio += zero.float().unsqueeze(-1) - grid.midpoint
     return ratio.round_().add_(grid.midpoint).clamp_(0, grid.code_max)
 
 
+def values_on_grid(grouped: Tensor, steps: Tensor, zero: Tensor | None, grid: Grid) -> Tensor:
+    """What the codes of :func:`codes_on_grid` stand for in units of the step, float32 [..., groups, width]."""
+    if (element := grid.float_element) is not None:
+        return element.numbers(element.round(_ratio(grouped, steps)))
+    return codes_on_grid(grouped, steps, zero, grid).sub_(grid.midpoint if zero is None else zero.unsqueeze(-1))
+
+
+def _ratio(grouped: Tensor, steps: Tensor) -> Tensor:
+    step = steps.unsqueeze(-1)
+    if step.shape[:-1] != grouped.shape[:-1]:
+        raise QuantizationError(f"Groups {tuple(grouped.shape)} do not fit scales {tuple(steps.shape)}.")
+    return torch.where(step == 0, torch.zeros_like(grouped), grouped / step)
+
+
 def in_groups(values: Tensor, grid: Grid) -> Tensor:
-    """Rows [..., in] cut into what shares a scale, [..., groups, width].
+    """Rows [..., in] cut into what shares a scale, [..., groups, width]; zeros fill the last block up.
 
     Raises:
         QuantizationError: The group size does not divide ``in``.
     """
-    if not grid.divides(values.shape[-1]):
+    columns = values.shape[-1]
+    if not grid.divides(columns):
         raise QuantizationError(
-            f"Rows of {values.shape[-1]} values do not divide into groups of {grid.group_size}; choose a group size "
+            f"Rows of {columns} values do not divide into groups of {grid.group_size}; choose a group size "
             "that divides, or one scale per channel."
         )
-    width = grid.group_width(values.shape[-1])
-    return values.reshape(*values.shape[:-1], grid.groups(values.shape[-1]), width)
+    width = grid.group_width(columns)
+    if columns % width:
+        values = torch.nn.functional.pad(values, (0, -columns % width))
+    return values.reshape(*values.shape[:-1], grid.groups(columns), width)

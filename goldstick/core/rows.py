@@ -14,10 +14,14 @@ MOST_ROWS = 1 << 16
 """Rows that :func:`finite_rows` gives at a time, at most."""
 
 
-def row_chunks(matrix: Tensor, copies: int = 1) -> Iterator[slice]:
-    """Slices over the rows of a [rows, columns] matrix such that ``copies`` temporaries stay small together."""
+def row_chunks(matrix: Tensor, copies: int = 1, together: int = 1) -> Iterator[slice]:
+    """Slices over the rows of a [rows, columns] matrix such that ``copies`` temporaries stay small together.
+
+    All but the last have a multiple of ``together`` rows.
+    """
     rows, columns = matrix.shape
     step = max(1, CHUNK_ELEMENTS // max(1, columns * copies))
+    step = -(-step // together) * together
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
 

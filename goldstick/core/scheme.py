@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from reprlib import repr as shown
 from typing import ClassVar
 
-from goldstick.core.grid import Grid
+from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO, Grid
 from goldstick.errors import RecipeError
 
 _NAME = re.compile(
@@ -19,6 +19,47 @@ _NAME = re.compile(
 )
 
 _PER_TOKEN = Grid(bits=8, granularity="token")
+
+_FP8 = Grid(element="e4m3", granularity="channel")
+_FP8_TENSOR = Grid(element="e4m3", granularity="tensor")
+_FP8_TOKEN = Grid(element="e4m3", granularity="token")
+_FP8_GROUP = Grid(element="e4m3", granularity="group", group_size=128)
+_FP8_BLOCK = Grid(element="e4m3", granularity="block", group_size=128)
+
+
+def _microscaled(element: str, bits: int) -> Grid:
+    """Groups of 32 whose scales are powers of two (2310.10537)."""
+    return Grid(element=element, bits=bits, granularity="group", group_size=32, scale=POWERS_OF_TWO)
+
+
+_NVFP4 = Grid(element="e2m1", bits=4, granularity="group", group_size=16, scale=FLOAT8_SCALES)
+
+#: Weight and activation grids of the schemes with names of their own, and what help says of them.
+_NAMED: dict[str, tuple[Grid, Grid | None, str]] = {
+    "fp8": (_FP8_TENSOR, _FP8_TENSOR, "FP8 weights and activations, one scale a tensor, from data"),
+    "fp8-dynamic": (_FP8, _FP8_TOKEN, "FP8 weights per channel, FP8 activations per token at run time"),
+    "fp8-static": (_FP8, _FP8_TENSOR, "FP8 weights per channel, FP8 activations with one scale per tensor from data"),
+    "fp8-block": (_FP8_BLOCK, _FP8_GROUP, "FP8 weights in blocks of 128 x 128, FP8 activations in groups of 128"),
+    "fp8a16": (_FP8, None, "FP8 weights per channel"),
+    "fp8a16-block": (_FP8_BLOCK, None, "FP8 weights in blocks of 128 x 128"),
+    "mxfp8": (_microscaled("e4m3", 8), _microscaled("e4m3", 8), "MXFP8 weights and activations"),
+    "mxfp8a16": (_microscaled("e4m3", 8), None, "MXFP8 weights"),
+    "mxfp6a16": (_microscaled("e2m3", 6), None, "MXFP6 weights (E2M3)"),
+    "mxfp4": (_microscaled("e2m1", 4), _microscaled("e2m1", 4), "MXFP4 weights and activations"),
+    "mxfp4a16": (_microscaled("e2m1", 4), None, "MXFP4 weights"),
+    "mxfp4afp8": (_microscaled("e2m1", 4), _FP8_GROUP, "MXFP4 weights, FP8 activations in groups of 128"),
+    "nvfp4": (_NVFP4, _NVFP4, "NVFP4 weights and activations, whose scale of scales comes from data"),
+    "nvfp4a16": (_NVFP4, None, "NVFP4 weights"),
+    "w4afp8": (
+        Grid(bits=4, granularity="group", group_size=128), _FP8_TOKEN,
+        "4-bit integer weights in groups of 128, FP8 activations per token at run time",
+    ),
+    "nf4a16": (Grid(element="nf4", bits=4, granularity="group", group_size=64), None, "NF4 weights, groups of 64"),
+    "iq4a16": (Grid(element="iq4", bits=4, granularity="group", group_size=32), None, "IQ4 weights, groups of 32"),
+}  # fmt: skip
+
+#: The grids of inputs with float elements, by the name that kernels know them by.
+FLOAT_INPUTS: dict[str, Grid] = {grid.input_name: grid for _, grid, _ in _NAMED.values() if grid}
 
 #: The names that help and error texts offer; any ``w<bits>a16-g<size>`` of this pattern is understood.
 PRESETS: dict[str, str] = {
@@ -48,6 +89,7 @@ PRESETS: dict[str, str] = {
     "w2a16-g64-asym": "2-bit weights, groups of 64, asymmetric",
     "w2a16-g128": "2-bit weights, groups of 128",
     "w2a16-channel": "2-bit weights, one scale per output channel",
+    **{name: described for name, (_, _, described) in _NAMED.items()},
 }
 
 
@@ -66,16 +108,18 @@ class Scheme:
     activation: Grid | None = None
 
     def __post_init__(self) -> None:
-        if self.weight.granularity in ("token", "tensor"):
+        if self.weight.granularity in ("token", "none") or (
+            self.weight.granularity == "tensor" and self.weight.integers
+        ):
             raise RecipeError(
                 f"A weight has no scale per {self.weight.granularity}: its granularity is channel or group."
             )
         known = (_PER_TOKEN, _per_tensor(symmetric=True), _per_tensor(symmetric=False))
-        if self.activation is not None and self.activation not in known:
+        if self.activation is not None and self.activation not in (*known, *FLOAT_INPUTS.values()):
             raise RecipeError(
                 "Activations are quantized to 8 bits, symmetric and per token at run time (bits: 8, symmetric: true, "
-                "granularity: token), or with one static scale (bits: 8, granularity: tensor), not as "
-                f"{self.activation.label}."
+                "granularity: token), with one static scale (bits: 8, granularity: tensor), or as those of "
+                f"{', '.join(name for name, (_, grid, _) in _NAMED.items() if grid)}, not as {self.activation.label}."
             )
 
     @classmethod
@@ -89,6 +133,9 @@ class Scheme:
         Raises:
             RecipeError: The name is no scheme; the message gives the nearest ones.
         """
+        if name in _NAMED:
+            weight, activation, _ = _NAMED[name]
+            return cls(weight=weight, activation=activation)
         match = _NAME.fullmatch(name)
         if match is None or (match["activation"] == "8") != (match["when"] is not None):
             near = difflib.get_close_matches(name[:100], PRESETS, n=3, cutoff=0.4)
@@ -117,7 +164,12 @@ class Scheme:
 
     @property
     def label(self) -> str:
-        """The name of the scheme, as :meth:`parse` understands it."""
+        """The name of the scheme, as :meth:`parse` understands it; of float grids that have no name a description."""
+        for name, (weight, grid, _) in _NAMED.items():
+            if (weight, grid) == (self.weight, self.activation):
+                return name
+        if not (self.weight.integers and (self.activation is None or self.activation.integers)):
+            return f"w-{self.weight.label}-a-{self.activation.label if self.activation else '16'}"
         activation = "16"
         if self.activation:
             shifted = "" if self.activation.symmetric else "-shifted"

@@ -1,8 +1,8 @@
 """compressed-tensors: the default format, read by transformers, vLLM and SGLang.
 
-Two layouts: ``pack-quantized`` for float activations and ``int-quantized`` for 8-bit ones: an int8 for every code, of 4
-bits too, since vLLM runs 4-bit weights with 8-bit activations from this layout only. The config writes the ``format``
-into every group, since readers take the layout from there and not from the top.
+How a weight lies in tensors stands in :mod:`goldstick.formats.compressed_layouts`: integers as ``pack-quantized``, or
+for 8-bit integer activations ``int-quantized``; FP8, MXFP8, MXFP4 and NVFP4 each in a layout of their own. The config
+writes the ``format`` into every group, since readers take the layout from there and not from the top.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldstick.core.bitpack import pack_rows, packed_width, unpack_rows
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import SchemeOf, StaysFloat, StorageFormat, StoredLayer, StoredTensor, are_codes
+from goldstick.formats.compressed_layouts import CodeLayout, divides_into_bytes, layout_of
 from goldstick.formats.config_groups import group_of_scheme, groups_by_module, scheme_of_group
 from goldstick.formats.input_scale import INPUT_ZERO, input_specs, pack_input
 from goldstick.formats.name_matching import NamePatterns
@@ -30,7 +30,7 @@ class CompressedTensors(StorageFormat):
 
     name = "compressed-tensors"
     method = "compressed-tensors"
-    expert_suffixes = ("_packed", "_scale", "_zero_point", "_shape")
+    expert_suffixes = ("_packed", "_scale", "_zero_point", "_shape", "_global_scale")
     packages = ("compressed_tensors",)
     loading = "Load it with transformers and compressed-tensors, with vLLM, or with `goldstick.load(directory)`."
     holds_kv_scales = True
@@ -52,8 +52,13 @@ class CompressedTensors(StorageFormat):
             return "its zeros are integers and this algorithm's are fractions"
         if layer.kind == "experts" and (not grid.symmetric or layer.scheme.activation):
             return "its readers in transformers load experts with symmetric weights and float activations only"
+        if layout_of(layer.scheme) is None:
+            return f"compressed-tensors has no layout for the grid {grid.label}"
+        if not divides_into_bytes(grid, layer.shape[-1]):
+            return f"its {layer.shape[-1]} inputs do not divide into the groups and words of {grid.label}"
         by_channel = grid.granularity == "channel"
-        if layer.scheme.activation and not (grid.symmetric and (grid.bits == 4 or (grid.bits == 8 and by_channel))):
+        integers = layer.scheme.activation is not None and layer.scheme.activation.integers
+        if integers and not (grid.symmetric and (grid.bits == 4 or (grid.bits == 8 and by_channel))):
             return (
                 "with 8-bit activations its readers run symmetric weights only, of 8 bits by channel, or of 4 bits by "
                 "channel or group"
@@ -71,20 +76,9 @@ class CompressedTensors(StorageFormat):
 
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shapes and dtypes by suffix."""
-        out_features, in_features = layer.shape
-        grid = layer.scheme.weight
-        groups = grid.groups(in_features)
-        scale = (torch.Size([out_features, groups]), scale_dtype)
-        if layer.scheme.activation:
-            return {"": (layer.shape, torch.int8), "_scale": scale, **input_specs(layer.scheme, scale_dtype)}
-        specs = {
-            "_packed": (torch.Size([out_features, packed_width(in_features, grid.bits)]), torch.int32),
-            "_scale": scale,
-            "_shape": (torch.Size([2]), torch.int64),
-        }
-        if not grid.symmetric:
-            specs["_zero_point"] = (torch.Size([packed_width(out_features, grid.bits), groups]), torch.int32)
-        return specs
+        layout = _layout(layer.scheme)
+        specs = layout.specs(layer.shape, layer.scheme.weight, scale_dtype)
+        return specs | input_specs(layer.scheme, scale_dtype)
 
     def pack(
         self,
@@ -101,20 +95,9 @@ class CompressedTensors(StorageFormat):
         """
         if input_multiplier is not None or tensor.input_order is not None:
             raise FormatError("compressed-tensors has no place for what a layer does to its input; use format native.")
-        grid = tensor.grid
-        inputs = pack_input(scheme, input_scale, input_zero, tensor.scale.dtype)
-        if scheme.activation:
-            return {"": (tensor.codes.short() - grid.midpoint).to(torch.int8), "_scale": tensor.scale, **inputs}
-        parts = {
-            "_packed": pack_rows(tensor.codes, grid.bits),
-            "_scale": tensor.scale,
-            "_shape": torch.tensor(tensor.codes.shape, dtype=torch.int64),
-        }
-        if tensor.zero is not None:
-            if not are_codes(tensor.zero.float(), grid):
-                raise FormatError("compressed-tensors holds whole zeros only; export to the native format instead.")
-            parts["_zero_point"] = pack_rows(tensor.zero.T.contiguous().to(torch.uint8), grid.bits).T.contiguous()
-        return parts
+        if tensor.zero is not None and not are_codes(tensor.zero.float(), tensor.grid):
+            raise FormatError("compressed-tensors holds whole zeros only; export to the native format instead.")
+        return _layout(scheme).pack(tensor) | pack_input(scheme, input_scale, input_zero, tensor.scale.dtype)
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
         """The layer from its tensors.
@@ -122,24 +105,7 @@ class CompressedTensors(StorageFormat):
         Raises:
             FormatError: The tensors do not belong together.
         """
-        grid = scheme.weight
-        if "_shape" in parts and parts["_shape"].tolist() != [parts["_packed"].shape[-2], in_features]:
-            raise FormatError(
-                f"its weight_shape says {parts['_shape'].tolist()} and its codes are those of "
-                f"{[parts['_packed'].shape[-2], in_features]}; the checkpoint contradicts itself."
-            )
-        if "" in parts:
-            signed = parts[""].short() + grid.midpoint
-            if bool(((signed < 0) | (signed > grid.code_max)).any()):
-                raise FormatError(f"its int8 codes are not all of {grid.bits} bits; the checkpoint contradicts itself.")
-            codes = signed.to(torch.uint8)
-        else:
-            codes = unpack_rows(parts["_packed"], grid.bits, in_features)
-        zero = None
-        if not grid.symmetric:
-            rows = codes.shape[-2]
-            zero = unpack_rows(parts["_zero_point"].T.contiguous(), grid.bits, rows).T.contiguous().float()
-        return QuantizedTensor(codes=codes, scale=parts["_scale"], zero=zero, grid=grid)
+        return _layout(scheme).unpack(parts, scheme.weight, in_features)
 
     def config(self, layers: Sequence[StoredLayer], ignored: Sequence[str], ties: Mapping[str, str]) -> dict[str, Any]:
         """``quant_method: compressed-tensors``, a group for each scheme."""
@@ -196,12 +162,19 @@ class CompressedTensors(StorageFormat):
         return stays_float
 
     def weight_name(self, name: str, dtype: torch.dtype | None) -> str | None:
-        """Packed codes, or those of 8-bit activations, which are stored under the weight's own name."""
-        plain = dtype is torch.int8 and not name.endswith(INPUT_ZERO)
+        """Packed codes, or those of 8 bits, which are stored under the weight's own name."""
+        plain = dtype in (torch.int8, torch.float8_e4m3fn) and not name.endswith((INPUT_ZERO, "_scale"))
         return super().weight_name(name, dtype) or (name if plain else None)
 
 
 COMPRESSED_TENSORS = CompressedTensors()
+
+
+def _layout(scheme: Scheme) -> CodeLayout:
+    found = layout_of(scheme)
+    if found is None:
+        raise FormatError(f"compressed-tensors has no layout for the grid {scheme.weight.label}.")
+    return found
 
 
 def _parameter(layer: StoredLayer) -> str:

@@ -4,40 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from reprlib import repr as shown
-from typing import Any
+from types import NoneType
+from typing import Any, cast
 
-from goldstick.core.grid import Grid
-from goldstick.core.scheme import Scheme
+from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO, Granularity, Grid
+from goldstick.core.scheme import FLOAT_INPUTS, Scheme
 from goldstick.errors import FormatError, RecipeError
+from goldstick.formats.compressed_layouts import layout_of, scale_dtype_name
 from goldstick.formats.name_matching import NamePatterns
 
 
 def group_of_scheme(scheme: Scheme, targets: list[str]) -> dict[str, Any]:
     """The config group of layers that match ``targets``, with their scheme."""
-    activation: dict[str, Any] | None = None
-    if scheme.activation:
-        activation = {
-            "num_bits": 8,
-            "type": "int",
-            "symmetric": scheme.activation.symmetric,
-            "strategy": scheme.activation.granularity,
-            "dynamic": scheme.activation.dynamic,
-        }
-        activation |= {"observer": "minmax"} if scheme.static_input else {}
-    weights = {
-        "num_bits": scheme.weight.bits,
-        "type": "int",
-        "symmetric": scheme.weight.symmetric,
-        "strategy": scheme.weight.granularity,
-        "group_size": scheme.weight.group_size,
-    }
+    layout = layout_of(scheme)
     return {
         "targets": targets,
-        "format": "int-quantized" if scheme.activation else "pack-quantized",
-        "weights": weights,
-        "input_activations": activation,
+        "format": layout.name if layout else None,
+        "weights": _weights(scheme.weight),
+        "input_activations": _inputs(scheme.activation) if scheme.activation else None,
         "output_activations": None,
     }
+
+
+def _weights(grid: Grid) -> dict[str, Any]:
+    block = grid.granularity == "block"
+    args: dict[str, Any] = {
+        "num_bits": grid.bits,
+        "type": "int" if grid.integers else "float",
+        "symmetric": grid.symmetric,
+        "strategy": "tensor_group" if grid.tensor_scaled else grid.granularity,
+        "group_size": None if block else grid.group_size,
+    }
+    args |= {"block_structure": [grid.group_size, grid.group_size]} if block else {}
+    return args | ({"scale_dtype": scale_dtype_name(grid)} if grid.scale else {})
+
+
+def _inputs(grid: Grid) -> dict[str, Any]:
+    args: dict[str, Any] = {
+        "num_bits": grid.bits,
+        "type": "int" if grid.integers else "float",
+        "symmetric": grid.symmetric,
+        "strategy": "tensor_group" if grid.tensor_scaled else grid.granularity,
+        "dynamic": "local" if grid.tensor_scaled else grid.dynamic,
+    }
+    args |= {"group_size": grid.group_size} if grid.group_size else {}
+    args |= {"scale_dtype": scale_dtype_name(grid)} if grid.scale else {}
+    observer = "static_minmax" if grid.tensor_scaled else None if grid.dynamic else "minmax"
+    return args | ({"observer": observer} if observer else {})
 
 
 def scheme_of_group(group: Mapping[str, Any]) -> Scheme:
@@ -48,7 +61,18 @@ def scheme_of_group(group: Mapping[str, Any]) -> Scheme:
     """
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping) or not (inputs is None or isinstance(inputs, Mapping)):
-        raise FormatError(f"goldstick runs integer weights by group or channel, and a group has {shown(weights)}.")
+        raise FormatError(
+            f"goldstick runs integer and float weights by group or channel; a group has {shown(weights)}."
+        )
+    activation = _activation(inputs) if inputs else None
+    grid = _float_grid(weights) if weights.get("type") == "float" else _integer_grid(weights)
+    try:
+        return Scheme(weight=grid, activation=activation)
+    except RecipeError as error:
+        raise FormatError(f"A group of the config makes no sense: {error}") from error
+
+
+def _integer_grid(weights: Mapping[str, Any]) -> Grid:
     by_group = weights.get("strategy") == "group"
     if weights.get("type") != "int" or not (by_group or weights.get("strategy") == "channel"):
         raise FormatError(
@@ -61,7 +85,7 @@ def scheme_of_group(group: Mapping[str, Any]) -> Scheme:
             "whole number, true or false, and a whole number."
         )
     try:
-        grid = Grid(
+        return Grid(
             bits=bits,
             symmetric=symmetric,
             granularity="group" if by_group else "channel",
@@ -69,11 +93,47 @@ def scheme_of_group(group: Mapping[str, Any]) -> Scheme:
         )
     except RecipeError as error:
         raise FormatError(f"A group of the config makes no sense: {error}") from error
-    return Scheme(weight=grid, activation=_activation(inputs) if inputs else None)
+
+
+#: num_bits of float grids → element.
+_FLOATS = {8: "e4m3", 6: "e2m3", 4: "e2m1"}
+_SCALES_OF_OLD = {(4, 32): "torch.uint8", (4, 16): "torch.float8_e4m3fn", (8, 32): "torch.uint8"}
+_SCALES = {None: None, "torch.uint8": POWERS_OF_TWO, "torch.float8_e4m3fn": FLOAT8_SCALES}
+
+
+def _float_grid(args: Mapping[str, Any]) -> Grid:
+    """The float grid of the arguments of weights or of inputs."""
+    strategy, block, symmetric = args.get("strategy"), args.get("block_structure"), args.get("symmetric", True)
+    size = args.get("group_size")
+    if strategy == "block" and isinstance(block, list) and len(block) == 2 and block[0] == block[1]:
+        size = block[0]
+    scale = args.get("scale_dtype")
+    bits = args.get("num_bits")
+    known = strategy in ("tensor", "channel", "group", "tensor_group", "block", "token") and symmetric is True
+    if not known or type(bits) is not int or bits not in _FLOATS or not isinstance(scale, (str, NoneType)):
+        raise FormatError(f"goldstick does not run the float grid {shown(dict(args))}.")
+    if scale is None:  # which earlier versions did not write
+        scale = _SCALES_OF_OLD.get((bits, size if type(size) is int else 0))
+    sized = strategy in ("group", "tensor_group", "block")
+    try:
+        return Grid(
+            element=_FLOATS[bits],
+            bits=bits,
+            granularity=cast(Granularity, "group" if strategy == "tensor_group" else strategy),
+            group_size=size if sized and type(size) is int else None,
+            scale=_SCALES[scale],
+        )
+    except (RecipeError, KeyError) as error:
+        raise FormatError(f"A group of the config makes no sense: {error}") from error
 
 
 def _activation(inputs: Mapping[str, Any]) -> Grid:
     strategy, symmetric, dynamic = inputs.get("strategy"), inputs.get("symmetric", True), inputs.get("dynamic", False)
+    if inputs.get("type") == "float":
+        grid = _float_grid(inputs)
+        if grid in FLOAT_INPUTS.values() and dynamic == ("local" if grid.tensor_scaled else grid.dynamic):
+            return grid
+        raise FormatError(f"goldstick does not run the float activations {shown(dict(inputs))}.")
     integers = inputs.get("num_bits") == 8 and inputs.get("type", "int") == "int"
     if integers and strategy == "token" and dynamic is True and symmetric:
         return Grid(bits=8, granularity="token")

@@ -20,6 +20,8 @@ from goldstick.errors import CheckpointError
 #: Appended to the weight's name less its last word; see :func:`part_name`.
 INPUT_SCALE, INPUT_ZERO, INPUT_MULTIPLIER = ".input_scale", ".input_zero_point", ".input_multiplier"
 INPUT_ORDER = ".input_order"
+#: What the scales of an NVFP4 input are divided by.
+INPUT_GLOBAL_SCALE = ".input_global_scale"
 
 
 def part_name(weight: str, suffix: str) -> str:
@@ -31,6 +33,8 @@ def input_specs(scheme: Scheme, scale_dtype: torch.dtype) -> dict[str, tuple[tor
     """Shape and dtype of the tensors of an input by suffix; none where its range is not static."""
     if not scheme.static_input or scheme.activation is None:
         return {}
+    if scheme.activation.tensor_scaled:
+        return {INPUT_GLOBAL_SCALE: (torch.Size([1]), torch.float32)}
     specs = {INPUT_SCALE: (torch.Size([1]), scale_dtype)}
     if not scheme.activation.symmetric:
         specs[INPUT_ZERO] = (torch.Size([1]), torch.int8)
@@ -47,6 +51,8 @@ def pack_input(
     """
     check_input_range(scheme, scale, zero)
     parts = {}
+    if scale is not None and scheme.activation is not None and scheme.activation.tensor_scaled:
+        return {INPUT_GLOBAL_SCALE: scale.reshape(1).float()}
     if scale is not None:
         parts[INPUT_SCALE] = scale.reshape(1).to(scale_dtype)
     if zero is not None:
@@ -64,6 +70,8 @@ def unpack_input(parts: Mapping[str, Tensor], scheme: Scheme, layer: str) -> tup
     missing = [suffix for suffix in wanted if suffix not in parts]
     if missing:
         raise CheckpointError(f"The tensor {layer + missing[0]!r} is missing, which its scheme {scheme.label} needs.")
+    if INPUT_GLOBAL_SCALE in wanted:
+        return parts[INPUT_GLOBAL_SCALE], None
     return (
         parts[INPUT_SCALE] if INPUT_SCALE in wanted else None,
         parts[INPUT_ZERO] if INPUT_ZERO in wanted else None,

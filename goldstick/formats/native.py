@@ -11,6 +11,7 @@ from goldstick.core.bitpack import pack_rows, packed_width, unpack_rows
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
+from goldstick.core.stored_scale import pack_scale, packed_scale_dtype, unpack_scale
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import INPUT_MULTIPLIER, INPUT_ORDER, input_specs, pack_input
 
@@ -19,15 +20,16 @@ class Native(StorageFormat):
     """Packed rows, scales in the model's dtype and zeros in float32, for every layout and any zero.
 
     ``X_packed`` int32 [..., out, ceil(in · bits / 32)], ``X_scale`` [..., out, groups] and, for asymmetric grids,
-    ``X_zero_point`` float32 [..., out, groups]. Beside it ``input_scale`` and ``input_zero_point`` of a static input,
-    ``input_multiplier`` [in] of a multiplied one, and ``input_order`` int32 [in] where columns lie in an order of their
-    own.
+    ``X_zero_point`` float32 [..., out, groups]. Scales that lie on a grid are stored as its codes, with
+    ``X_global_scale`` float32 [..., 1, 1] where they have a scale. Beside it ``input_scale`` and ``input_zero_point``
+    of a static input, ``input_multiplier`` [in] of a multiplied one, and ``input_order`` int32 [in] where columns lie
+    in an order of their own.
     """
 
     name = "native"
     method = "goldstick"
     zero_suffix = "_zero_point"
-    expert_suffixes = ("_packed", "_scale", "_zero_point")
+    expert_suffixes = ("_packed", "_scale", "_zero_point", "_global_scale")
     loading = (
         "Load it with `goldstick.load(directory)`, or `import goldstick` before transformers' `from_pretrained`: "
         "without\ngoldstick, transformers initialises the compressed layers at random."
@@ -50,8 +52,10 @@ class Native(StorageFormat):
         scales = torch.Size([*lead, grid.groups(in_features)])
         specs = {
             "_packed": (torch.Size([*lead, packed_width(in_features, grid.bits)]), torch.int32),
-            "_scale": (scales, scale_dtype),
+            "_scale": (scales, packed_scale_dtype(grid) or scale_dtype),
         }
+        if grid.tensor_scaled:
+            specs["_global_scale"] = (torch.Size([*lead[:-1], 1, 1]), torch.float32)
         if not grid.symmetric:
             specs["_zero_point"] = (scales, torch.float32)
         if layer.multiplied:
@@ -69,7 +73,9 @@ class Native(StorageFormat):
         input_multiplier: Tensor | None = None,
     ) -> dict[str, Tensor]:
         """The tensors of a layer by suffix."""
-        parts = {"_packed": pack_rows(tensor.codes, tensor.grid.bits), "_scale": tensor.scale}
+        parts = {"_packed": pack_rows(tensor.codes, tensor.grid.bits), "_scale": pack_scale(tensor.scale, tensor.grid)}
+        if tensor.global_scale is not None:
+            parts["_global_scale"] = tensor.global_scale
         if tensor.zero is not None:
             parts["_zero_point"] = tensor.zero.float()
         if input_multiplier is not None:
@@ -84,7 +90,8 @@ class Native(StorageFormat):
         codes = unpack_rows(parts["_packed"], grid.bits, in_features)
         zero = None if grid.symmetric else parts["_zero_point"]
         order = parts.get(INPUT_ORDER)
-        return QuantizedTensor(codes=codes, scale=parts["_scale"], zero=zero, grid=grid, input_order=order)
+        scale, divisor = unpack_scale(parts["_scale"], grid), parts.get("_global_scale")
+        return QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=grid, input_order=order, global_scale=divisor)
 
 
 NATIVE = Native()

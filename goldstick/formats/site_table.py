@@ -5,7 +5,6 @@ The native format has it, and every format that says nothing else of its config.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from reprlib import repr as shown
@@ -40,7 +39,7 @@ def write_table(method: str, table: SiteTable) -> dict[str, Any]:
     config = {
         "quant_method": method,
         "version": TABLE_VERSION,
-        "schemes": {scheme.label: dataclasses.asdict(scheme) for scheme in table.schemes.values()},
+        "schemes": {scheme.label: _described(scheme) for scheme in table.schemes.values()},
         "sites": {site: scheme.label for site, scheme in table.schemes.items()},
         "ties": dict(table.ties),
     }
@@ -125,11 +124,20 @@ def scheme_from_dict(value: Any) -> Scheme:
         raise FormatError(f"The checkpoint's config holds a scheme that makes no sense: {error}") from error
 
 
+def _described(scheme: Scheme) -> dict[str, Any]:
+    activation = scheme.activation.described() if scheme.activation else None
+    return {"weight": scheme.weight.described(), "activation": activation}
+
+
 def _grid(value: Any) -> Grid:
-    kinds = {"bits": int, "symmetric": bool, "granularity": str, "group_size": int}
+    kinds = {"bits": int, "symmetric": bool, "granularity": str, "group_size": int, "element": str}
+    scale = None
+    if isinstance(value, Mapping) and "scale" in value:
+        scale = None if value["scale"] is None else _grid(value["scale"])
+        value = {key: item for key, item in value.items() if key != "scale"}
     fits = isinstance(value, Mapping) and all(
         type(item) is kinds.get(key) or (key == "group_size" and item is None) for key, item in value.items()
     )
     if not fits:
         raise FormatError(f"The checkpoint's config holds a scheme with the grid {shown(value)}, which is none.")
-    return Grid(**value)
+    return Grid(**value, scale=scale)

@@ -185,6 +185,8 @@ class GoldstickQuantizer(HfQuantizer):
         multiplier = unpack_multiplier(parts, site.name in self.listed.multiplied, site.module)
         tensor = self._unpack(parts, scheme, site)
         if _held_beside(site):
+            if scheme.weight.scale is not None:  # stored as codes, and computed with in the model's dtype
+                tensor = dataclasses.replace(tensor, scale=tensor.scale.to(scale_dtype(site.dtype)))
             for suffix in parts:
                 del place._buffers[prefix + suffix]
             delattr(place, site.parameter)

@@ -71,4 +71,5 @@ def _codes(module: nn.Linear, scheme: Scheme) -> QuantizedTensor:
         scale=torch.full((rows, groups), step),
         zero=None,
         grid=scheme.weight,
+        global_scale=torch.ones(1, 1) if scheme.weight.tensor_scaled else None,
     )

@@ -6,24 +6,31 @@ The canonical run-time weight of a layer is the packed row stream of ``core/bitp
 
     w[o, i] = (u[o, i] − zero[o, g]) · scale[o, g],   g = i // group_size
 
-with both operations rounded to the scale's dtype, in this order. That is what compressed-tensors computes,
-and every backend's weights are bit-equal to it.
+with both operations rounded to the scale's dtype, in this order. Where u is the code of a float element, its value
+takes the place of u − zero; and where scales have a scale in their turn (``global_scale``, float32), it is
+value · (scale / global_scale) in float32, rounded to the scale's dtype at the end. That is what compressed-tensors
+computes, and every backend's weights are bit-equal to it.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from goldstick.core.bitpack import packed_width
+from goldstick.core.element import ELEMENTS, INTEGER
+from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.errors import KernelError
 
-Activation = Literal["int8-token", "int8-tensor"] | None
-"""How a layer's input is quantized: not at all, to int8 with one scale per token, found on the fly, or to int8 with
-one scale (and perhaps one zero) for every input, given with the layer."""
+Activation = str | None
+"""How a layer's input is quantized: not at all, to int8 with one scale per token, found on the fly (``int8-token``), to
+int8 with one scale (and perhaps one zero) for every input, given with the layer (``int8-tensor``), or to a float
+element, as ``Grid.input_name`` says."""
+
+_INT8 = ("int8-token", "int8-tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +46,8 @@ class WeightSpec:
         has_zero: Whether the weight has zeros of its own (is asymmetric).
         activation: How the input is quantized.
         dtype: The dtype of scales, inputs and outputs.
+        element: What a code stands for: an integer, or a float element.
+        tensor_scaled: Whether scales are divided by a ``global_scale``.
     """
 
     bits: int
@@ -48,6 +57,8 @@ class WeightSpec:
     has_zero: bool
     dtype: torch.dtype
     activation: Activation = None
+    element: str = INTEGER
+    tensor_scaled: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
@@ -61,8 +72,18 @@ class WeightSpec:
             )
         if not self.dtype.is_floating_point:
             raise KernelError(f"a layer computes in a floating dtype, not {self.dtype}")
-        if self.activation not in (None, "int8-token", "int8-tensor"):
-            raise KernelError(f"unknown activation {self.activation!r}; known: None, 'int8-token', 'int8-tensor'")
+        if self.activation not in (None, *_INT8, *FLOAT_INPUTS):
+            known = ", ".join(map(repr, (*_INT8, *FLOAT_INPUTS)))
+            raise KernelError(f"unknown activation {self.activation!r}; known: None, {known}")
+        if self.element != INTEGER and (self.element not in ELEMENTS or ELEMENTS[self.element].bits != self.bits):
+            raise KernelError(f"a code of {self.bits} bits is no {self.element!r}")
+
+    @property
+    def static_input(self) -> bool:
+        """Whether the scale of its input is given with the layer."""
+        if self.activation in FLOAT_INPUTS:
+            return not FLOAT_INPUTS[self.activation].dynamic
+        return self.activation == "int8-tensor"
 
     @property
     def groups(self) -> int:
@@ -97,20 +118,31 @@ class Backend(Protocol):
         spec: WeightSpec,
         input_scale: Tensor | None = None,
         input_zero: Tensor | None = None,
+        global_scale: Tensor | None = None,
     ) -> Tensor:
         """y = f(x) · wᵀ + bias, [..., out] for x [..., in], where f quantizes x if the spec says so.
 
-        ``input_scale`` [1] in the layer's dtype and, for an asymmetric input, ``input_zero`` int8 [1] come with the
-        activation ``int8-tensor``, and only with it.
+        ``input_scale`` [1] in the layer's dtype (float32 where it is the scale of scales) and, for an asymmetric input,
+        ``input_zero`` int8 [1] come with static inputs, and only with them. ``global_scale`` is float32 [1, 1], or
+        [out, 1] for the rows of several matrices.
         """
         ...
 
-    def dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> Tensor:
+    def dequantize(
+        self,
+        packed: Tensor,
+        scale: Tensor,
+        zero: Tensor | None,
+        spec: WeightSpec,
+        global_scale: Tensor | None = None,
+    ) -> Tensor:
         """The weight w [out, in] in the dtype of ``scale``."""
         ...
 
 
-def check_weight(packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> None:
+def check_weight(
+    packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec, global_scale: Tensor | None = None
+) -> None:
     """Raise a KernelError unless the tensors of a weight are what its spec promises."""
     if packed.dtype != torch.int32:
         raise KernelError(f"packed codes must be int32, not {packed.dtype}")
@@ -125,6 +157,11 @@ def check_weight(packed: Tensor, scale: Tensor, zero: Tensor | None, spec: Weigh
         if not zero.is_floating_point():
             raise KernelError(f"zeros must be floating point, not {zero.dtype}")
         _expect_shape("zeros", zero, (spec.out_features, spec.groups), spec)
+    if (global_scale is not None) != spec.tensor_scaled:
+        raise KernelError("a scale of scales belongs to layers that have one, and only to them")
+    if global_scale is not None:
+        rows = spec.out_features if len(global_scale) > 1 else 1
+        _expect_shape("scale of scales", global_scale, (rows, 1), spec)
 
 
 def check_input(
@@ -143,15 +180,17 @@ def check_input(
         if bias.dtype != spec.dtype:
             raise KernelError(f"the bias must be {spec.dtype} as the layer is, not {bias.dtype}")
         _expect_shape("bias", bias, (spec.out_features,), spec)
-    static = spec.activation == "int8-tensor"
-    if (input_scale is not None) != static or (input_zero is not None and not static):
+    static = spec.static_input
+    if (input_scale is not None) != static or (input_zero is not None and spec.activation != "int8-tensor"):
         raise KernelError(
-            f"an input scale (and perhaps zero) belongs to the activation 'int8-tensor' and only to it; this is "
-            f"{spec.activation!r}"
+            f"an input scale (and perhaps zero) belongs to static activations such as 'int8-tensor' and only to them; "
+            f"this is {spec.activation!r}"
         )
     if input_scale is not None:
-        if input_scale.dtype != spec.dtype:
-            raise KernelError(f"the input scale must be {spec.dtype} as the layer is, not {input_scale.dtype}")
+        grid = FLOAT_INPUTS.get(spec.activation or "")
+        wanted = torch.float32 if grid is not None and grid.tensor_scaled else spec.dtype
+        if input_scale.dtype != wanted:
+            raise KernelError(f"the input scale must be {wanted} as the layer is, not {input_scale.dtype}")
         _expect_shape("input scale", input_scale, (1,), spec)
     if input_zero is not None:
         if input_zero.dtype != torch.int8:

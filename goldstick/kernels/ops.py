@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.library import Library
 
 from goldstick import kernels
+from goldstick.core.element import INTEGER
 from goldstick.errors import KernelError
 from goldstick.kernels import gptq_op as _gptq_op  # noqa: F401  (registers goldstick::gptq_block)
 from goldstick.kernels import norm_op as _norm_op  # noqa: F401  (registers goldstick::rms_norm_quantize)
@@ -28,10 +29,11 @@ _library = Library("goldstick", "FRAGMENT")
 _library.define(
     "quantized_linear(Tensor x, Tensor packed, Tensor scale, Tensor? zero, Tensor? bias, "
     "int bits, int group_size, int in_features, str activation, "
-    "Tensor? input_scale=None, Tensor? input_zero=None) -> Tensor"
+    "Tensor? input_scale=None, Tensor? input_zero=None, str element='int', Tensor? global_scale=None) -> Tensor"
 )
 _library.define(
-    "dequantize(Tensor packed, Tensor scale, Tensor? zero, int bits, int group_size, int in_features) -> Tensor"
+    "dequantize(Tensor packed, Tensor scale, Tensor? zero, int bits, int group_size, int in_features, "
+    "str element='int', Tensor? global_scale=None) -> Tensor"
 )
 
 
@@ -48,21 +50,31 @@ def quantized_linear(
     activation: Activation = None,
     input_scale: Tensor | None = None,
     input_zero: Tensor | None = None,
+    element: str = INTEGER,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
     """y = f(x) · wᵀ + bias, [..., out] for x [..., in]; w and f as ``kernels/base.py`` defines them."""
-    return cast(
-        Tensor,
-        torch.ops.goldstick.quantized_linear(
-            x, packed, scale, zero, bias, bits, group_size, in_features, activation or "", input_scale, input_zero
-        ),
+    settings = bits, group_size, in_features, activation or ""
+    found = torch.ops.goldstick.quantized_linear(
+        x, packed, scale, zero, bias, *settings, input_scale, input_zero, element, global_scale
     )
+    return cast(Tensor, found)
 
 
 def dequantize(
-    packed: Tensor, scale: Tensor, zero: Tensor | None, *, bits: int, group_size: int, in_features: int
+    packed: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    *,
+    bits: int,
+    group_size: int,
+    in_features: int,
+    element: str = INTEGER,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
     """The weight w [out, in] in the dtype of ``scale``."""
-    return cast(Tensor, torch.ops.goldstick.dequantize(packed, scale, zero, bits, group_size, in_features))
+    settings = bits, group_size, in_features, element
+    return cast(Tensor, torch.ops.goldstick.dequantize(packed, scale, zero, *settings, global_scale))
 
 
 def _run_linear(
@@ -77,17 +89,31 @@ def _run_linear(
     activation: str,
     input_scale: Tensor | None = None,
     input_zero: Tensor | None = None,
+    element: str = INTEGER,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
-    spec = spec_of(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation)
+    scaled = global_scale is not None
+    layer = bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation, element, scaled
+    spec = spec_of(*layer)
     backend = _backend(spec, x.device, os.environ.get("GOLDSTICK_BACKEND"))
-    return backend.linear(x, packed, scale, zero, bias, spec, input_scale, input_zero)
+    return backend.linear(x, packed, scale, zero, bias, spec, input_scale, input_zero, global_scale)
 
 
 def _run_dequantize(
-    packed: Tensor, scale: Tensor, zero: Tensor | None, bits: int, group_size: int, in_features: int
+    packed: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bits: int,
+    group_size: int,
+    in_features: int,
+    element: str = INTEGER,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
-    spec = spec_of(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, "")
-    return _backend(spec, packed.device, os.environ.get("GOLDSTICK_BACKEND")).dequantize(packed, scale, zero, spec)
+    scaled = global_scale is not None
+    layer = bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, "", element, scaled
+    spec = spec_of(*layer)
+    backend = _backend(spec, packed.device, os.environ.get("GOLDSTICK_BACKEND"))
+    return backend.dequantize(packed, scale, zero, spec, global_scale)
 
 
 def _fake_linear(
@@ -102,18 +128,31 @@ def _fake_linear(
     activation: str,
     input_scale: Tensor | None = None,
     input_zero: Tensor | None = None,
+    element: str = INTEGER,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
-    spec = _spec(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation)
+    scaled = global_scale is not None
+    layer = bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation, element, scaled
+    spec = _spec(*layer)
     check_input(x, bias, spec, input_scale, input_zero)
-    check_weight(packed, scale, zero, spec)
+    check_weight(packed, scale, zero, spec, global_scale)
     return x.new_empty(*x.shape[:-1], spec.out_features)
 
 
 def _fake_dequantize(
-    packed: Tensor, scale: Tensor, zero: Tensor | None, bits: int, group_size: int, in_features: int
+    packed: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    bits: int,
+    group_size: int,
+    in_features: int,
+    element: str = INTEGER,
+    global_scale: Tensor | None = None,
 ) -> Tensor:
-    spec = _spec(bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, "")
-    check_weight(packed, scale, zero, spec)
+    scaled = global_scale is not None
+    layer = bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, "", element, scaled
+    spec = _spec(*layer)
+    check_weight(packed, scale, zero, spec, global_scale)
     return scale.new_empty(spec.out_features, in_features)
 
 
@@ -125,6 +164,8 @@ def _spec(
     has_zero: bool,
     dtype: torch.dtype,
     activation: str,
+    element: str = INTEGER,
+    tensor_scaled: bool = False,
 ) -> WeightSpec:
     return WeightSpec(
         bits=bits,
@@ -133,7 +174,9 @@ def _spec(
         out_features=out_features,
         has_zero=has_zero,
         dtype=dtype,
-        activation=cast(Activation, activation or None),
+        activation=activation or None,
+        element=element,
+        tensor_scaled=tensor_scaled,
     )
 
 
@@ -148,21 +191,21 @@ def _backend(spec: WeightSpec, device: torch.device, wanted: str | None) -> Back
 
 
 def _keep_weight(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, packed, scale, zero, _, bits, group_size, in_features, *_ = inputs
+    _, packed, scale, zero, _, bits, group_size, in_features, *_, element, global_scale = inputs
     if any(ctx.needs_input_grad[place] for place in (2, 3)):
         raise KernelError("quantized_linear has no gradient for scales and zeros: let them not require one")
-    ctx.save_for_backward(packed, scale, zero)
-    ctx.settings = bits, group_size, in_features
+    ctx.save_for_backward(packed, scale, zero, global_scale)
+    ctx.settings = bits, group_size, in_features, element
 
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    packed, scale, zero = ctx.saved_tensors
+    packed, scale, zero, global_scale = ctx.saved_tensors
     grad_x = grad_bias = None
     if ctx.needs_input_grad[0]:
-        grad_x = grad @ torch.ops.goldstick.dequantize(packed, scale, zero, *ctx.settings)
+        grad_x = grad @ torch.ops.goldstick.dequantize(packed, scale, zero, *ctx.settings, global_scale)
     if ctx.needs_input_grad[4]:
         grad_bias = grad.reshape(-1, grad.shape[-1]).sum(dim=0)
-    return grad_x, None, None, None, grad_bias, *[None] * 6
+    return grad_x, None, None, None, grad_bias, *[None] * 8
 
 
 _library.impl("quantized_linear", _run_linear, "CompositeExplicitAutograd")

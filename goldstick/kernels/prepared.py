@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,8 +12,10 @@ from torch._C import _is_tracing, _len_torch_dispatch_stack
 from torch._C._functorch import peek_interpreter_stack
 from torch.compiler import is_dynamo_compiling
 
+from goldstick.core.element import INTEGER
+from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.kernels import cpu
-from goldstick.kernels.base import Activation, WeightSpec, check_input, check_weight
+from goldstick.kernels.base import WeightSpec, check_input, check_weight
 from goldstick.kernels.cpu.integer import THREADED_FROM, IntegerCpuBackend
 
 Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
@@ -54,21 +56,28 @@ class PreparedLinear:
         in_features: Columns of the weight.
         activation: How the input is quantized, as the operator takes it.
         interleaved: Whether to read a copy.
+        element: What a code stands for.
     """
 
     def __init__(
-        self, bits: int, group_size: int, in_features: int, activation: str, interleaved: bool = False
+        self,
+        bits: int,
+        group_size: int,
+        in_features: int,
+        activation: str,
+        interleaved: bool = False,
+        element: str = INTEGER,
     ) -> None:
         self.settings = bits, group_size, in_features, activation
-        self.interleaved = interleaved
+        self.interleaved, self.element = interleaved, element
         self._places: tuple[object, ...] = ()
         self._layer: Any = None
         self._packed: weakref.ref[Tensor] | None = None
         self._dtype = torch.float32
         self._rows = 0
 
-    def __reduce__(self) -> tuple[type[PreparedLinear], tuple[int, int, int, str, bool]]:
-        return PreparedLinear, (*self.settings, self.interleaved)  # a copy prepares itself
+    def __reduce__(self) -> tuple[type[PreparedLinear], tuple[int, int, int, str, bool, str]]:
+        return PreparedLinear, (*self.settings, self.interleaved, self.element)  # a copy prepares itself
 
     def __call__(self, x: Tensor, weight: Operands) -> Tensor | None:
         """y = f(x) · wᵀ + bias, or ``None`` where the operator has to do it."""
@@ -119,6 +128,8 @@ class PreparedLinear:
     ) -> Any:
         """The layer in C++, or ``None`` where it cannot run there."""
         bits, group_size, columns, activation = self.settings
+        if activation in FLOAT_INPUTS:
+            return None
         tensors = [tensor for tensor in (packed, scale, zero, bias, input_scale, input_zero) if tensor is not None]
         if not all(tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad for tensor in tensors):
             return None
@@ -129,7 +140,8 @@ class PreparedLinear:
             out_features=packed.shape[0],
             has_zero=zero is not None,
             dtype=scale.dtype,
-            activation=cast(Activation, activation or None),
+            activation=activation or None,
+            element=self.element,
         )
         if _BACKEND.supports(spec, packed.device) or (zero is not None and zero.dtype != torch.float32):
             return None

@@ -7,7 +7,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from goldstick.core.bitpack import unpack_rows
+from goldstick.core.element import ELEMENTS
+from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
+from goldstick.kernels.float_inputs import fake_quantize_float
 
 
 def fake_quantize_per_token(x: Tensor) -> Tensor:
@@ -65,6 +68,8 @@ def fake_quantize_per_tensor(x: Tensor, scale: Tensor, zero: Tensor | None) -> T
 
 def quantized_input(x: Tensor, spec: WeightSpec, input_scale: Tensor | None, input_zero: Tensor | None) -> Tensor:
     """The input as the layer multiplies it: as it is, or rounded to 8 bits and back."""
+    if spec.activation in FLOAT_INPUTS:
+        return fake_quantize_float(x, FLOAT_INPUTS[spec.activation], input_scale)
     if input_scale is not None:
         return fake_quantize_per_tensor(x, input_scale, input_zero)
     return fake_quantize_per_token(x) if spec.activation else x
@@ -89,16 +94,29 @@ class ReferenceBackend:
         spec: WeightSpec,
         input_scale: Tensor | None = None,
         input_zero: Tensor | None = None,
+        global_scale: Tensor | None = None,
     ) -> Tensor:
         """Fake-quantize the input if the spec says so, then multiply by the dequantized weight."""
         check_input(x, bias, spec, input_scale, input_zero)
-        weight = self.dequantize(packed, scale, zero, spec)
+        weight = self.dequantize(packed, scale, zero, spec, global_scale)
         return F.linear(quantized_input(x, spec, input_scale, input_zero), weight, bias)
 
-    def dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> Tensor:
-        """(u − zero) · scale, both operations in the dtype of the scale."""
-        check_weight(packed, scale, zero, spec)
-        weight = unpack_rows(packed, spec.bits, spec.in_features).to(scale.dtype)  # [out, in]
+    def dequantize(
+        self,
+        packed: Tensor,
+        scale: Tensor,
+        zero: Tensor | None,
+        spec: WeightSpec,
+        global_scale: Tensor | None = None,
+    ) -> Tensor:
+        """(u − zero) · scale, both operations in the dtype of the scale; or the value of u times the scale."""
+        check_weight(packed, scale, zero, spec, global_scale)
+        codes = unpack_rows(packed, spec.bits, spec.in_features)  # [out, in]
+        if spec.element in ELEMENTS:
+            steps = scale if global_scale is None else scale.float() / global_scale
+            columns = torch.arange(spec.in_features, device=scale.device) // spec.group_size
+            return ELEMENTS[spec.element].numbers(codes, steps.dtype).mul_(steps[:, columns]).to(scale.dtype)
+        weight = codes.to(scale.dtype)
         if spec.in_features % spec.group_size == 0:
             grouped = weight.view(spec.out_features, spec.groups, spec.group_size)
             grouped -= _middle(spec) if zero is None else zero.to(scale.dtype).unsqueeze(-1)

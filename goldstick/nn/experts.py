@@ -22,7 +22,8 @@ class QuantizedExperts(PackedWeight):
     def __getitem__(self, expert: Tensor | int) -> Tensor:
         """The matrix of one expert, as the replaced parameter stored it."""
         zero = None if self.weight_zero_point is None else self.weight_zero_point[expert]
-        matrix = self._dequantize(self.weight_packed[expert], self.weight_scale[expert], zero)
+        divisor = None if self.weight_global_scale is None else self.weight_global_scale[expert]
+        matrix = self._dequantize(self.weight_packed[expert], self.weight_scale[expert], zero, divisor)
         return matrix.transpose(-1, -2) if self.stored_as is Layout.TRANSPOSED_EXPERTS else matrix
 
     @property

@@ -77,7 +77,10 @@ class QuantizedLinear(PackedWeight):
         input_scale, input_zero = inputs.get("input_scale"), inputs.get("input_zero")
         input_multiplier = inputs.get("input_multiplier")
         check_input_range(scheme, input_scale, input_zero)
+        wide = scheme.activation is not None and scheme.activation.tensor_scaled
         scale = None if input_scale is None else input_scale.reshape(1).to(tensor.scale)
+        if input_scale is not None and wide:
+            scale, self.kept_in_float32 = input_scale.reshape(1).float(), (*self.kept_in_float32, "input_scale")
         if scale is not None:  # a small one may have become 0 in 16 bits
             scale = torch.where(scale == 0, torch.finfo(scale.dtype).tiny, scale)
         zero = None if input_zero is None else input_zero.reshape(1).to(tensor.scale.device)
@@ -154,7 +157,8 @@ def packed_linear(
     found = weight.prepared(x, (packed, scale, zero, bias, input_scale, input_zero))
     if found is not None:
         return found if found.dtype is given else found.to(given)
+    further = input_scale, input_zero, weight.prepared.element, buffers["weight_global_scale"]
     result: Tensor = torch.ops.goldstick.quantized_linear(
-        x, packed, scale, zero, bias, *weight.prepared.settings, input_scale, input_zero
+        x, packed, scale, zero, bias, *weight.prepared.settings, *further
     )
     return result if result.dtype is given else result.to(given)

@@ -24,8 +24,9 @@ class PackedWeight(nn.Module):
 
     ``weight_packed``, a buffer int32 [..., out, words]; ``weight_scale``, a parameter [..., out, groups], so that
     whoever iterates over a model's parameters finds its dtype and device; and for asymmetric grids the buffer
-    ``weight_zero_point`` float32 [..., out, groups] (perhaps fractional). The zeros stay float32 whatever dtype the
-    module is cast to: as with the codes, nothing of them is lost by casting a model down and up again.
+    ``weight_zero_point`` float32 [..., out, groups] (perhaps fractional); where scales have a scale,
+    ``weight_global_scale`` float32 [..., 1, 1]. These stay float32 whatever dtype the module is cast to: as with the
+    codes, nothing of them is lost by casting a model down and up again.
 
     In a network it is mixed into the class of the layer that it replaces: see :mod:`goldstick.nn.derived`.
 
@@ -38,6 +39,8 @@ class PackedWeight(nn.Module):
     """
 
     takes_input_order = False
+    #: Buffers that no cast changes.
+    kept_in_float32: tuple[str, ...] = ("weight_zero_point", "weight_global_scale")
     #: Classes, or their names, in whose place its own forward computes.
     stands_for: frozenset[type[nn.Module] | str] = frozenset()
     _made_of: tuple[type[PackedWeight], type[nn.Module]]
@@ -47,6 +50,7 @@ class PackedWeight(nn.Module):
     weight_packed: Tensor
     weight_scale: nn.Parameter
     weight_zero_point: Tensor | None
+    weight_global_scale: Tensor | None
 
     def __init__(self, tensor: QuantizedTensor, scheme: Scheme) -> None:
         nn.Module.__init__(self)
@@ -70,13 +74,15 @@ class PackedWeight(nn.Module):
             raise QuantizationError(f"A {type(self).__name__} runs on columns in the order of its inputs only.")
         self.scheme, self.stored_as, self.stored_shape = scheme, layout, torch.Size(shape)
         columns = tensor.in_features
-        activation = "" if scheme.activation is None else f"int8-{scheme.activation.granularity}"
-        self.prepared = PreparedLinear(tensor.grid.bits, tensor.grid.group_width(columns), columns, activation)
+        activation = "" if scheme.activation is None else scheme.activation.input_name
+        grid, width = tensor.grid, min(tensor.grid.group_width(columns), columns)
+        self.prepared = PreparedLinear(grid.bits, width, columns, activation, element=grid.element)
         for name, value in (("in_features", columns), ("out_features", tensor.codes.shape[-2])):
             self.__dict__.setdefault(name, value)  # a layer that has such an attribute keeps it
         self.register_buffer("weight_packed", pack_rows(tensor.codes, tensor.grid.bits))
         self.register_parameter("weight_scale", nn.Parameter(tensor.scale.detach(), requires_grad=False))
         self.register_buffer("weight_zero_point", None if tensor.zero is None else tensor.zero.float())
+        self.register_buffer("weight_global_scale", tensor.global_scale)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight_scale" and isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
@@ -86,13 +92,15 @@ class PackedWeight(nn.Module):
     @property
     def packed_names(self) -> frozenset[str]:
         """Names of the tensors that make up the weight and what becomes of its input."""
-        return frozenset({"weight_packed", "weight_scale", "weight_zero_point"})
+        return frozenset({"weight_packed", "weight_scale", *self.kept_in_float32})
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> PackedWeight:
-        zero = self.weight_zero_point
+        before = {name: self._buffers[name] for name in self.kept_in_float32}
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if zero is not None and self.weight_zero_point is not None and self.weight_zero_point.dtype != zero.dtype:
-            self.weight_zero_point = zero.to(self.weight_zero_point.device)
+        for name, kept in before.items():
+            after = self._buffers[name]
+            if kept is not None and after is not None and after.dtype != kept.dtype:
+                self._buffers[name] = kept.to(after.device)
         return self
 
     @property
@@ -109,7 +117,13 @@ class PackedWeight(nn.Module):
         """The weight as codes, scale and zero."""
         codes = unpack_rows(self.weight_packed, self.grid.bits, self.columns)
         scale = self.weight_scale.detach()
-        return QuantizedTensor(codes=codes, scale=scale, zero=self.weight_zero_point, grid=self.grid)
+        return QuantizedTensor(
+            codes=codes,
+            scale=scale,
+            zero=self.weight_zero_point,
+            grid=self.grid,
+            global_scale=self.weight_global_scale,
+        )
 
     @property
     def weight(self) -> Tensor:
@@ -122,20 +136,25 @@ class PackedWeight(nn.Module):
 
     def dequantized(self) -> Tensor:
         """The weight as numbers, [..., out, in], in the scale's dtype."""
-        return self._dequantize(self.weight_packed, self.weight_scale, self.weight_zero_point)
+        return self._dequantize(self.weight_packed, self.weight_scale, self.weight_zero_point, self.weight_global_scale)
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
         """x·Ŵᵀ + b on the packed rows, with the input quantized as the scheme says; ``None`` where there is no such."""
         return None
 
-    def _dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-        width = self.grid.group_width(self.columns)
+    def _dequantize(
+        self, packed: Tensor, scale: Tensor, zero: Tensor | None, global_scale: Tensor | None = None
+    ) -> Tensor:
+        bits, width, columns, _ = self.prepared.settings
+        if global_scale is not None and packed.ndim > 2:  # of every row
+            global_scale = global_scale.expand(*packed.shape[:-1], 1).flatten(0, -2)
         matrices = (
             packed.flatten(0, -2),
             scale.flatten(0, -2),
             None if zero is None else zero.flatten(0, -2),
         )
-        result: Tensor = torch.ops.goldstick.dequantize(*matrices, self.grid.bits, width, self.columns)
+        settings = bits, width, columns, self.grid.element
+        result: Tensor = torch.ops.goldstick.dequantize(*matrices, *settings, global_scale)
         return result.reshape(*packed.shape[:-1], self.columns)
 
     def extra_repr(self) -> str:

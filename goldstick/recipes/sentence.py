@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from goldstick.core.grid import Grid
 from goldstick.core.scheme import PRESETS, Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.words import DEFAULT_METHOD, OLD_NAMES, RECOMMENDED, SLOTS, Slot, Word, grammar, vocabulary
@@ -52,7 +53,8 @@ class Sentence:
         scheme = Scheme.parse(name)
         if "mixed" not in self.words:
             return [_stage(word.stage, _options(word, name))]
-        eight = dataclasses.replace(scheme.weight, bits=8, granularity="channel", group_size=None)
+        element = scheme.weight.element if scheme.weight.integers else "e4m3"
+        eight = Grid(bits=8, symmetric=scheme.weight.symmetric, granularity="channel", element=element)
         at_eight = dataclasses.replace(scheme, weight=eight).label.replace("-channel", "")
         return [
             _stage(word.stage, {**_options(word, name), "targets": {"exclude": [_DOWN]}}),
@@ -187,13 +189,16 @@ def _stage(name: str, options: Mapping[str, Any]) -> Any:
 def _options(word: Word, name: str) -> dict[str, Any]:
     """The options of the stage that rounds to the scheme ``name``."""
     scheme = Scheme.parse(name)
-    below = word.below_8_bits if scheme.activation is None and scheme.weight.bits < 8 else {}
+    searched = scheme.activation is None or not scheme.weight.integers
+    below = word.below_8_bits if searched and scheme.weight.bits < 8 else {}
     zeros = "-asym" if word.asymmetric and scheme.weight.symmetric else ""
     return {"scheme": name + zeros, **word.options, **below}
 
 
 def _described(scheme: Scheme) -> str:
     weight, activation = scheme.weight, scheme.activation
+    if scheme.label in PRESETS and not (weight.integers and (activation is None or activation.integers)):
+        return PRESETS[scheme.label]
     words = [
         f"{weight.bits}-bit weights",
         f"in groups of {weight.group_size}" if weight.group_size else "per output channel",

@@ -82,7 +82,9 @@ def bench_kernels(
         groups = columns // scheme.weight.group_width(columns)
         codes = torch.randint(0, 2**scheme.weight.bits, (rows, columns), dtype=torch.uint8)
         scale = torch.rand(rows, groups).to(dtype)
-        layer = QuantizedLinear(QuantizedTensor(codes=codes, scale=scale, zero=None, grid=scheme.weight), scheme)
+        divisor = torch.ones(1, 1) if scheme.weight.tensor_scaled else None
+        tensor = QuantizedTensor(codes=codes, scale=scale, zero=None, grid=scheme.weight, global_scale=divisor)
+        layer = QuantizedLinear(tensor, scheme)
         found += [time_layer(layer, count, seconds, read, interleave=interleave) for count in tokens]
     return found
 

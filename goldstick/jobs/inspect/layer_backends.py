@@ -8,7 +8,7 @@ import torch
 
 from goldstick.core.scheme import Scheme
 from goldstick.errors import KernelError
-from goldstick.kernels import Activation, WeightSpec, select
+from goldstick.kernels import WeightSpec, select
 from goldstick.report import LayerRecord, Report
 
 
@@ -40,9 +40,6 @@ def backends_of(report: Report, device: torch.device) -> dict[str, int]:
 def _spec(layer: LayerRecord, scheme: Scheme) -> WeightSpec:
     """The layer as its kernels see it: of a fused weight one expert, of a convolution the matrix of its filters."""
     rows, columns = layer.shape[-2:] if len(layer.shape) < 4 else (layer.shape[0], math.prod(layer.shape[1:]))
-    activation: Activation = None
-    if scheme.activation is not None:
-        activation = "int8-token" if scheme.activation.dynamic else "int8-tensor"
     return WeightSpec(
         bits=scheme.weight.bits,
         group_size=min(scheme.weight.group_width(columns), columns),
@@ -50,5 +47,7 @@ def _spec(layer: LayerRecord, scheme: Scheme) -> WeightSpec:
         out_features=rows,
         has_zero=not scheme.weight.symmetric,
         dtype=getattr(torch, layer.dtype),
-        activation=activation,
+        activation=scheme.activation.input_name if scheme.activation else None,
+        element=scheme.weight.element,
+        tensor_scaled=scheme.weight.tensor_scaled,
     )

@@ -79,8 +79,15 @@ def _split(site: Site, tensor: QuantizedTensor, names: CheckpointNames | None) -
     codes = names.to_checkpoint({parameter: tensor.codes})
     scale = names.to_checkpoint({parameter: tensor.scale})
     zero = names.to_checkpoint({parameter: tensor.zero}) if tensor.zero is not None else {}
+    divisor: dict[str, Tensor] = {}
+    if tensor.global_scale is not None:
+        rows = tensor.global_scale.expand(*tensor.codes.shape[:-1], 1).contiguous()
+        divisor = {name: found[..., :1, :] for name, found in names.to_checkpoint({parameter: rows}).items()}
     return {
-        name: dataclasses.replace(tensor, codes=codes[name], scale=scale[name], zero=zero.get(name)) for name in codes
+        name: dataclasses.replace(
+            tensor, codes=codes[name], scale=scale[name], zero=zero.get(name), global_scale=divisor.get(name)
+        )
+        for name in codes
     }
 
 

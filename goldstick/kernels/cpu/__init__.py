@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from goldstick.core.element import INTEGER
 from goldstick.core.notices import SlowKernelsWarning
 from goldstick.errors import UsageError
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
@@ -81,6 +82,8 @@ class CpuBackend:
             return _missing
         if device.type != "cpu":
             return f"it runs on the CPU, not on {device.type}"
+        if spec.element != INTEGER:
+            return f"it reads integers, not {spec.element}"
         if spec.dtype not in PRECISIONS:
             return f"it computes in {', '.join(PRECISIONS.values())}, not in {spec.dtype}"
         return None
@@ -95,6 +98,7 @@ class CpuBackend:
         spec: WeightSpec,
         input_scale: Tensor | None = None,
         input_zero: Tensor | None = None,
+        global_scale: Tensor | None = None,
     ) -> Tensor:
         """Fake-quantize the input if the spec says so, then multiply by the dequantized weight."""
         check_input(x, bias, spec, input_scale, input_zero)
@@ -102,7 +106,14 @@ class CpuBackend:
         self._dequantize_into(weight, packed, scale, zero, spec)
         return F.linear(quantized_input(x, spec, input_scale, input_zero), weight, bias)
 
-    def dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> Tensor:
+    def dequantize(
+        self,
+        packed: Tensor,
+        scale: Tensor,
+        zero: Tensor | None,
+        spec: WeightSpec,
+        global_scale: Tensor | None = None,
+    ) -> Tensor:
         """(u − zero) · scale, both operations rounded to the dtype of the scale."""
         weight = torch.empty(spec.out_features, spec.in_features, dtype=spec.dtype)
         self._dequantize_into(weight, packed, scale, zero, spec)

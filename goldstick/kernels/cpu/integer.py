@@ -8,9 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.kernels import cpu
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
 from goldstick.kernels.cpu import CpuBackend
+from goldstick.kernels.reference import quantized_input
 
 THREADED_FROM = 1 << 16
 """Multiplications below this many take one thread: starting a team costs more than it saves."""
@@ -39,10 +41,14 @@ class IntegerCpuBackend(CpuBackend):
         spec: WeightSpec,
         input_scale: Tensor | None = None,
         input_zero: Tensor | None = None,
+        global_scale: Tensor | None = None,
     ) -> Tensor:
         """Round the input to integers, multiply by the codes, and scale the sums."""
         check_input(x, bias, spec, input_scale, input_zero)
         check_weight(packed, scale, zero, spec)
+        activation = spec.activation or ""
+        if activation in FLOAT_INPUTS:
+            x, input_scale, activation = quantized_input(x, spec, input_scale, input_zero), None, ""
         tokens = x.numel() // spec.in_features
         y = torch.empty(*x.shape[:-1], spec.out_features, dtype=spec.dtype)
         products = tokens * spec.in_features * spec.out_features
@@ -55,7 +61,7 @@ class IntegerCpuBackend(CpuBackend):
             cpu._as_stored(y).view(tokens, spec.out_features),
             spec.bits,
             spec.group_size,
-            spec.activation or "",
+            activation,
             0.0 if input_scale is None else input_scale.item(),
             0 if input_zero is None else int(input_zero),
             torch.get_num_threads() if products >= THREADED_FROM else 1,

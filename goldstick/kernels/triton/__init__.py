@@ -11,6 +11,8 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
+from goldstick.core.element import INTEGER
+from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.errors import KernelError
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
 from goldstick.kernels.reference import fake_quantize_per_token
@@ -48,6 +50,8 @@ class TritonBackend:
 
     def supports(self, spec: WeightSpec, device: torch.device) -> str | None:
         """Codes of 4 and 8 bits on CUDA devices, or on the CPU in Triton's interpreter if asked for by name."""
+        if spec.element != INTEGER or spec.activation in FLOAT_INPUTS:
+            return "it reads integers, with int8 or float inputs"
         if spec.bits not in (4, 8):
             return f"it reads codes of 4 and 8 bits, not {spec.bits}"
         if spec.groups > 1 and spec.group_size * spec.bits % 32:
@@ -68,6 +72,7 @@ class TritonBackend:
         spec: WeightSpec,
         input_scale: Tensor | None = None,
         input_zero: Tensor | None = None,
+        global_scale: Tensor | None = None,
     ) -> Tensor:
         """Multiply integers if the input is to be rounded to 8 bits and the groups allow it, otherwise floats."""
         check_input(x, bias, spec, input_scale, input_zero)
@@ -85,7 +90,14 @@ class TritonBackend:
                 y = _module("weight_only").linear(rounded, packed, scale, zero, bias, spec)
         return y.reshape(*x.shape[:-1], spec.out_features)
 
-    def dequantize(self, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec) -> Tensor:
+    def dequantize(
+        self,
+        packed: Tensor,
+        scale: Tensor,
+        zero: Tensor | None,
+        spec: WeightSpec,
+        global_scale: Tensor | None = None,
+    ) -> Tensor:
         """(u − zero) · scale, both operations rounded to the dtype of the scale."""
         check_weight(packed, scale, zero, spec)
         _check_devices(packed, scale, zero)
