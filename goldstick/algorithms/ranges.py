@@ -75,8 +75,8 @@ def quantize_with_search(
         importance: For the search ``imatrix``, and for it alone: what the error of each column counts, 0 or more,
             float [in], or [..., in] with one row for each matrix. A group in which nothing counts is searched as if
             all columns counted alike.
-        largest: For grids whose scales have a scale, the largest magnitude that this is made for, float []; that of
-            the weight where ``None``.
+        largest: For grids whose scales have a scale, the largest magnitude that this is made for, float [..., 1, 1];
+            that of the weight where ``None``.
         plain: Whether scales and codes of float elements are to be those of compressed-tensors, bit for bit: quotients
             are taken in the weight's own dtype, and no room is left for a search.
 
@@ -123,9 +123,9 @@ def quantize_with_ranges(
         pieces = [_quantize_rows(rows[part], grid, search, kept) for part in row_chunks(rows, copies)]
         return _joined(pieces, weight.shape, grid)
     pieces = []
-    for matrix in rows.reshape(-1, *weight.shape[-2:]):
+    for index, matrix in enumerate(rows.reshape(-1, *weight.shape[-2:])):
         if grid.tensor_scaled:
-            reach = matrix.abs().max() if largest is None else largest.to(matrix.device)
+            reach = matrix.abs().max() if largest is None else largest.flatten()[index].to(matrix.device)
             reach = reach if plain else reach.float()
             kept = replace(kept, global_scale=global_scale_for(reach, grid, room=not plain))
         tall = len(matrix) if grid.granularity == "tensor" else grid.group_size or 1

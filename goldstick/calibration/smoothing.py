@@ -120,6 +120,9 @@ def _fold(network: Network, pair: FoldPair | None, scale: Tensor, edits: Mutable
     if pair is None:
         return _NO_FOLD_TARGET
     fold = pair.fold(scale)
+    producer = edits.get(fold.producer)
+    if producer is not None and not _takes_factors(producer):
+        return f"the scales of {fold.producer} lie on a grid, which holds no factor"
     absorbed = _absorbed(fold, edits)
     if absorbed is not None and not _usable(absorbed.tensor.scale):
         return f"the scales of {fold.producer} cannot hold it in their dtype"
@@ -142,6 +145,12 @@ def _absorbed(fold: Fold, edits: Mapping[str, Quantize]) -> Quantize | None:
     scale = producer.tensor.scale.clone()
     scale[rows] = (scale[rows].float() / fold.scale.to(scale.device).unsqueeze(-1)).to(scale.dtype)
     return dataclasses.replace(producer, tensor=dataclasses.replace(producer.tensor, scale=scale))
+
+
+def _takes_factors(producer: Quantize) -> bool:
+    """Whether each row has float scales of its own."""
+    grid = producer.tensor.grid
+    return grid.scale is None and grid.granularity in ("channel", "group")
 
 
 def _usable(scale: Tensor) -> bool:

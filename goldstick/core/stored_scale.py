@@ -59,11 +59,15 @@ def global_scale_for(largest: Tensor, grid: Grid, room: bool = False) -> Tensor:
     Args:
         largest: max|w| of the tensor, float []; the quotient is taken in its dtype.
         grid: A grid whose scales have a scale.
-        room: Whether scales half as large again are to fit, for a search among them (2512.02010).
+        room: Whether scales half as large again are to fit, for a search among them (2512.02010); it is the power of
+            two below, then, so that layers can share one without a change of their numbers.
     """
     reach = (_FLOAT8_WITH_ROOM if room else _FLOAT8_LARGEST) * grid.steps_to_end
     largest = largest.clamp(min=torch.finfo(largest.dtype).tiny)
-    return (reach / largest).nan_to_num(nan=1.0, posinf=1.0).float()
+    divisor = (reach / largest).nan_to_num(nan=1.0, posinf=1.0).float()
+    if not room:
+        return divisor
+    return torch.ldexp(torch.ones_like(divisor), torch.frexp(divisor).exponent - 1)
 
 
 def _power_of_two(largest: Tensor, reach: float, precision: int) -> Tensor:

@@ -65,7 +65,7 @@ BY_SUFFIX = {kind.suffix: kind for kind in BLOCK_TYPES}
 def block_type(grid: Grid) -> BlockType | None:
     """The type whose blocks hold codes of a grid, whatever its group size; ``None`` where there is none."""
     found = (kind for kind in BLOCK_TYPES if (kind.bits, kind.minimum) == (grid.bits, not grid.symmetric))
-    return next(found, None)
+    return next(found, None) if grid.integers else None
 
 
 def pack_blocks(tensor: QuantizedTensor, kind: BlockType) -> Tensor:

@@ -51,6 +51,8 @@ class WeightOnly(StorageFormat):
 
 def refuses_weight_only(layer: StoredLayer, title: str) -> str | None:
     """Why neither format can hold a layer without loss; ``title`` is what the message calls the format."""
+    if not layer.scheme.weight.integers:
+        return f"{title} holds integers, and its scheme is {layer.scheme.label}"
     if layer.kind == "experts":
         return f"goldstick stores and reads no experts in {title} files, which gather otherwise than their model's"
     if layer.kind != "linear":

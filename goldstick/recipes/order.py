@@ -104,6 +104,9 @@ def unfinishable(stages: Sequence[Stage], schemes: Sequence[Scheme]) -> list[str
         problems.append(f"{place}: {later[0]} comes after it; it improves what all others have decided, and is last.")
     if not schemes:
         problems.append(f"{place}: no stage before it quantizes a layer of a block; put rtn or gptq before it.")
+    floats = [scheme.label for scheme in schemes if not scheme.weight.integers]
+    if floats:
+        problems.append(f"{place}: it searches integer codes, and {floats[0]} has none; leave it out.")
     rounded = [scheme.label for scheme in schemes if scheme.activation is not None]
     if rounded:
         problems.append(

@@ -23,6 +23,7 @@ from goldstick.core.progress import quiet as quiet
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.recipes.resolve import Resolution
+from goldstick.recipes.shared_scales import Reach, with_reach
 from goldstick.structure.network import Network, Site
 
 
@@ -42,7 +43,7 @@ class SiteResult:
 
 
 def decide(
-    stage: Quantizer, site: Site, weight: Tensor, scheme: Scheme, state: Any = None
+    stage: Quantizer, site: Site, weight: Tensor, scheme: Scheme, state: Any = None, reach: Tensor | None = None
 ) -> tuple[Quantize, WeightError]:
     """What a stage decides for one matrix [..., out, in], and its error.
 
@@ -52,6 +53,7 @@ def decide(
         weight: The matrix.
         scheme: What it becomes.
         state: What the stage saw there; ``None`` for data-free stages.
+        reach: The largest magnitude of what shares a scale of scales with it; ``None`` where nothing does.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity; the message names the site.
@@ -64,6 +66,7 @@ def decide(
             "this layer (targets: {exclude: [...]})."
         ) from error
     edit = _the_quantization(edits, site)
+    edit = replace(edit, tensor=with_reach(edit.tensor, weight, reach))
     return edit, _error(site, weight, edit)
 
 
@@ -100,11 +103,13 @@ def round_sites(
 ) -> dict[str, SiteResult]:
     """Quantize sites with stages that need no data, in place; site name → what became of it."""
     results = {}
+    reach = reach_of(network, assignments)
     for index, assignment in enumerate(assignments):
         progress("quantizing", index, len(assignments))
         site = assignment.site
         state = assignment.stage.attach(site)
-        edit, error = decide(assignment.stage, site, network.weight(site), assignment.scheme, state)
+        shared = reach.of(site.name)
+        edit, error = decide(assignment.stage, site, network.weight(site), assignment.scheme, state, shared)
         surgery.apply(network, [edit])
         results[site.name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
     progress("quantizing", len(assignments), len(assignments))
@@ -152,7 +157,7 @@ def run(
     def note(task: Assignment, edit: Quantize, error: WeightError) -> None:
         results[task.site.name] = SiteResult(assignment=task, error=error, notes=edit.notes)
 
-    work = calibrated_work(resolution, note)
+    work = calibrated_work(network, resolution, note)
     looking: list[Stage] = [task.stage for task in work.tasks.values()]
     if recorder is not None and resolution.kv is not None:
         looking.append(resolution.kv)
@@ -168,10 +173,19 @@ def run(
     return {assignment.site.name: results[assignment.site.name] for assignment in chosen}
 
 
-def calibrated_work(resolution: Resolution, note: Callable[[Assignment, Quantize, WeightError], None]) -> Work:
+def reach_of(network: Network, assignments: Iterable[Assignment]) -> Reach:
+    """The largest magnitudes of the weights that share a scale of scales, in a network."""
+    schemes = {assignment.site.name: assignment.scheme for assignment in assignments}
+    return Reach(schemes, lambda name: network.weight(network.by_name[name]))
+
+
+def calibrated_work(
+    network: Network, resolution: Resolution, note: Callable[[Assignment, Quantize, WeightError], None]
+) -> Work:
     """What a resolution leaves to a sweep: what looks at data, and with stages that smooth all that lies in blocks.
 
     Args:
+        network: The network; its weights are looked at when their block is solved.
         resolution: What is to happen.
         note: Told what was decided for each site, and its error.
     """
@@ -186,8 +200,10 @@ def calibrated_work(resolution: Resolution, note: Callable[[Assignment, Quantize
         )
     }
 
+    reach = reach_of(network, tasks.values())
+
     def solve(task: Assignment, weight: Tensor, state: Any, notes: Mapping[str, float | str]) -> Quantize:
-        edit, error = decide(task.stage, task.site, weight, task.scheme, state)
+        edit, error = decide(task.stage, task.site, weight, task.scheme, state, reach.of(task.site.name))
         edit = replace(edit, notes={**edit.notes, **notes})
         note(task, edit, error)
         return edit

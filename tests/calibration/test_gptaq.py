@@ -165,6 +165,7 @@ def states_of(
             lambda *args, **kwargs: init(*args, **kwargs | {"together": False}),
         )
     work = calibrated_work(
+        network,
         resolve(Recipe.load({"stages": stages}).stages, network),
         lambda task, edit, error: edits.__setitem__(task.site.name, edit),
     )
@@ -275,7 +276,7 @@ def test_the_pairs_fit_where_scales_are_folded_and_where_they_are_multiplied_sta
             layer.post_attention_layernorm.weight[:4] *= 16
     network, edits = Network(model), dict[str, Any]()
     resolution = resolve(Recipe.load({"stages": stages}).stages, network)
-    work = calibrated_work(resolution, lambda task, edit, error: edits.__setitem__(task.site.name, edit))
+    work = calibrated_work(network, resolution, lambda task, edit, error: edits.__setitem__(task.site.name, edit))
     sweep(network, work, batches_for(model), quiet)
     used = {name: scale for name, scale in scales.items() if scale is not None}
     multiplied = {name for name in used if any(note.endswith("_multiplied") for note in edits[name].notes)}

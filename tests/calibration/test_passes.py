@@ -141,7 +141,7 @@ def looped(
     def note(task: Assignment, edit: Quantize, error: WeightError) -> None:
         edits[task.site.name] = edit
 
-    work = calibrated_work(resolve(Recipe.load({"stages": [stage]}).stages, network), note)
+    work = calibrated_work(network, resolve(Recipe.load({"stages": [stage]}).stages, network), note)
     runs = [lambda x=x: model(x) for x in data]
     with torch.no_grad():
         outputs = calibrate(BlockCalibration(network, work, runs, [None] * 3, together=together))

@@ -51,7 +51,7 @@ def first_block(
     def note(task: Assignment, edit: Quantize, error: WeightError) -> None:
         edits[task.site.name] = edit
 
-    work = calibrated_work(resolve(Recipe.load({"stages": stages}).stages, network), note)
+    work = calibrated_work(network, resolve(Recipe.load({"stages": stages}).stages, network), note)
     prepare_experts(network, work)
     block = network.blocks[0]
     with torch.no_grad():

@@ -132,21 +132,27 @@ def count_codes(tensor: QuantizedTensor) -> Counts:
     grid, inputs = tensor.grid, tensor.in_features
     width, found = grid.group_width(inputs), Counts()
     codes = tensor.codes.reshape(-1, inputs)
-    scale = tensor.scale.reshape(len(codes), tensor.scale.shape[-1]).float()
+    scale = tensor.flattened().steps().reshape(len(codes), tensor.scale.shape[-1]).float()
+    element = grid.float_element
     zero = torch.full_like(scale, grid.midpoint) if tensor.zero is None else tensor.zero.reshape(scale.shape).float()
     step = max(1, _CODES_AT_ONCE // max(1, inputs))
     for start in range(0, len(codes) if inputs else 0, step):
         rows = slice(start, start + step)
         for group in range(scale.shape[1]):
             columns = slice(group * width, (group + 1) * width)
-            _count(found, codes[rows, columns], scale[rows, group], zero[rows, group], grid.code_max)
+            part = codes[rows, columns]
+            if element is None:
+                _count(found, part.float(), scale[rows, group], zero[rows, group], (0, grid.code_max))
+            else:
+                ends = (-element.largest if element.signed else element.values[0], element.values[-1])
+                _count(found, element.numbers(part), scale[rows, group], torch.zeros(len(part)), ends)
     return found
 
 
-def _count(found: Counts, codes: Tensor, scale: Tensor, zero: Tensor, code_max: int) -> None:
-    """Add one group of some rows: codes [rows, width], scale [rows], zero [rows]."""
-    low, high = codes.amin(1).float(), codes.amax(1).float()
-    ends = (codes == 0) | (codes == code_max)
+def _count(found: Counts, codes: Tensor, scale: Tensor, zero: Tensor, extremes: tuple[float, float]) -> None:
+    """Add one group of some rows: codes or their values [rows, width], scale [rows], zero [rows]."""
+    low, high = codes.amin(1), codes.amax(1)
+    ends = (codes == extremes[0]) | (codes == extremes[1])
     found.codes += codes.numel()
     found.groups += len(codes)
     found.ends += int(ends.sum())

@@ -39,8 +39,8 @@ def change_of_values(
 
 def _scale_and_zero(stored: StoredLayers, layer: StoredLayer, target: StorageFormat) -> tuple[Tensor, Tensor | None]:
     """Scales and zeros of a layer; without zeros where they are sure to fit the target."""
-    scales, zeros = stored.format.scale_suffix, stored.format.zero_suffix
-    if scales is None or (target.rounds_zeros and not layer.scheme.weight.symmetric):
+    scales, zeros, grid = stored.format.scale_suffix, stored.format.zero_suffix, layer.scheme.weight
+    if grid.scale is not None or scales is None or (target.rounds_zeros and not grid.symmetric):
         tensor = stored.format.unpack(stored.read(layer), layer.scheme, layer.shape[-1])
         return tensor.scale, tensor.zero
     infos = stored.parts(layer)
@@ -88,6 +88,8 @@ def _same(
         beside
         and torch.equal(a.codes, b.codes)
         and torch.equal(_in_groups(a.scale, groups).double(), _in_groups(b.scale, groups).double())
+        and (a.global_scale is None) == (b.global_scale is None)
+        and (a.global_scale is None or b.global_scale is None or torch.equal(a.global_scale, b.global_scale))
         and _in_groups(zeros[0], groups).equal(_in_groups(zeros[1], groups))
         and torch.equal(*(_columns(t) for t in (a, b)))
     )

@@ -66,13 +66,13 @@ class BlockwiseModel:
         self._plan, self._streamed, self._max_memory, self._progress = plan, streamed, max_memory, progress
         self._model = streamed.model
         self._batches, self._proof = batches, proof
-        self._work = calibrated_work(plan.resolution, self._take_note)
         self._float_calls: Calls = ()
         self._float_model: nn.Module | None = None  # around its blocks, where layers there are compared with
         self._activations: dict[object, int] = {}
         self._fold_targets: ScaleFoldTargets | None = None
         self._calls: Calls = []
         self.network = Network(streamed.model, cut=plan.network.cut)
+        self._work = calibrated_work(self.network, plan.resolution, self._take_note)
         self.blocks = streamed.blocks
         self.results: dict[str, dict[str, Any]] = {}
         self.cache: BlockwiseCache | None = None

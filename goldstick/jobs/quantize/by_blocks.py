@@ -69,7 +69,7 @@ def _calibrated_before(plan: Plan, streamed: StreamedModel, batch: Mapping[str, 
         StructureError: The model cannot be taken apart into blocks.
     """
     model, blocks = streamed.model, streamed.blocks
-    outside = calibrated_work(plan.resolution, lambda task, edit, error: None).within(None).tasks.values()
+    outside = calibrated_work(plan.network, plan.resolution, lambda task, edit, error: None).within(None).tasks.values()
     first = model.get_submodule(blocks[0])
     seen: list[nn.Module] = []
     modules = {first, *(model.get_submodule(task.site.module) for task in outside)}

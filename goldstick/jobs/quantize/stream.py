@@ -19,6 +19,7 @@ from goldstick.formats.input_scale import part_name
 from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.plan.planned_tensors import PlannedTensor
 from goldstick.recipes.run import decide
+from goldstick.recipes.shared_scales import Reach
 
 
 class SourceReader:
@@ -60,12 +61,26 @@ def stream_entries(
         errors: Filled as entries are produced: site name → error, summed over its pieces.
         device: Where weights are rounded.
     """
+    reach = _reach(plan)
     for tensor in plan.tensors:
-        yield Entry(name=tensor.name, outputs=tensor.outputs, produce=_producer(plan, tensor, reader, errors, device))
+        produce = _producer(plan, tensor, reader, errors, device, reach)
+        yield Entry(name=tensor.name, outputs=tensor.outputs, produce=produce)
+
+
+def _reach(plan: Plan) -> Reach:
+    """The largest magnitudes of the tensors that share a scale of scales."""
+    rounded = {tensor.name: tensor for tensor in plan.tensors if tensor.assignment is not None}
+    schemes = {name: tensor.assignment.scheme for name, tensor in rounded.items() if tensor.assignment is not None}
+    return Reach(schemes, lambda name: rounded[name].source.read())
 
 
 def _producer(
-    plan: Plan, tensor: PlannedTensor, reader: SourceReader, errors: dict[str, WeightError], device: torch.device
+    plan: Plan,
+    tensor: PlannedTensor,
+    reader: SourceReader,
+    errors: dict[str, WeightError],
+    device: torch.device,
+    reach: Reach,
 ) -> Callable[[], Mapping[str, Tensor]]:
     def produce() -> Mapping[str, Tensor]:
         value = reader.read(tensor.source)
@@ -82,7 +97,8 @@ def _producer(
         matrix = site.layout.to_matrix(value).to(device)
         if matrix.dtype is torch.float64:
             matrix = matrix.float()
-        edit, error = decide(tensor.assignment.stage, site, matrix, tensor.assignment.scheme)
+        assignment = tensor.assignment
+        edit, error = decide(assignment.stage, site, matrix, assignment.scheme, reach=reach.of(tensor.name))
         if tensor.source.name != site.parameter_name:
             error = error.of_part(tensor.source.name)
         errors[site.name] = errors[site.name] + error if site.name in errors else error

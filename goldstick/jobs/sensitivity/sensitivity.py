@@ -74,6 +74,10 @@ def measure_sensitivity(
     chosen = [site for site in network.sites if site.name in resolution.assignments]
     places = {site.name: _place(runs, site, resolution) for site in chosen}
     found: dict[str, LayerSensitivity] = {}
+    floats = [name for name in places if not resolution.assignments[name].scheme.weight.integers]
+    if floats:
+        label = resolution.assignments[floats[0]].scheme.label
+        raise UsageError(f"It tries integer widths, and {floats[0]} becomes {label}; give a scheme such as w4a16-g128.")
     for done, name in enumerate(sorted(places, key=lambda name: places[name])):
         progress("sensitivity", done, len(places))
         runs.start_at(places[name])
