@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := $(wildcard goldstick/kernels/cpu/*/*.cpp goldstick/kernels/cpu/*/*.hpp)
 SANITIZED := build/sanitize
 LLAMA_CPP := build/llama-cpp
-PACKERS := tests/core/test_bitpack.py $(addprefix tests/formats/test_,contract.py awq.py gptq.py gguf_blocks.py)
+PACKERS := tests/core/test_bitpack.py $(addprefix tests/formats/test_,contract.py compressed_layouts.py awq.py gptq.py gguf_blocks.py)
 SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib'))")
 
 .DEFAULT_GOAL := help
@@ -63,7 +63,7 @@ fuzz-texts: $(STAMP) ## read a million mutated configs, recipes, cards, template
 zoo: $(STAMP) ## the smallest model of every architecture of transformers: quantized, compared, stored and loaded? (an hour)
 	$(PYTHON) -m tools.zoo --out benchmarks/results/zoo.json --table docs/zoo.md --processes 2 $(if $(RESUME),--resume)
 
-packers: $(STAMP) ## pack and unpack thousands of random layers in every format (6,500 cases)
+packers: $(STAMP) ## pack and unpack thousands of random layers in every format (10,000 cases)
 	HYPOTHESIS_PROFILE=many OMP_NUM_THREADS=1 $(PYTHON) -m pytest -q $(PACKERS)
 
 determinism: $(STAMP) ## quantize the reference model with 1 to 4 threads, five times each: the same bytes?

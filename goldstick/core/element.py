@@ -25,6 +25,7 @@ class Element:
         values: The numbers of codes 0, 1, …, in ascending order; of ``signed`` elements those without the sign.
         signed: Whether the top bit of a code is a sign, so that −v has the code of v and that bit, and there is a −0.
         dtype: The torch dtype whose bytes are the codes, if there is one.
+        keeps_zero_sign: Whether −0 is rounded to −0 and not to 0; compressed-tensors does either.
         mantissa_bits: Of floats, stored bits of the significand.
         note: Where it is defined.
     """
@@ -34,6 +35,7 @@ class Element:
     values: tuple[float, ...]
     signed: bool = True
     dtype: torch.dtype | None = None
+    keeps_zero_sign: bool = True
     mantissa_bits: int = 0
     note: str = ""
 
@@ -64,7 +66,8 @@ class Element:
         if self.dtype is not None:
             return ratio.clamp(-self.largest, self.largest).to(self.dtype).view(torch.uint8)
         codes = torch.bucketize(ratio.float().abs(), _edges(self, ratio.device)).to(torch.uint8)
-        return codes | ((ratio < 0).to(torch.uint8) << (self.bits - 1))
+        below = ratio.signbit() if self.keeps_zero_sign else ratio < 0
+        return codes | (below.to(torch.uint8) << (self.bits - 1))
 
     def numbers(self, codes: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
         """The values of codes, uint8 or any integers [...]; exact in every float dtype that holds them."""
@@ -105,7 +108,8 @@ ELEMENTS: dict[str, Element] = {
                 note="OCP FP6, to 7.5 (2310.10537)"),
         Element(name="e3m2", bits=6, values=_float_values(3, 2, 3), mantissa_bits=2,
                 note="OCP FP6, to 28 (2310.10537)"),
-        Element(name="e2m1", bits=4, values=_float_values(2, 1, 1), mantissa_bits=1, note="OCP FP4, to 6 (2310.10537)"),
+        Element(name="e2m1", bits=4, values=_float_values(2, 1, 1), keeps_zero_sign=False, mantissa_bits=1,
+                note="OCP FP4, to 6 (2310.10537)"),
         Element(name="nf4", bits=4, values=_NF4, signed=False,
                 note="quantiles of the normal distribution (2305.14314)"),
         Element(name="iq4", bits=4, values=tuple(map(float, _IQ4)), signed=False, note="the table of GGUF's IQ4"),

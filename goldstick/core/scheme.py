@@ -35,7 +35,7 @@ def _microscaled(element: str, bits: int) -> Grid:
 _NVFP4 = Grid(element="e2m1", bits=4, granularity="group", group_size=16, scale=FLOAT8_SCALES)
 
 #: Weight and activation grids of the schemes with names of their own, and what help says of them.
-_NAMED: dict[str, tuple[Grid, Grid | None, str]] = {
+NUMBER_FORMATS: dict[str, tuple[Grid, Grid | None, str]] = {
     "fp8": (_FP8_TENSOR, _FP8_TENSOR, "FP8 weights and activations, one scale a tensor, from data"),
     "fp8-dynamic": (_FP8, _FP8_TOKEN, "FP8 weights per channel, FP8 activations per token at run time"),
     "fp8-static": (_FP8, _FP8_TENSOR, "FP8 weights per channel, FP8 activations with one scale per tensor from data"),
@@ -59,7 +59,7 @@ _NAMED: dict[str, tuple[Grid, Grid | None, str]] = {
 }  # fmt: skip
 
 #: The grids of inputs with float elements, by the name that kernels know them by.
-FLOAT_INPUTS: dict[str, Grid] = {grid.input_name: grid for _, grid, _ in _NAMED.values() if grid}
+FLOAT_INPUTS: dict[str, Grid] = {grid.input_name: grid for _, grid, _ in NUMBER_FORMATS.values() if grid}
 
 #: The names that help and error texts offer; any ``w<bits>a16-g<size>`` of this pattern is understood.
 PRESETS: dict[str, str] = {
@@ -89,7 +89,7 @@ PRESETS: dict[str, str] = {
     "w2a16-g64-asym": "2-bit weights, groups of 64, asymmetric",
     "w2a16-g128": "2-bit weights, groups of 128",
     "w2a16-channel": "2-bit weights, one scale per output channel",
-    **{name: described for name, (_, _, described) in _NAMED.items()},
+    **{name: described for name, (_, _, described) in NUMBER_FORMATS.items()},
 }
 
 
@@ -119,7 +119,7 @@ class Scheme:
             raise RecipeError(
                 "Activations are quantized to 8 bits, symmetric and per token at run time (bits: 8, symmetric: true, "
                 "granularity: token), with one static scale (bits: 8, granularity: tensor), or as those of "
-                f"{', '.join(name for name, (_, grid, _) in _NAMED.items() if grid)}, not as {self.activation.label}."
+                f"{', '.join(name for name, (_, grid, _) in NUMBER_FORMATS.items() if grid)}, not as {self.activation.label}."
             )
 
     @classmethod
@@ -133,8 +133,8 @@ class Scheme:
         Raises:
             RecipeError: The name is no scheme; the message gives the nearest ones.
         """
-        if name in _NAMED:
-            weight, activation, _ = _NAMED[name]
+        if name in NUMBER_FORMATS:
+            weight, activation, _ = NUMBER_FORMATS[name]
             return cls(weight=weight, activation=activation)
         match = _NAME.fullmatch(name)
         if match is None or (match["activation"] == "8") != (match["when"] is not None):
@@ -165,7 +165,7 @@ class Scheme:
     @property
     def label(self) -> str:
         """The name of the scheme, as :meth:`parse` understands it; of float grids that have no name a description."""
-        for name, (weight, grid, _) in _NAMED.items():
+        for name, (weight, grid, _) in NUMBER_FORMATS.items():
             if (weight, grid) == (self.weight, self.activation):
                 return name
         if not (self.weight.integers and (self.activation is None or self.activation.integers)):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from goldstick.core.grid import Grid
+from goldstick.core.grid import FLOAT8_SCALES, Grid
 from goldstick.errors import RecipeError
 
 
@@ -28,7 +28,15 @@ def test_codes_of_b_bits_run_from_0_to_one_below_2_to_the_b_around_the_middle(bi
         ({"granularity": "channel", "group_size": 32}, "no meaning with granularity 'channel'"),
         ({"granularity": "token", "group_size": 32}, "no meaning with granularity 'token'"),
         ({"granularity": "tensor", "group_size": 32}, "no meaning with granularity 'tensor'"),
-        ({"granularity": "row"}, "by channel, group, token or tensor, not by 'row'"),
+        ({"granularity": "row"}, "by channel, group, block, token or tensor, not by 'row'"),
+        ({"element": "e9m9"}, "No element is called 'e9m9'; there are int, e4m3"),
+        ({"element": "e2m1"}, "e2m1 has 4 bits and no zero: write bits: 4"),
+        ({"element": "e4m3", "symmetric": False}, "e4m3 has 8 bits and no zero"),
+        ({"element": "e8m0"}, "Powers of two"),
+        ({"element": "e4m3", "granularity": "none"}, "Powers of two"),
+        ({"scale": Grid(element="e8m0", granularity="none")}, "An integer grid has float scales"),
+        ({"element": "e4m3", "scale": Grid(bits=4)}, "Scales lie on a grid of powers of two"),
+        ({"granularity": "block"}, "A grid by block needs a group_size"),
     ],
 )
 def test_a_grid_that_means_nothing_is_refused(fields: dict[str, Any], complaint: str) -> None:
@@ -51,11 +59,22 @@ def test_rows_split_into_groups(grid: Grid, in_features: int, divides: bool, wid
     assert grid.groups(in_features) == groups
 
 
-def test_only_grids_by_token_find_their_scales_at_run_time() -> None:
+def test_inputs_by_token_and_by_group_find_their_scales_at_run_time() -> None:
     assert Grid(bits=8, granularity="token").dynamic
+    assert Grid(element="e4m3", granularity="group", group_size=128).dynamic
     assert not Grid(bits=8).dynamic
     assert not Grid(bits=8, granularity="tensor").dynamic
-    assert not Grid(bits=8, granularity="group", group_size=2).dynamic
+    assert not Grid(element="e2m1", bits=4, granularity="group", group_size=16, scale=FLOAT8_SCALES).dynamic
+
+
+def test_a_block_may_end_early_and_a_group_may_not() -> None:
+    assert Grid(element="e4m3", granularity="block", group_size=128).divides(200)
+    assert not Grid(granularity="group", group_size=128).divides(200)
+
+
+def test_checkpoints_say_of_integers_what_they_always_said() -> None:
+    assert Grid(bits=4).described().keys() == {"bits", "symmetric", "granularity", "group_size"}
+    assert Grid(element="e4m3").described()["element"] == "e4m3"
 
 
 def test_labels_differ_wherever_grids_differ() -> None:

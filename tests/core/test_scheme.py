@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from goldstick.core.grid import Granularity, Grid
-from goldstick.core.scheme import PRESETS, Scheme
+from goldstick.core.scheme import NUMBER_FORMATS, PRESETS, Scheme
 from goldstick.errors import RecipeError
 
 
@@ -17,7 +17,19 @@ def test_every_preset_name_is_read_back_from_its_own_label(name: str) -> None:
     assert Scheme.parse(scheme.label) == scheme
 
 
-@pytest.mark.parametrize(("name", "description"), PRESETS.items())
+INTEGERS = {name: described for name, described in PRESETS.items() if name not in NUMBER_FORMATS}
+
+
+@pytest.mark.parametrize("name", NUMBER_FORMATS)
+def test_a_number_format_has_float_weights_or_float_inputs_and_its_own_name(name: str) -> None:
+    scheme = Scheme.parse(name)
+    assert scheme.label == name
+    assert not scheme.weight.integers or (scheme.activation is not None and not scheme.activation.integers)
+    assert ("activations" in PRESETS[name]) is (scheme.activation is not None)
+    assert ("from data" in PRESETS[name] or "comes from data" in PRESETS[name]) is scheme.static_input
+
+
+@pytest.mark.parametrize(("name", "description"), INTEGERS.items())
 def test_every_preset_is_what_its_description_says(name: str, description: str) -> None:
     scheme = Scheme.parse(name)
     assert description.startswith(f"{scheme.weight.bits}-bit weights")

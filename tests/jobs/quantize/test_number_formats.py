@@ -1,0 +1,130 @@
+"""FP8, MX and NVFP4: rounded, saved, and read by goldstick and by plain transformers with compressed-tensors, equal."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import goldstick
+from goldstick.core.scheme import NUMBER_FORMATS, Scheme
+from goldstick.errors import FormatError, RecipeError
+from goldstick.kernels.float_inputs import fake_quantize_float
+
+NAMES = list(NUMBER_FORMATS)
+STATIC = [name for name in NAMES if Scheme.parse(name).static_input]
+NATIVE = [name for name in NAMES if Scheme.parse(name).weight.element in ("nf4", "iq4")]
+IDS = torch.arange(32).reshape(2, 16)
+
+
+def tiny(dtype: torch.dtype = torch.bfloat16) -> Any:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=128, intermediate_size=256, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
+    )  # fmt: skip
+    return AutoModelForCausalLM.from_config(config, dtype=dtype).eval()
+
+
+def batches() -> list[dict[str, torch.Tensor]]:
+    random = torch.Generator().manual_seed(1)
+    return [{"input_ids": torch.randint(0, 64, (2, 32), generator=random)} for _ in range(4)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_checkpoint_gives_the_same_wherever_it_is_read(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = goldstick.apply(tiny(), f"rtn-{name}", data=batches() if name in STATIC else None)
+    result.save(tmp_path / "out")
+    loaded = goldstick.load(tmp_path / "out")
+    with torch.no_grad():
+        assert torch.equal(loaded(IDS).logits, result.model(IDS).logits)
+        monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
+        ours = loaded(IDS).logits
+        config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+        assert config["quant_method"] == ("goldstick" if name in NATIVE else "compressed-tensors")
+        if name in NATIVE:
+            return
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").eval()(IDS).logits
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["nvfp4a16", "mxfp4a16", "mxfp8a16", "fp8-block", "nf4a16"])
+def test_gptq_rounds_to_every_grid(name: str) -> None:
+    model = tiny()
+    losses = {}
+    for method in ("rtn", "gptq"):
+        result = goldstick.apply(model, f"{method}-{name}", data=batches() if method == "gptq" else None)
+        with torch.no_grad():
+            losses[method] = float((result.model(IDS).logits - model(IDS).logits).float().norm())
+    notes = [layer.notes for layer in result.report.layers if layer.scheme]
+    assert all(note["output_error"] <= note["rtn_output_error"] for note in notes)
+    assert losses["gptq"] < 1.15 * losses["rtn"]
+
+
+def test_layers_that_runtimes_fuse_share_the_scale_of_their_scales(tmp_path: Path) -> None:
+    model = tiny()
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.weight *= 7
+    model.save_pretrained(tmp_path / "float")
+    goldstick.quantize(tmp_path / "float", "rtn-nvfp4a16", output=tmp_path / "streamed")
+    goldstick.apply(model, "rtn-nvfp4a16").save(tmp_path / "whole")
+    goldstick.apply(model, "gptq-nvfp4a16", data=batches()).save(tmp_path / "gptq")
+    for made in ("streamed", "whole", "gptq"):
+        tensors = load_file(tmp_path / made / "model.safetensors")
+        block = {name: part for name, part in tensors.items() if name.endswith("_global_scale")}
+        for fused in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
+            found = {float(block[f"model.layers.0.{name}.weight_global_scale"]) for name in fused}
+            assert len(found) == 1, (made, fused)
+    streamed, whole = (load_file(tmp_path / made / "model.safetensors") for made in ("streamed", "whole"))
+    assert all(torch.equal(part.view(torch.uint8), whole[name].view(torch.uint8)) for name, part in streamed.items())
+
+
+def test_sharing_a_scale_of_scales_changes_no_number() -> None:
+    stage = {"scheme": "nvfp4a16", "range_search": "mse", "targets": {"include": ["*q_proj"]}}
+    alone = goldstick.apply(tiny(), {"stages": [{"rtn": stage}]})
+    model = tiny()
+    together = goldstick.apply(model, "rtn-nvfp4a16")
+    names = [f"model.layers.0.self_attn.{name}" for name in ("q_proj", "k_proj")]
+    ours, other = (together.model.get_submodule(name) for name in names)
+    assert torch.equal(ours.weight_global_scale, other.weight_global_scale)
+    assert torch.equal(ours.dequantized(), alone.model.get_submodule(names[0]).dequantized())
+
+
+@pytest.mark.parametrize("format", ["gptq", "awq", "gguf"])
+def test_formats_of_integers_refuse_floats(format: str, tmp_path: Path) -> None:
+    recipe = {"stages": [{"rtn": {"scheme": "nf4a16"}}], "export": {"format": format}}
+    with pytest.raises(FormatError, match="nf4a16"):
+        goldstick.apply(tiny(), recipe).save(tmp_path / "out")
+
+
+@pytest.mark.parametrize("recipe", ["slb-nvfp4a16", "gptq-slb_finish-mxfp4a16", "hqq-nvfp4a16"])
+def test_algorithms_of_integers_refuse_floats(recipe: str) -> None:
+    with pytest.raises(RecipeError):
+        goldstick.apply(tiny(), recipe, data=batches())
+
+
+def test_a_number_format_is_cast_down_and_up_without_loss() -> None:
+    model = goldstick.apply(tiny(torch.float32), "rtn-nvfp4", data=batches()).model
+    layer = model.model.layers[0].mlp.up_proj
+    before, divisor = layer.dequantized(), layer.weight_global_scale.clone()
+    model.bfloat16().float()
+    assert torch.equal(layer.dequantized(), before) and torch.equal(layer.weight_global_scale, divisor)
+    assert layer.input_scale.dtype == torch.float32
+
+
+def test_an_input_that_is_no_number_stays_none() -> None:
+    grid = Scheme.parse("mxfp4").activation
+    assert grid is not None
+    x = torch.randn(2, 64)
+    x[0, 3] = torch.nan
+    found = fake_quantize_float(x, grid)
+    assert bool(found[0, :32].isnan().all()) and bool(found[0, 32:].isfinite().all())
+    assert bool(found[1].isfinite().all())
+    assert fake_quantize_float(x[:0], grid).shape == (0, 64)
