@@ -34,7 +34,7 @@ def _microscaled(element: str, bits: int) -> Grid:
 
 _NVFP4 = Grid(element="e2m1", bits=4, granularity="group", group_size=16, scale=FLOAT8_SCALES)
 
-#: Weight and activation grids of the schemes with names of their own, and what help says of them.
+#: Schemes with names of their own: their grids of weights and activations, and what help says of them.
 NUMBER_FORMATS: dict[str, tuple[Grid, Grid | None, str]] = {
     "fp8": (_FP8_TENSOR, _FP8_TENSOR, "FP8 weights and activations, one scale a tensor, from data"),
     "fp8-dynamic": (_FP8, _FP8_TOKEN, "FP8 weights per channel, FP8 activations per token at run time"),
@@ -119,7 +119,8 @@ class Scheme:
             raise RecipeError(
                 "Activations are quantized to 8 bits, symmetric and per token at run time (bits: 8, symmetric: true, "
                 "granularity: token), with one static scale (bits: 8, granularity: tensor), or as those of "
-                f"{', '.join(name for name, (_, grid, _) in NUMBER_FORMATS.items() if grid)}, not as {self.activation.label}."
+                f"{', '.join(name for name, (_, grid, _) in NUMBER_FORMATS.items() if grid)}, "
+                f"not as {self.activation.label}."
             )
 
     @classmethod

@@ -63,7 +63,7 @@ def test_exponents_are_read_back() -> None:
     assert torch.equal(exponent_codes(scales_of_exponents(codes, torch.float32)), codes)
     with pytest.raises(QuantizationError, match="255, which stands for no number"):
         scales_of_exponents(torch.tensor([255], dtype=torch.uint8), torch.float32)
-    with pytest.raises(QuantizationError, match="too much for torch.float16"):
+    with pytest.raises(QuantizationError, match="too much for"):
         scales_of_exponents(torch.tensor([200], dtype=torch.uint8), torch.float16)
 
 
@@ -77,5 +77,5 @@ def test_scales_are_what_they_were_after_a_file(grid: Any) -> None:
 
 
 def test_a_scale_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(QuantizationError, match="does not fit torch.float16"):
+    with pytest.raises(QuantizationError, match="does not fit"):
         stored_scale(torch.tensor([math.inf]), FP8, torch.float16)
