@@ -133,20 +133,20 @@ def _assign(
     twice, indivisible = [], []
     for site in sites:
         scheme, note = _for_forward(site, stage.scheme_for(site))
-        size = scheme.weight.group_size
+        grids = [grid for grid in (scheme.weight, scheme.activation) if grid is not None]
+        size = next((grid.group_size for grid in grids if not grid.divides(site.in_features)), None)
         what = f"{site.in_features} inputs do not divide into groups of {size}"
         if site.name in assignments:
             twice.append(site.name)
-        elif scheme.weight.divides(site.in_features):
+        elif size is None:
             assignments[site.name] = Assignment(site=site, stage=stage, scheme=scheme, note=note)
         elif stage.group_size_mismatch == "error":
             indivisible.append(f"{site.name} ({site.in_features} inputs, groups of {size})")
         elif stage.group_size_mismatch == "skip":
             skipped[site.parameter_name] = f"skipped: {what}"
         else:
-            channel = dataclasses.replace(scheme.weight, granularity="channel", group_size=None)
-            by_channel = dataclasses.replace(scheme, weight=channel)
-            note = "; ".join([*([note] if note else []), f"by channel: {what}"])
+            by_channel, how = _without_groups(scheme, site.in_features)
+            note = "; ".join([*([note] if note else []), f"{how}: {what}"])
             assignments[site.name] = Assignment(site=site, stage=stage, scheme=by_channel, note=note)
     if twice:
         problems.append(
@@ -160,6 +160,19 @@ def _assign(
             "'--group-size-mismatch channel' gives them one scale per output channel, '--group-size-mismatch skip' "
             "leaves them float (the same as 'group_size_mismatch:' in the recipe), or choose a group size that divides."
         )
+
+
+def _without_groups(scheme: Scheme, in_features: int) -> tuple[Scheme, str]:
+    """A scheme with a scale per channel and token where its groups do not divide, and what became of it."""
+    weight, activation = scheme.weight, scheme.activation
+    how = []
+    if not weight.divides(in_features):
+        weight = dataclasses.replace(weight, granularity="channel", group_size=None)
+        how.append("by channel")
+    if activation is not None and not activation.divides(in_features):
+        activation = Scheme.parse("fp8-dynamic").activation if activation.bits == 8 else None
+        how.append("inputs by token" if activation else "weight only")
+    return Scheme(weight=weight, activation=activation), ", ".join(how)
 
 
 def _for_forward(site: Site, scheme: Scheme) -> tuple[Scheme, str]:

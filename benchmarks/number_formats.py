@@ -1,0 +1,126 @@
+"""What FP8, MX, NVFP4 and other number formats cost in accuracy, plainly rounded, searched and solved.
+
+    python -m benchmarks.number_formats [--models reference,stories260k] [--only 'nvfp4*'] [--report]
+
+Each row loads a model in float32, applies a recipe in memory and compares its next tokens with the float model's: the
+mean KL divergence over the held-out text, with a 95 % interval of documents drawn again, and perplexity as a ratio to
+the float model's. ``rtn minmax`` is plain rounding as compressed-tensors does it; ``rtn`` searches ranges among the
+scales that can be stored; ``gptq`` rounds column by column. Differences between two rows are of the same documents.
+
+Writes ``benchmarks/results/number-formats.json`` after each row, and the tables of ``docs/number-formats.md``.
+``--report`` measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.accuracy import Bench
+from benchmarks.accuracy_cases import FLOAT, Row, subjects
+from benchmarks.accuracy_verdicts import Results
+from goldstick.hf.names import quiet_libraries
+from goldstick.jobs.save.records import environment
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "number-formats.json"
+DOCUMENT = ROOT / "docs" / "number-formats.md"
+BEGIN, END = "<!-- written by benchmarks/number_formats.py -->", "<!-- end -->"
+
+EIGHT_BITS = ("w8a8-dynamic", "fp8-dynamic", "fp8-block", "mxfp8")
+FOUR_BITS = ("w4a16-g32", "w4a16-g16", "mxfp4a16", "nvfp4a16", "nf4a16", "iq4a16")
+FOUR_BITS_AND_INPUTS = ("w4a8-dynamic-g32", "mxfp4", "nvfp4")
+
+
+def rows() -> Iterator[Row]:
+    """All rows but the float one."""
+    for scheme in EIGHT_BITS:
+        yield _row("rtn minmax", scheme, {"rtn": {"range_search": "minmax"}})
+    for scheme in (*FOUR_BITS, *FOUR_BITS_AND_INPUTS):
+        yield _row("rtn minmax", scheme, {"rtn": {"range_search": "minmax"}})
+        yield _row("rtn", scheme, {"rtn": {"range_search": "mse"}})
+        yield _row("imatrix", scheme, {"rtn": {"range_search": "imatrix"}})
+        yield _row("gptq", scheme, {"gptq": {}})
+
+
+def _row(method: str, scheme: str, stage: dict[str, dict[str, Any]]) -> Row:
+    options = {"scheme": scheme, "group_size_mismatch": "channel"}
+    return Row(method=method, scheme=scheme, stages=[{name: {**options, **more} for name, more in stage.items()}])
+
+
+def main() -> None:
+    """Measure, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="reference,stories260k")
+    parser.add_argument("--only", default="*", help="patterns of the rows to measure, such as 'gptq *,rtn nv*'")
+    parser.add_argument("--report", action="store_true", help="write tables from what is there")
+    arguments = parser.parse_args()
+    quiet_libraries()
+    for name in [] if arguments.report else arguments.models.split(","):
+        bench = Bench.of(subjects()[name])
+        patterns = arguments.only.split(",")
+        for row in (FLOAT, *rows()):
+            if row is not FLOAT and not any(fnmatch.fnmatchcase(row.name, pattern) for pattern in patterns):
+                continue
+            found = bench.measure(row)
+            results = Results.read(RESULTS)
+            results.put(subjects()[name], row, found, environment())
+            results.write(RESULTS)
+            print(f"{name:12s} {row.name:28s} KL {found['kl']:.5f} {found['seconds']:6.1f} s", flush=True)
+    text = "\n\n".join([*tables(Results.read(RESULTS)), "\n".join(verdicts(Results.read(RESULTS)))])
+    print(text)
+    head, rest = DOCUMENT.read_text(encoding="utf-8").split(BEGIN)
+    DOCUMENT.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+def tables(results: Results) -> Iterator[str]:
+    """For each model: schemes down, methods across; mean KL in thousandths of a nat, and what 8 bits cost."""
+    for model in results.names:
+        found = results.models[model]["rows"]
+        lines = [f"**{model}**: mean KL to the float model, thousandths of a nat (95 % interval)", ""]
+        methods = list(dict.fromkeys(row.method for row in rows()))
+        lines += [_line("scheme", "bits a weight", *methods), _line(*["---"] * (len(methods) + 2))]
+        for scheme in dict.fromkeys(row.scheme for row in rows()):
+            cells = [_cell(found.get(f"{method} {scheme}")) for method in methods]
+            bits = next((row["bits_per_weight"] for name, row in found.items() if name.endswith(f" {scheme}")), None)
+            if bits is not None:
+                lines.append(_line(f"`{scheme}`", f"{bits:.2f}", *cells))
+        yield "\n".join(lines)
+
+
+def verdicts(results: Results) -> Iterator[str]:
+    """How much a search and GPTQ gain on each 4-bit grid of floats, and whether FP8 costs anything."""
+    for model in results.names:
+        for scheme in ("mxfp4a16", "nvfp4a16", "nf4a16", "iq4a16"):
+            plain, searched, solved = (
+                results.kl(model, f"{method} {scheme}") for method in ("rtn minmax", "rtn", "gptq")
+            )
+            if plain is None or searched is None or solved is None:
+                continue
+            ratio = results.ratio(model, f"gptq {scheme}", f"rtn {scheme}")
+            yield (
+                f"- {model} `{scheme}`: searched ranges leave {searched / plain:.2f} of plain rounding's KL, GPTQ "
+                f"{solved / plain:.2f}; perplexity of GPTQ over searched rounding {ratio}."
+            )
+        for scheme in EIGHT_BITS:
+            ratio = results.ratio(model, f"rtn minmax {scheme}")
+            if ratio is not None:
+                yield f"- {model} `{scheme}`: perplexity over float {ratio}."
+
+
+def _cell(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return "–"
+    low, high = found["kl_interval"]
+    return f"{1000 * found['kl']:.2f} ({1000 * low:.2f}…{1000 * high:.2f})"
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()
