@@ -102,10 +102,10 @@ def solve_block(
         middle = None if zero is None else zero[:, g]
         code = codes_on_grid(columns[j].float().unsqueeze(-1), step, middle, grid).squeeze(-1).to(torch.uint8)
         if grid.float_element is not None:
-            value = grid.float_element.numbers(code, step.dtype)
+            number = (grid.float_element.numbers(code) * step.float()).to(kept)
         else:
-            value = code.to(step.dtype) - (grid.midpoint if middle is None else middle.to(step.dtype))
-        errors[j] = (columns[j] - (value * step).to(kept).double()) / factor[j, j]
+            number = (code.to(step.dtype) - (grid.midpoint if middle is None else middle.to(step.dtype))) * step
+        errors[j] = (columns[j] - number.double()) / factor[j, j]
         codes[j] = code
         # Two kernels, not addcmul: a fused multiply-add would round once.
         columns[j + 1 :] -= factor[j, j + 1 :].unsqueeze(-1) * errors[j]

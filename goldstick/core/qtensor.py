@@ -77,8 +77,8 @@ class QuantizedTensor:
         """The numbers the codes stand for, [..., out, in].
 
         Computed as (codes − zero) · scale with both operations in ``dtype`` (the scale's dtype by default), which
-        is what compressed-tensors does and makes the results of both bit-equal. With a ``global_scale`` the product is
-        one of float32, rounded to ``dtype``.
+        is what compressed-tensors does and makes the results of both bit-equal. Of float elements the product is one of
+        float32 (or float64), rounded to ``dtype``.
         """
         dtype = dtype or self.scale.dtype
         width = self.grid.group_width(self.in_features)
@@ -91,8 +91,8 @@ class QuantizedTensor:
         return in_place(values, self.input_order)
 
     def _float_numbers(self, element: Element, width: int, dtype: torch.dtype) -> Tensor:
-        # A divided scale is no number of 16 bits: the product is rounded to the dtype once.
-        wide = torch.promote_types(dtype, torch.float32) if self.global_scale is not None else dtype
+        # A divided scale is no number of 16 bits, nor is every value: the product is rounded to the dtype once.
+        wide = torch.promote_types(dtype, torch.float32)
         return element.numbers(self.codes, wide).mul_(self._spread(self.steps().to(wide), width)).to(dtype)
 
     def steps(self) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 from goldstick.errors import KernelError
 from goldstick.kernels.base import Activation, Backend, WeightSpec
 from goldstick.kernels.cpu import CpuBackend, chosen_isa
+from goldstick.kernels.cpu.float_codes import FloatCodesCpuBackend
 from goldstick.kernels.cpu.integer import IntegerCpuBackend
 from goldstick.kernels.reference import ReferenceBackend
 from goldstick.kernels.triton import TritonBackend
@@ -18,6 +19,7 @@ __all__ = ["BACKENDS", "Activation", "Backend", "WeightSpec", "select"]
 BACKENDS: tuple[Backend, ...] = (
     IntegerCpuBackend(),
     CpuBackend(),
+    FloatCodesCpuBackend(),
     ReferenceBackend(),
     TritonBackend(),
 )

@@ -6,10 +6,9 @@ The canonical run-time weight of a layer is the packed row stream of ``core/bitp
 
     w[o, i] = (u[o, i] − zero[o, g]) · scale[o, g],   g = i // group_size
 
-with both operations rounded to the scale's dtype, in this order. Where u is the code of a float element, its value
-takes the place of u − zero; and where scales have a scale in their turn (``global_scale``, float32), it is
-value · (scale / global_scale) in float32, rounded to the scale's dtype at the end. That is what compressed-tensors
-computes, and every backend's weights are bit-equal to it.
+with both operations rounded to the scale's dtype, in this order. Where u is the code of a float element, w is
+value · scale, or value · (scale / global_scale) where scales have a scale in their turn, in float32 and rounded to the
+scale's dtype at the end. That is what compressed-tensors computes, and every backend's weights are bit-equal to it.
 """
 
 from __future__ import annotations

@@ -113,9 +113,10 @@ class ReferenceBackend:
         check_weight(packed, scale, zero, spec, global_scale)
         codes = unpack_rows(packed, spec.bits, spec.in_features)  # [out, in]
         if spec.element in ELEMENTS:
-            steps = scale if global_scale is None else scale.float() / global_scale
+            wide = torch.promote_types(scale.dtype, torch.float32)
+            steps = scale.to(wide) if global_scale is None else scale.to(wide) / global_scale
             columns = torch.arange(spec.in_features, device=scale.device) // spec.group_size
-            return ELEMENTS[spec.element].numbers(codes, steps.dtype).mul_(steps[:, columns]).to(scale.dtype)
+            return ELEMENTS[spec.element].numbers(codes, wide).mul_(steps[:, columns]).to(scale.dtype)
         weight = codes.to(scale.dtype)
         if spec.in_features % spec.group_size == 0:
             grouped = weight.view(spec.out_features, spec.groups, spec.group_size)

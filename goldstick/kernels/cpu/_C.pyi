@@ -11,6 +11,27 @@ def dequantize_rows(
     group_size: int,
     threads: int = 1,
 ) -> None: ...
+def dequantize_float_codes(
+    packed: Tensor,
+    step: Tensor,
+    table: Tensor,
+    out: Tensor,
+    bits: int,
+    group_size: int,
+    e4m3: bool,
+    threads: int = 1,
+) -> None: ...
+def multiply_float_codes(
+    packed: Tensor,
+    step: Tensor,
+    table: Tensor,
+    x: Tensor,
+    y: Tensor,
+    bits: int,
+    group_size: int,
+    e4m3: bool,
+    threads: int = 1,
+) -> None: ...
 def isa() -> str: ...
 def gptq_block(
     weight: Tensor,

@@ -102,7 +102,7 @@ class CpuBackend:
     ) -> Tensor:
         """Fake-quantize the input if the spec says so, then multiply by the dequantized weight."""
         check_input(x, bias, spec, input_scale, input_zero)
-        weight = _scratch_matrix(spec)
+        weight = scratch_matrix(spec)
         self._dequantize_into(weight, packed, scale, zero, spec)
         return F.linear(quantized_input(x, spec, input_scale, input_zero), weight, bias)
 
@@ -141,7 +141,7 @@ def _as_stored(tensor: Tensor) -> Tensor:
     return dense.view(_STORED.get(dense.dtype, dense.dtype))
 
 
-def _scratch_matrix(spec: WeightSpec) -> Tensor:
+def scratch_matrix(spec: WeightSpec) -> Tensor:
     """Uninitialized memory for one weight matrix, valid until this thread's next call."""
     count = spec.out_features * spec.in_features
     size = count * spec.dtype.itemsize

@@ -9,6 +9,7 @@
 
 #include "codes/dequantize.hpp"
 #include "python/decoder_block_binding.hpp"
+#include "python/float_codes_binding.hpp"
 #include "python/fused_binding.hpp"
 #include "python/gptq_binding.hpp"
 #include "base/isa.hpp"
@@ -81,6 +82,7 @@ NB_MODULE(_C, module) {
     define_dequantize_rows<float, float>(module);
     define_dequantize_rows<bfloat16, std::int16_t>(module);
     define_dequantize_rows<float16, std::uint16_t>(module);
+    define_float_codes(module);
     define_gptq_block(module);
     define_fused(module);
     define_add_products(module);
