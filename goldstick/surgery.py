@@ -13,6 +13,7 @@ from goldstick.errors import StructureError
 from goldstick.nn import (
     FusedLinears,
     PackedWeight,
+    QuantizedConvolution,
     QuantizedEmbedding,
     QuantizedLinear,
     TiedQuantizedLinear,
@@ -203,5 +204,6 @@ def _leave_shortcuts(network: Network, site: Site) -> None:
 _KINDS: dict[Layout, type[PackedWeight]] = {
     Layout.LINEAR: QuantizedLinear,
     Layout.TRANSPOSED: QuantizedLinear,
+    Layout.CONVOLUTION: QuantizedConvolution,
     Layout.EMBEDDING: QuantizedEmbedding,
 }

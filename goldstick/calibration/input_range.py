@@ -26,7 +26,7 @@ def with_input_range(edit: Quantize, observer: Any) -> Quantize:
     grid = edit.scheme.activation
     if grid is None or not edit.scheme.static_input:
         return edit
-    if not isinstance(observer, InputObserver) or not observer.tokens:
+    if not isinstance(observer, InputObserver) or not observer.has_range:
         raise QuantizationError(
             f"{edit.site} becomes {edit.scheme.label}, which needs the range of its inputs, and no calibration input "
             "reached it. Use more or other data, give it a dynamic scheme in 'overrides', or exclude it."

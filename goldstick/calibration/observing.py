@@ -6,12 +6,14 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from goldstick.algorithms.base import DataRequirement
 from goldstick.calibration.original import OriginalPasses
 from goldstick.calibration.passes import Passes
 from goldstick.calibration.patches import rows_read_by
 from goldstick.calibration.task import Assignment
 from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.inputs import InputObserver
+from goldstick.core.layout import Layout
 
 Rows = tuple[Tensor, Tensor | None, Tensor | None]  # of a batch, which of them count, those of the float model
 
@@ -25,13 +27,26 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
         masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
     """
     observer = InputObserver(group[0].site.in_features)
+    if _range_is_enough(group):
+        for captured in passes.captured_inputs():
+            observer.widen(captured.tensor)
+        return observer
     looks = [observer.observe] if passes.together else [observer.observe_range, observer.observe]
     for look in looks:  # one batch at a time cannot be held, so its range is looked at first
         for captured in passes.captured_inputs():
             rows = rows_read_by(captured.module, captured.tensor)
             if rows is not None:
                 look(rows, _fitting(masks[captured.batch], rows))
+    if not observer.tokens and group[0].site.layout is Layout.CONVOLUTION:  # in groups, which read different rows
+        for captured in passes.captured_inputs():
+            observer.widen(captured.tensor)
     return observer
+
+
+def _range_is_enough(group: Sequence[Assignment]) -> bool:
+    """Whether convolutions are asked for the ends of their inputs alone: their patches would take many times as much."""
+    asked = {task.stage.data_requirement for task in group}
+    return group[0].site.layout is Layout.CONVOLUTION and asked == {DataRequirement.NONE}
 
 
 def observe_cross_covariance(

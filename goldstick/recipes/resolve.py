@@ -167,8 +167,8 @@ def _for_forward(site: Site, scheme: Scheme) -> tuple[Scheme, str]:
     if site.layout in (Layout.EMBEDDING, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS):
         return scheme, ""
     notes = [] if site.product else ["its forward reads the numbers of the weight: rounded without data"]
-    if scheme.activation and not (site.layout.multiplied and site.product):
-        kind = "a convolution" if site.product else "such a forward"
+    if scheme.activation and not site.takes_rounded_input:
+        kind = f"such a {site.layout.value.replace('_', ' ')}" if site.product else "such a forward"
         notes.append(f"weight only: {kind} takes no 8-bit activations")
         scheme = dataclasses.replace(scheme, activation=None)
     return scheme, "; ".join(notes)
@@ -201,7 +201,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _impossible(assignment: Assignment) -> str | None:
     layout = assignment.site.layout
-    if assignment.scheme.activation and not layout.multiplied:
+    if assignment.scheme.activation and not (layout.multiplied or assignment.site.takes_rounded_input):
         return (
             f"{assignment.site.name} is a {layout.value} weight and cannot take 8-bit activations; give it a scheme "
             "such "

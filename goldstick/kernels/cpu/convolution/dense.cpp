@@ -15,6 +15,7 @@ namespace {
 constexpr std::int64_t kSegment = 64;        // most pixels that are rounded at once
 constexpr std::int64_t kRange = 1 << 14;     // numbers whose largest is found at once
 constexpr std::int64_t kItems = 6, kLeastPixels = 2 * kConvolutionPixels;  // for each thread, and of an item
+constexpr std::int64_t kNearCodes = 1 << 16;  // codes that stay in a cache while all output channels read them
 
 // Neighbouring pixels, in the image and among its codes.
 struct Segment {
@@ -36,6 +37,8 @@ struct Work {
     std::int64_t out_pixels() const { return rows * columns; }
     std::int64_t image_codes() const { return padded_rows * padded_columns * shape.slots(); }
 };
+
+std::int64_t parts_of(std::int64_t whole, std::int64_t part) { return (whole + part - 1) / part; }
 
 std::vector<Run> runs_of(const ConvolutionShape& shape, std::int64_t padded_columns, std::int64_t longest) {
     std::vector<Run> runs;
@@ -59,53 +62,49 @@ std::vector<Run> runs_of(const ConvolutionShape& shape, std::int64_t padded_colu
 }
 
 // Codes of some pixels, a number for each channel of the input, by pixels.
-template <typename T>
-GOLDSTICK_INLINE void lay_pixels(const Work<T>& work, const Segment& segment, const ImageScale& how, std::int16_t* rows,
-                                 std::int16_t* to, bool wide) {
+template <bool wide, typename T>
+GOLDSTICK_INLINE bool lay_pixels(const Work<T>& work, const Segment& segment, const ImageScale& how, std::int16_t* rows,
+                                 std::int16_t* to) {
     const ConvolutionShape& shape = work.shape;
     const std::int64_t slots = shape.slots(), within = shape.group_in(), width = shape.pairs() * 2;
     const T* const image = work.call.x + segment.image * shape.in * work.pixels();
     if (work.call.channels_last) {
         const T* const x = image + segment.from * shape.in;
         if (slots == shape.in) {
-            return codes_of(x, segment.count * shape.in, how, to);
+            return codes_for<wide>(x, segment.count * shape.in, how, to);
         }
+        bool numbers = true;
         for (std::int64_t pixel = 0; pixel < segment.count; ++pixel) {
             for (std::int64_t group = 0; group < shape.groups; ++group) {
                 std::int16_t* const q = to + pixel * slots + group * width;
-                codes_of(x + pixel * shape.in + group * within, within, how, q);
+                numbers &= codes_for<wide>(x + pixel * shape.in + group * within, within, how, q);
                 std::fill(q + within, q + width, std::int16_t{0});
             }
         }
-        return;
+        return numbers;
     }
+    bool numbers = true;
     const std::int64_t together = within == width ? shape.in : within;  // channels without a gap
     for (std::int64_t first = 0; first < shape.in; first += together) {
         for (std::int64_t channel = 0; channel < together; channel += kRows) {
             const std::int64_t count = std::min(kRows, together - channel);
             for (std::int64_t i = 0; i < count; ++i) {
-                codes_of(image + (first + channel + i) * work.pixels() + segment.from, segment.count, how,
-                         rows + i * kSegment);
+                numbers &= codes_for<wide>(image + (first + channel + i) * work.pixels() + segment.from, segment.count,
+                                           how, rows + i * kSegment);
             }
             const std::int64_t filled = channel + count == together ? count + (width - within) * (within != width) : count;
             std::fill_n(rows + count * kSegment, (filled - count) * kSegment, std::int16_t{0});
             std::int16_t* const q = to + first / within * width + channel;
-#if defined(__x86_64__)
-            if (wide) {
-                transpose_avx2(rows, kSegment, filled, segment.count, q, slots);
-                continue;
-            }
-#endif
-            transpose_scalar(rows, kSegment, filled, segment.count, q, slots);
+            turn<wide>(rows, kSegment, filled, segment.count, q, slots);
         }
     }
+    return numbers;
 }
 
 // y = sum · (weight scale · scale) + bias for 16 channels and some pixels of one image.
-template <typename T>
+template <bool wide, typename T>
 GOLDSTICK_INLINE void finish(const Work<T>& work, std::int64_t image, std::int64_t pixel, std::int64_t count,
-                             std::int64_t channel, std::int64_t channels, float scale, const float* sums, float* turned,
-                             bool wide) {
+                             std::int64_t channel, std::int64_t channels, float scale, const float* sums, float* turned) {
     const ConvolutionCall<T>& call = work.call;
     const std::int64_t all = work.shape.out, pixels = work.out_pixels();
     float by[kRows], shift[kRows];
@@ -114,7 +113,7 @@ GOLDSTICK_INLINE void finish(const Work<T>& work, std::int64_t image, std::int64
         shift[r] = call.bias ? to_float(call.bias[channel + r]) : 0.0f;
     }
     if (call.channels_last) {
-        T* y = call.y + (image * pixels + pixel) * all + channel;
+        T* GOLDSTICK_RESTRICT y = call.y + (image * pixels + pixel) * all + channel;
         for (std::int64_t t = 0; t < count; ++t, y += all, sums += kRows) {
             if (channels == kRows) {
                 for (std::int64_t r = 0; r < kRows; ++r) store(y + r, round_to<T>(sums[r] * by[r] + shift[r]));
@@ -124,46 +123,34 @@ GOLDSTICK_INLINE void finish(const Work<T>& work, std::int64_t image, std::int64
         }
         return;
     }
-#if defined(__x86_64__)
-    if (wide) {
-        transpose_avx2(sums, kRows, (count + 7) / 8 * 8, kRows, turned, kConvolutionPixels);
-    } else
-#endif
-    {
-        transpose_scalar(sums, kRows, count, kRows, turned, kConvolutionPixels);
-    }
+    turn<wide>(sums, kRows, wide ? (count + 7) / 8 * 8 : count, kRows, turned, kConvolutionPixels);
     for (std::int64_t r = 0; r < channels; ++r, turned += kConvolutionPixels) {
-        T* const y = call.y + (image * all + channel + r) * pixels + pixel;
+        T* GOLDSTICK_RESTRICT const y = call.y + (image * all + channel + r) * pixels + pixel;
         for (std::int64_t t = 0; t < count; ++t) store(y + t, round_to<T>(turned[t] * by[r] + shift[r]));
     }
 }
 
 template <typename T>
-GOLDSTICK_AVX2 void lay_avx2(const Work<T>& work, const Segment& segment, const ImageScale& how, std::int16_t* rows,
+GOLDSTICK_AVX2 bool lay_avx2(const Work<T>& work, const Segment& segment, const ImageScale& how, std::int16_t* rows,
                              std::int16_t* to) {
-    lay_pixels(work, segment, how, rows, to, true);
+    return lay_pixels<true>(work, segment, how, rows, to);
 }
 template <typename T>
-void lay_scalar(const Work<T>& work, const Segment& segment, const ImageScale& how, std::int16_t* rows,
+bool lay_scalar(const Work<T>& work, const Segment& segment, const ImageScale& how, std::int16_t* rows,
                 std::int16_t* to) {
-    lay_pixels(work, segment, how, rows, to, false);
+    return lay_pixels<false>(work, segment, how, rows, to);
 }
 template <typename T>
 GOLDSTICK_AVX2 void finish_avx2(const Work<T>& work, std::int64_t image, std::int64_t pixel, std::int64_t count,
                                 std::int64_t channel, std::int64_t channels, float scale, const float* sums,
                                 float* turned) {
-    finish(work, image, pixel, count, channel, channels, scale, sums, turned, true);
+    finish<true>(work, image, pixel, count, channel, channels, scale, sums, turned);
 }
 template <typename T>
 void finish_scalar(const Work<T>& work, std::int64_t image, std::int64_t pixel, std::int64_t count, std::int64_t channel,
                    std::int64_t channels, float scale, const float* sums, float* turned) {
-    finish(work, image, pixel, count, channel, channels, scale, sums, turned, false);
+    finish<false>(work, image, pixel, count, channel, channels, scale, sums, turned);
 }
-template <typename T>
-GOLDSTICK_AVX2 std::int32_t largest_avx2(const T* x, std::int64_t count) { return largest_of(x, count); }
-template <typename T>
-std::int32_t largest_scalar(const T* x, std::int64_t count) { return largest_of(x, count); }
-
 // The codes of one block of output channels, two channels of the input to a step, as 16 bits.
 inline void widen_panel(const std::int8_t* codes, std::int64_t count, std::int16_t* panel) {
     for (std::int64_t i = 0; i < count; ++i) panel[i] = codes[i];
@@ -188,6 +175,12 @@ std::vector<Segment> segments_of(const Work<T>& work) {
         }
     }
     return segments;
+}
+
+// Keep the largest of an image's numbers, which several threads look for.
+void note(std::vector<std::int32_t>& largest, std::int64_t image, std::int32_t found) {
+#pragma omp critical
+    largest[static_cast<std::size_t>(image)] = std::max(largest[static_cast<std::size_t>(image)], found);
 }
 
 // Zeros around an image.
@@ -227,15 +220,18 @@ void multiply_block(const Work<T>& work, std::int64_t image, std::int64_t begin,
     const std::int64_t channel = group * shape.group_out() + block * kRows;
     const std::int64_t channels = std::min(kRows, shape.group_out() - block * kRows);
     alignas(64) float sums[kConvolutionPixels * kRows], turned[kRows * kConvolutionPixels];
+    std::int64_t row = begin / work.columns, column = begin % work.columns;
     for (std::int64_t first = begin; first < end; first += kConvolutionPixels) {
         const std::int64_t count = std::min(kConvolutionPixels, end - first);
-        const std::int64_t tiles = (count + most - 1) / most, tile = (count + tiles - 1) / tiles;
+        const std::int64_t tile = parts_of(count, parts_of(count, most));
         for (std::int64_t at = 0; at < count; at += tile) {
             const std::int16_t* pixels[kConvolutionTile512];
             const std::int64_t together = std::min(tile, count - at);
             for (std::int64_t t = 0; t < together; ++t) {
-                const std::int64_t row = (first + at + t) / work.columns, column = (first + at + t) % work.columns;
                 pixels[t] = source + (row * shape.stride_rows * work.padded_columns + column * shape.stride_columns) * slots;
+                if (++column == work.columns) {
+                    column = 0, ++row;
+                }
             }
             run(panel, work.runs, pixels, together, sums + at * kRows);
         }
@@ -261,23 +257,24 @@ void convolve(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, i
     const std::vector<Segment> segments = segments_of(work);
     const auto count = static_cast<std::int64_t>(segments.size());
     std::vector<std::int32_t> largest(static_cast<std::size_t>(call.images), 0);
-    const std::int64_t numbers = shape.in * work.pixels(), ranges = (numbers + kRange - 1) / kRange;
+    const std::int64_t numbers = shape.in * work.pixels(), ranges = parts_of(numbers, kRange);
     const std::int64_t blocks = shape.groups * shape.blocks_of_group();
-    const std::int64_t wanted = std::max<std::int64_t>((kItems * threads + blocks * call.images - 1) / (blocks * call.images), 1);
-    const std::int64_t even = (work.out_pixels() + wanted - 1) / wanted;
-    const std::int64_t part = (std::max(even, kLeastPixels) + kConvolutionPixels - 1) / kConvolutionPixels * kConvolutionPixels;
-    const std::int64_t parts = (work.out_pixels() + part - 1) / part, items = call.images * parts * blocks;
+    const std::int64_t shares = (kItems * threads + blocks * call.images - 1) / (blocks * call.images);
+    const std::int64_t near = kNearCodes / (shape.slots() * shape.stride_rows * shape.stride_columns);
+    const std::int64_t even = std::min((work.out_pixels() + shares - 1) / shares, near);
+    const std::int64_t part = parts_of(std::max(even, kLeastPixels), kConvolutionPixels) * kConvolutionPixels;
+    const std::int64_t parts = parts_of(work.out_pixels(), part), items = call.images * parts * blocks;
     WorkQueue queue(items, 1);
+    const bool given = call.rounding == Rounding::kInt8Tensor;
     auto* const found = isa != Isa::kScalar ? largest_avx2<T> : largest_scalar<T>;
     auto* const lay = isa != Isa::kScalar ? lay_avx2<T> : lay_scalar<T>;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(static)
-        for (std::int64_t range = 0; range < call.images * ranges; ++range) {
+        for (std::int64_t range = 0; range < (given ? 0 : call.images * ranges); ++range) {
             const std::int64_t image = range / ranges, first = range % ranges * kRange;
             const std::int32_t most = found(call.x + image * numbers + first, std::min(kRange, numbers - first));
-#pragma omp critical
-            largest[static_cast<std::size_t>(image)] = std::max(largest[static_cast<std::size_t>(image)], most);
+            note(largest, image, most);
         }
         std::int16_t rows[(kRows + 1) * kSegment];
 #pragma omp for schedule(static) nowait
@@ -288,7 +285,9 @@ void convolve(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, i
         for (std::int64_t i = 0; i < count; ++i) {
             const Segment& segment = segments[static_cast<std::size_t>(i)];
             const ImageScale how = image_scale(call, largest[static_cast<std::size_t>(segment.image)]);
-            lay(work, segment, how, rows, work.codes + segment.to * shape.slots());
+            if (!lay(work, segment, how, rows, work.codes + segment.to * shape.slots()) && given) {
+                note(largest, segment.image, kNoNumber);
+            }
         }
         const Buffer<std::int16_t> panel(weight.block_codes());
         for (std::int64_t item = 0, stop = 0; item < stop || queue.take(item, stop); ++item) {

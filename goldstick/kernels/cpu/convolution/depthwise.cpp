@@ -26,18 +26,6 @@ template <typename T>
 void finish_scalar(const std::int32_t* sums, std::int64_t count, float by, float shift, T* y) {
     finish_row(sums, count, by, shift, y);
 }
-template <typename T>
-GOLDSTICK_AVX2 void codes_avx2(const T* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
-    codes_of(x, count, how, q);
-}
-template <typename T>
-void codes_scalar(const T* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
-    codes_of(x, count, how, q);
-}
-template <typename T>
-GOLDSTICK_AVX2 std::int32_t largest_avx2(const T* x, std::int64_t count) { return largest_of(x, count); }
-template <typename T>
-std::int32_t largest_scalar(const T* x, std::int64_t count) { return largest_of(x, count); }
 
 }  // namespace
 
@@ -61,11 +49,12 @@ void convolve_depthwise(const ConvolutionWeight& weight, const ConvolutionCall<T
     }
 #endif
     std::vector<std::int32_t> largest(static_cast<std::size_t>(planes), 0);
+    const bool given = call.rounding == Rounding::kInt8Tensor;
     WorkQueue queue(planes, 1, 4 * threads);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
 #pragma omp for schedule(static)
-        for (std::int64_t plane = 0; plane < planes; ++plane) {
+        for (std::int64_t plane = 0; plane < (given ? 0 : planes); ++plane) {
             largest[static_cast<std::size_t>(plane)] = found(call.x + plane * pixels, pixels);
         }
 #pragma omp for schedule(static)
@@ -78,11 +67,15 @@ void convolve_depthwise(const ConvolutionWeight& weight, const ConvolutionCall<T
         std::fill_n(codes.data(), codes.count(), std::int16_t{0});
         for (std::int64_t plane = 0, stop = 0; plane < stop || queue.take(plane, stop); ++plane) {
             const std::int64_t image = plane / shape.in, channel = plane % shape.in;
-            const ImageScale how = image_scale(call, largest[static_cast<std::size_t>(image * shape.in)]);
+            ImageScale how = image_scale(call, largest[static_cast<std::size_t>(image * shape.in)]);
             const T* const x = call.x + plane * pixels;
+            bool numbers = true;
             for (std::int64_t row = 0; row < call.height; ++row) {
-                round(x + row * call.width, call.width, how,
+                numbers &= round(x + row * call.width, call.width, how,
                       codes.data() + (row + shape.top) * padded_columns + shape.left);
+            }
+            if (given && !numbers) {
+                how = image_scale(call, kNoNumber);
             }
             const Plane read{codes.data(), padded_columns, flat ? 1 : rows,
                              flat ? (rows - 1) * padded_columns + columns : columns};

@@ -5,10 +5,15 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <type_traits>
 
 #include "base/floats.hpp"
 #include "base/inline.hpp"
 #include "convolution/convolution.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 namespace goldstick {
 
@@ -64,41 +69,113 @@ GOLDSTICK_INLINE std::int16_t code_by_quotient(float x, const ImageScale& how) {
     return static_cast<std::int16_t>(static_cast<std::int32_t>(to_even(value) - how.zero));
 }
 
-// q = round(clamp(x / scale + zero, −128, 127)) − zero; of 16 bits, round(x / scale). A product with the inverse is the
-// quotient but where it lies near the middle between two codes; such runs are divided.
+// q = round(clamp(x / scale + zero, −128, 127)) − zero; of 16 bits, round(x / scale). Returns whether all are numbers.
 template <typename T>
-GOLDSTICK_INLINE void codes_of(const T* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
+GOLDSTICK_INLINE bool codes_of(const T* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
     if (how.scale != how.scale) {
         std::fill_n(q, count, std::int16_t{0});
-        return;
+        return true;
     }
-    const float factor = how.factor, zero = how.zero;
-    if (how.rounding == Rounding::kInt16) {
-        for (std::int64_t i = 0; i < count; ++i) {
-            q[i] = static_cast<std::int16_t>(static_cast<std::int32_t>(to_even(to_float(x[i]) * factor)));
-        }
-        return;
-    }
-    if (sizeof(T) == sizeof(float) && factor < 0x1p100f && factor > 0x1p-100f) {
-        constexpr float kNearMiddle = 0.4998f;  // the product is off by less than 2^-13 where codes are
-        std::int32_t near = 0;
-        for (std::int64_t i = 0; i < count; ++i) {
-            float value = to_float(x[i]) * factor + zero;
-            value = value > -129.0f ? value : -129.0f;
-            value = value < 128.0f ? value : 128.0f;
-            const float rounded = to_even(value);
-            near |= std::fabs(value - rounded) > kNearMiddle ? 1 : 0;
-            float code = rounded > -128.0f ? rounded : -128.0f;
-            code = code < 127.0f ? code : 127.0f;
-            q[i] = static_cast<std::int16_t>(static_cast<std::int32_t>(code - zero));
-        }
-        if (!near) {
-            return;
-        }
-    }
+    bool numbers = true;
     for (std::int64_t i = 0; i < count; ++i) {
-        q[i] = code_by_quotient<T>(to_float(x[i]), how);
+        const float value = to_float(x[i]);
+        numbers = numbers && value == value;
+        q[i] = how.rounding == Rounding::kInt16
+                   ? static_cast<std::int16_t>(static_cast<std::int32_t>(to_even(value * how.factor)))
+                   : code_by_quotient<T>(value, how);
+    }
+    return numbers;
+}
+
+#if defined(__x86_64__)
+
+// The same with AVX2. A product with the inverse is the quotient but where it lies near the middle between two codes:
+// such values are divided.
+GOLDSTICK_AVX2 inline bool codes_of_floats(const float* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
+    const bool whole = how.rounding == Rounding::kInt16;
+    if (how.scale != how.scale || (!whole && !(how.factor < 0x1p100f && how.factor > 0x1p-100f))) {
+        return codes_of(x, count, how, q);
+    }
+    constexpr float kNearMiddle = 0.4998f;  // the product is off by less than 2^-13 where codes are
+    const __m256 factor = _mm256_set1_ps(how.factor), zero = _mm256_set1_ps(how.zero);
+    const __m256 least = _mm256_set1_ps(whole ? -0x1p20f : -128.25f), most = _mm256_set1_ps(whole ? 0x1p20f : 127.25f);
+    const __m256 size = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)), middle = _mm256_set1_ps(kNearMiddle);
+    const __m256i shift = _mm256_set1_epi32(static_cast<std::int32_t>(how.zero));
+    __m256 near = _mm256_setzero_ps(), none = near;
+    const auto divided = [&](std::int64_t from, std::int64_t several) GOLDSTICK_AVX2 {
+        if (!whole && _mm256_movemask_ps(near)) {
+            near = _mm256_setzero_ps();
+            for (std::int64_t i = from; i < from + several; ++i) q[i] = code_by_quotient<float>(x[i], how);
+        }
+    };
+    const auto eight = [&](__m256 values) GOLDSTICK_AVX2 {
+        none = _mm256_or_ps(none, _mm256_cmp_ps(values, values, _CMP_UNORD_Q));
+        __m256 value = _mm256_add_ps(_mm256_mul_ps(values, factor), zero);
+        value = _mm256_min_ps(_mm256_max_ps(value, least), most);
+        const __m256i rounded = _mm256_cvtps_epi32(value);
+        const __m256 off = _mm256_and_ps(_mm256_sub_ps(value, _mm256_cvtepi32_ps(rounded)), size);
+        near = _mm256_or_ps(near, _mm256_cmp_ps(off, middle, _CMP_GT_OQ));
+        return _mm256_sub_epi32(rounded, shift);
+    };
+    std::int64_t i = 0;
+    for (; i + 16 <= count; i += 16) {
+        const __m256i first = eight(_mm256_loadu_ps(x + i)), second = eight(_mm256_loadu_ps(x + i + 8));
+        const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xd8);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + i), both);
+        divided(i, 16);
+    }
+    for (; i < count; i += 8) {
+        const std::int64_t left = std::min<std::int64_t>(count - i, 8);
+        const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+        const __m256i there = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<std::int32_t>(left)), lanes);
+        const __m256i found = eight(_mm256_maskload_ps(x + i, there));
+        const __m128i codes =
+            _mm_packs_epi32(_mm256_castsi256_si128(found), _mm256_extracti128_si256(found, 1));
+        std::int16_t few[8];
+        _mm_storeu_si128(reinterpret_cast<__m128i*>(few), codes);
+        if (left == 8) {
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i), codes);
+        } else {
+            std::copy_n(few, left, q + i);
+        }
+        divided(i, left);
+    }
+    return _mm256_movemask_ps(none) == 0;
+}
+
+#endif
+
+template <typename T>
+GOLDSTICK_AVX2 bool codes_avx2(const T* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
+#if defined(__x86_64__)
+    if constexpr (std::is_same_v<T, float>) {
+        return codes_of_floats(x, count, how, q);
+    }
+#endif
+    return codes_of(x, count, how, q);
+}
+template <typename T>
+bool codes_scalar(const T* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
+    return codes_of(x, count, how, q);
+}
+template <bool wide, typename T>
+GOLDSTICK_INLINE bool codes_for(const T* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
+    if constexpr (wide) {
+        return codes_avx2(x, count, how, q);
+    } else {
+        return codes_scalar(x, count, how, q);
     }
 }
+
+template <typename T>
+GOLDSTICK_AVX2 std::int32_t largest_avx2(const T* x, std::int64_t count) {
+    return largest_of(x, count);
+}
+template <typename T>
+std::int32_t largest_scalar(const T* x, std::int64_t count) {
+    return largest_of(x, count);
+}
+
+constexpr std::int32_t kNoNumber = 0x7fc00000;  // bits that image_scale() takes for an image with what is no number
 
 }  // namespace goldstick

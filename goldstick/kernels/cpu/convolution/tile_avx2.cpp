@@ -18,8 +18,9 @@ GOLDSTICK_AVX2 inline __m256i pair_at(const std::int16_t* q) {
     return _mm256_set1_epi32(pair);
 }
 
-GOLDSTICK_AVX2 inline void add_to(float* sums, __m256i products) {
-    _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_loadu_ps(sums), _mm256_cvtepi32_ps(products)));
+GOLDSTICK_AVX2 inline void add_to(float* sums, __m256i products, bool first) {
+    const __m256 found = _mm256_cvtepi32_ps(products);
+    _mm256_storeu_ps(sums, first ? found : _mm256_add_ps(_mm256_loadu_ps(sums), found));
 }
 
 template <int count>
@@ -29,9 +30,8 @@ GOLDSTICK_AVX2 void tile(const std::int16_t* panel, const std::vector<Run>& runs
     GOLDSTICK_UNROLL
     for (int t = 0; t < count; ++t) {
         low[t] = high[t] = _mm256_setzero_si256();
-        _mm256_storeu_ps(sums + t * kRows, _mm256_setzero_ps());
-        _mm256_storeu_ps(sums + t * kRows + 8, _mm256_setzero_ps());
     }
+    bool first_span = true;
     for (const Run& run : runs) {
         const std::int16_t* q[count];
         GOLDSTICK_UNROLL
@@ -52,10 +52,11 @@ GOLDSTICK_AVX2 void tile(const std::int16_t* panel, const std::vector<Run>& runs
         if (run.closes) {
             GOLDSTICK_UNROLL
             for (int t = 0; t < count; ++t) {
-                add_to(sums + t * kRows, low[t]);
-                add_to(sums + t * kRows + 8, high[t]);
+                add_to(sums + t * kRows, low[t], first_span);
+                add_to(sums + t * kRows + 8, high[t], first_span);
                 low[t] = high[t] = _mm256_setzero_si256();
             }
+            first_span = false;
         }
     }
 }

@@ -91,5 +91,16 @@ GOLDSTICK_AVX2 inline void transpose_avx2(const Value* from, std::int64_t from_s
 
 #endif
 
+template <bool wide, typename Value>
+GOLDSTICK_INLINE void turn(const Value* from, std::int64_t from_stride, std::int64_t rows, std::int64_t columns,
+                           Value* to, std::int64_t to_stride) {
+#if defined(__x86_64__)
+    if constexpr (wide) {
+        return transpose_avx2(from, from_stride, rows, columns, to, to_stride);
+    }
+#endif
+    transpose_scalar(from, from_stride, rows, columns, to, to_stride);
+}
+
 }  // namespace
 }  // namespace goldstick
