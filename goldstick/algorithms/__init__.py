@@ -13,6 +13,7 @@ from goldstick.algorithms.base import (
 )
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.algorithms.finetune import Finetune
+from goldstick.algorithms.fold_batch_norm import FoldBatchNorm
 from goldstick.algorithms.gptq import GPTQ
 from goldstick.algorithms.kv_cache import KVCache
 from goldstick.algorithms.rotation import RandomRotation
@@ -33,6 +34,7 @@ ALGORITHMS: Registry[type[Stage]] = Registry(
         "gptq": GPTQ,
         "awq": AWQ,
         "smoothquant": SmoothQuant,
+        "fold_batch_norm": FoldBatchNorm,
         "rotate": RandomRotation,
         "kv_cache": KVCache,
         "slb": SLB,
@@ -53,6 +55,7 @@ __all__ = [
     "BlockReconstruction",
     "DataRequirement",
     "Finetune",
+    "FoldBatchNorm",
     "KVCache",
     "Member",
     "Quantizer",
