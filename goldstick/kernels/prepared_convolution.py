@@ -68,7 +68,7 @@ class PreparedConvolution:
         out = int(scale.shape[0])
         last = self._sided and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
         as_given = torch.channels_last if last else torch.contiguous_format
-        inner = torch.contiguous_format if self._depthwise else as_given
+        inner = torch.contiguous_format if self._depthwise and out != geometry.in_channels else as_given
         x = x.contiguous(memory_format=inner)
         y = torch.empty((x.shape[0], out, *after), dtype=scale.dtype, device=_CPU, memory_format=inner)
         if y.numel() == 0:

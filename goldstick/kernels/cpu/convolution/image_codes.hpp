@@ -98,51 +98,60 @@ GOLDSTICK_AVX2 inline bool codes_of_floats(const float* x, std::int64_t count, c
     }
     constexpr float kNearMiddle = 0.4998f;  // the product is off by less than 2^-13 where codes are
     const __m256 factor = _mm256_set1_ps(how.factor), zero = _mm256_set1_ps(how.zero);
-    const __m256 least = _mm256_set1_ps(whole ? -0x1p20f : -128.25f), most = _mm256_set1_ps(whole ? 0x1p20f : 127.25f);
     const __m256 size = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)), middle = _mm256_set1_ps(kNearMiddle);
-    const __m256i shift = _mm256_set1_epi32(static_cast<std::int32_t>(how.zero));
-    __m256 near = _mm256_setzero_ps(), none = near;
-    const auto divided = [&](std::int64_t from, std::int64_t several) GOLDSTICK_AVX2 {
-        if (!whole && _mm256_movemask_ps(near)) {
-            near = _mm256_setzero_ps();
-            for (std::int64_t i = from; i < from + several; ++i) q[i] = code_by_quotient<float>(x[i], how);
-        }
-    };
-    const auto eight = [&](__m256 values) GOLDSTICK_AVX2 {
-        none = _mm256_or_ps(none, _mm256_cmp_ps(values, values, _CMP_UNORD_Q));
-        __m256 value = _mm256_add_ps(_mm256_mul_ps(values, factor), zero);
-        value = _mm256_min_ps(_mm256_max_ps(value, least), most);
+    const auto shift = static_cast<std::int16_t>(how.zero);
+    const __m256i least = _mm256_set1_epi16(whole ? -32768 : static_cast<std::int16_t>(-128 - shift));
+    const __m256i most = _mm256_set1_epi16(whole ? 32767 : static_cast<std::int16_t>(127 - shift));
+    bool numbers = true;
+    // Whole numbers, and where they are not the nearest beyond doubt, or what they are made of is no number.
+    const auto eight = [&](__m256 values, __m256& doubtful) GOLDSTICK_AVX2 {
+        const __m256 value = _mm256_add_ps(_mm256_mul_ps(values, factor), zero);
         const __m256i rounded = _mm256_cvtps_epi32(value);
         const __m256 off = _mm256_and_ps(_mm256_sub_ps(value, _mm256_cvtepi32_ps(rounded)), size);
-        near = _mm256_or_ps(near, _mm256_cmp_ps(off, middle, _CMP_GT_OQ));
-        return _mm256_sub_epi32(rounded, shift);
+        doubtful = _mm256_cmp_ps(off, middle, _CMP_NLE_UQ);
+        return rounded;
+    };
+    const auto within = [&](__m256i codes) GOLDSTICK_AVX2 {
+        const __m256i shifted = _mm256_subs_epi16(codes, _mm256_set1_epi16(shift));
+        return _mm256_max_epi16(_mm256_min_epi16(shifted, most), least);
+    };
+    const auto divide = [&](std::int64_t from, std::int64_t several) GOLDSTICK_AVX2 {
+        for (std::int64_t i = from; i < from + several; ++i) {
+            q[i] = code_by_quotient<float>(x[i], how);
+            numbers = numbers && x[i] == x[i];
+        }
     };
     std::int64_t i = 0;
     for (; i + 16 <= count; i += 16) {
-        const __m256i first = eight(_mm256_loadu_ps(x + i)), second = eight(_mm256_loadu_ps(x + i + 8));
+        __m256 low, high;
+        const __m256i first = eight(_mm256_loadu_ps(x + i), low), second = eight(_mm256_loadu_ps(x + i + 8), high);
         const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xd8);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + i), both);
-        divided(i, 16);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + i), within(both));
+        if (!whole && _mm256_movemask_ps(_mm256_or_ps(low, high))) {
+            divide(i, 16);
+        }
     }
     for (; i < count; i += 8) {
         const std::int64_t left = std::min<std::int64_t>(count - i, 8);
         const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
         const __m256i there = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<std::int32_t>(left)), lanes);
-        const __m256i found = eight(_mm256_maskload_ps(x + i, there));
-        const __m128i codes =
-            _mm_packs_epi32(_mm256_castsi256_si128(found), _mm256_extracti128_si256(found, 1));
-        std::int16_t few[8];
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(few), codes);
+        __m256 doubtful;
+        const __m256i found = eight(_mm256_maskload_ps(x + i, there), doubtful);
+        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(found, found), 0xd8);
+        const __m128i codes = _mm256_castsi256_si128(within(packed));
         if (left == 8) {
             _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i), codes);
         } else {
+            std::int16_t few[8];
+            _mm_storeu_si128(reinterpret_cast<__m128i*>(few), codes);
             std::copy_n(few, left, q + i);
         }
-        divided(i, left);
+        if (!whole && _mm256_movemask_ps(doubtful)) {
+            divide(i, left);
+        }
     }
-    return _mm256_movemask_ps(none) == 0;
+    return numbers;
 }
-
 #endif
 
 template <typename T>

@@ -51,8 +51,8 @@ public:
         if (weight_.shape.rows_of(height) < 1 || weight_.shape.columns_of(width) < 1) {
             throw std::invalid_argument("the kernel is larger than the padded input");
         }
-        if (channels_last && weight_.shape.depthwise()) {
-            throw std::invalid_argument("a depthwise convolution takes images channel by channel");
+        if (channels_last && weight_.shape.depthwise() && weight_.shape.group_out() != 1) {
+            throw std::invalid_argument("with several outputs for each channel, images lie channel by channel");
         }
         const auto rounding = goldstick::rounding_of(activation);
         const goldstick::Isa isa = goldstick::chosen_isa();
