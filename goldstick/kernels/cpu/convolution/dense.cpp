@@ -15,7 +15,7 @@ namespace {
 constexpr std::int64_t kSegment = 64;        // most pixels that are rounded at once
 constexpr std::int64_t kRange = 1 << 14;     // numbers whose largest is found at once
 constexpr std::int64_t kItems = 6, kLeastPixels = 2 * kConvolutionPixels;  // for each thread, and of an item
-constexpr std::int64_t kNearCodes = 1 << 16;  // codes that stay in a cache while all output channels read them
+constexpr std::int64_t kNearCodes = 1 << 16;  // codes, or outputs, that stay in a cache for all output channels
 
 // Neighbouring pixels, in the image and among its codes.
 struct Segment {
@@ -74,6 +74,14 @@ GOLDSTICK_INLINE bool lay_pixels(const Work<T>& work, const Segment& segment, co
             return codes_for<wide>(x, segment.count * shape.in, how, to);
         }
         bool numbers = true;
+        if (shape.groups == 1 && shape.in <= kRows) {  // too few for a call each
+            numbers = codes_for<wide>(x, segment.count * shape.in, how, rows);
+            for (std::int64_t pixel = 0; pixel < segment.count; ++pixel, rows += shape.in, to += slots) {
+                std::copy_n(rows, shape.in, to);
+                std::fill(to + shape.in, to + slots, std::int16_t{0});
+            }
+            return numbers;
+        }
         for (std::int64_t pixel = 0; pixel < segment.count; ++pixel) {
             for (std::int64_t group = 0; group < shape.groups; ++group) {
                 std::int16_t* const q = to + pixel * slots + group * width;
@@ -260,7 +268,8 @@ void convolve(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, i
     const std::int64_t numbers = shape.in * work.pixels(), ranges = parts_of(numbers, kRange);
     const std::int64_t blocks = shape.groups * shape.blocks_of_group();
     const std::int64_t shares = (kItems * threads + blocks * call.images - 1) / (blocks * call.images);
-    const std::int64_t near = kNearCodes / (shape.slots() * shape.stride_rows * shape.stride_columns);
+    const std::int64_t read = kNearCodes / (shape.slots() * shape.stride_rows * shape.stride_columns);
+    const std::int64_t near = call.channels_last ? std::min(read, kNearCodes / shape.out) : read;
     const std::int64_t even = std::min((work.out_pixels() + shares - 1) / shares, near);
     const std::int64_t part = parts_of(std::max(even, kLeastPixels), kConvolutionPixels) * kConvolutionPixels;
     const std::int64_t parts = parts_of(work.out_pixels(), part), items = call.images * parts * blocks;
