@@ -11,7 +11,9 @@ from goldstick.algorithms.base import (
     Stage,
     TrainedQuantizer,
 )
+from goldstick.algorithms.bias_correction import BiasCorrection
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
+from goldstick.algorithms.equalization import CrossLayerEqualization
 from goldstick.algorithms.finetune import Finetune
 from goldstick.algorithms.fold_batch_norm import FoldBatchNorm
 from goldstick.algorithms.gptq import GPTQ
@@ -35,6 +37,8 @@ ALGORITHMS: Registry[type[Stage]] = Registry(
         "awq": AWQ,
         "smoothquant": SmoothQuant,
         "fold_batch_norm": FoldBatchNorm,
+        "equalize": CrossLayerEqualization,
+        "correct_bias": BiasCorrection,
         "rotate": RandomRotation,
         "kv_cache": KVCache,
         "slb": SLB,
@@ -52,7 +56,9 @@ __all__ = [
     "SCOP",
     "SLB",
     "Algorithm",
+    "BiasCorrection",
     "BlockReconstruction",
+    "CrossLayerEqualization",
     "DataRequirement",
     "Finetune",
     "FoldBatchNorm",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import nn
 
 from goldstick.algorithms.base import DataRequirement, Stage
 from goldstick.core.edits import FoldNorm
+from goldstick.structure.network import Network
 from goldstick.structure.norm_folding import find_norm_folds
+from goldstick.structure.targets import Targets
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,9 +22,14 @@ class FoldBatchNorm(Stage):
     The network computes what it did before, with a layer less for each, and what is rounded afterwards is what the
     network really multiplies with. Which norms can be folded is found by running the network on a batch, and proven in
     float64.
+
+    Attributes:
+        targets: Which convolutions.
     """
 
     name: ClassVar[str] = "fold_batch_norm"
+
+    targets: Targets = field(default_factory=Targets)
 
     @property
     def data_requirement(self) -> DataRequirement:
@@ -31,4 +38,5 @@ class FoldBatchNorm(Stage):
 
     def find(self, model: nn.Module, inputs: Mapping[str, Any]) -> list[FoldNorm]:
         """The edits; ``inputs`` are some keyword arguments of the model's forward."""
-        return find_norm_folds(model, inputs)
+        meant = {site.module for site in self.targets.select(Network(model))}
+        return [fold for fold in find_norm_folds(model, inputs) if fold.convolution in meant]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from goldstick.algorithms import (
     SCOP,
     Algorithm,
+    BiasCorrection,
     BlockReconstruction,
     Finetune,
     KVCache,
@@ -42,6 +43,7 @@ class Resolution:
         kv: The stage that quantizes the KV cache, if any.
         training: The stages that train, in their order, before all others but a rotation.
         reconstruction: The stage that improves the codes of each block, if any.
+        corrected: Names of the sites whose bias is corrected.
         stages: All stages: where one of them prunes, what they mean is resolved again for what is left.
     """
 
@@ -54,6 +56,7 @@ class Resolution:
     kv: KVCache | None = None
     training: tuple[Finetune | SCOP | TrainedQuantizer, ...] = ()
     reconstruction: BlockReconstruction | None = None
+    corrected: frozenset[str] = frozenset()
     stages: tuple[Stage, ...] = ()
 
 
@@ -92,6 +95,7 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
     problems += _smoothed_though_trained(assignments, smoothing)
     problems += unfinishable(stages, [found.scheme for found in assignments.values() if found.site.block])
     ties, untied = _resolve_ties(network, assignments, problems)
+    corrected = _corrected(stages, network, assignments, problems)
     if problems:
         numbered = " ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
         raise RecipeError(problems[0] if len(problems) == 1 else f"{len(problems)} things are illegal. {numbered}")
@@ -107,8 +111,26 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
         kv=next((stage for stage in stages if isinstance(stage, KVCache)), None),
         training=training_of(stages),
         reconstruction=next((stage for stage in stages if isinstance(stage, BlockReconstruction)), None),
+        corrected=frozenset(corrected),
         stages=tuple(stages),
     )
+
+
+def _corrected(
+    stages: Sequence[Stage], network: Network, assignments: dict[str, Assignment], problems: list[str]
+) -> set[str]:
+    """Names of the layers whose bias is corrected, of those that are rounded and are one product."""
+    found: set[str] = set()
+    for index, stage in enumerate(stages):
+        if not isinstance(stage, BiasCorrection):
+            continue
+        try:
+            meant = {site.name for site in stage.targets.select(network) if site.torchs}
+        except RecipeError as error:
+            problems.append(f"stages[{index}].{stage.name}: {error}")
+            continue
+        found |= meant & {name for name, one in assignments.items() if not isinstance(one.stage, TrainedQuantizer)}
+    return found
 
 
 def _kept_but_cut(stages: Sequence[Stage], network: Network) -> list[str]:

@@ -182,6 +182,7 @@ def calibrated_work(resolution: Resolution, note: Callable[[Assignment, Quantize
         and (
             assignment.stage.needs_inputs(assignment.scheme)
             or assignment.multiplied
+            or name in resolution.corrected
             or ((resolution.smoothing or resolution.reconstruction) and assignment.site.block is not None)
         )
     }
@@ -200,5 +201,6 @@ def calibrated_work(resolution: Resolution, note: Callable[[Assignment, Quantize
         decide=solve,
         smoothing=resolution.smoothing,
         reconstruction=resolution.reconstruction,
+        corrected=resolution.corrected,
         revise=revise,
     )

@@ -1,4 +1,4 @@
-"""Batch norms that convolutions can take over: found by running the network, proven in float64, applied.
+"""Batch norms that convolutions can take over: found by running the network, and folded.
 
 In evaluation a batch norm is y = (x − μ) · g / √(σ² + ε) + b for each channel. With x = W ∗ u + c the two are one
 convolution, of W·g/√(σ² + ε) and (c − μ) · g/√(σ² + ε) + b (arXiv 1712.05877, section 3.2).
@@ -6,9 +6,8 @@ convolution, of W·g/√(σ² + ε) and (c − μ) · g/√(σ² + ε) + b (arXi
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,12 +19,9 @@ from torch.utils._pytree import tree_leaves
 from goldstick.core.edits import FoldNorm
 from goldstick.errors import StructureError
 from goldstick.structure.plain_layers import inherits_forward
-from goldstick.structure.probe.double import double_precision
 from goldstick.structure.trace import evaluating, tensors_in
 
 _CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
-#: Outputs before and after may differ by this much, relative to their norm, in float64.
-EXACT = 1e-8
 
 
 def find_norm_folds(model: nn.Module, inputs: Mapping[str, Any]) -> list[FoldNorm]:
@@ -70,38 +66,6 @@ def find_norm_folds(model: nn.Module, inputs: Mapping[str, Any]) -> list[FoldNor
         if convolution is not None and once and uses.of(x) == 1 and id(x) not in given:
             found.append(FoldNorm(convolution=paths[convolution], norm=paths[norm]))
     return found
-
-
-def prove_norm_folds(
-    model: nn.Module, folds: Sequence[FoldNorm], inputs: Mapping[str, Any], apply: Callable[[nn.Module], None]
-) -> float:
-    """‖y′ − y‖ / ‖y‖ of the network with and without the folds, in float64, on its own weights.
-
-    Args:
-        model: The network; left as it is.
-        folds: What is folded.
-        inputs: Keyword arguments of its forward.
-        apply: Folds a model in place.
-
-    Raises:
-        StructureError: The outputs differ by more than ``EXACT``.
-    """
-    double = {name: _double(value) for name, value in inputs.items()}
-    twin = copy.deepcopy(model).double()
-    with evaluating(twin), double_precision():
-        before = [tensor for tensor in tensors_in(twin(**double)) if tensor.is_floating_point()]
-        apply(twin)
-        after = [tensor for tensor in tensors_in(twin(**double)) if tensor.is_floating_point()]
-    distance = sum(float((new - old).square().sum()) for old, new in zip(before, after, strict=True))
-    norm = sum(float(old.square().sum()) for old in before)
-    error = (distance / norm) ** 0.5 if norm else float(distance)
-    if not error <= EXACT:
-        raise StructureError(
-            f"With {len(folds)} batch norms folded into convolutions, the outputs of {type(model).__name__} differ by "
-            f"{error:.1e} in float64 ({EXACT:.0e} is allowed): something else reads what a norm was given. Leave the "
-            "stage fold_batch_norm out."
-        )
-    return error
 
 
 @torch.no_grad()
@@ -177,6 +141,3 @@ def _owning_alone(model: nn.Module) -> set[nn.Module]:
         if all(owners[id(one)] == 1 for one in module._parameters.values() if one is not None)
     }
 
-
-def _double(value: Any) -> Any:
-    return value.double() if isinstance(value, Tensor) and value.is_floating_point() else value

@@ -42,9 +42,9 @@ from goldstick.jobs.save.pieces import (
 from goldstick.jobs.save.records import environment, layer_records, shapes_of
 from goldstick.jobs.save.structure import structure_of
 from goldstick.recipes import Recipe
-from goldstick.recipes.fold_norms import fold_norms, refuse_folding
 from goldstick.recipes.measured import resolve_recipe
 from goldstick.recipes.resolve import Resolution
+from goldstick.recipes.rewrite import refuse_rewriting, rewrite
 from goldstick.recipes.rotate import find_rotation
 from goldstick.report import Report, SizeSummary
 from goldstick.report.heat_map import drawable
@@ -137,9 +137,10 @@ def apply_recipe(
 ) -> Result:
     """Compress a model in memory; see :func:`goldstick.apply`."""
     if is_transformers(model):
-        refuse_folding(recipe.stages, f"the transformers model {type(model).__name__}")
-    model, folds = fold_norms(model, recipe.stages, _a_batch(model, batches), inplace=inplace)
-    inplace = inplace or bool(folds)
+        refuse_rewriting(recipe.stages, f"the transformers model {type(model).__name__}")
+    before_rewriting = model
+    model, folds = rewrite(model, recipe.stages, _a_batch(model, batches), inplace=inplace)
+    inplace = inplace or model is not before_rewriting
     original = Network(model)
     rotation = find_rotation(recipe.stages, original, partial(inputs_for, model, batches))
     if rotation is not None:
