@@ -134,7 +134,12 @@ def onnx_int8(layer: nn.Conv2d, x: Tensor, scale: float, threads: int, dynamic: 
     scales = (weight.abs().flatten(1).amax(1) / 127).numpy()
     codes = (weight / torch.from_numpy(scales).view(-1, 1, 1, 1)).round().to(torch.int8).numpy()
     pads = [layer.padding[0]] * 2 + [layer.padding[1]] * 2
-    sizes = {"strides": list(layer.stride), "pads": pads, "group": layer.groups, "kernel_shape": list(layer.kernel_size)}
+    sizes = {
+        "strides": list(layer.stride),
+        "pads": pads,
+        "group": layer.groups,
+        "kernel_shape": list(layer.kernel_size),
+    }
     sizes["pads"] = [int(layer.padding[0]), int(layer.padding[1])] * 2
     held = {"w": codes, "ws": scales, "wz": np.zeros(len(scales), np.int8)}
     if dynamic:
@@ -225,7 +230,11 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     warnings.simplefilter("ignore")
     content: dict[str, Any] = {
-        "machine": {"processor": platform.processor() or platform.machine(), "isa": chosen_isa(), "torch": torch.__version__},
+        "machine": {
+            "processor": platform.processor() or platform.machine(),
+            "isa": chosen_isa(),
+            "torch": torch.__version__,
+        },
         "threads": arguments.threads,
         "networks": {},
     }
@@ -234,13 +243,23 @@ def main() -> None:
             rows = []
             for shape in shapes:
                 runs = candidates(shape, batch, arguments.threads, not arguments.no_peers)
-                rows.append({"layer": shape.name, "count": shape.count, "ms": timed(runs, arguments.rounds, arguments.seconds)})
+                rows.append(
+                    {"layer": shape.name, "count": shape.count, "ms": timed(runs, arguments.rounds, arguments.seconds)}
+                )
                 ms = rows[-1]["ms"]
-                print(f"{network} {batch} {shape.name:44}", *(f"{name} {value:.3f}" for name, value in ms.items()), sep="  ", flush=True)
+                print(
+                    f"{network} {batch} {shape.name:44}",
+                    *(f"{name} {value:.3f}" for name, value in ms.items()),
+                    sep="  ",
+                    flush=True,
+                )
             sums = {name: sum(row["count"] * row["ms"][name] for row in rows) for name in rows[0]["ms"]}
             content["networks"][f"{network}, batch {batch}"] = {"sums_ms": sums, "layers": rows}
             write_atomically(arguments.out, (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode())
-            print(f"== {network}, batch {batch}: " + ", ".join(f"{name} {value:.1f} ms" for name, value in sums.items()), flush=True)
+            print(
+                f"== {network}, batch {batch}: " + ", ".join(f"{name} {value:.1f} ms" for name, value in sums.items()),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

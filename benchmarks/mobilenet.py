@@ -1,22 +1,36 @@
 """A small MobileNetV2 for CIFAR-10, trained here: a real network with depthwise convolutions; needs Pillow.
 
-    python -m benchmarks.mobilenet --minutes 28 --threads 1
+python -m benchmarks.mobilenet --minutes 30 --threads 1     # trains, into build/mobilenet
+python -m benchmarks.mobilenet --agree                      # compresses it, into benchmarks/results
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from benchmarks.cifar import ROOT, Augmented, read_images, share_right
+import goldstick
+from benchmarks.cifar import ROOT, Augmented, interval, normalised, pretrained, read_images, share_right
+from goldstick.core.json_files import write_atomically
+from goldstick.recipes import Recipe
+from goldstick.recipes.run import needs_data
 
 CHECKPOINT = ROOT / "build" / "mobilenet" / "mobilenet.safetensors"
+RECIPES: dict[str, Any] = {
+    name: name for name in ("rtn-w8a16", "rtn-w8a8-dynamic", "fold-rtn-w8a8-static", "fold-rtn-w8a8-static-shifted")
+} | {
+    "fold-rtn-w8a8-static-shifted with correct_bias": {
+        "stages": ["fold_batch_norm", {"rtn": {"scheme": "w8a8-static-shifted"}}, "correct_bias"]
+    }
+}
 #: Of each block: channels that come out, stride, by how much it is wider inside.
 BLOCKS = ((24, 2, 4), (24, 1, 4), (40, 2, 4), (40, 1, 4), (64, 1, 4), (64, 1, 4))
 
@@ -89,12 +103,44 @@ def train(minutes: float, rate: float, path: Path) -> None:
     print(f"right of the test images: {share_right(model.eval(), *read_images('test')):.2%}")
 
 
+def agree(path: Path, out: Path) -> None:
+    """How often the trained network and the ResNet-20 of the data directory choose the same class in 8 bits."""
+    images, classes = read_images("test")
+    calibration = normalised(read_images("train", 512)[0]).split(64)
+    rows = []
+    for name, model in (("MobileNetV2, small", trained(path)), ("ResNet-20", pretrained(20))):
+        wanted = _classes(model, images)
+        rows.append({"network": name, "accuracy": float((wanted == classes).float().mean())})
+        for title, recipe in RECIPES.items():
+            looks = needs_data(Recipe.load(recipe).stages)
+            found = _classes(goldstick.apply(model, recipe, data=calibration if looks else None).model, images)
+            same = float((found == wanted).float().mean())
+            rows.append({
+                "network": name, "recipe": title,
+                "agreement": same, "interval_95": interval(same, len(images)),
+                "accuracy": float((found == classes).float().mean()),
+            })  # fmt: skip
+            print(rows[-1], flush=True)
+    content = {"images": len(images), "calibration_images": 512, "rows": rows}
+    write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _classes(model: nn.Module, images: Tensor) -> Tensor:
+    with torch.inference_mode():
+        return torch.cat([model(normalised(part)).argmax(1) for part in images.split(250)])
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=28)
     parser.add_argument("--rate", type=float, default=0.15)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=CHECKPOINT)
+    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    parser.add_argument("--agree", action="store_true")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "convolutions-agreement.json")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    train(arguments.minutes, arguments.rate, arguments.out)
+    if arguments.agree:
+        agree(arguments.checkpoint, arguments.out)
+    else:
+        train(arguments.minutes, arguments.rate, arguments.checkpoint)

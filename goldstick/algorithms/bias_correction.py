@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from torch import Tensor
-
 from goldstick.algorithms.base import DataRequirement, Stage
 from goldstick.structure.targets import Targets
 
@@ -31,14 +29,3 @@ class BiasCorrection(Stage):
     def data_requirement(self) -> DataRequirement:
         """It looks at outputs, block by block."""
         return DataRequirement.BLOCKWISE
-
-
-def corrected_bias(bias: Tensor, before: Tensor, after: Tensor) -> Tensor:
-    """b + E[W·x] − E[Ŵ·x], in float64, as b is stored.
-
-    Args:
-        bias: b [out].
-        before: E[W·x] [out], or with b.
-        after: E[Ŵ·x] [out], likewise.
-    """
-    return (bias.double() + before.double() - after.double()).to(bias.dtype)

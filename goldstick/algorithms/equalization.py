@@ -23,9 +23,10 @@ class CrossLayerEqualization(Stage):
     """Cross-layer equalization (arXiv 1906.04721, section 4.1), for networks in memory.
 
     Of two convolutions with nothing but a ReLU between them, channel i of the first is divided by sᵢ and the columns of
-    the second that read it are multiplied by it, with sᵢ = √(r₁ᵢ / r₂ᵢ), so that both reach the same largest weight √(r₁ᵢ·r₂ᵢ).
-    Pairs are gone through again until nothing moves. The network computes what it did before, which is proven in
-    float64. Batch norms in between are folded first (``fold_batch_norm``); a ReLU6 is not homogeneous and stands between.
+    the second that read it are multiplied by it, with sᵢ = √(r₁ᵢ / r₂ᵢ), so that both reach the same largest weight,
+    √(r₁ᵢ·r₂ᵢ). Pairs are gone through again until nothing moves. The network computes what it did before, which is
+    proven in float64. Batch norms in between are folded first (``fold_batch_norm``); a ReLU6 is not homogeneous and
+    parts them.
 
     Attributes:
         rounds: How often the pairs are gone through at most.
@@ -48,7 +49,8 @@ class CrossLayerEqualization(Stage):
         """The edits; ``inputs`` are some keyword arguments of the model's forward."""
         pairs = find_homogeneous_pairs(model, inputs)
         sizes = {
-            path: _sizes(model.get_submodule(path)) for path in {path for pair in pairs for path in (pair.first, pair.second)}
+            path: _sizes(model.get_submodule(path))
+            for path in {path for pair in pairs for path in (pair.first, pair.second)}
         }
         scales = equalized(pairs, sizes, self.rounds)
         return [

@@ -10,14 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from goldstick import surgery
-from goldstick.algorithms.bias_correction import corrected_bias
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
+from goldstick.calibration.bias_correction import correct_bias, has_bias, mean_output
 from goldstick.calibration.experts import listen_to_experts
 from goldstick.calibration.groups import input_groups
 from goldstick.calibration.input_factors import InputMultipliers
 from goldstick.calibration.input_range import with_input_range
 from goldstick.calibration.observing import observe_cross_covariance, observe_group
-from goldstick.calibration.mean_output import has_bias, mean_output, set_bias
 from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.packed_edits import PackedEdits
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
@@ -211,7 +210,7 @@ class BlockCalibration:
         if before is not None:
             after = mean_output(module, task.site.layout, self._passes.captured_inputs())
             assert after is not None  # as many inputs came as before
-            set_bias(module, corrected_bias(module.get_parameter("bias"), before, after))
+            correct_bias(module, before, after)
         self._edits[edit.site] = edit
 
 

@@ -12,6 +12,7 @@ from goldstick.calibration.passes import Passes
 from goldstick.calibration.patches import rows_read_by
 from goldstick.calibration.task import Assignment
 from goldstick.core.cross_covariance import CrossCovarianceObserver
+from goldstick.core.input_ends import InputEnds
 from goldstick.core.inputs import InputObserver
 from goldstick.core.layout import Layout
 
@@ -26,27 +27,30 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
         group: The layers.
         masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
     """
+    if _ends_are_enough(group):
+        return _ends(passes, group)
     observer = InputObserver(group[0].site.in_features)
-    if _range_is_enough(group):
-        for captured in passes.captured_inputs():
-            observer.widen(captured.tensor)
-        return observer
     looks = [observer.observe] if passes.together else [observer.observe_range, observer.observe]
     for look in looks:  # one batch at a time cannot be held, so its range is looked at first
         for captured in passes.captured_inputs():
             rows = rows_read_by(captured.module, captured.tensor)
             if rows is not None:
                 look(rows, _fitting(masks[captured.batch], rows))
-    if not observer.tokens and group[0].site.layout is Layout.CONVOLUTION:  # in groups, which read different rows
-        for captured in passes.captured_inputs():
-            observer.widen(captured.tensor)
-    return observer
+    convolves = group[0].site.layout is Layout.CONVOLUTION
+    return _ends(passes, group) if convolves and not observer.tokens else observer  # in groups, rows differ
 
 
-def _range_is_enough(group: Sequence[Assignment]) -> bool:
-    """Whether convolutions are asked for the ends of their inputs alone: their patches would take many times as much."""
+def _ends_are_enough(group: Sequence[Assignment]) -> bool:
+    """Whether convolutions are asked for the ends of their inputs alone: patches would take many times as much."""
     asked = {task.stage.data_requirement for task in group}
     return group[0].site.layout is Layout.CONVOLUTION and asked == {DataRequirement.NONE}
+
+
+def _ends(passes: Passes, group: Sequence[Assignment]) -> InputEnds:
+    observer = InputEnds(group[0].site.in_features)
+    for captured in passes.captured_inputs():
+        observer.widen(captured.tensor)
+    return observer
 
 
 def observe_cross_covariance(

@@ -87,24 +87,6 @@ class InputObserver:
         self.refuse_too_many_dropped()
         return self._highest
 
-    @property
-    def has_range(self) -> bool:
-        """Whether anything is known of the least and the greatest value."""
-        return bool(torch.isfinite(self._lowest).any())
-
-    def widen(self, x: Tensor) -> None:
-        """Take note of the least and the greatest value alone, of an input whose channels are not the columns.
-
-        A value that is not finite is left out.
-
-        Args:
-            x: float, of any shape.
-        """
-        finite = x.detach()[torch.isfinite(x)]
-        if len(finite):
-            self._widen(finite.double().aminmax()[0].expand(1, self.in_features))
-            self._widen(finite.double().aminmax()[1].expand(1, self.in_features))
-
     def observe_range(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Take note of the largest values of a batch that ``observe`` will see later.
 

@@ -72,7 +72,7 @@ class Geometry:
 
 
 def rounded_samples(x: Tensor, activation: str, input_scale: Tensor | None, input_zero: Tensor | None) -> Tensor:
-    """The input as it is multiplied: as it is, or rounded to 8 bits and back, with one scale for each sample or for all.
+    """The input as it is multiplied: as it is, or rounded to 8 bits and back, with a scale for each sample or for all.
 
     Args:
         x: float [batch, channels, *sides].
@@ -170,7 +170,8 @@ def _geometry(
 def _fake(x: Tensor, packed: Tensor, scale: Tensor, *rest: Any) -> Tensor:
     _zero, _bias, _bits, _group_size, activation, in_channels, groups, kernel, stride, padding, dilation, *inputs = rest
     geometry = _geometry(in_channels, groups, kernel, stride, padding, dilation)
-    _check(x, scale, activation, *[*inputs, None, None][:2], geometry)
+    input_scale, input_zero = [*inputs, None, None][:2]
+    _check(x, scale, activation, input_scale, input_zero, geometry)
     return x.new_empty(x.shape[0], packed.shape[0], *geometry.sides_after(x.shape[2:]))
 
 
@@ -185,7 +186,8 @@ def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, packed, scale, zero = ctx.saved_tensors
     geometry: Geometry = ctx.geometry
-    weight = kernel_of(packed, scale, zero, *ctx.settings, geometry)
+    bits, group_size = ctx.settings
+    weight = kernel_of(packed, scale, zero, bits, group_size, geometry)
     sides = len(geometry.kernel)
     grad_x, _, grad_bias = torch.ops.aten.convolution_backward(
         grad,

@@ -23,8 +23,8 @@ class PreparedConvolution:
     """What ``goldstick::quantized_convolution`` does with one weight on the CPU, on codes.
 
     The codes are kept once more, a byte for each, in the order in which the kernels read them; the tensors' versions
-    tell of changes, so not of those made through ``.data``. There is none of asymmetric weights, of scales for groups of
-    columns, and of tensors that have no version: ``None`` says that the operator has to dequantize.
+    tell of changes, so not of those made through ``.data``. There is none of asymmetric weights, of scales for groups
+    of columns, and of tensors that have no version: ``None`` says that the operator has to dequantize.
 
     Args:
         bits: Width of a code.
@@ -92,7 +92,9 @@ class PreparedConvolution:
         return y.contiguous(memory_format=as_given) if ran else None
 
     def _ready(self, weight: Operands) -> Any:
-        places = tuple(None if one is None else (one.data_ptr(), one.dtype, one.requires_grad) for one in weight)
+        places: tuple[object, ...] = tuple(
+            None if one is None else (one.data_ptr(), one.dtype, one.requires_grad) for one in weight
+        )
         packed, _, _, _, input_scale, input_zero = weight
         places = (*places, *versions((packed, input_scale, input_zero)))
         if places != self._places or self._packed is None or self._packed() is not packed:
@@ -108,7 +110,12 @@ class PreparedConvolution:
         packed, scale, zero, bias, input_scale, input_zero = weight
         bits, group_size, _, geometry = self.settings
         tensors = [one for one in (packed, scale, bias, input_scale, input_zero) if one is not None]
-        if cpu.missing_extension() or zero is not None or group_size < geometry.columns or scale.dtype not in cpu.PRECISIONS:
+        if (
+            cpu.missing_extension()
+            or zero is not None
+            or group_size < geometry.columns
+            or scale.dtype not in cpu.PRECISIONS
+        ):
             return None
         if not all(one.is_cpu and one.is_contiguous() and not one.requires_grad for one in tensors):
             return None
@@ -133,7 +140,7 @@ def _two(sides: tuple[int, ...], first: int) -> list[int]:
     return [first] * (2 - len(sides)) + list(sides)
 
 
-_PREPARED = WeakTensorKeyDictionary()
+_PREPARED: Any = WeakTensorKeyDictionary()
 
 
 def prepared_for(

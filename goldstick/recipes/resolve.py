@@ -154,7 +154,7 @@ def _assign(
     """Add a stage's sites to ``assignments`` or ``skipped``, and what is wrong with it to ``problems``."""
     twice, indivisible = [], []
     for site in sites:
-        scheme, note = _for_forward(site, stage.scheme_for(site))
+        scheme, note = _for_forward(site, stage.scheme_for(site), isinstance(stage, TrainedQuantizer))
         size = scheme.weight.group_size
         what = f"{site.in_features} inputs do not divide into groups of {size}"
         if site.name in assignments:
@@ -184,12 +184,13 @@ def _assign(
         )
 
 
-def _for_forward(site: Site, scheme: Scheme) -> tuple[Scheme, str]:
+def _for_forward(site: Site, scheme: Scheme, trained: bool) -> tuple[Scheme, str]:
     """What a site becomes that its forward can do, and why where that is less than the recipe says."""
     if site.layout in (Layout.EMBEDDING, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS):
         return scheme, ""
     notes = [] if site.product else ["its forward reads the numbers of the weight: rounded without data"]
-    if scheme.activation and not site.takes_rounded_input:
+    plain = site.layout.multiplied or not trained  # training rounds the inputs of linear layers alone
+    if scheme.activation and not (site.takes_rounded_input and plain):
         kind = f"such a {site.layout.value.replace('_', ' ')}" if site.product else "such a forward"
         notes.append(f"weight only: {kind} takes no 8-bit activations")
         scheme = dataclasses.replace(scheme, activation=None)

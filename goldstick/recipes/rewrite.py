@@ -30,8 +30,8 @@ def refuse_rewriting(stages: Sequence[Stage], what: str) -> None:
     """
     for stage in rewriting(stages):
         raise RecipeError(
-            f"{stage.name} rewrites networks in memory, and {what} is built as its class says. Leave the stage out; for "
-            "any other nn.Module, goldstick.apply(model, recipe, data=...) does it."
+            f"{stage.name} rewrites networks in memory, and {what} is built as its class says. Leave the stage out; "
+            "for any other nn.Module, goldstick.apply(model, recipe, data=...) does it."
         )
 
 

@@ -125,7 +125,7 @@ def _read(parts: Sequence[str]) -> Sentence:
 
 def _lacks_scheme(found: Mapping[Slot, str]) -> bool:
     """Whether there is a word that means nothing without a scheme."""
-    return "scheme" not in found and not {*found} <= {"folding", "rotation", "cache"}
+    return "scheme" not in found and not {*found} <= {"rotation", "cache"}
 
 
 def _leading_scheme(parts: Sequence[str]) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from goldstick.algorithms import ALGORITHMS, BlockReconstruction, Quantizer, Smoother
 
-Slot = Literal["folding", "rotation", "smoothing", "scaling", "method", "reconstruction", "scheme", "mixed", "cache"]
+Slot = Literal["rotation", "smoothing", "scaling", "method", "reconstruction", "scheme", "mixed", "cache"]
 #: The places of a sentence, in their order. Each holds one word at most, ``scheme`` several.
 SLOTS: tuple[Slot, ...] = get_args(Slot)
 
@@ -37,9 +37,9 @@ class Word:
 
 
 _WORDS = {
-    "foldbn": Word(
-        slot="folding", stage="fold_batch_norm", title="folded batch norms",
-        does="lets convolutions take over the [batch norms behind them](structure.md#batch-norms), for networks in memory",
+    "fold": Word(
+        slot="rotation", stage="fold_batch_norm", title="folded batch norms",
+        does="lets convolutions take over their [batch norms](structure.md#batch-norms), for networks in memory",
     ),
     "rotate": Word(
         slot="rotation", stage="rotate", title="rotation",
@@ -112,7 +112,7 @@ RECOMMENDED = {
     "gptq-w3a16-g32": "smaller than 4 bits, with some loss",
     "gptq-slb_finish-w2a16-g32": "the most accurate 2 bits; takes long",
     "rtn-w8a8-dynamic": "8-bit products; needs no data",
-    "foldbn-rtn-w8a8-static-shifted": "convolutional networks in 8 bits, batch norms folded",
+    "fold-rtn-w8a8-static-shifted": "convolutional networks: 8-bit products",
     "smoothquant-gptq-w8a8-dynamic": "8-bit products where activations have outliers",
     "smoothquant-gptq-w8a8-static": "the same with input scales fixed beforehand",
 }

@@ -69,17 +69,19 @@ def _paths_of_weights(model: nn.Module) -> dict[int, str]:
                 holders.setdefault(id(parameter), []).append(path)
     found = {}
     for path, module in model.named_modules():
-        plain = isinstance(module, nn.Conv1d | nn.Conv2d) and inherits_forward(module) and module.padding_mode == "zeros"
+        plain = (
+            isinstance(module, nn.Conv1d | nn.Conv2d) and inherits_forward(module) and module.padding_mode == "zeros"
+        )
         if plain and isinstance(module.weight, nn.Parameter) and holders[id(module.weight)] == [path]:
             found[id(module.weight)] = path
     return found
 
 
-class _Flow(TorchDispatchMode):
+class _Flow(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes what convolutions read and make, and which tensors are others passed through a ReLU."""
 
     def __init__(self, weights: Mapping[int, str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._weights, self._held = weights, list[Any]()  # held, so that no other tensor gets the place of one
         self.convolutions: list[tuple[str, Tensor, Tensor]] = []
         self.passed: dict[int, Tensor] = {}

@@ -51,7 +51,9 @@ def find_norm_folds(model: nn.Module, inputs: Mapping[str, Any]) -> list[FoldNor
 
     alone = _owning_alone(model)
     hooks = [module.register_forward_hook(note_output) for module in paths if module in alone and _convolves(module)]
-    hooks += [module.register_forward_pre_hook(note_input) for module in paths if module in alone and _normalises(module)]
+    hooks += [
+        module.register_forward_pre_hook(note_input) for module in paths if module in alone and _normalises(module)
+    ]
     try:
         with evaluating(model), torch.no_grad(), _Uses() as uses:
             output = model(**inputs)
@@ -101,11 +103,11 @@ def norm_fold_from_dict(value: object) -> FoldNorm:
     return FoldNorm(convolution=str(names["convolution"]), norm=str(names["norm"]))
 
 
-class _Uses(TorchDispatchMode):
+class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts how many operators read each tensor."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._counted: Counter[int] = Counter()
         self._held: list[Any] = []
 
@@ -140,4 +142,3 @@ def _owning_alone(model: nn.Module) -> set[nn.Module]:
         for module in modules
         if all(owners[id(one)] == 1 for one in module._parameters.values() if one is not None)
     }
-

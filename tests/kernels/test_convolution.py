@@ -231,7 +231,10 @@ def test_the_compiler_knows_its_shapes() -> None:
     case = Case(SHAPES[0], "int8-token")
     torch.library.opcheck(
         torch.ops.goldstick.quantized_convolution.default,
-        (case.x, case.packed, case.scale, None, case.bias, 8, case.columns, "int8-token", 3, 1, [3, 3], [2, 2], [1, 1], [1, 1]),
+        (
+            case.x, case.packed, case.scale, None, case.bias, 8, case.columns, "int8-token", 3, 1,
+            [3, 3], [2, 2], [1, 1], [1, 1],
+        ),
         test_utils=("test_schema", "test_faketensor"),
     )  # fmt: skip
 

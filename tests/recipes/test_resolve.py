@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 import goldstick
 from goldstick.algorithms import AWQ, RTN, SCOP, Finetune, KVCache, RandomRotation, SmoothQuant
-from goldstick.core.layout import Layout
 from goldstick.core.notices import UnrecognisedWarning
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, SourceError, StructureError
@@ -128,7 +127,9 @@ def test_8_bit_activations_are_for_linear_layers_and_plain_convolutions() -> Non
     for found in resolution.assignments.values():
         assert (found.scheme.label, found.note) == ("w8a8-dynamic-channel", "")
     with torch.device("meta"):
-        others = nn.Sequential(nn.Conv3d(4, 8, 3), SamePadding(4, 8, 3), nn.ConvTranspose2d(4, 8, 3, groups=2), nn.Linear(4, 8))
+        others = nn.Sequential(
+            nn.Conv3d(4, 8, 3), SamePadding(4, 8, 3), nn.ConvTranspose2d(4, 8, 3, groups=2), nn.Linear(4, 8)
+        )
     left = resolve([RTN(scheme="w8a8-dynamic")], Network(others)).assignments
     assert {name: found.scheme.label for name, found in left.items()} == {
         "0": "w8a16-channel", "1": "w8a16-channel", "2": "w8a16-channel", "3": "w8a8-dynamic-channel"

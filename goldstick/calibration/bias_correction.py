@@ -1,4 +1,4 @@
-"""The mean of what a layer gives for the inputs that have come to it."""
+"""Bias correction: the mean of what a layer gives before and after its weight is rounded."""
 
 from __future__ import annotations
 
@@ -36,6 +36,13 @@ def has_bias(module: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def set_bias(module: nn.Module, bias: Tensor) -> None:
-    """Write a bias in place."""
-    module.get_parameter("bias").copy_(bias)
+def correct_bias(module: nn.Module, before: Tensor, after: Tensor) -> None:
+    """b ← b + E[W·x] − E[Ŵ·x] (arXiv 1906.04721, equation 15), in float64, in place.
+
+    Args:
+        module: The layer.
+        before: E[W·x + b], float64 [out].
+        after: E[Ŵ·x + b], likewise.
+    """
+    bias = module.get_parameter("bias")
+    bias.copy_(bias.double() + before.to(bias.device) - after.to(bias.device))
