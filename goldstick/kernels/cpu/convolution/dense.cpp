@@ -13,6 +13,7 @@ namespace goldstick {
 namespace {
 
 constexpr std::int64_t kSegment = 64;        // most pixels that are rounded at once
+constexpr std::int64_t kManyCodes = 1 << 18;  // of all images together
 constexpr std::int64_t kRange = 1 << 14;     // numbers whose largest is found at once
 constexpr std::int64_t kItems = 6, kLeastPixels = 2 * kConvolutionPixels;  // for each thread, and of an item
 constexpr std::int64_t kNearCodes = 1 << 16;  // codes, or outputs, that stay in a cache for all output channels
@@ -257,6 +258,16 @@ void convolve(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, i
     }
     const std::int64_t padded_rows = call.height + shape.top + shape.bottom;
     const std::int64_t padded_columns = call.width + shape.left + shape.right;
+    const std::int64_t image_codes = padded_rows * padded_columns * shape.slots();
+    if (call.images > 1 && image_codes * call.images > kManyCodes) {  // one after the other: its codes stay in a cache
+        ConvolutionCall<T> one = call;
+        for (one.images = 1; one.x < call.x + call.images * shape.in * call.height * call.width;) {
+            convolve(weight, one, threads, isa);
+            one.x += shape.in * call.height * call.width;
+            one.y += shape.out * shape.rows_of(call.height) * shape.columns_of(call.width);
+        }
+        return;
+    }
     const std::int64_t longest = call.rounding == Rounding::kInt16 ? kSpanPairs16 : kSpanPairs8;
     Work<T> work{weight, shape, call, shape.rows_of(call.height), shape.columns_of(call.width), padded_rows,
                  padded_columns, runs_of(shape, padded_columns, longest), nullptr};
