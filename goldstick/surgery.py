@@ -7,12 +7,13 @@ from typing import Any
 
 from torch import nn
 
-from goldstick.core.edits import Edit, Fold, Prune, Quantize, Rotate, SetWeight
+from goldstick.core.edits import Edit, Fold, FoldNorm, Prune, Quantize, Rotate, SetWeight
 from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
 from goldstick.nn import (
     FusedLinears,
     PackedWeight,
+    QuantizedConvolution,
     QuantizedEmbedding,
     QuantizedLinear,
     TiedQuantizedLinear,
@@ -24,6 +25,7 @@ from goldstick.nn.fused.fused_linears import obstacle
 from goldstick.nn.fused.token_attention import TokenAttention
 from goldstick.nn.parameter import hold_parameter
 from goldstick.structure.network import Network, Site
+from goldstick.structure.norm_folding import fold_norm
 from goldstick.structure.probe.fold import apply_fold
 from goldstick.structure.pruning.cut import apply_cut
 from goldstick.structure.rotation.rotate_weight import apply_rotation
@@ -52,6 +54,9 @@ def apply(network: Network, edits: Iterable[Edit]) -> None:
                 apply_rotation(network.model, edit)
                 if edit.unties:
                     forget_ties(network)
+            case FoldNorm():
+                fold_norm(network.model.get_submodule(edit.convolution), network.model.get_submodule(edit.norm))
+                replace(network.model, edit.norm, nn.Identity())
             case Prune():
                 apply_cut(network.model, edit)  # the network's sites have other shapes then: make a new Network
 
@@ -203,5 +208,6 @@ def _leave_shortcuts(network: Network, site: Site) -> None:
 _KINDS: dict[Layout, type[PackedWeight]] = {
     Layout.LINEAR: QuantizedLinear,
     Layout.TRANSPOSED: QuantizedLinear,
+    Layout.CONVOLUTION: QuantizedConvolution,
     Layout.EMBEDDING: QuantizedEmbedding,
 }

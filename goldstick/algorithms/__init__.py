@@ -11,8 +11,11 @@ from goldstick.algorithms.base import (
     Stage,
     TrainedQuantizer,
 )
+from goldstick.algorithms.bias_correction import BiasCorrection
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
+from goldstick.algorithms.equalization import CrossLayerEqualization
 from goldstick.algorithms.finetune import Finetune
+from goldstick.algorithms.fold_batch_norm import FoldBatchNorm
 from goldstick.algorithms.gptq import GPTQ
 from goldstick.algorithms.kv_cache import KVCache
 from goldstick.algorithms.rotation import RandomRotation
@@ -33,6 +36,9 @@ ALGORITHMS: Registry[type[Stage]] = Registry(
         "gptq": GPTQ,
         "awq": AWQ,
         "smoothquant": SmoothQuant,
+        "fold_batch_norm": FoldBatchNorm,
+        "equalize": CrossLayerEqualization,
+        "correct_bias": BiasCorrection,
         "rotate": RandomRotation,
         "kv_cache": KVCache,
         "slb": SLB,
@@ -50,9 +56,12 @@ __all__ = [
     "SCOP",
     "SLB",
     "Algorithm",
+    "BiasCorrection",
     "BlockReconstruction",
+    "CrossLayerEqualization",
     "DataRequirement",
     "Finetune",
+    "FoldBatchNorm",
     "KVCache",
     "Member",
     "Quantizer",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from goldstick import surgery
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
+from goldstick.calibration.bias_correction import correct_bias, has_bias, mean_output
 from goldstick.calibration.experts import listen_to_experts
 from goldstick.calibration.groups import input_groups
 from goldstick.calibration.input_factors import InputMultipliers
@@ -195,6 +196,10 @@ class BlockCalibration:
 
     def _decide(self, task: Assignment, state: Any, notes: Mapping[str, float | str]) -> None:
         weight = self._network.weight(task.site)
+        module, correct = self._network.module(task.site), task.site.name in self._work.corrected
+        if correct and not has_bias(module):
+            correct, notes = False, {**notes, "correct_bias": "the layer has no bias to correct"}
+        before = mean_output(module, task.site.layout, self._passes.captured_inputs()) if correct else None
         if self._work.reconstruction is not None:
             self._weights[task.site.name] = weight.clone()
         edit = with_input_range(self._work.decide(task, weight, state, notes), state)
@@ -202,6 +207,10 @@ class BlockCalibration:
             edit = dataclasses.replace(edit, input_multiplier=self._multipliers.of(task.site))
         # The batches are inside the old modules: these go on with the new weights until all have passed.
         surgery.apply(self._network, [SetWeight(site=edit.site, weight=edit.tensor.dequantize())])
+        if before is not None:
+            after = mean_output(module, task.site.layout, self._passes.captured_inputs())
+            assert after is not None  # as many inputs came as before
+            correct_bias(module, before, after)
         self._edits[edit.site] = edit
 
 

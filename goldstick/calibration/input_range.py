@@ -26,7 +26,8 @@ def with_input_range(edit: Quantize, observer: Any) -> Quantize:
     grid = edit.scheme.activation
     if grid is None or not edit.scheme.static_input:
         return edit
-    if not isinstance(observer, InputObserver) or not observer.tokens:
+    seen = isinstance(observer, InputObserver) and (observer.tokens or getattr(observer, "seen", False))
+    if not seen:
         raise QuantizationError(
             f"{edit.site} becomes {edit.scheme.label}, which needs the range of its inputs, and no calibration input "
             "reached it. Use more or other data, give it a dynamic scheme in 'overrides', or exclude it."

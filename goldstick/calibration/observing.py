@@ -6,12 +6,15 @@ from collections.abc import Iterator, Sequence
 
 from torch import Tensor
 
+from goldstick.algorithms.base import DataRequirement
 from goldstick.calibration.original import OriginalPasses
 from goldstick.calibration.passes import Passes
 from goldstick.calibration.patches import rows_read_by
 from goldstick.calibration.task import Assignment
 from goldstick.core.cross_covariance import CrossCovarianceObserver
+from goldstick.core.input_ends import InputEnds
 from goldstick.core.inputs import InputObserver
+from goldstick.core.layout import Layout
 
 Rows = tuple[Tensor, Tensor | None, Tensor | None]  # of a batch, which of them count, those of the float model
 
@@ -24,6 +27,8 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
         group: The layers.
         masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
     """
+    if _ends_are_enough(group):
+        return _ends(passes, group)
     observer = InputObserver(group[0].site.in_features)
     looks = [observer.observe] if passes.together else [observer.observe_range, observer.observe]
     for look in looks:  # one batch at a time cannot be held, so its range is looked at first
@@ -31,6 +36,20 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
             rows = rows_read_by(captured.module, captured.tensor)
             if rows is not None:
                 look(rows, _fitting(masks[captured.batch], rows))
+    convolves = group[0].site.layout is Layout.CONVOLUTION
+    return _ends(passes, group) if convolves and not observer.tokens else observer  # in groups, rows differ
+
+
+def _ends_are_enough(group: Sequence[Assignment]) -> bool:
+    """Whether convolutions are asked for the ends of their inputs alone: patches would take many times as much."""
+    asked = {task.stage.data_requirement for task in group}
+    return group[0].site.layout is Layout.CONVOLUTION and asked == {DataRequirement.NONE}
+
+
+def _ends(passes: Passes, group: Sequence[Assignment]) -> InputEnds:
+    observer = InputEnds(group[0].site.in_features)
+    for captured in passes.captured_inputs():
+        observer.widen(captured.tensor)
     return observer
 
 

@@ -60,6 +60,7 @@ class Work:
         smoothing: The stages that smooth, in their order.
         decide: Solves one task.
         reconstruction: The stage that improves the codes of each block, when all its tasks are solved.
+        corrected: Names of the sites whose bias makes up for what rounding adds to their output on average.
         revise: Told of a task that the block reconstruction solved anew, the weight [..., out, in] and the edit.
     """
 
@@ -67,6 +68,7 @@ class Work:
     decide: Decide
     smoothing: tuple[Smoothing, ...] = field(default=())
     reconstruction: BlockReconstruction | None = None
+    corrected: frozenset[str] = frozenset()
     revise: Callable[[Assignment, Tensor, Quantize], None] = lambda task, weight, edit: None
 
     @property

@@ -164,4 +164,21 @@ class Prune:
         return {"slices": slices, "scattered": list(self.scattered)}
 
 
-Edit = Quantize | SetWeight | Fold | Rotate | Prune
+@dataclass(frozen=True, kw_only=True)
+class FoldNorm:
+    """Let a convolution take over the batch norm behind it, which goes.
+
+    Attributes:
+        convolution: Path of the convolution; it gets a bias where it has none.
+        norm: Path of the norm, in whose place an identity stays.
+    """
+
+    convolution: str
+    norm: str
+
+    def to_dict(self) -> dict[str, str]:
+        """Plain data for a checkpoint's config."""
+        return {"convolution": self.convolution, "norm": self.norm}
+
+
+Edit = Quantize | SetWeight | Fold | Rotate | Prune | FoldNorm

@@ -19,6 +19,7 @@ from torch.library import Library
 from goldstick import kernels
 from goldstick.core.element import INTEGER
 from goldstick.errors import KernelError
+from goldstick.kernels import convolution as _convolution  # noqa: F401  (registers goldstick::quantized_convolution)
 from goldstick.kernels import gptq_op as _gptq_op  # noqa: F401  (registers goldstick::gptq_block)
 from goldstick.kernels import norm_op as _norm_op  # noqa: F401  (registers goldstick::rms_norm_quantize)
 from goldstick.kernels import products_op as _products_op  # noqa: F401  (registers goldstick::add_products)

@@ -1,5 +1,6 @@
 """Modules that run on packed weights, one for each layout a network can hold."""
 
+from goldstick.nn.convolution import QuantizedConvolution
 from goldstick.nn.embedding import QuantizedEmbedding, TiedQuantizedLinear
 from goldstick.nn.experts import QuantizedExperts
 from goldstick.nn.fused.fused_linears import FusedLinears
@@ -11,6 +12,7 @@ __all__ = [
     "FusedLinears",
     "PackedParameter",
     "PackedWeight",
+    "QuantizedConvolution",
     "QuantizedEmbedding",
     "QuantizedExperts",
     "QuantizedLinear",

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from goldstick.core.input_range import check_input_range
 from goldstick.core.layout import TRANSPOSED_LINEAR_CLASSES, Layout
 from goldstick.core.qtensor import QuantizedTensor, in_place
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError
+from goldstick.nn.input_range import hold_input_range
 from goldstick.nn.packed import PackedWeight
 
 if TYPE_CHECKING:
@@ -74,18 +74,8 @@ class QuantizedLinear(PackedWeight):
     ) -> None:
         """Take a quantized weight in, with what is known of its input: the arguments of the class."""
         super().hold(tensor, scheme, layout, shape)
-        input_scale, input_zero = inputs.get("input_scale"), inputs.get("input_zero")
+        hold_input_range(self, tensor, scheme, inputs.get("input_scale"), inputs.get("input_zero"))
         input_multiplier = inputs.get("input_multiplier")
-        check_input_range(scheme, input_scale, input_zero)
-        wide = scheme.activation is not None and scheme.activation.tensor_scaled
-        scale = None if input_scale is None else input_scale.reshape(1).to(tensor.scale)
-        if input_scale is not None and wide:
-            scale, self.kept_in_float32 = input_scale.reshape(1).float(), (*self.kept_in_float32, "input_scale")
-        if scale is not None:  # a small one may have become 0 in 16 bits
-            scale = torch.where(scale == 0, torch.finfo(scale.dtype).tiny, scale)
-        zero = None if input_zero is None else input_zero.reshape(1).to(tensor.scale.device)
-        self.register_buffer("input_scale", scale)
-        self.register_buffer("input_zero_point", zero)
         if input_multiplier is not None and input_multiplier.shape != (self.columns,):
             raise QuantizationError(
                 f"A layer of {self.columns} inputs has as many multipliers, not {list(input_multiplier.shape)}."

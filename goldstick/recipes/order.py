@@ -8,8 +8,10 @@ from goldstick.algorithms import (
     SCOP,
     Algorithm,
     BlockReconstruction,
+    CrossLayerEqualization,
     DataRequirement,
     Finetune,
+    FoldBatchNorm,
     KVCache,
     Quantizer,
     RandomRotation,
@@ -32,16 +34,17 @@ def training_of(stages: Sequence[Stage]) -> tuple[Finetune | SCOP | TrainedQuant
 def misplaced(stages: Sequence[Stage]) -> list[str]:
     """What is wrong with the order and the number of the stages that act on the network as a whole."""
     problems = []
-    for kind in (RandomRotation, KVCache):
+    for kind in (FoldBatchNorm, CrossLayerEqualization, RandomRotation, KVCache):
         found = [index for index, stage in enumerate(stages) if isinstance(stage, kind)]
+        late = [stage for stage in stages[: (found or [0])[0]] if not isinstance(stage, FoldBatchNorm)]
         if len(found) > 1:
             problems.append(
                 f"stages[{found[1]}].{kind.name}: a recipe has one such stage at most; leave one of them out."
             )
-        elif kind is RandomRotation and found and found[0] > 0:
+        elif kind is not KVCache and late:
             problems.append(
-                f"stages[{found[0]}].{kind.name}: {stages[0].name} comes before it and would decide on weights that "
-                "are turned afterwards; make it the first stage."
+                f"stages[{found[0]}].{kind.name}: {late[0].name} comes before it and would decide on weights that "
+                "are changed afterwards; make it the first stage."
             )
     return problems + _smoothing_for_nothing(stages) + _after_others(stages)
 

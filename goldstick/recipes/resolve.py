@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from goldstick.algorithms import (
     SCOP,
     Algorithm,
+    BiasCorrection,
     BlockReconstruction,
     Finetune,
     KVCache,
@@ -42,6 +43,7 @@ class Resolution:
         kv: The stage that quantizes the KV cache, if any.
         training: The stages that train, in their order, before all others but a rotation.
         reconstruction: The stage that improves the codes of each block, if any.
+        corrected: Names of the sites whose bias is corrected.
         stages: All stages: where one of them prunes, what they mean is resolved again for what is left.
     """
 
@@ -54,6 +56,7 @@ class Resolution:
     kv: KVCache | None = None
     training: tuple[Finetune | SCOP | TrainedQuantizer, ...] = ()
     reconstruction: BlockReconstruction | None = None
+    corrected: frozenset[str] = frozenset()
     stages: tuple[Stage, ...] = ()
 
 
@@ -92,6 +95,7 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
     problems += _smoothed_though_trained(assignments, smoothing)
     problems += unfinishable(stages, [found.scheme for found in assignments.values() if found.site.block])
     ties, untied = _resolve_ties(network, assignments, problems)
+    corrected = _corrected(stages, network, assignments, problems)
     if problems:
         numbered = " ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
         raise RecipeError(problems[0] if len(problems) == 1 else f"{len(problems)} things are illegal. {numbered}")
@@ -107,8 +111,26 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
         kv=next((stage for stage in stages if isinstance(stage, KVCache)), None),
         training=training_of(stages),
         reconstruction=next((stage for stage in stages if isinstance(stage, BlockReconstruction)), None),
+        corrected=frozenset(corrected),
         stages=tuple(stages),
     )
+
+
+def _corrected(
+    stages: Sequence[Stage], network: Network, assignments: dict[str, Assignment], problems: list[str]
+) -> set[str]:
+    """Names of the layers whose bias is corrected, of those that are rounded and are one product."""
+    found: set[str] = set()
+    for index, stage in enumerate(stages):
+        if not isinstance(stage, BiasCorrection):
+            continue
+        try:
+            meant = {site.name for site in stage.targets.select(network) if site.torchs}
+        except RecipeError as error:
+            problems.append(f"stages[{index}].{stage.name}: {error}")
+            continue
+        found |= meant & {name for name, one in assignments.items() if not isinstance(one.stage, TrainedQuantizer)}
+    return found
 
 
 def _kept_but_cut(stages: Sequence[Stage], network: Network) -> list[str]:
@@ -132,7 +154,7 @@ def _assign(
     """Add a stage's sites to ``assignments`` or ``skipped``, and what is wrong with it to ``problems``."""
     twice, indivisible = [], []
     for site in sites:
-        scheme, note = _for_forward(site, stage.scheme_for(site))
+        scheme, note = _for_forward(site, stage.scheme_for(site), isinstance(stage, TrainedQuantizer))
         grids = [grid for grid in (scheme.weight, scheme.activation) if grid is not None]
         size = next((grid.group_size for grid in grids if not grid.divides(site.in_features)), None)
         what = f"{site.in_features} inputs do not divide into groups of {size}"
@@ -175,13 +197,15 @@ def _without_groups(scheme: Scheme, in_features: int) -> tuple[Scheme, str]:
     return Scheme(weight=weight, activation=activation), ", ".join(how)
 
 
-def _for_forward(site: Site, scheme: Scheme) -> tuple[Scheme, str]:
+def _for_forward(site: Site, scheme: Scheme, trained: bool) -> tuple[Scheme, str]:
     """What a site becomes that its forward can do, and why where that is less than the recipe says."""
     if site.layout in (Layout.EMBEDDING, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS):
         return scheme, ""
     notes = [] if site.product else ["its forward reads the numbers of the weight: rounded without data"]
-    if scheme.activation and not (site.layout.multiplied and site.product):
-        kind = "a convolution" if site.product else "such a forward"
+    plain = site.layout.multiplied or not trained  # training rounds the inputs of linear layers alone
+    plain &= site.layout.multiplied or scheme.activation is None or scheme.activation.integers
+    if scheme.activation and not (site.takes_rounded_input and plain):
+        kind = f"such a {site.layout.value.replace('_', ' ')}" if site.product else "such a forward"
         notes.append(f"weight only: {kind} takes no 8-bit activations")
         scheme = dataclasses.replace(scheme, activation=None)
     return scheme, "; ".join(notes)
@@ -214,7 +238,7 @@ def _some(names: Sequence[str]) -> str:
 
 def _impossible(assignment: Assignment) -> str | None:
     layout = assignment.site.layout
-    if assignment.scheme.activation and not layout.multiplied:
+    if assignment.scheme.activation and not (layout.multiplied or assignment.site.takes_rounded_input):
         return (
             f"{assignment.site.name} is a {layout.value} weight and cannot take 8-bit activations; give it a scheme "
             "such "

@@ -196,6 +196,7 @@ def calibrated_work(
         and (
             assignment.stage.needs_inputs(assignment.scheme)
             or assignment.multiplied
+            or name in resolution.corrected
             or ((resolution.smoothing or resolution.reconstruction) and assignment.site.block is not None)
         )
     }
@@ -216,5 +217,6 @@ def calibrated_work(
         decide=solve,
         smoothing=resolution.smoothing,
         reconstruction=resolution.reconstruction,
+        corrected=resolution.corrected,
         revise=revise,
     )

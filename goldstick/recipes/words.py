@@ -37,6 +37,10 @@ class Word:
 
 
 _WORDS = {
+    "fold": Word(
+        slot="rotation", stage="fold_batch_norm", title="folded batch norms",
+        does="lets convolutions take over their [batch norms](structure.md#batch-norms), for networks in memory",
+    ),
     "rotate": Word(
         slot="rotation", stage="rotate", title="rotation",
         does="[rotates](rotation.md) the network by Hadamard matrices, so that no channel stands out",
@@ -108,6 +112,7 @@ RECOMMENDED = {
     "gptq-w3a16-g32": "smaller than 4 bits, with some loss",
     "gptq-slb_finish-w2a16-g32": "the most accurate 2 bits; takes long",
     "rtn-w8a8-dynamic": "8-bit products; needs no data",
+    "fold-rtn-w8a8-static-shifted": "convolutional networks: 8-bit products",
     "smoothquant-gptq-w8a8-dynamic": "8-bit products where activations have outliers",
     "smoothquant-gptq-w8a8-static": "the same with input scales fixed beforehand",
 }

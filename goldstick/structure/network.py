@@ -18,7 +18,7 @@ from goldstick.structure.overrides import (
     FUSED_EXPERT_PARAMETERS,
     TRANSPOSED_EXPERTS_FLAG,
 )
-from goldstick.structure.plain_layers import Reading, reading_of, stores_input_first
+from goldstick.structure.plain_layers import Reading, inherits_forward, reading_of, stores_input_first
 
 Role = Literal["inner", "embedding", "head", "router"]
 
@@ -37,6 +37,7 @@ class Site:
         block: Path of the repeated block it lies in, or ``None``.
         tied_to: Name of the parameter it shares storage with, or ``None``.
         reading: What the forward of its module does with it.
+        torchs: Whether that forward is torch's own, of a class that computes a linear layer or a convolution.
     """
 
     module: str
@@ -48,6 +49,7 @@ class Site:
     block: str | None
     tied_to: str | None
     reading: Reading = Reading.INPUT
+    torchs: bool = False
 
     @property
     def name(self) -> str:
@@ -67,6 +69,12 @@ class Site:
         multiplied with.
         """
         return self.reading is not Reading.OWN
+
+    @property
+    def takes_rounded_input(self) -> bool:
+        """Whether its input may be rounded to 8 bits: all that comes of it is one product that is known."""
+        known = self.layout.multiplied or (self.layout is Layout.CONVOLUTION and self.torchs)
+        return known and self.product
 
     @property
     def matrix_shape(self) -> torch.Size:
@@ -125,6 +133,7 @@ class Network:
                         block=block_of(path, self.blocks),
                         tied_to=None if owner == full else owner,
                         reading=reading,
+                        torchs=_is_torchs(module),
                     )
                 )
         return sites
@@ -175,6 +184,10 @@ def layout_of(module: nn.Module, parameter_name: str, parameter: Tensor) -> Layo
         transposed = getattr(module, TRANSPOSED_EXPERTS_FLAG, False)
         return Layout.TRANSPOSED_EXPERTS if transposed else Layout.EXPERTS
     return None
+
+
+def _is_torchs(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d) and inherits_forward(module)
 
 
 def _role(layout: Layout, chooses: bool, is_head: bool) -> Role:

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 import goldstick
 from goldstick.algorithms import AWQ, RTN, SCOP, Finetune, KVCache, RandomRotation, SmoothQuant
-from goldstick.core.layout import Layout
 from goldstick.core.notices import UnrecognisedWarning
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, SourceError, StructureError
@@ -118,13 +117,24 @@ def test_or_leaves_them_float() -> None:
     assert set(resolution.assignments) == {f"model.layers.{index}.mlp.down_proj" for index in range(2)}
 
 
-def test_8_bit_activations_are_for_linear_layers() -> None:
-    network = meta("resnet")
-    resolution = resolve([RTN(scheme="w8a8-dynamic")], network)
-    for name, found in resolution.assignments.items():
-        convolution = network.by_name[name].layout is Layout.CONVOLUTION
-        assert found.scheme.label == ("w8a16-channel" if convolution else "w8a8-dynamic-channel")
-        assert found.note == ("weight only: a convolution takes no 8-bit activations" if convolution else "")
+class SamePadding(nn.Conv2d):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.conv2d(nn.functional.pad(x, [0, 1, 0, 1]), self.weight, self.bias)
+
+
+def test_8_bit_activations_are_for_linear_layers_and_plain_convolutions() -> None:
+    resolution = resolve([RTN(scheme="w8a8-dynamic")], meta("resnet"))
+    for found in resolution.assignments.values():
+        assert (found.scheme.label, found.note) == ("w8a8-dynamic-channel", "")
+    with torch.device("meta"):
+        others = nn.Sequential(
+            nn.Conv3d(4, 8, 3), SamePadding(4, 8, 3), nn.ConvTranspose2d(4, 8, 3, groups=2), nn.Linear(4, 8)
+        )
+    left = resolve([RTN(scheme="w8a8-dynamic")], Network(others)).assignments
+    assert {name: found.scheme.label for name, found in left.items()} == {
+        "0": "w8a16-channel", "1": "w8a16-channel", "2": "w8a16-channel", "3": "w8a8-dynamic-channel"
+    }  # fmt: skip
+    assert left["1"].note == "weight only: such a convolution takes no 8-bit activations"
     with pytest.raises(RecipeError, match="experts weight and cannot take 8-bit activations"):
         resolve([RTN(scheme="w8a8-dynamic")], meta("mixtral"))
     resolve([RTN(scheme="w8a8-dynamic")], meta("gpt2"))

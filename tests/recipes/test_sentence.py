@@ -85,7 +85,7 @@ def test_any_words_in_their_order_are_a_recipe_or_one_that_order_and_stages_forb
     legal = 0
     for words in itertools.product(*choices):
         text = "-".join(word for word in (*words[:5], "w4a16-g64", *words[5:]) if word)
-        trains_late = "slb" in words and ({"awq", "smoothquant"} & set(words))
+        trains_late = "slb" in words and ({"awq", "smoothquant", "fold"} & set(words))
         try:
             stages = Recipe.load(text).stages
         except RecipeError as error:
@@ -96,7 +96,7 @@ def test_any_words_in_their_order_are_a_recipe_or_one_that_order_and_stages_forb
             assert not trains_late
             assert [stage for stage in stages if isinstance(stage, KVCache)] == [KVCache()] * words.count("kv8")
             assert any(isinstance(stage, RandomRotation) for stage in stages) == ("rotate" in words)
-    assert legal == 2 * 2 * 2 * 7 * 2 * 2 * 2 - 2 * 3 * 8
+    assert legal == 3 * 2 * 2 * 7 * 2 * 2 * 2 - (2 * 3 + 4) * 8
 
 
 @pytest.mark.parametrize("name", PRESETS)

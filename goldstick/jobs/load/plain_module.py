@@ -30,6 +30,7 @@ from goldstick.nn import PackedParameter, PackedWeight, QuantizedExperts
 from goldstick.nn.packed import packed_tensors
 from goldstick.nn.parameter import parameter_of
 from goldstick.structure.network import Network
+from goldstick.structure.norm_folding import norm_fold_from_dict
 from goldstick.structure.pruning.cut import prune_from_dict
 
 _PARTS = {
@@ -57,7 +58,9 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
             f"The manifest of {directory} says nothing of its quantization. Copy the checkpoint again."
         )
     architecture = manifest.get("architecture")
-    for told in (architecture.get("pruned") or []) if isinstance(architecture, Mapping) else []:
+    architecture = architecture if isinstance(architecture, Mapping) else {}
+    surgery.apply(Network(model), [norm_fold_from_dict(told) for told in architecture.get("folded_norms") or []])
+    for told in architecture.get("pruned") or []:
         surgery.apply(Network(model), [prune_from_dict(told)])
     network = Network(model)
     tensors = open_tensors(directory)

@@ -29,6 +29,7 @@ from goldstick.jobs.plan.planned_tensors import PlannedTensor, read_tensors, wit
 from goldstick.recipes import Recipe
 from goldstick.recipes.measured import resolve_recipe
 from goldstick.recipes.resolve import Resolution
+from goldstick.recipes.rewrite import refuse_rewriting
 from goldstick.recipes.rotate import FoundRotation, find_rotation
 from goldstick.recipes.run import needs_data
 from goldstick.structure.blocks import block_of
@@ -180,6 +181,7 @@ def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | No
         RecipeError: The recipe is illegal for the model.
         FormatError: The storage format the recipe asks for cannot hold the result.
     """
+    refuse_rewriting(recipe.stages, f"the model of {directory}")
     source = open_source(directory)
     settings, cls = load_config(directory), model_class(source.config, str(directory))
     model = empty_model(settings, cls, len(source.tensors))

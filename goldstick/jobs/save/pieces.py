@@ -20,7 +20,7 @@ from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.base import StoredPiece as StoredPiece
 from goldstick.formats.input_scale import part_name
 from goldstick.hf.names import CheckpointNames
-from goldstick.nn import PackedWeight, QuantizedLinear
+from goldstick.nn import PackedWeight, QuantizedConvolution, QuantizedLinear
 from goldstick.nn.packed import packed_tensors
 from goldstick.nn.parameter import held_parameter
 from goldstick.recipes.resolve import Assignment, Resolution
@@ -57,13 +57,11 @@ def quantized_pieces(
 
 
 def _input_tensors(packed: PackedWeight) -> dict[str, Tensor]:
-    if not isinstance(packed, QuantizedLinear):
+    if not isinstance(packed, QuantizedLinear | QuantizedConvolution):
         return {}
-    found = {
-        "input_scale": packed.input_scale,
-        "input_zero": packed.input_zero_point,
-        "input_multiplier": packed.input_multiplier,
-    }
+    found = {"input_scale": packed.input_scale, "input_zero": packed.input_zero_point}
+    if isinstance(packed, QuantizedLinear):
+        found["input_multiplier"] = packed.input_multiplier
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from goldstick.calibration.data.samples import count_batches
 from goldstick.calibration.float_types import refuse_float64
+from goldstick.calibration.scale_fold_targets import small
 from goldstick.calibration.unreached import unreached_warnings
 from goldstick.checkpoint.shards import write_entries
 from goldstick.checkpoint.source import sidecars_of
 from goldstick.checkpoint.staging import refuse_overlap, staged
-from goldstick.core.edits import Prune
+from goldstick.core.edits import FoldNorm, Prune
 from goldstick.core.error import WeightError
 from goldstick.core.progress import Progress, quiet
 from goldstick.hf.cache import quantized_cache_of
@@ -43,6 +44,7 @@ from goldstick.jobs.save.structure import structure_of
 from goldstick.recipes import Recipe
 from goldstick.recipes.measured import resolve_recipe
 from goldstick.recipes.resolve import Resolution
+from goldstick.recipes.rewrite import refuse_rewriting, rewrite
 from goldstick.recipes.rotate import find_rotation
 from goldstick.report import Report, SizeSummary
 from goldstick.report.heat_map import drawable
@@ -68,6 +70,7 @@ class Result:
     _recipe: Recipe
     _errors: Mapping[str, WeightError]
     _cuts: Sequence[Prune] = ()
+    _folds: Sequence[FoldNorm] = ()
 
     def save(self, directory: str | Path, *, overwrite: bool = False, progress: Progress = quiet) -> Path:
         """Write the model as a checkpoint, read it back in a fresh process, and compare.
@@ -111,7 +114,7 @@ class Result:
                 errors=error_sums(self._errors),
                 kv=kv,
                 inputs=given_inputs(self.model),
-                architecture={"pruned": [cut.to_dict() for cut in self._cuts]} if self._cuts and not names else {},
+                architecture={} if names else _architecture(self._cuts, self._folds),
             )
             write_rest(work, content, hashes)
             proof = prove_and_record(work, *_proof_request(self.model, config is not None, origin))
@@ -133,6 +136,11 @@ def apply_recipe(
     progress: Progress = quiet,
 ) -> Result:
     """Compress a model in memory; see :func:`goldstick.apply`."""
+    if is_transformers(model):
+        refuse_rewriting(recipe.stages, f"the transformers model {type(model).__name__}")
+    before_rewriting = model
+    model, folds = rewrite(model, recipe.stages, _a_batch(model, batches), inplace=inplace)
+    inplace = inplace or model is not before_rewriting
     original = Network(model)
     rotation = find_rotation(recipe.stages, original, partial(inputs_for, model, batches))
     if rotation is not None:
@@ -180,7 +188,19 @@ def apply_recipe(
         _recipe=recipe,
         _errors=errors,
         _cuts=whole.cuts,
+        _folds=folds,
     )
+
+
+def _a_batch(model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Any] | None:
+    found = inputs_for(model, batches)
+    return None if found is None else small(found)
+
+
+def _architecture(cuts: Sequence[Prune], folds: Sequence[FoldNorm]) -> dict[str, Any]:
+    """What it takes to make the network that was stored out of the one that the user builds, in this order."""
+    found = {"folded_norms": [fold.to_dict() for fold in folds], "pruned": [cut.to_dict() for cut in cuts]}
+    return {name: edits for name, edits in found.items() if edits}
 
 
 def _origin(model: nn.Module) -> Path | None:

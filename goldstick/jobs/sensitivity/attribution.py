@@ -19,7 +19,7 @@ from goldstick.jobs.load.load import load
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
 from goldstick.jobs.sensitivity.sensitivity import mean_kl
 from goldstick.kernels.reference import fake_quantize_per_tensor, fake_quantize_per_token
-from goldstick.nn import PackedWeight, QuantizedLinear, TiedQuantizedLinear
+from goldstick.nn import PackedWeight, QuantizedConvolution, QuantizedLinear, TiedQuantizedLinear
 from goldstick.recipes.recipe import Calibration
 from goldstick.report.attribution import Attribution, Part
 from goldstick.report.report import Report
@@ -139,7 +139,7 @@ def _sources(model: nn.Module, other: nn.Module, paths: Sequence[str], folded: b
 
 
 def _rounds_input(module: nn.Module) -> bool:
-    return isinstance(module, QuantizedLinear) and module.scheme.activation is not None
+    return isinstance(module, QuantizedLinear | QuantizedConvolution) and module.scheme.activation is not None
 
 
 def _weights(stack: ExitStack, model: nn.Module, other: nn.Module, paths: Sequence[str], folded: bool) -> None:

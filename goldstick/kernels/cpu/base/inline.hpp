@@ -4,8 +4,10 @@
 
 #if defined(__GNUC__)
 #define GOLDSTICK_INLINE inline __attribute__((always_inline))
+#define GOLDSTICK_RESTRICT __restrict__  // nothing else is read or written where this points to
 #else
 #define GOLDSTICK_INLINE inline
+#define GOLDSTICK_RESTRICT
 #endif
 
 #if defined(__x86_64__) && defined(__GNUC__)

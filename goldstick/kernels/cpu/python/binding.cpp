@@ -8,6 +8,7 @@
 #include <string>
 
 #include "codes/dequantize.hpp"
+#include "python/convolution_binding.hpp"
 #include "python/decoder_block_binding.hpp"
 #include "python/float_codes_binding.hpp"
 #include "python/fused_binding.hpp"
@@ -89,6 +90,7 @@ NB_MODULE(_C, module) {
     define_quantized_linear(module);
     define_prepared_linear(module);
     define_decoder_block(module);
+    define_convolution(module);
     define_search_ranges(module);
     module.def("isa", [] { return goldstick::name_of(goldstick::chosen_isa()); });
 }

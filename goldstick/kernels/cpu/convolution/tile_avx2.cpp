@@ -1,0 +1,154 @@
+// Convolutions with AVX2: two vectors of eight output channels and up to six pixels, or eight pixels of one channel.
+#include "base/inline.hpp"
+#include "convolution/convolution.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cstring>
+
+#define GOLDSTICK_UNROLL _Pragma("GCC unroll 8")  // whole: sums in an array stay in registers only then
+
+namespace goldstick {
+namespace {
+
+GOLDSTICK_AVX2 inline __m256i pair_at(const std::int16_t* q) {
+    std::int32_t pair;
+    std::memcpy(&pair, q, sizeof pair);
+    return _mm256_set1_epi32(pair);
+}
+
+GOLDSTICK_AVX2 inline void add_to(float* sums, __m256i products, bool first) {
+    const __m256 found = _mm256_cvtepi32_ps(products);
+    _mm256_storeu_ps(sums, first ? found : _mm256_add_ps(_mm256_loadu_ps(sums), found));
+}
+
+template <int count>
+GOLDSTICK_AVX2 void tile(const std::int16_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
+                         float* sums) {
+    __m256i low[count], high[count];
+    GOLDSTICK_UNROLL
+    for (int t = 0; t < count; ++t) {
+        low[t] = high[t] = _mm256_setzero_si256();
+    }
+    bool first_span = true;
+    for (const Run& run : runs) {
+        const std::int16_t* q[count];
+        GOLDSTICK_UNROLL
+        for (int t = 0; t < count; ++t) {
+            q[t] = pixels[t] + run.offset;
+        }
+        for (std::int64_t k = 0; k < run.pairs; ++k, panel += 2 * kRows) {
+            const __m256i first = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel));
+            const __m256i second = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel + kRows));
+            GOLDSTICK_UNROLL
+            for (int t = 0; t < count; ++t) {
+                const __m256i both = pair_at(q[t] + 2 * k);
+                low[t] = _mm256_add_epi32(low[t], _mm256_madd_epi16(first, both));
+                high[t] = _mm256_add_epi32(high[t], _mm256_madd_epi16(second, both));
+                asm volatile("" : "+x"(low[t]), "+x"(high[t]));  // one pixel after the other: there are 16 registers
+            }
+        }
+        if (run.closes) {
+            GOLDSTICK_UNROLL
+            for (int t = 0; t < count; ++t) {
+                add_to(sums + t * kRows, low[t], first_span);
+                add_to(sums + t * kRows + 8, high[t], first_span);
+                low[t] = high[t] = _mm256_setzero_si256();
+            }
+            first_span = false;
+        }
+    }
+}
+
+GOLDSTICK_AVX2 inline __m256i codes_at(const std::int16_t* q) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q));
+}
+
+// A vector of products of neighbouring codes with two taps is that of every other pixel.
+GOLDSTICK_AVX2 void plane_dense(const ConvolutionShape& shape, const std::int16_t* taps, const Plane& plane,
+                                std::int32_t* sums) {
+    const std::int64_t pairs = shape.tap_pairs();
+    for (std::int64_t row = 0; row < plane.out_rows; ++row, sums += plane.out_columns) {
+        const std::int16_t* const codes = plane.codes + row * plane.columns;
+        for (std::int64_t column = 0; column < plane.out_columns; column += 16) {
+            __m256i even = _mm256_setzero_si256(), odd = even;
+            for (std::int64_t i = 0; i < shape.kernel_rows; ++i) {
+                const std::int16_t* const q = codes + i * shape.dilation_rows * plane.columns + column;
+                for (std::int64_t j = 0; j < pairs; ++j) {
+                    const __m256i both = pair_at(taps + (i * pairs + j) * 2);
+                    even = _mm256_add_epi32(even, _mm256_madd_epi16(codes_at(q + 2 * j), both));
+                    odd = _mm256_add_epi32(odd, _mm256_madd_epi16(codes_at(q + 2 * j + 1), both));
+                }
+            }
+            const __m256i low = _mm256_unpacklo_epi32(even, odd), high = _mm256_unpackhi_epi32(even, odd);
+            const __m256i first = _mm256_permute2x128_si256(low, high, 0x20);
+            const __m256i second = _mm256_permute2x128_si256(low, high, 0x31);
+            if (column + 16 <= plane.out_columns) {
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + column), first);
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + column + 8), second);
+            } else {
+                std::int32_t rest[16];
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(rest), first);
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(rest + 8), second);
+                std::memcpy(sums + column, rest, static_cast<std::size_t>(plane.out_columns - column) * sizeof *rest);
+            }
+        }
+    }
+}
+
+GOLDSTICK_AVX2 void plane_by_two(const ConvolutionShape& shape, const std::int16_t* taps, const Plane& plane,
+                                 std::int32_t* sums) {
+    const std::int64_t pairs = shape.tap_pairs();
+    for (std::int64_t row = 0; row < plane.out_rows; ++row, sums += plane.out_columns) {
+        const std::int16_t* const codes = plane.codes + row * shape.stride_rows * plane.columns;
+        for (std::int64_t column = 0; column < plane.out_columns; column += 8) {
+            __m256i found = _mm256_setzero_si256();
+            for (std::int64_t i = 0; i < shape.kernel_rows; ++i) {
+                const std::int16_t* const q = codes + i * shape.dilation_rows * plane.columns + 2 * column;
+                for (std::int64_t j = 0; j < pairs; ++j) {
+                    const __m256i both = pair_at(taps + (i * pairs + j) * 2);
+                    found = _mm256_add_epi32(found, _mm256_madd_epi16(codes_at(q + 2 * j), both));
+                }
+            }
+            if (column + 8 <= plane.out_columns) {
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(sums + column), found);
+            } else {
+                std::int32_t rest[8];
+                _mm256_storeu_si256(reinterpret_cast<__m256i*>(rest), found);
+                std::memcpy(sums + column, rest, static_cast<std::size_t>(plane.out_columns - column) * sizeof *rest);
+            }
+        }
+    }
+}
+
+}  // namespace
+
+void convolution_tile_avx2(const std::int16_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
+                           std::int64_t count, float* sums) {
+    switch (count) {
+        case 1: return tile<1>(panel, runs, pixels, sums);
+        case 2: return tile<2>(panel, runs, pixels, sums);
+        case 3: return tile<3>(panel, runs, pixels, sums);
+        case 4: return tile<4>(panel, runs, pixels, sums);
+        case 5: return tile<5>(panel, runs, pixels, sums);
+        default: return tile<6>(panel, runs, pixels, sums);
+    }
+}
+
+void plane_avx2(const ConvolutionShape& shape, const std::int16_t* taps, const Plane& plane, std::int32_t* sums) {
+    if (shape.dilation_columns != 1 || shape.stride_columns > 2) {
+        return plane_scalar(shape, taps, plane, sums);
+    }
+    if (shape.stride_columns == 2) {
+        return plane_by_two(shape, taps, plane, sums);
+    }
+    if (shape.stride_rows != 1) {
+        return plane_scalar(shape, taps, plane, sums);
+    }
+    plane_dense(shape, taps, plane, sums);
+}
+
+}  // namespace goldstick
+
+#endif

@@ -1,0 +1,78 @@
+"""Rewrite: what is done to a network in memory before anything is rounded, and leaves its outputs as they were."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from goldstick import surgery
+from goldstick.algorithms import CrossLayerEqualization, FoldBatchNorm, Stage
+from goldstick.core.edits import Edit, FoldNorm
+from goldstick.errors import RecipeError, StructureError
+from goldstick.recipes.order import misplaced
+from goldstick.structure.network import Network
+from goldstick.structure.same_outputs import prove_same_outputs
+
+
+def rewriting(stages: Sequence[Stage]) -> list[FoldBatchNorm | CrossLayerEqualization]:
+    """The stages that rewrite, in their order."""
+    return [stage for stage in stages if isinstance(stage, FoldBatchNorm | CrossLayerEqualization)]
+
+
+def refuse_rewriting(stages: Sequence[Stage], what: str) -> None:
+    """Refuse a recipe that rewrites a network of which more is known than its modules.
+
+    Raises:
+        RecipeError: It does.
+    """
+    for stage in rewriting(stages):
+        raise RecipeError(
+            f"{stage.name} rewrites networks in memory, and {what} is built as its class says. Leave the stage out; "
+            "for any other nn.Module, goldstick.apply(model, recipe, data=...) does it."
+        )
+
+
+def rewrite(
+    model: nn.Module, stages: Sequence[Stage], inputs: Mapping[str, Any] | None, *, inplace: bool
+) -> tuple[nn.Module, list[FoldNorm]]:
+    """The network rewritten, proven in float64, and the norms that were folded; itself where no stage rewrites.
+
+    Args:
+        model: The network.
+        stages: The recipe's stages.
+        inputs: Some keyword arguments of its forward; ``None`` where they are not known.
+        inplace: Whether to change ``model`` itself.
+
+    Raises:
+        RecipeError: A stage is not where it belongs, or no inputs are known.
+        StructureError: There is nothing to do for a stage, or the outputs would change.
+    """
+    folds: list[FoldNorm] = []
+    for stage in rewriting(stages):
+        if problems := misplaced(stages):
+            raise RecipeError(problems[0])
+        if inputs is None:
+            raise RecipeError(f"{stage.name} runs the network to see what follows what: give data=, a batch is enough.")
+        edits: Sequence[Edit] = stage.find(model, inputs)
+        if not edits:
+            raise StructureError(_nothing(stage, model))
+        _prove(model, edits, inputs, stage.name)
+        model, inplace = model if inplace else copy.deepcopy(model), True
+        surgery.apply(Network(model), edits)
+        folds += [edit for edit in edits if isinstance(edit, FoldNorm)]
+    return model, folds
+
+
+def _prove(model: nn.Module, edits: Sequence[Edit], inputs: Mapping[str, Any], name: str) -> None:
+    prove_same_outputs(model, inputs, lambda twin: surgery.apply(Network(twin), edits), f"{name} done")
+
+
+def _nothing(stage: Stage, model: nn.Module) -> str:
+    if isinstance(stage, FoldBatchNorm):
+        what = "No batch norm of this {} follows a convolution that nothing else reads"
+    else:
+        what = "No two convolutions of this {} follow one another with nothing but a ReLU between"
+    return f"{what.format(type(model).__name__)}. Leave the stage {stage.name} out."
