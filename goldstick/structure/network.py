@@ -169,7 +169,7 @@ def layout_of(module: nn.Module, parameter_name: str, parameter: Tensor) -> Layo
             return Layout.TRANSPOSED_CONVOLUTION if module.groups == 1 else Layout.CONVOLUTION
         if stores_input_first(module) and parameter.ndim == 2:
             return Layout.TRANSPOSED
-    if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and parameter.ndim == 2:
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase) and parameter.ndim == 2:
         return None if parameter_name.startswith("bias") else Layout.MATRIX
     if parameter.ndim == 3 and parameter_name in FUSED_EXPERT_PARAMETERS:
         transposed = getattr(module, TRANSPOSED_EXPERTS_FLAG, False)

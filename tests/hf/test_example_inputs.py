@@ -248,7 +248,9 @@ def test_an_export_carries_the_inputs_that_were_given(tmp_path: Path) -> None:
     goldstick.export(tmp_path / "out", "gptq", output=tmp_path / "exported")
     manifest = json.loads((tmp_path / "exported" / "goldstick.json").read_text())
     assert manifest["proof"]["observed"]["inputs"] == {"input_features": [3, 16, 100], "decoder_input_ids": [3, 5]}
-    assert torch.equal(read_inputs(tmp_path / "exported" / INPUTS_NAME)["input_features"], features["input_features"].half())
+    assert torch.equal(
+        read_inputs(tmp_path / "exported" / INPUTS_NAME)["input_features"], features["input_features"].half()
+    )
 
 
 def test_bytes_of_given_inputs_are_the_same_every_time() -> None:
