@@ -62,11 +62,11 @@ def main() -> None:
         results["models"] = json.loads(given.out.read_text())["models"]
     chosen = given.names or list(MODELS)
     for name in chosen:
-        known = results["models"].get(name, {}).get("variants", {})
-        results["models"][name] = measure(MODELS[name], place(name), known)
-        results["models"] = {one: results["models"][one] for one in MODELS if one in results["models"]}
-        if given.out:
-            write_results(given.out, results)
+        for record in measure(MODELS[name], place(name)):
+            results["models"][name] = record
+            results["models"] = {one: results["models"][one] for one in MODELS if one in results["models"]}
+            if given.out:
+                write_results(given.out, results)
     print(page(results | {"models": {name: results["models"][name] for name in chosen}}))
     if given.table:
         write_table(results, given.table)

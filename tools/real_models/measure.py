@@ -7,7 +7,7 @@ import json
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,10 @@ from tools.real_models.model import FLOAT, RealModel, Variant, Workplace
 Record = dict[str, Any]
 
 
-def measure(model: RealModel, place: Workplace, known: Mapping[str, Record]) -> Record:
-    """What the table says of a model; variants in ``known`` (made earlier by the same arguments) are not made again."""
+def measure(model: RealModel, place: Workplace) -> Iterator[Record]:
+    """What the table says of a model, once for each variant that is done."""
+    about: Record = {"title": model.title, "packages": list(model.packages), "licence": model.licence}
+    about |= {"task": model.task, "errors": sorted(model.lower_is_better)}
     place.build.mkdir(parents=True, exist_ok=True)
     model.prepare(place)
     before, seconds = _outputs(model, place, FLOAT)
@@ -32,20 +34,29 @@ def measure(model: RealModel, place: Workplace, known: Mapping[str, Record]) -> 
         FLOAT: {"bytes": _size(place.path(FLOAT)), "seconds measured": seconds, "metrics": _metrics(plain, None)}
     }
     for variant in model.variants:
-        record = dict(known.get(variant.name, {}))
-        if record.get("arguments") != list(variant.arguments) or not place.path(folder_name(variant)).exists():
-            record = _compress(model, place, variant)
+        record = _made(model, place, variant)
         after, seconds = _outputs(model, place, folder_name(variant))
         scores = model.score(place, after, before)
         variants[variant.name] = record | {"seconds measured": seconds, "metrics": _metrics(scores, plain)}
         print(f"{model.name} {variant.name}: {_said(variants[variant.name])}", flush=True)
-    about = {"title": model.title, "packages": list(model.packages), "licence": model.licence, "task": model.task}
-    return about | {"errors": sorted(model.lower_is_better), "variants": variants}
+        yield about | {"variants": dict(variants)}
 
 
 def folder_name(variant: Variant) -> str:
     """The folder of a compressed model in its workplace."""
     return variant.name.replace(" ", "-")
+
+
+def _made(model: RealModel, place: Workplace, variant: Variant) -> Record:
+    """How a compressed model was made, which is done where it was not, or by other arguments."""
+    kept = place.path(f"{folder_name(variant)}.json")
+    if kept.exists() and place.path(folder_name(variant)).exists():
+        record: Record = json.loads(kept.read_text())
+        if record["arguments"] == list(variant.arguments):
+            return record
+    record = _compress(model, place, variant)
+    kept.write_text(json.dumps(record, indent=1) + "\n")
+    return record
 
 
 def _compress(model: RealModel, place: Workplace, variant: Variant) -> Record:

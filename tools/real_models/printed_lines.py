@@ -63,7 +63,7 @@ class _Features(nn.Module):
 
 
 class Recognizer(nn.Module):
-    """Grey images [images, 1, 64, width] from -1 to 1 to logits [images, steps, characters]: easyocr's ``vgg_model``."""
+    """Grey images [images, 1, 64, width] from -1 to 1 to logits [images, steps, classes]: easyocr's ``vgg_model``."""
 
     def __init__(self, width: int = 256, hidden: int = 256) -> None:
         super().__init__()
