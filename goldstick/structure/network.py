@@ -16,9 +16,11 @@ from goldstick.structure.blocks import block_of, find_blocks
 from goldstick.structure.overrides import (
     BATCHED_EXPERT_CLASSES,
     FUSED_EXPERT_PARAMETERS,
+    TRANSPOSED_EXPERT_CLASSES,
     TRANSPOSED_EXPERTS_FLAG,
 )
 from goldstick.structure.plain_layers import Reading, reading_of, stores_input_first
+from goldstick.structure.routers import routers_beside
 
 Role = Literal["inner", "embedding", "head", "router"]
 
@@ -103,6 +105,7 @@ class Network:
     def _find_sites(self) -> list[Site]:
         head = _output_head(self.model)
         read_by_parent = _read_by_parent(self.model)
+        routers = routers_beside(self.model, self._experts())
         sites = []
         for path, module in self.model.named_modules():
             for parameter_name, parameter in module.named_parameters(recurse=False):
@@ -121,13 +124,23 @@ class Network:
                         layout=layout,
                         shape=parameter.shape,
                         dtype=parameter.dtype,
-                        role=_role(layout, chooses, module is head),
+                        role=_role(layout, chooses or module in routers, module is head),
                         block=block_of(path, self.blocks),
                         tied_to=None if owner == full else owner,
                         reading=reading,
                     )
                 )
         return sites
+
+    def _experts(self) -> dict[str, int]:
+        """Modules of fused experts in the blocks, with the width that the first of their matrices reads."""
+        found: dict[str, int] = {}
+        for path, module in self.model.named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                layout = layout_of(module, name, parameter)
+                if layout is not None and layout.fused and block_of(path, self.blocks) not in (None, path):
+                    found.setdefault(path, layout.to_matrix(parameter.detach()).shape[-1])
+        return found
 
     def module(self, site: Site) -> nn.Module:
         """The module that holds a site's parameter."""
@@ -172,7 +185,8 @@ def layout_of(module: nn.Module, parameter_name: str, parameter: Tensor) -> Layo
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase) and parameter.ndim == 2:
         return None if parameter_name.startswith("bias") else Layout.MATRIX
     if parameter.ndim == 3 and parameter_name in FUSED_EXPERT_PARAMETERS:
-        transposed = getattr(module, TRANSPOSED_EXPERTS_FLAG, False)
+        named = type(module).__name__ in TRANSPOSED_EXPERT_CLASSES
+        transposed = named or getattr(module, TRANSPOSED_EXPERTS_FLAG, False)
         return Layout.TRANSPOSED_EXPERTS if transposed else Layout.EXPERTS
     return None
 
