@@ -115,7 +115,9 @@ class Network:
                 full = f"{path}.{parameter_name}" if path else parameter_name
                 owner = self._owner[full]
                 reading, chooses = reading_of(module)
-                if layout not in _PRODUCTS or module in read_by_parent or _reads_all(module, layout):
+                if layout.fused and type(module).__name__ in BATCHED_EXPERT_CLASSES:
+                    reading = Reading.STACK
+                elif layout not in _PRODUCTS or module in read_by_parent or isinstance(module, _ConvTransposeNd):
                     reading = Reading.OWN
                 sites.append(
                     Site(
@@ -202,13 +204,6 @@ def _role(layout: Layout, chooses: bool, is_head: bool) -> Role:
 def _read_by_parent(model: nn.Module) -> set[nn.Module]:
     """Layers that another module never calls, but reads the weight of."""
     return {module.out_proj for module in model.modules() if isinstance(module, nn.MultiheadAttention)}
-
-
-def _reads_all(module: nn.Module, layout: Layout) -> bool:
-    """Whether a forward reads a transposed kernel, or the weights of all experts at once."""
-    if isinstance(module, _ConvTransposeNd):
-        return True
-    return layout.fused and type(module).__name__ in BATCHED_EXPERT_CLASSES
 
 
 def _output_head(model: nn.Module) -> nn.Module | None:

@@ -154,6 +154,15 @@ def test_each_output_of_each_expert_has_16_values_in_a_group_of_inputs(family: s
 
 
 @every_mixture
+def test_experts_are_solved_on_what_they_are_given(family: str, made: Maker) -> None:
+    layers = [layer for layer in made(family, "gptq").report.layers if layer.scheme and len(layer.shape) == 3]
+    assert layers
+    for layer in layers:
+        assert layer.algorithm == "gptq" and "fallback" not in layer.notes, layer.name
+        assert float(layer.notes["output_error"]) < float(layer.notes["rtn_output_error"]), layer.name
+
+
+@every_mixture
 @every_method
 def test_what_decides_stays_float_and_all_else_in_a_block_is_quantized(family: str, method: str, made: Maker) -> None:
     one = made(family, method)

@@ -18,13 +18,13 @@ Part = Literal["calibration", "evaluation"]
 
 
 def sentences(shared: Path, part: Part, count: int, seed: int = 0) -> list[str]:
-    """``count`` sentences of 8 to 22 words, each once: half of stories, half of Wikipedia's paragraphs in SQuAD."""
+    """``count`` sentences of 8 to 22 words, each once: half of SQuAD's paragraphs, or all there are, else of stories."""
     data = shared / "data"
     stories = _plain_sentences(_stories(data / "tinystories" / "stories.jsonl.gz", part))
     articles = _plain_sentences(_paragraphs(data / "squad" / _SQUAD[part]))
     random = Random(seed)
-    half = count // 2
-    chosen = random.sample(stories, half) + random.sample(articles, count - half)
+    few = min(count - count // 2, len(articles))
+    chosen = random.sample(stories, count - few) + random.sample(articles, few)
     return random.sample(chosen, count)
 
 

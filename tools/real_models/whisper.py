@@ -83,6 +83,7 @@ def _config(variables: Mapping[str, Tensor], stated: Mapping[str, list[int]]) ->
         return len({name.split("/")[1] for name in variables if name.startswith(f"{side}/layer_")} - {"layer_norm"})
 
     inner, width = variables["encoder/layer_0/ffn/linear_0/weight"].shape
+    end = stated["lang_ids"][0] - 2  # <|endoftext|>, <|startoftranscript|>, then the languages
     return WhisperConfig(
         vocab_size=len(variables["decoder/embeddings/weight"]),
         num_mel_bins=variables["encoder/conv1/weight"].shape[1],
@@ -95,6 +96,10 @@ def _config(variables: Mapping[str, Tensor], stated: Mapping[str, list[int]]) ->
         decoder_ffn_dim=inner,
         max_source_positions=len(variables["encoder/position_encodings/encodings"]),
         max_target_positions=len(variables["decoder/position_encodings/encodings"]),
+        pad_token_id=end,
+        bos_token_id=end,
+        eos_token_id=end,
+        decoder_start_token_id=end + 1,
         suppress_tokens=None,
         begin_suppress_tokens=stated["suppress_ids_begin"],
     )
