@@ -18,14 +18,23 @@ Part = Literal["calibration", "evaluation"]
 
 
 def sentences(shared: Path, part: Part, count: int, seed: int = 0) -> list[str]:
-    """``count`` sentences of 8 to 22 words, each once: half of SQuAD's paragraphs, or all there are, else of stories."""
-    data = shared / "data"
-    stories = _plain_sentences(_stories(data / "tinystories" / "stories.jsonl.gz", part))
-    articles = _plain_sentences(_paragraphs(data / "squad" / _SQUAD[part]))
+    """``count`` sentences of 8 to 22 words, each once, and none of them in both parts.
+
+    Half of them are of Wikipedia's paragraphs in SQuAD, or all that there are; the rest is of stories.
+    """
+    stories, articles = _pools(shared / "data", part)
+    if part == "calibration":  # stories like to begin alike
+        others = {sentence for pool in _pools(shared / "data", "evaluation") for sentence in pool}
+        stories, articles = ([one for one in pool if one not in others] for pool in (stories, articles))
     random = Random(seed)
     few = min(count - count // 2, len(articles))
     chosen = random.sample(stories, count - few) + random.sample(articles, few)
     return random.sample(chosen, count)
+
+
+def _pools(data: Path, part: Part) -> tuple[list[str], list[str]]:
+    stories = _plain_sentences(_stories(data / "tinystories" / "stories.jsonl.gz", part))
+    return stories, _plain_sentences(_paragraphs(data / "squad" / _SQUAD[part]))
 
 
 def _plain_sentences(texts: Iterator[str]) -> list[str]:
