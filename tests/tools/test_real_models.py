@@ -155,9 +155,18 @@ def test_no_sentence_is_both_calibrated_and_measured_on(shared_data: Path) -> No
 
 def test_a_loss_that_the_same_items_show_is_marked() -> None:
     def metric(value: float, low: float, high: float) -> dict[str, object]:
-        return {"value": value, "interval": [value - 1, value + 1], "difference interval": [low, high]}
+        interval = [value - 1, value + 1]
+        return {"value": value, "interval": interval, "difference": value - 5, "difference interval": [low, high]}
 
-    made = {"bytes": 1e6, "command": "goldstick …", "seconds": 2.0, "peak bytes": 3e8, "format": "native"}
+    made = {
+        "bytes": 1e6,
+        "command": "goldstick …",
+        "seconds": 2.0,
+        "processor seconds": 1.0,
+        "peak bytes": 3e8,
+        "format": "native",
+    }
+    made |= {"peak bytes": 3e8, "format": "native"}
     variants = {
         "float": {"bytes": 2e6, "metrics": {"errors %": {"value": 5.0, "interval": [4.0, 6.0]}}},
         "worse": {**made, "metrics": {"errors %": metric(7.0, 1.0, 3.0)}},
@@ -165,8 +174,9 @@ def test_a_loss_that_the_same_items_show_is_marked() -> None:
     }
     model = {"title": "A model", "packages": ["a==1"], "licence": "MIT", "task": "errors", "errors": ["errors %"]}
     text = page({"versions": {"torch": "2"}, "processor": "one", "models": {"a": {**model, "variants": variants}}})
-    assert "| worse | 1.0 | 7.00 (6.00 … 8.00) ↓ | 2 s | 300 MB | native |" in text
-    assert "| alike | 1.0 | 5.50 (4.50 … 6.50) | 2 s" in text
+    worse, alike = "7.00 (6.00 … 8.00); +2.00 (+1.00 … +3.00) ↓", "5.50 (4.50 … 6.50); +0.50 (-0.50 … +1.50)"
+    assert f"| worse | 1.0 | {worse} | 2 s (1 s) | 300 MB | native |" in text
+    assert f"| alike | 1.0 | {alike} | 2 s" in text
 
 
 def test_every_model_names_exact_packages_and_variants_of_names_of_their_own() -> None:

@@ -73,9 +73,7 @@ EMBEDDINGS = RealModel(
     licence="Apache-2.0",
     task=f"cosine to the float embeddings of {SENTENCES:,} sentences; neighbours of {QUERIES} of them among all",
     variants=(
-        Variant(name="w8a16", arguments=("-r", "rtn-w8a16")),
         Variant(name="w8a8", arguments=("-r", "rtn-w8a8-dynamic")),
-        Variant(name="w8a8 smoothquant-gptq", arguments=("-r", "smoothquant-gptq-w8a8-dynamic", *_TEXT)),
         Variant(name="w4 rtn g64", arguments=("-r", "rtn-w4a16-g64")),
         Variant(name="w4 gptq g64", arguments=("-r", "gptq-w4a16-g64", *_TEXT)),
         Variant(name="w4 awq-gptq g64", arguments=("-r", "awq-gptq-w4a16-g64", *_TEXT)),

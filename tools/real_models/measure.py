@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
+import shlex
 import shutil
 import sys
 import time
@@ -34,7 +35,7 @@ def measure(model: RealModel, place: Workplace) -> Iterator[Record]:
         FLOAT: {"bytes": _size(place.path(FLOAT)), "seconds measured": seconds, "metrics": _metrics(plain, None)}
     }
     for variant in model.variants:
-        record = _made(model, place, variant)
+        record = {"command": shlex.join(_command(model, variant))} | _made(model, place, variant)
         after, seconds = _outputs(model, place, folder_name(variant))
         scores = model.score(place, after, before)
         variants[variant.name] = record | {"seconds measured": seconds, "metrics": _metrics(scores, plain)}
@@ -59,23 +60,28 @@ def _made(model: RealModel, place: Workplace, variant: Variant) -> Record:
     return record
 
 
+def _command(model: RealModel, variant: Variant) -> list[str]:
+    """What makes a variant: in the model's folder, or for plain modules in the checkout."""
+    if model.compress is None:
+        return ["goldstick", "quantize", FLOAT, *variant.arguments, "-o", folder_name(variant)]
+    return ["python", "-m", "tools.real_models", model.name, "--compress", variant.name]
+
+
 def _compress(model: RealModel, place: Workplace, variant: Variant) -> Record:
     """In a process of its own, so that time and memory are this command's alone."""
     out = folder_name(variant)
     for old in (out, f".{out}.work"):
         shutil.rmtree(place.path(old), ignore_errors=True)
+    command = _command(model, variant)
     if model.compress is None:
-        command = ["goldstick", "quantize", FLOAT, *variant.arguments, "-o", out]
-        run = [str(Path(sys.executable).with_name("goldstick")), *command[1:]]
+        run, folder = [str(Path(sys.executable).with_name("goldstick")), *command[1:]], place.build
     else:
-        command = ["python", "-m", "tools.real_models", model.name, "--compress", variant.name]
-        run = [sys.executable, *command[1:], "--site", str(place.site), "--build", str(place.build.parent)]
-    folder = place.build if model.compress is None else Path.cwd()
+        where = ["--site", str(place.site), "--build", str(place.build.parent)]
+        run, folder = [sys.executable, *command[1:], *where], Path.cwd()
     took = run_measured(run, folder, place.path(f"{out}.log"))
     report = json.loads((place.path(out) / "report.json").read_text())
     return {
         "arguments": list(variant.arguments),
-        "command": " ".join(command),
         "seconds": round(took.seconds, 1),
         "processor seconds": round(took.processor_seconds, 1),
         "peak bytes": took.peak_bytes,

@@ -41,8 +41,8 @@ def _section(name: str, model: Mapping[str, Any]) -> Iterator[str]:
         figures = " | ".join(_figure(record["metrics"][metric], metric in model["errors"]) for metric in metrics)
         made = "| | |"
         if variant != FLOAT:
-            made = f"{record['seconds']:.0f} s | {record['peak bytes'] / 1e6:.0f} MB | {record['format']} |"
-            made = f"| {made}"
+            took = f"{record['seconds']:.0f} s ({record['processor seconds']:.0f} s)"
+            made = f"| {took} | {record['peak bytes'] / 1e6:.0f} MB | {record['format']} |"
         yield f"| {variant} | {record['bytes'] / 1e6:.1f} | {figures} {made}"
     yield ""
     for variant, record in variants.items():
@@ -51,11 +51,14 @@ def _section(name: str, model: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _figure(metric: Mapping[str, Any], errors: bool) -> str:
-    """A value with its interval, and a mark where the difference to float excludes 0 on the same items."""
-    digits = 4 if abs(metric["value"]) <= 1 else 2
+    """A value with its interval, then its difference to float on the same items, marked where that excludes 0."""
+    digits = 4 if abs(metric["value"]) <= 1 and not errors else 2
     low, high = metric["interval"]
     said = f"{metric['value']:.{digits}f} ({low:.{digits}f} … {high:.{digits}f})"
-    lower, upper = metric.get("difference interval") or (0.0, 0.0)
+    if metric.get("difference interval") is None:
+        return said
+    lower, upper = metric["difference interval"]
+    said += f"; {metric['difference']:+.{digits}f} ({lower:+.{digits}f} … {upper:+.{digits}f})"
     if lower > 0 or upper < 0:
         said += " ↓" if (lower > 0) == errors else " ↑"
     return said

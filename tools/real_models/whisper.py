@@ -210,7 +210,6 @@ WHISPER = RealModel(
         Variant(name="w8a8", arguments=("-r", "rtn-w8a8-dynamic")),
         Variant(name="w4 gptq g64", arguments=("-r", "gptq-w4a16-g64", *_SPEECH, *_FLOAT_CONVOLUTIONS)),
         Variant(name="w4 rtn g64", arguments=("-r", "rtn-w4a16-g64", *_FLOAT_CONVOLUTIONS)),
-        Variant(name="w8a8 smoothquant-gptq", arguments=("-r", "smoothquant-gptq-w8a8-dynamic", *_SPEECH)),
     ),
     prepare=_prepare,
     load=_load,
