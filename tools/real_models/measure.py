@@ -94,7 +94,7 @@ def _compress(model: RealModel, place: Workplace, variant: Variant) -> Record:
 def _outputs(model: RealModel, place: Workplace, folder: str) -> tuple[list[Any], float]:
     kept = place.path(f"{folder}.outputs.pt")
     source = max(file.stat().st_mtime for file in place.path(folder).rglob("*"))
-    if kept.exists() and kept.stat().st_mtime > source:
+    if kept.exists() and kept.stat().st_mtime >= source:
         found = torch.load(kept, weights_only=True)
         return found["outputs"], found["seconds"]
     loaded = model.load(place, place.path(folder))
