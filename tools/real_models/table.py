@@ -38,7 +38,10 @@ def _section(name: str, model: Mapping[str, Any]) -> Iterator[str]:
     yield f"| | MB | {' | '.join(metrics)} | made in | memory | format |"
     yield f"|---|---|{'---|' * len(metrics)}---|---|---|"
     for variant, record in variants.items():
-        figures = " | ".join(_figure(record["metrics"][metric], metric in model["errors"]) for metric in metrics)
+        figures = " | ".join(
+            _figure(record["metrics"][metric], variants[FLOAT]["metrics"][metric], metric in model["errors"])
+            for metric in metrics
+        )
         made = "| | |"
         if variant != FLOAT:
             took = f"{record['seconds']:.0f} s ({record['processor seconds']:.0f} s)"
@@ -50,12 +53,15 @@ def _section(name: str, model: Mapping[str, Any]) -> Iterator[str]:
             yield f"- {variant}: `{record['command']}`"
 
 
-def _figure(metric: Mapping[str, Any], errors: bool) -> str:
-    """A value with its interval, then its difference to float on the same items, marked where that excludes 0."""
+def _figure(metric: Mapping[str, Any], by_float: Mapping[str, Any], errors: bool) -> str:
+    """A value with its interval, then its difference to float on the same items, marked where that excludes 0.
+
+    A metric that compares with the float model is a difference already.
+    """
     digits = 4 if abs(metric["value"]) <= 1 and not errors else 2
     low, high = metric["interval"]
     said = f"{metric['value']:.{digits}f} ({low:.{digits}f} … {high:.{digits}f})"
-    if metric.get("difference interval") is None:
+    if metric.get("difference interval") is None or len(set(by_float["interval"])) == 1:
         return said
     lower, upper = metric["difference interval"]
     said += f"; {metric['difference']:+.{digits}f} ({lower:+.{digits}f} … {upper:+.{digits}f})"
