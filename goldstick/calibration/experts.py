@@ -13,10 +13,14 @@ from goldstick.calibration.pauses import CapturedInput
 from goldstick.structure.trace import map_tensors, tensors_in
 
 _PRODUCTS = (nn.functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__)
+_STACKED = (torch.bmm, Tensor.bmm, torch.matmul, Tensor.matmul, Tensor.__matmul__)
 
 
 class _Listen(TorchFunctionMode):
-    """Hears every product with an expert's slice of a fused parameter, and tells which expert it was."""
+    """Hears every product with an expert's slice of a fused parameter, or with all of it, and tells whose it was.
+
+    Where all experts are multiplied at once, tokens that are none of an expert's come to it as rows of zeros.
+    """
 
     def __init__(self, parameter: Tensor, hear: Callable[[int, Tensor], None]) -> None:
         super().__init__()
@@ -26,10 +30,18 @@ class _Listen(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in _PRODUCTS and len(args) >= 2 and id(args[1]) in self._slices:
             self._hear(self._slices[id(args[1])][1], args[0])
+        elif func in _STACKED and len(args) >= 2 and self._is_whole(args[1]):
+            for expert, rows in enumerate(args[0]):
+                self._hear(expert, rows[rows.any(dim=-1)])
         result = func(*args, **(kwargs or {}))
         if func is Tensor.__getitem__ and args[0] is self._parameter:
             self._slices[id(result)] = result, int(args[1])
         return result
+
+    def _is_whole(self, tensor: Tensor) -> bool:
+        """Whether a tensor is the parameter, as it is or transposed."""
+        own = self._parameter
+        return tensor.ndim == 3 and tensor.data_ptr() == own.data_ptr() and tensor.numel() == own.numel()
 
 
 def listen_to_experts(
@@ -38,7 +50,7 @@ def listen_to_experts(
     """Run the experts' forward on a batch and pass on (expert, input) for every product with ``parameter``.
 
     The experts module must take one expert's matrix at a time (``parameter[expert]``), as transformers' eager
-    implementation does.
+    implementation does, or all of them in one batched product.
 
     Args:
         parameter: The weights of all experts, [experts, …].

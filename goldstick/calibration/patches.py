@@ -22,7 +22,9 @@ def rows_read_by(module: nn.Module, x: Tensor) -> Tensor | None:
         module: The layer, with its float weight.
         x: Its input.
     """
-    if isinstance(module, nn.modules.conv._ConvTransposeNd | nn.MultiheadAttention | nn.RNNBase | nn.EmbeddingBag):
+    if isinstance(
+        module, nn.modules.conv._ConvTransposeNd | nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase | nn.EmbeddingBag
+    ):
         return None
     if isinstance(module, nn.Embedding):
         return None

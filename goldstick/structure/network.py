@@ -16,9 +16,11 @@ from goldstick.structure.blocks import block_of, find_blocks
 from goldstick.structure.overrides import (
     BATCHED_EXPERT_CLASSES,
     FUSED_EXPERT_PARAMETERS,
+    TRANSPOSED_EXPERT_CLASSES,
     TRANSPOSED_EXPERTS_FLAG,
 )
 from goldstick.structure.plain_layers import Reading, inherits_forward, reading_of, stores_input_first
+from goldstick.structure.routers import routers_beside
 
 Role = Literal["inner", "embedding", "head", "router"]
 
@@ -111,6 +113,7 @@ class Network:
     def _find_sites(self) -> list[Site]:
         head = _output_head(self.model)
         read_by_parent = _read_by_parent(self.model)
+        routers = routers_beside(self.model, self._experts())
         sites = []
         for path, module in self.model.named_modules():
             for parameter_name, parameter in module.named_parameters(recurse=False):
@@ -120,7 +123,9 @@ class Network:
                 full = f"{path}.{parameter_name}" if path else parameter_name
                 owner = self._owner[full]
                 reading, chooses = reading_of(module)
-                if layout not in _PRODUCTS or module in read_by_parent or _reads_all(module, layout):
+                if layout.fused and type(module).__name__ in BATCHED_EXPERT_CLASSES:
+                    reading = Reading.STACK
+                elif layout not in _PRODUCTS or module in read_by_parent or isinstance(module, _ConvTransposeNd):
                     reading = Reading.OWN
                 sites.append(
                     Site(
@@ -129,7 +134,7 @@ class Network:
                         layout=layout,
                         shape=parameter.shape,
                         dtype=parameter.dtype,
-                        role=_role(layout, chooses, module is head),
+                        role=_role(layout, chooses or module in routers, module is head),
                         block=block_of(path, self.blocks),
                         tied_to=None if owner == full else owner,
                         reading=reading,
@@ -137,6 +142,16 @@ class Network:
                     )
                 )
         return sites
+
+    def _experts(self) -> dict[str, int]:
+        """Modules of fused experts in the blocks, with the width that the first of their matrices reads."""
+        found: dict[str, int] = {}
+        for path, module in self.model.named_modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                layout = layout_of(module, name, parameter)
+                if layout is not None and layout.fused and block_of(path, self.blocks) not in (None, path):
+                    found.setdefault(path, layout.to_matrix(parameter.detach()).shape[-1])
+        return found
 
     def module(self, site: Site) -> nn.Module:
         """The module that holds a site's parameter."""
@@ -178,10 +193,11 @@ def layout_of(module: nn.Module, parameter_name: str, parameter: Tensor) -> Layo
             return Layout.TRANSPOSED_CONVOLUTION if module.groups == 1 else Layout.CONVOLUTION
         if stores_input_first(module) and parameter.ndim == 2:
             return Layout.TRANSPOSED
-    if isinstance(module, nn.MultiheadAttention | nn.RNNBase) and parameter.ndim == 2:
+    if isinstance(module, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase) and parameter.ndim == 2:
         return None if parameter_name.startswith("bias") else Layout.MATRIX
     if parameter.ndim == 3 and parameter_name in FUSED_EXPERT_PARAMETERS:
-        transposed = getattr(module, TRANSPOSED_EXPERTS_FLAG, False)
+        named = type(module).__name__ in TRANSPOSED_EXPERT_CLASSES
+        transposed = named or getattr(module, TRANSPOSED_EXPERTS_FLAG, False)
         return Layout.TRANSPOSED_EXPERTS if transposed else Layout.EXPERTS
     return None
 
@@ -201,13 +217,6 @@ def _role(layout: Layout, chooses: bool, is_head: bool) -> Role:
 def _read_by_parent(model: nn.Module) -> set[nn.Module]:
     """Layers that another module never calls, but reads the weight of."""
     return {module.out_proj for module in model.modules() if isinstance(module, nn.MultiheadAttention)}
-
-
-def _reads_all(module: nn.Module, layout: Layout) -> bool:
-    """Whether a forward reads a transposed kernel, or the weights of all experts at once."""
-    if isinstance(module, _ConvTransposeNd):
-        return True
-    return layout.fused and type(module).__name__ in BATCHED_EXPERT_CLASSES
 
 
 def _output_head(model: nn.Module) -> nn.Module | None:

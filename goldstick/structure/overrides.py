@@ -26,3 +26,6 @@ BATCHED_EXPERT_CLASSES = frozenset({"Llama4TextExperts", "InklingSharedExperts"}
 
 #: Attribute by which a fused experts module says that it stores [experts, in, out] instead.
 TRANSPOSED_EXPERTS_FLAG = "is_transposed"
+
+#: Classes that store [experts, in, out] and do not say so.
+TRANSPOSED_EXPERT_CLASSES = frozenset({"Llama4TextExperts"})

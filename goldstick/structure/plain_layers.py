@@ -27,6 +27,7 @@ class Reading(StrEnum):
 
     INPUT = "input"  # one product of it with what the layer is given
     PRODUCT = "product"  # one product of it with something that the forward makes of that
+    STACK = "stack"  # one product of the matrices of all experts at once
     OWN = "own"  # anything else
 
 

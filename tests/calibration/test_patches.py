@@ -67,6 +67,7 @@ def test_a_forward_of_its_own_is_followed_to_what_it_multiplies() -> None:
         nn.Embedding(9, 8),
         nn.EmbeddingBag(9, 8),
         nn.LSTM(8, 8),
+        nn.LSTMCell(8, 8),
         nn.MultiheadAttention(8, 2),
     ],
 )

@@ -5,40 +5,24 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 import goldstick
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.save import finish
 from goldstick.recipes import Recipe
+from tests.support.plain_transformers import write_plain_logits
 from tests.support.proofs import Job, prove_here
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 
-#: Runs in a process that never imports goldstick, once for all: pairs of a checkpoint and a folder with its inputs.
-PLAIN = """
-import sys, torch, transformers
-from pathlib import Path
-from safetensors.torch import load_file, save_file
-torch.set_num_threads(1)
-for directory in map(Path, sys.argv[1:]):
-    model = transformers.AutoModelForCausalLM.from_pretrained(directory, attn_implementation="eager").eval()
-    if hasattr(model, "set_experts_implementation"):
-        model.set_experts_implementation("eager")
-    with torch.no_grad():
-        logits = model(**load_file(f"{directory}.inputs")).logits
-    save_file({"logits": logits.contiguous()}, f"{directory}.logits")
-assert "goldstick" not in sys.modules
-"""
 FAMILIES_READ = ("mixtral", "qwen3_moe", "deepseek_v3", "llama_gqa", "gemma2", "phi3", "opt")
 SCHEMES_READ = ("w4a16-g32-asym", "w8a16", "w3a16-channel-asym", "w8a8-dynamic", "w4a8-dynamic-g32", "mixed")
 STATIC_READ = ("w8a8-static", "w8a8-static-shifted", "w4a8-static", "w4a8-static-g32", "mixed-static")
@@ -69,11 +53,7 @@ def plain(family_job: Callable[[str], Job], tmp_path_factory: pytest.TempPathFac
             goldstick.quantize(str(stories), preset(name), output=folder / f"stories-{name}")
             ids = torch.randint(0, 512, (4, 64), generator=torch.Generator().manual_seed(3))
             inputs[f"stories-{name}"] = {"input_ids": ids}
-    for name, tensors in inputs.items():
-        save_file(tensors, folder / f"{name}.inputs")
-    command = [sys.executable, "-c", PLAIN, *(str(folder / name) for name in inputs)]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert process.returncode == 0, process.stderr[-2000:]
+    write_plain_logits(folder, inputs)
     return folder
 
 

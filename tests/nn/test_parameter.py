@@ -38,6 +38,20 @@ class Remembers(nn.Module):
         return found
 
 
+class Steps(nn.Module):
+    def __init__(self, kind: type[nn.LSTMCell | nn.GRUCell | nn.RNNCell]) -> None:
+        super().__init__()
+        self.inner = kind(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state: Any = None
+        found = []
+        for step in x.unbind(1):
+            state = self.inner(step, state)
+            found.append(state[0] if isinstance(state, tuple) else state)
+        return torch.stack(found, 1)
+
+
 def encoder() -> nn.Module:
     return nn.TransformerEncoder(nn.TransformerEncoderLayer(32, 4, 64, batch_first=True), 2)
 
@@ -49,6 +63,9 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "LSTM with a projection": lambda: Remembers(nn.LSTM, proj_size=16),
     "GRU": lambda: Remembers(nn.GRU),
     "RNN": lambda: Remembers(nn.RNN),
+    "LSTM cell": lambda: Steps(nn.LSTMCell),
+    "GRU cell": lambda: Steps(nn.GRUCell),
+    "RNN cell": lambda: Steps(nn.RNNCell),
     "encoder": encoder,
 }
 pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not supported with oneDNN")
@@ -86,12 +103,12 @@ def test_it_stays_of_its_class_and_copies_and_casts_as_it_did(name: str) -> None
         assert torch.equal(twin(X), model(X))
     inner = getattr(model, "inner", None)
     if inner is not None:
-        assert isinstance(inner, nn.MultiheadAttention | nn.RNNBase)
+        assert isinstance(inner, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase)
         assert type(inner).__name__ == f"Quantized{type(MODULES[name]().inner).__name__}"
     assert model.to(torch.bfloat16)(X.bfloat16()).dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize("name", ["attention", "LSTM", "encoder"])
+@pytest.mark.parametrize("name", ["attention", "LSTM", "LSTM cell", "encoder"])
 def test_it_is_saved_proven_and_loaded(name: str, tmp_path: Any) -> None:
     result = goldstick.apply(MODULES[name]().eval(), "rtn-w8a16")
     result.save(tmp_path / "out")

@@ -105,7 +105,7 @@ def _randomise(model: PreTrainedModel, seed: int) -> None:
             module.running_var.copy_(torch.exp2(torch.rand(module.running_var.shape, generator=generator)))
 
 
-def _tiny(family: type[PreTrainedModel], config: Any, seed: int = 0) -> Callable[[], PreTrainedModel]:
+def tiny(family: type[PreTrainedModel], config: Any, seed: int = 0) -> Callable[[], PreTrainedModel]:
     def build() -> PreTrainedModel:
         own = copy.deepcopy(config)  # a test may change a model's config
         own._attn_implementation = "eager"
@@ -122,15 +122,15 @@ def meta_model(family: str) -> PreTrainedModel:
 
 
 FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
-    "llama_mha": _tiny(LlamaForCausalLM, LlamaConfig(**_MHA)),
-    "llama_gqa": _tiny(LlamaForCausalLM, LlamaConfig(**GROUPED)),
-    "mistral": _tiny(MistralForCausalLM, MistralConfig(**GROUPED, sliding_window=None)),
-    "qwen2": _tiny(Qwen2ForCausalLM, Qwen2Config(**GROUPED)),
-    "qwen3": _tiny(Qwen3ForCausalLM, Qwen3Config(**GROUPED, head_dim=16)),
-    "gemma2": _tiny(Gemma2ForCausalLM, Gemma2Config(**GROUPED, head_dim=16, query_pre_attn_scalar=16)),
-    "gemma3": _tiny(Gemma3ForCausalLM, Gemma3TextConfig(**GROUPED, head_dim=16, query_pre_attn_scalar=16)),
-    "phi3": _tiny(Phi3ForCausalLM, Phi3Config(**GROUPED)),
-    "opt": _tiny(
+    "llama_mha": tiny(LlamaForCausalLM, LlamaConfig(**_MHA)),
+    "llama_gqa": tiny(LlamaForCausalLM, LlamaConfig(**GROUPED)),
+    "mistral": tiny(MistralForCausalLM, MistralConfig(**GROUPED, sliding_window=None)),
+    "qwen2": tiny(Qwen2ForCausalLM, Qwen2Config(**GROUPED)),
+    "qwen3": tiny(Qwen3ForCausalLM, Qwen3Config(**GROUPED, head_dim=16)),
+    "gemma2": tiny(Gemma2ForCausalLM, Gemma2Config(**GROUPED, head_dim=16, query_pre_attn_scalar=16)),
+    "gemma3": tiny(Gemma3ForCausalLM, Gemma3TextConfig(**GROUPED, head_dim=16, query_pre_attn_scalar=16)),
+    "phi3": tiny(Phi3ForCausalLM, Phi3Config(**GROUPED)),
+    "opt": tiny(
         OPTForCausalLM,
         OPTConfig(
             vocab_size=VOCABULARY,
@@ -142,7 +142,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
             max_position_embeddings=128,
         ),
     ),
-    "gpt2": _tiny(
+    "gpt2": tiny(
         GPT2LMHeadModel,
         GPT2Config(
             vocab_size=VOCABULARY,
@@ -154,8 +154,8 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
             eos_token_id=2,
         ),
     ),
-    "gpt_neox": _tiny(GPTNeoXForCausalLM, GPTNeoXConfig(**_SHAPE)),
-    "falcon": _tiny(
+    "gpt_neox": tiny(GPTNeoXForCausalLM, GPTNeoXConfig(**_SHAPE)),
+    "falcon": tiny(
         FalconForCausalLM,
         FalconConfig(
             vocab_size=VOCABULARY,
@@ -170,12 +170,12 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
             eos_token_id=2,
         ),
     ),
-    "bloom": _tiny(
+    "bloom": tiny(
         BloomForCausalLM,
         BloomConfig(vocab_size=VOCABULARY, hidden_size=64, n_layer=2, n_head=4, bos_token_id=1, eos_token_id=2),
     ),
-    "mixtral": _tiny(MixtralForCausalLM, MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)),
-    "qwen3_moe": _tiny(
+    "mixtral": tiny(MixtralForCausalLM, MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)),
+    "qwen3_moe": tiny(
         Qwen3MoeForCausalLM,
         Qwen3MoeConfig(
             **GROUPED,
@@ -187,7 +187,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
             norm_topk_prob=True,
         ),
     ),
-    "deepseek_v3": _tiny(
+    "deepseek_v3": tiny(
         DeepseekV3ForCausalLM,
         DeepseekV3Config(
             **_MHA,
@@ -205,8 +205,8 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
             v_head_dim=16,
         ),
     ),
-    "bert": _tiny(BertForQuestionAnswering, BertConfig(**_SHAPE)),
-    "t5": _tiny(
+    "bert": tiny(BertForQuestionAnswering, BertConfig(**_SHAPE)),
+    "t5": tiny(
         T5ForConditionalGeneration,
         T5Config(
             vocab_size=VOCABULARY,
@@ -218,7 +218,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
             decoder_start_token_id=0,
         ),
     ),
-    "vit": _tiny(
+    "vit": tiny(
         ViTForImageClassification,
         ViTConfig(
             hidden_size=64,
@@ -231,7 +231,7 @@ FAMILIES: dict[str, Callable[[], PreTrainedModel]] = {
             num_labels=10,
         ),
     ),
-    "resnet": _tiny(
+    "resnet": tiny(
         ResNetForImageClassification,
         ResNetConfig(
             num_channels=3,
