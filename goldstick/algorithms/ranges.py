@@ -6,11 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
 
 import torch
 from torch import Tensor
 
+from goldstick.algorithms.column_importance import RangeSearch as RangeSearch
+from goldstick.algorithms.column_importance import importance_of_matrices, relative
 from goldstick.algorithms.range_error import deviation, least_error_range
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, in_groups, quantize_on_grid, scale_dtype
@@ -18,7 +19,6 @@ from goldstick.core.rows import as_rows, row_chunks
 from goldstick.core.stored_scale import global_scale_for, stored_scale
 from goldstick.errors import QuantizationError
 
-RangeSearch = Literal["minmax", "mse", "imatrix", "hqq"]
 Range = tuple[Tensor, Tensor | None]  # scale, zero: each [rows, groups]
 
 _SHRINK_STEPS = 80
@@ -87,13 +87,13 @@ def quantize_with_search(
     copies = 4
     if search in ("mse", "imatrix"):  # the scales of all candidates are there at once
         copies += 4 * _SHRINK_STEPS // grid.group_width(weight.shape[-1])
-    columns = _importance_of_matrices(weight, importance, search)
+    columns = importance_of_matrices(weight, importance, search)
     if columns is None:
         return quantize_with_ranges(weight, grid, _SEARCHES[search], copies, largest, plain=plain)
     matrices = weight.reshape(-1, *weight.shape[-2:]) if weight.ndim > 2 else weight.unsqueeze(0)
     pieces = []
     for matrix, counts in zip(matrices, columns, strict=True):
-        weighted = partial(mse, importance=_relative(in_groups(counts.to(weight.device), grid)))
+        weighted = partial(mse, importance=relative(in_groups(counts.to(weight.device), grid)))
         pieces.append(quantize_with_ranges(matrix, grid, weighted, copies, largest))
     return _joined(pieces, weight.shape, grid)
 
@@ -266,35 +266,6 @@ _SEARCHES: dict[RangeSearch, FindRange] = {
     "mse": mse,
     "hqq": hqq,
 }
-
-
-def _importance_of_matrices(weight: Tensor, importance: Tensor | None, search: RangeSearch) -> Tensor | None:
-    """float64 [matrices, in], checked; ``None`` for searches that do not use it."""
-    if (importance is not None) != (search == "imatrix"):
-        raise QuantizationError(
-            f"The search {search} takes no importance; imatrix does."
-            if importance is not None
-            else "The search imatrix needs an importance of each input; without data use mse."
-        )
-    if importance is None:
-        return None
-    lead, width = weight.shape[:-2], weight.shape[-1]
-    if importance.shape not in ((width,), (*lead, width)):
-        raise QuantizationError(
-            f"A weight {tuple(weight.shape)} needs an importance of shape {(*lead, width)}, "
-            f"not {tuple(importance.shape)}."
-        )
-    importance = importance.double()
-    bad = int((~(torch.isfinite(importance) & (importance >= 0))).sum())
-    if bad:
-        raise QuantizationError(f"{bad} importances are negative, NaN or infinite.")
-    return importance.expand(*lead, width).reshape(-1, width)
-
-
-def _relative(importance: Tensor) -> Tensor:
-    """Importances [groups, width] in units of the largest of their group, float32; 1 where nothing counts."""
-    largest = importance.amax(-1, keepdim=True)
-    return torch.where(largest > 0, importance / largest, torch.ones_like(importance)).float()
 
 
 def _ends(grouped: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:

@@ -61,9 +61,7 @@ def scheme_of_group(group: Mapping[str, Any]) -> Scheme:
     """
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping) or not (inputs is None or isinstance(inputs, Mapping)):
-        raise FormatError(
-            f"goldstick runs integer and float weights by group or channel; a group has {shown(weights)}."
-        )
+        raise FormatError(f"goldstick runs integer or float weights, and a group has {shown(weights)}.")
     activation = _activation(inputs) if inputs else None
     grid = _float_grid(weights) if weights.get("type") == "float" else _integer_grid(weights)
     try:

@@ -182,8 +182,8 @@ def check_input(
     static = spec.static_input
     if (input_scale is not None) != static or (input_zero is not None and spec.activation != "int8-tensor"):
         raise KernelError(
-            f"an input scale (and perhaps zero) belongs to static activations such as 'int8-tensor' and only to them; "
-            f"this is {spec.activation!r}"
+            f"an input scale (and perhaps zero) belongs to the activation 'int8-tensor' (or to one of floats that is "
+            f"static) and only to it; this is {spec.activation!r}"
         )
     if input_scale is not None:
         grid = FLOAT_INPUTS.get(spec.activation or "")

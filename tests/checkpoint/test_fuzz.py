@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.support.mutations import CONFIG, WEIGHTS, mutate
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-INPUTS, DEEP = 20_000, 240
+INPUTS, DEEP = 10_000, 120
 
 
 def test_mutated_checkpoints_are_read_or_refused_and_nothing_else(tmp_path: Path) -> None:

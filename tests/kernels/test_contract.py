@@ -151,7 +151,9 @@ def test_the_environment_overrides_the_choice(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
     assert select(layer.spec, CPU).name == "reference"
     monkeypatch.setenv("GOLDSTICK_BACKEND", "abacus")
-    with pytest.raises(KernelError, match="'abacus', which is no backend; known: cpu-integer, cpu, reference, triton"):
+    with pytest.raises(
+        KernelError, match="'abacus', which is no backend; known: cpu-integer, cpu, cpu-float, reference, triton"
+    ):
         select(layer.spec, CPU)
 
 

@@ -86,15 +86,16 @@ def test_the_algorithm_uses_it_and_finds_the_same_codes(monkeypatch: pytest.Monk
     from goldstick.algorithms.gptq import solve_gptq
     from goldstick.core.grid import Grid
 
-    assert column_loop._fused(torch.device("cpu")) is not None
-    assert column_loop._fused(torch.device("meta")) is None
+    assert column_loop._fused(torch.device("cpu"), Grid(bits=4)) is not None
+    assert column_loop._fused(torch.device("meta"), Grid(bits=4)) is None
+    assert column_loop._fused(torch.device("cpu"), Grid(bits=4, element="e2m1")) is None
     x = torch.randn(400, 20, dtype=torch.float64) @ torch.randn(20, 192, dtype=torch.float64)
     x += 0.1 * torch.randn(400, 192, dtype=torch.float64)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         weight, grid = torch.randn(40, 192).to(dtype), Grid(bits=3, symmetric=False, granularity="group", group_size=32)
         with monkeypatch.context() as patch:
             fused = solve_gptq(weight, x.T @ x, grid)
-            patch.setattr(column_loop, "_fused", lambda device: None)
+            patch.setattr(column_loop, "_fused", lambda device, grid: None)
             plain = solve_gptq(weight, x.T @ x, grid)
         assert fused.fallback is None
         assert torch.equal(fused.tensor.codes, plain.tensor.codes)

@@ -30,7 +30,7 @@ from goldstick.hf.checkpoint import open_quantized
 from goldstick.jobs.inspect.inspect import read_report
 from goldstick.jobs.verify.verify import verify_checkpoint
 from tests.support.proofs import answer
-from tests.support.tiny_models import FAMILIES, GROUPED, _tiny, sample_inputs
+from tests.support.tiny_models import FAMILIES, GROUPED, sample_inputs, tiny
 
 pytestmark = pytest.mark.usefixtures("all_proofs_here")
 
@@ -38,11 +38,11 @@ WEIGHTS = "model.safetensors"
 #: Built with the head width that transformers assumes for a Qwen3 file, whose own it does not read.
 BUILDERS: dict[str, Callable[[], Any]] = {
     "llama": FAMILIES["llama_gqa"],
-    "llama_biased": _tiny(LlamaForCausalLM, LlamaConfig(**GROUPED, attention_bias=True, mlp_bias=True)),
-    "llama_tied": _tiny(LlamaForCausalLM, LlamaConfig(**GROUPED, tie_word_embeddings=True)),
+    "llama_biased": tiny(LlamaForCausalLM, LlamaConfig(**GROUPED, attention_bias=True, mlp_bias=True)),
+    "llama_tied": tiny(LlamaForCausalLM, LlamaConfig(**GROUPED, tie_word_embeddings=True)),
     "mistral": FAMILIES["mistral"],
     "qwen2": FAMILIES["qwen2"],
-    "qwen3": _tiny(Qwen3ForCausalLM, Qwen3Config(**GROUPED, head_dim=128)),
+    "qwen3": tiny(Qwen3ForCausalLM, Qwen3Config(**GROUPED, head_dim=128)),
     "gemma2": FAMILIES["gemma2"],
 }
 #: transformers reads the biases of these from no GGUF file.
@@ -355,7 +355,7 @@ def test_the_factors_of_llama_3_are_those_of_transformers() -> None:
 
 
 def test_the_scaling_of_llama_3_is_recognised_in_a_file(tmp_path: Path) -> None:
-    model = _tiny(LlamaForCausalLM, LlamaConfig(**GROUPED, rope_parameters=LLAMA3))()
+    model = tiny(LlamaForCausalLM, LlamaConfig(**GROUPED, rope_parameters=LLAMA3))()
     model.to(torch.bfloat16).save_pretrained(tmp_path / "float")
     recipe = {"stages": [{"rtn": {"scheme": "w8a16-g32"}}], "export": {"format": "gguf"}}
     goldstick.quantize(tmp_path / "float", recipe, output=tmp_path / "out", proof="tensors")

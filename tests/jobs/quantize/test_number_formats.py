@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import goldstick
 from goldstick.core.scheme import NUMBER_FORMATS, Scheme
 from goldstick.errors import FormatError, RecipeError
+from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.kernels.float_inputs import fake_quantize_float
 
 NAMES = list(NUMBER_FORMATS)
 STATIC = [name for name in NAMES if Scheme.parse(name).static_input]
-NATIVE = [name for name in NAMES if Scheme.parse(name).weight.element in ("nf4", "iq4")]
 IDS = torch.arange(32).reshape(2, 16)
 
 
@@ -36,11 +36,27 @@ def batches() -> list[dict[str, torch.Tensor]]:
     return [{"input_ids": torch.randint(0, 64, (2, 32), generator=random)} for _ in range(4)]
 
 
-@pytest.mark.parametrize("name", NAMES)
+LAYERS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
+#: Seven schemes to a model, one for each of its layers.
+MODELS = {
+    "weights": ["fp8a16", "fp8a16-block", "mxfp8a16", "mxfp6a16", "mxfp4a16", "nvfp4a16", "w4afp8"],
+    "inputs": ["fp8", "fp8-dynamic", "fp8-static", "fp8-block", "mxfp8", "mxfp4", "nvfp4"],
+    "native": ["nf4a16", "iq4a16", "nvfp4", "mxfp8", "fp8", "fp8-block", "mxfp4afp8"],
+}
+
+
+def test_every_scheme_is_tried() -> None:
+    assert {name for names in MODELS.values() for name in names} == set(NAMES)
+
+
+@pytest.mark.parametrize("kind", MODELS)
 def test_a_checkpoint_gives_the_same_wherever_it_is_read(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    result = goldstick.apply(tiny(), f"rtn-{name}", data=batches() if name in STATIC else None)
+    overrides = {f"*{layer}": name for layer, name in zip(LAYERS, MODELS[kind], strict=True)}
+    stage = {"scheme": "fp8-dynamic", "overrides": overrides}
+    data = batches() if set(MODELS[kind]) & set(STATIC) else None
+    result = goldstick.apply(tiny(), {"stages": [{"rtn": stage}]}, data=data)
     result.save(tmp_path / "out")
     loaded = goldstick.load(tmp_path / "out")
     with torch.no_grad():
@@ -48,8 +64,8 @@ def test_a_checkpoint_gives_the_same_wherever_it_is_read(
         monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
         ours = loaded(IDS).logits
         config = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
-        assert config["quant_method"] == ("goldstick" if name in NATIVE else "compressed-tensors")
-        if name in NATIVE:
+        assert config["quant_method"] == ("goldstick" if kind == "native" else "compressed-tensors")
+        if kind == "native":
             return
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").eval()(IDS).logits
     assert torch.equal(ours, theirs)
@@ -68,22 +84,26 @@ def test_gptq_rounds_to_every_grid(name: str) -> None:
     assert losses["gptq"] < 1.15 * losses["rtn"]
 
 
+FUSED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
+
+
 def test_layers_that_runtimes_fuse_share_the_scale_of_their_scales(tmp_path: Path) -> None:
     model = tiny()
     with torch.no_grad():
         model.model.layers[0].self_attn.k_proj.weight *= 7
     model.save_pretrained(tmp_path / "float")
-    goldstick.quantize(tmp_path / "float", "rtn-nvfp4a16", output=tmp_path / "streamed")
-    goldstick.apply(model, "rtn-nvfp4a16").save(tmp_path / "whole")
-    goldstick.apply(model, "gptq-nvfp4a16", data=batches()).save(tmp_path / "gptq")
-    for made in ("streamed", "whole", "gptq"):
-        tensors = load_file(tmp_path / made / "model.safetensors")
-        block = {name: part for name, part in tensors.items() if name.endswith("_global_scale")}
-        for fused in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
-            found = {float(block[f"model.layers.0.{name}.weight_global_scale"]) for name in fused}
-            assert len(found) == 1, (made, fused)
-    streamed, whole = (load_file(tmp_path / made / "model.safetensors") for made in ("streamed", "whole"))
-    assert all(torch.equal(part.view(torch.uint8), whole[name].view(torch.uint8)) for name, part in streamed.items())
+    goldstick.quantize(tmp_path / "float", "rtn-nvfp4a16", output=tmp_path / "streamed", proof="tensors")
+    stored = load_file(tmp_path / "streamed" / "model.safetensors")
+    whole = goldstick.apply(model, "rtn-nvfp4a16").model
+    solved = goldstick.apply(model, "gptq-nvfp4a16", data=batches()).model
+    for fused in FUSED:
+        layers = [f"model.layers.0.{name}" for name in fused]
+        for made in (whole, solved):
+            assert len({float(made.get_submodule(layer).weight_global_scale) for layer in layers}) == 1, fused
+        for layer in layers:
+            tensor = whole.get_submodule(layer).quantized_tensor()
+            for suffix, part in COMPRESSED_TENSORS.pack(tensor, Scheme.parse("nvfp4a16")).items():
+                assert torch.equal(part.view(torch.uint8), stored[f"{layer}.weight{suffix}"].view(torch.uint8))
 
 
 def test_sharing_a_scale_of_scales_changes_no_number() -> None:
