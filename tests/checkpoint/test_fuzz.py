@@ -1,4 +1,4 @@
-"""20,000 mutated checkpoints: each is read or refused with an error of ours, without a crash, a hang or much memory."""
+"""10,000 mutated checkpoints: each is read or refused with an error of ours, without a crash, a hang or much memory."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from goldstick.jobs.doctor.examined import Examined, open_examined
 from goldstick.jobs.doctor.files import file_findings
 from goldstick.jobs.doctor.finding import Diagnosis, Finding, gathered
 from goldstick.jobs.doctor.floats import float_findings
+from goldstick.jobs.doctor.fused_scales import fused_scale_findings
 from goldstick.jobs.doctor.layer import layer_findings
 from goldstick.jobs.doctor.splits import split_findings
 from goldstick.jobs.doctor.tensors import tensor_findings
@@ -47,7 +48,7 @@ def examine(directory: Path, progress: Progress = quiet) -> Diagnosis:
     except GoldstickError as error:
         return _diagnosis(directory, "unknown", 0, 0, [*findings, _unreadable(error)])
     findings += examined.contradictions
-    for check in (tensor_findings, declared_findings, tie_findings, split_findings):
+    for check in (tensor_findings, declared_findings, tie_findings, split_findings, fused_scale_findings):
         findings += check(examined)
     findings += _numbers(examined, progress)
     form = examined.stored.format.name if examined.stored else "float"

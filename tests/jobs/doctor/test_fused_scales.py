@@ -1,0 +1,41 @@
+"""Doctor on NVFP4 checkpoints whose fused layers do not share the scale of their scales."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, LlamaConfig
+
+import goldstick
+from goldstick.jobs.doctor.examine import examine
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("nvfp4")
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=False,
+    )  # fmt: skip
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory / "float")
+    goldstick.quantize(directory / "float", "rtn-nvfp4a16", output=directory / "out", proof="tensors")
+    return directory / "out"
+
+
+def test_layers_that_share_it_are_healthy(made: Path) -> None:
+    found = examine(made)
+    assert not [finding for finding in found.findings if finding.severity == "fault"], found.findings
+
+
+def test_layers_that_do_not_share_it_are_named(made: Path) -> None:
+    tensors = load_file(made / "model.safetensors")
+    tensors["model.layers.0.self_attn.v_proj.weight_global_scale"] *= 2
+    save_file(tensors, made / "model.safetensors", metadata={"format": "pt"})
+    faults = [finding for finding in examine(made).findings if finding.check == "fused-scales"]
+    assert len(faults) == 1 and faults[0].severity == "fault"
+    assert faults[0].where[0].startswith("model.layers.0.self_attn.{q_proj,k_proj,v_proj}: global_scale ")
+    assert len(faults[0].where) == 1
