@@ -44,14 +44,6 @@ class Element:
         """The largest magnitude, to which that of a range is mapped."""
         return max(abs(self.values[0]), abs(self.values[-1]))
 
-    @property
-    def integral(self) -> int | None:
-        """The least power of two that makes whole numbers of all values, if these fit a signed byte."""
-        for scale in (1, 2, 4, 8):
-            if all(float(value * scale).is_integer() and abs(value * scale) < 128 for value in self.values):
-                return scale
-        return None
-
     def round(self, ratio: Tensor) -> Tensor:
         """The codes of the values nearest to ``ratio``, uint8 of its shape.
 

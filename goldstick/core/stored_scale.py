@@ -23,7 +23,7 @@ def stored_scale(largest: Tensor, grid: Grid, dtype: torch.dtype, global_scale: 
 
     max|w| / the element's largest, rounded to the grid of the scales: to ``dtype`` itself; to a power of two, which
     maps max|w| into the element's last binade (compressed-tensors' rule: max|w| is first rounded to a power of two
-    with the element's precision, of FP4 and FP8 with one bit); or to FP8, times the ``global_scale``. A group of zeros
+    with the element's precision, of FP8 with one bit); or to FP8, times the ``global_scale``. A group of zeros
     gets a scale that is not zero.
 
     Args:
@@ -39,7 +39,8 @@ def stored_scale(largest: Tensor, grid: Grid, dtype: torch.dtype, global_scale: 
     if element is None:
         raise QuantizationError("Scales of integers come from their ranges.")
     if grid.scale == POWERS_OF_TWO:
-        scale = _power_of_two(largest.float(), element.largest, 3 if element.bits == 6 else 1)
+        precision = 1 if element.bits == 8 else element.mantissa_bits
+        scale = _power_of_two(largest.float(), element.largest, precision)
         if dtype == torch.float16:  # which has no 2^−127
             scale = torch.where(largest == 0, 1.0, scale.clamp(min=_LEAST_FLOAT16))
         return scale.to(dtype)

@@ -17,6 +17,7 @@ import goldstick
 from goldstick.errors import CheckpointError, DataError, QuantizationError
 from goldstick.evaluation.forward import forward
 from goldstick.jobs.inspect.inspect import read_report
+from goldstick.jobs.verify.verify import verify_checkpoint
 from tests.support.commands import Refused, change_json, quantize, run
 from tests.support.tiny_models import FAMILIES
 from tests.support.tiny_tokenizer import write_tokenizer
@@ -72,8 +73,8 @@ def test_a_quantization_config_of_null_is_none(source: Path, tmp_path: Path) -> 
     for name, stage in (("streamed", "rtn"), ("blocks", "gptq")):
         recipe = {"stages": [{stage: {"scheme": "w4a16-g32"}}]} | ({"calibration": data} if stage == "gptq" else {})
         goldstick.quantize(source, recipe, output=tmp_path / name)
-        goldstick.load(tmp_path / name)
-    goldstick.load(source)
+        assert verify_checkpoint(tmp_path / name)["passed"]
+    assert getattr(goldstick.load(source).config, "quantization_config", None) is None
 
 
 @pytest.mark.parametrize(

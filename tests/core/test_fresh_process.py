@@ -89,7 +89,7 @@ def test_it_ends_when_its_parent_is_killed(tree: Tree) -> None:
     child = int(_when(lambda: started.read_text().strip() if started.exists() else ""))
     parent.send_signal(signal.SIGKILL)
     parent.communicate(timeout=60)
-    _when(lambda: "gone" if _ended(child) else "")
+    assert _when(lambda: "gone" if _ended(child) else "") == "gone"
 
 
 def _ended(number: int) -> bool:

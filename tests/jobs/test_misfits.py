@@ -87,6 +87,7 @@ def test_with_the_proof_of_tensors_what_is_carried_on_loads_as_well(tmp_path: Pa
     source = spoilt(tmp_path, lambda tensors: tensors.update(UNUSED))
     goldstick.quantize(source, RTN, output=tmp_path / "out", proof="tensors")
     goldstick.load(tmp_path / "out")
+    assert UNUSED.keys() <= open_tensors(tmp_path / "out").keys()
 
 
 def test_a_checkpoint_with_tensors_that_its_manifest_does_not_name_is_refused_still(tmp_path: Path) -> None:

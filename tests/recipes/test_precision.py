@@ -90,7 +90,8 @@ def test_the_choice_is_that_of_the_best_step_again_and_again(seed: int, budget: 
 
 def test_the_widths_of_a_giant_are_chosen_in_seconds() -> None:
     with within(seconds=10):
-        choose_widths(layers(0, count=20_000), 4.0)
+        chosen = choose_widths(layers(0, count=20_000), 4.0)
+    assert len(chosen) == 20_000 and set(chosen.values()) <= set(WIDTHS)
 
 
 def test_a_layer_that_gets_no_better_with_more_bits_keeps_the_fewest() -> None:

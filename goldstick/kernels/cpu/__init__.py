@@ -82,11 +82,15 @@ class CpuBackend:
             return _missing
         if device.type != "cpu":
             return f"it runs on the CPU, not on {device.type}"
-        if spec.element != INTEGER:
-            return f"it reads integers, not {spec.element}"
+        if not self.reads(spec.element):
+            return f"it reads {'integers' if self.reads(INTEGER) else 'float elements'}, not {spec.element}"
         if spec.dtype not in PRECISIONS:
             return f"it computes in {', '.join(PRECISIONS.values())}, not in {spec.dtype}"
         return None
+
+    def reads(self, element: str) -> bool:
+        """Integers."""
+        return element == INTEGER
 
     def linear(
         self,
@@ -103,7 +107,7 @@ class CpuBackend:
         """Fake-quantize the input if the spec says so, then multiply by the dequantized weight."""
         check_input(x, bias, spec, input_scale, input_zero)
         weight = scratch_matrix(spec)
-        self._dequantize_into(weight, packed, scale, zero, spec)
+        self._dequantize_into(weight, packed, scale, zero, spec, global_scale)
         return F.linear(quantized_input(x, spec, input_scale, input_zero), weight, bias)
 
     def dequantize(
@@ -116,14 +120,19 @@ class CpuBackend:
     ) -> Tensor:
         """(u − zero) · scale, both operations rounded to the dtype of the scale."""
         weight = torch.empty(spec.out_features, spec.in_features, dtype=spec.dtype)
-        self._dequantize_into(weight, packed, scale, zero, spec)
+        self._dequantize_into(weight, packed, scale, zero, spec, global_scale)
         return weight
 
     def _dequantize_into(
-        self, weight: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec
+        self,
+        weight: Tensor,
+        packed: Tensor,
+        scale: Tensor,
+        zero: Tensor | None,
+        spec: WeightSpec,
+        global_scale: Tensor | None,
     ) -> None:
-        check_weight(packed, scale, zero, spec)
-        threads = torch.get_num_threads() if weight.numel() >= _THREADED_FROM else 1
+        check_weight(packed, scale, zero, spec, global_scale)
         _C.dequantize_rows(
             packed.detach().contiguous(),
             _as_stored(scale),
@@ -131,7 +140,7 @@ class CpuBackend:
             _as_stored(weight),
             spec.bits,
             spec.group_size,
-            threads,
+            threads_for(spec),
         )
 
 
@@ -139,6 +148,11 @@ def _as_stored(tensor: Tensor) -> Tensor:
     """A dense tensor as it crosses into C++."""
     dense = tensor.detach().contiguous()
     return dense.view(_STORED.get(dense.dtype, dense.dtype))
+
+
+def threads_for(spec: WeightSpec) -> int:
+    """Threads that a pass over one weight takes."""
+    return torch.get_num_threads() if spec.out_features * spec.in_features >= _THREADED_FROM else 1
 
 
 def scratch_matrix(spec: WeightSpec) -> Tensor:
