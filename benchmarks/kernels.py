@@ -33,6 +33,7 @@ from typing import Any
 import torch
 
 from goldstick.core.bitpack import pack_rows
+from goldstick.core.element import INTEGER
 from goldstick.jobs.bench.stopwatch import beyond_caches
 from goldstick.jobs.save.records import environment
 from goldstick.kernels import Activation
@@ -88,6 +89,7 @@ def goldstick_kernel(
     *,
     interleaved: bool = True,
     from_cpp: bool = False,
+    element: str = INTEGER,
 ) -> Kernel:
     """What a layer with a symmetric weight calls, in an optimized model or in one that was only loaded.
 
@@ -99,8 +101,8 @@ def goldstick_kernel(
     weight_bytes = packed.nbytes + scale.nbytes
 
     def call(packed: torch.Tensor, scale: torch.Tensor) -> Call:
-        layer = PreparedLinear(bits, group_size, columns, activation or "", interleaved)
-        weight = packed, scale, None, None, None, None
+        layer = PreparedLinear(bits, group_size, columns, activation or "", interleaved, element)
+        weight = packed, scale, None, None, None, None, None
         ready = layer.ready(weight)
         return without_checks(ready, rows) if from_cpp else lambda x: layer(x.to(dtype), weight)
 

@@ -33,15 +33,12 @@ from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.quantize import Quantized, execute, help_the_first
 from goldstick.jobs.save.result import Result, apply_recipe
-from goldstick.recipes.order import training_of
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import needs_data
 from goldstick.training import TrainingTask
 from goldstick.training.parallel import rank, wait_for_all
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
-
-_LOGGER = logging.getLogger("goldstick")
 
 __all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize"]
 
@@ -88,7 +85,7 @@ def apply(
     loaded = Recipe.load(recipe)
     if data is not None and not needs_data(loaded.stages):
         raise UsageError("None of the recipe's algorithms looks at data; leave out data=.")
-    if training is not None and not training_of(loaded.stages):
+    if training is not None and not any(stage.trains for stage in loaded.stages):
         raise UsageError("None of the recipe's stages trains; leave out training=.")
     batches = [] if data is None else as_batches(model, data)
     result = apply_recipe(model, loaded, inplace=inplace, batches=batches, training=training, progress=progress)
@@ -109,7 +106,8 @@ def plan(model: str | Path, recipe: RecipeLike, *, inputs: Mapping[str, Tensor] 
         FormatError: The recipe's format cannot hold the result.
     """
     given = read_inputs(Path(inputs)) if isinstance(inputs, str | Path) else inputs
-    return make_plan(find_model(model), Recipe.load(recipe), given)
+    with checkpoint_directory(find_model(model)) as directory:
+        return make_plan(directory, Recipe.load(recipe), given)
 
 
 def quantize(
@@ -134,7 +132,7 @@ def quantize(
     Of several processes that torchrun started the first does it; the others take part in what trains, and wait.
 
     Args:
-        model: A local directory in the hub's layout, a hub id, or ``reference``.
+        model: A local directory in the hub's layout, quantized or not, a GGUF file, a hub id, or ``reference``.
         recipe: Words such as ``gptq-w4a16-g128``, a YAML file, a mapping, or a :class:`Recipe`.
         output: The directory to make; it appears whole or not at all.
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
@@ -158,31 +156,31 @@ def quantize(
         RecipeError: The recipe is wrong, or illegal for this model.
         CheckpointError: What was written and read back is not what it should be.
     """
-    planned = plan(model, recipe, inputs=inputs)
-    if rank() > 0:
+    with checkpoint_directory(find_model(model)) as directory:
+        planned = plan(directory, recipe, inputs=inputs)
         local = data_directory(data_dir, model)
-        calibrate = calibration_inputs(planned.recipe.calibration, planned.source.directory, local)
-        return help_the_first(planned, Path(output), device, calibrate)
-    tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
-    local = data_directory(data_dir, model)
-    data = {"data directory": local, "calibration data": planned.recipe.calibration.dataset}
-    refuse_overlap(Path(output), {name: Path(path) for name, path in data.items() if path is not None})
-    check_output(Path(output), overwrite, resume)
-    measure = before_and_after(planned.source.directory, tasks, local, limit, progress, cache) if tasks else None
-    made = execute(
-        planned,
-        Path(output),
-        base_model=str(model),
-        overwrite=overwrite,
-        device=device,
-        proof=proof,
-        resume=resume,
-        max_memory=max_memory,
-        progress=progress,
-        calibrate=calibration_inputs(planned.recipe.calibration, planned.source.directory, local),
-        evaluate=measure,
-    )
-    wait_for_all()
+        calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
+        if rank() > 0:
+            return help_the_first(planned, Path(output), device, calibrate)
+        tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
+        data = {"data directory": local, "calibration data": planned.recipe.calibration.dataset}
+        refuse_overlap(Path(output), {name: Path(path) for name, path in data.items() if path is not None})
+        check_output(Path(output), overwrite, resume)
+        measure = before_and_after(directory, tasks, local, limit, progress, cache) if tasks else None
+        made = execute(
+            planned,
+            Path(output),
+            base_model=str(model),
+            overwrite=overwrite,
+            device=device,
+            proof=proof,
+            resume=resume,
+            max_memory=max_memory,
+            progress=progress,
+            calibrate=calibrate,
+            evaluate=measure,
+        )
+        wait_for_all()
     return made
 
 
@@ -260,8 +258,8 @@ def load(
     if optimize:
         found = optimize_model(loaded)
         for change in found.left:
-            _LOGGER.warning("%s", change)
-        _LOGGER.info("%s", found)
+            logging.getLogger("goldstick").warning("%s", change)
+        logging.getLogger("goldstick").info("%s", found)
     return loaded
 
 

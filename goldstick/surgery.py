@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 from torch import nn
@@ -18,7 +18,7 @@ from goldstick.nn import (
     QuantizedLinear,
     TiedQuantizedLinear,
 )
-from goldstick.nn.derived import in_place_of
+from goldstick.nn.derived import in_place_of, sharing
 from goldstick.nn.fused.decode_block import FusedDecodeBlock
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward
 from goldstick.nn.fused.fused_linears import obstacle
@@ -72,14 +72,17 @@ def replace_module(network: Network, site: Site, module: nn.Module) -> None:
 
 
 def tie(network: Network, site: Site, owner: Site) -> None:
-    """Let a site run on the quantized embedding that it is tied to."""
-    source = network.module(owner)
+    """Let a site run on the quantized weight that it is tied to."""
+    source, old = network.module(owner), network.module(site)
+    if not isinstance(source, PackedWeight):
+        raise StructureError(f"{site.name} is tied to {owner.name}, which is not quantized.")
     if not isinstance(source, QuantizedEmbedding):
-        raise StructureError(f"{site.name} is tied to {owner.name}, which is not a quantized embedding.")
-    if site.layout is Layout.EMBEDDING:
+        kind = _KINDS.get(site.layout, PackedWeight)
+        replace(network.model, site.module, sharing(kind, old, source))
+    elif site.layout is Layout.EMBEDDING:
         replace(network.model, site.module, source)
     else:
-        bias = getattr(network.module(site), "bias", None)
+        bias = getattr(old, "bias", None)
         replace(network.model, site.module, TiedQuantizedLinear(source, bias))
 
 
@@ -110,9 +113,25 @@ def run_through(module: nn.Module, forward: Forward) -> Callable[[], None]:
     return undo
 
 
-def forget_ties(network: Network) -> None:
-    """Tell a transformers model not to tie its embeddings again: its ties are modules now, or were cut."""
+def forget_ties(network: Network, sites: Collection[str] | None = None) -> None:
+    """Tell a transformers model not to tie weights again: they are modules now, or their ties were cut.
+
+    Args:
+        network: The network.
+        sites: Names of the tied sites, none of them at an embedding; all that is tied where ``None``.
+    """
     model: Any = network.model
+    if sites is not None:
+        gone = {network.by_name[name].parameter_name for name in sites}
+        keys = getattr(model, "all_tied_weights_keys", None) or {}
+        if keys:
+            owners = network.tied()
+            model.all_tied_weights_keys = {
+                name: source
+                for name, source in keys.items()
+                if not {name, source} & gone and owners.get(name, name) not in {owners.get(one) for one in gone}
+            }
+        return
     if hasattr(model, "config") and hasattr(model.config, "tie_word_embeddings"):
         model.config.tie_word_embeddings = False
     if hasattr(model, "all_tied_weights_keys"):

@@ -3,12 +3,10 @@
 from goldstick.algorithms.awq import AWQ
 from goldstick.algorithms.base import (
     Algorithm,
-    DataRequirement,
     Member,
     Quantizer,
     Smoother,
     SmoothScale,
-    Stage,
     TrainedQuantizer,
 )
 from goldstick.algorithms.bias_correction import BiasCorrection
@@ -24,6 +22,7 @@ from goldstick.algorithms.scop import SCOP
 from goldstick.algorithms.slb import SLB
 from goldstick.algorithms.slb_finish import SLBFinish
 from goldstick.algorithms.smoothquant import SmoothQuant
+from goldstick.algorithms.stage import DataRequirement, Stage
 from goldstick.core.registry import Registry
 
 #: Every stage a recipe can name.

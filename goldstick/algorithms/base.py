@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeGuard
 
 from torch import Tensor, nn
 
+from goldstick.algorithms.stage import DataRequirement as DataRequirement
+from goldstick.algorithms.stage import NetworkRun, NetworkStage
+from goldstick.algorithms.stage import Stage as Stage
 from goldstick.core.edits import Edit
 from goldstick.core.inputs import InputObserver
+from goldstick.core.mixture import MIXTURES
 from goldstick.core.scheme import Scheme
 from goldstick.core.trainable_wrapper import TrainableWrapper
 from goldstick.core.training import TrainingOptions
@@ -23,14 +26,6 @@ GroupSizeMismatch = Literal["error", "channel", "skip"]
 Unrecognised = Literal["leave", "error"]
 Tie = Literal["error", "untie", "keep"]
 Unfoldable = Literal["skip", "multiply"]
-
-
-class DataRequirement(StrEnum):
-    """How an algorithm meets data."""
-
-    NONE = "none"  # decides from the weights alone
-    BLOCKWISE = "blockwise"  # observes inputs, block by block
-    TRAINING = "training"  # trains stand-ins with a loss
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,26 +60,6 @@ class SmoothScale:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stage(ABC):
-    """One stage of a recipe: something that decides how a network changes.
-
-    A frozen dataclass: its fields are its options, its YAML block is its constructor call. It decides and never
-    touches the model.
-    """
-
-    __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
-
-    name: ClassVar[str]
-    #: Names that options had before → those they have.
-    renamed: ClassVar[Mapping[str, str]] = {}
-
-    @property
-    @abstractmethod
-    def data_requirement(self) -> DataRequirement:
-        """How it meets data, with the options it was given."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Algorithm(Stage):
     """A stage that acts on layers, each for itself or with those that read the same inputs.
 
@@ -112,6 +87,11 @@ class Algorithm(Stage):
         return False
 
     @property
+    def float16_ranges(self) -> bool:
+        """Whether scales, and the minimums that zeros are made of, are float16 numbers, which GGUF holds exactly."""
+        return False
+
+    @property
     def multiplies(self) -> bool:
         """Whether its layers hold a factor for each of their inputs, which some formats cannot."""
         return False
@@ -119,10 +99,6 @@ class Algorithm(Stage):
     def sites(self, network: Network) -> Sequence[Site]:
         """The targeted sites."""
         return self.targets.select(network)
-
-    def spared(self, network: Network) -> Mapping[str, str]:
-        """Parameters that it leaves alone though its targets may name them: name → the reason."""
-        return {}
 
     def smooth_scale(self, members: Sequence[Member], observer: InputObserver) -> SmoothScale:
         """Which scale moves the difficulty of an input group from where rounding hurts to where it does not.
@@ -163,7 +139,8 @@ class Quantizer(Algorithm):
     """An algorithm that turns weights into codes.
 
     Attributes:
-        scheme: What the layers become: a name such as ``w4a16-g128`` or a full :class:`Scheme`.
+        scheme: What the layers become: a name such as ``w4a16-g128``, a full :class:`Scheme`, or a mixture such as
+            ``q4_k_m``, which gives each layer a block type of GGUF files.
         targets: Which layers.
         overrides: Patterns with schemes of their own, the last match winning (mixed precision).
         group_size_mismatch: What to do where the group size does not divide a layer's inputs: stop with an ``error``,
@@ -231,12 +208,14 @@ class Quantizer(Algorithm):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedQuantizer(Quantizer):
+class TrainedQuantizer(Quantizer, NetworkStage):
     """An algorithm that turns weights into codes by training the network with stand-ins for its layers.
 
     Attributes:
         training: How long and how fast to train.
     """
+
+    leaves_codes: ClassVar[bool] = True
 
     training: TrainingOptions = field(default_factory=TrainingOptions)
 
@@ -244,6 +223,14 @@ class TrainedQuantizer(Quantizer):
     def data_requirement(self) -> DataRequirement:
         """It trains."""
         return DataRequirement.TRAINING
+
+    def learns(self) -> TrainingOptions:
+        """As its options say."""
+        return self.training
+
+    def act(self, run: NetworkRun) -> None:
+        """Train with stand-ins, and round."""
+        run.train_codes(self)
 
     def attach(self, site: Site) -> None:
         """Nothing: what it learns from is the stand-in of :meth:`relax`."""
@@ -253,5 +240,17 @@ class TrainedQuantizer(Quantizer):
         """What takes the place of the layer that holds a site's weight; the state that ``solve`` gets, when trained."""
 
 
+def rounds(stage: Stage) -> TypeGuard[Quantizer]:
+    """Whether a stage turns weights into codes."""
+    return isinstance(stage, Quantizer) and stage.quantizes
+
+
+def smooths(stage: Stage) -> TypeGuard[Algorithm]:
+    """Whether a stage chooses scales for input groups."""
+    return isinstance(stage, Algorithm) and stage.smooths
+
+
 def _parse(scheme: Scheme | str) -> Scheme:
-    return Scheme.parse(scheme) if isinstance(scheme, str) else scheme
+    if not isinstance(scheme, str):
+        return scheme
+    return Scheme.parse(MIXTURES[scheme].general if scheme in MIXTURES else scheme)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from goldstick.algorithms.base import DataRequirement, Stage
+from goldstick.algorithms.stage import BiasCorrector
+from goldstick.structure.network import Network, Site
 from goldstick.structure.targets import Targets
 
 
 @dataclass(frozen=True, kw_only=True)
-class BiasCorrection(Stage):
+class BiasCorrection(BiasCorrector):
     """Bias correction on data (arXiv 1906.04721, section 4.2): b ← b + E[W·x] − E[Ŵ·x], layer after layer.
 
     The means are those of the calibration data, as they arrive from the layers rounded before. It pays where a channel
@@ -25,7 +27,6 @@ class BiasCorrection(Stage):
 
     targets: Targets = field(default_factory=Targets)
 
-    @property
-    def data_requirement(self) -> DataRequirement:
-        """It looks at outputs, block by block."""
-        return DataRequirement.BLOCKWISE
+    def sites(self, network: Network) -> Sequence[Site]:
+        """The targeted sites of torch's own layers."""
+        return [site for site in self.targets.select(network) if site.torchs]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from goldstick.algorithms.base import DataRequirement, Stage
+from goldstick.algorithms.stage import DataRequirement, Place, Stage
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.seed import check_seed
 from goldstick.errors import RecipeError
@@ -44,6 +44,7 @@ class BlockReconstruction(Stage):
     """
 
     data_requirement: ClassVar[DataRequirement] = DataRequirement.BLOCKWISE
+    place: ClassVar[Place] = Place.LAST
 
     steps: int = 200
     seed: int = 0

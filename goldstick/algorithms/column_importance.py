@@ -10,16 +10,25 @@ from torch import Tensor
 from goldstick.errors import QuantizationError
 
 #: Where scales and zeros come from.
-RangeSearch = Literal["minmax", "mse", "imatrix", "hqq"]
+RangeSearch = Literal["minmax", "mse", "imatrix", "hqq", "ggml", "ggml-imatrix"]
+#: The searches that look at the importance of columns.
+WITH_IMPORTANCE: tuple[RangeSearch, ...] = ("imatrix", "ggml-imatrix")
+#: The published searches of ggml.
+OF_GGML: tuple[RangeSearch, ...] = ("ggml", "ggml-imatrix")
+
+
+def without_importance(search: RangeSearch) -> RangeSearch:
+    """What takes the place of a search where nothing is known of the inputs."""
+    return {"imatrix": "mse", "ggml-imatrix": "ggml"}.get(search, search)  # type: ignore[return-value]
 
 
 def importance_of_matrices(weight: Tensor, importance: Tensor | None, search: RangeSearch) -> Tensor | None:
     """float64 [matrices, in], checked; ``None`` for searches that do not use it."""
-    if (importance is not None) != (search == "imatrix"):
+    if (importance is not None) != (search in WITH_IMPORTANCE):
         raise QuantizationError(
-            f"The search {search} takes no importance; imatrix does."
+            f"The search {search} takes no importance; {' and '.join(WITH_IMPORTANCE)} do."
             if importance is not None
-            else "The search imatrix needs an importance of each input; without data use mse."
+            else f"The search {search} needs an importance of each input; without data use mse or ggml."
         )
     if importance is None:
         return None

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from goldstick.core.element import INTEGER
 from goldstick.core.grid import Grid
-from goldstick.core.qtensor import QuantizedTensor, codes_on_grid
+from goldstick.core.qtensor import QuantizedTensor, codes_above_minimums, codes_on_grid
 from goldstick.core.rows import row_chunks
 
 _BLOCK = 128
+#: Bits of codes up to which the C++ operator solves them: of tables, of integers.
+_FUSED_BITS = (4, 8)
 
 Block = tuple[Tensor, Tensor]  # codes uint8 [rows, width], errors float64 [rows, width]
 
@@ -42,11 +44,13 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
     group = order // width
     codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     squares = torch.zeros(len(weight), dtype=torch.float64, device=weight.device)
+    # What superblocks stand for is exact in float32, and what runs them may compute in it.
+    kept = "float32" if ranges.grid.superblock else str(ranges.scale.dtype).removeprefix("torch.")
     solve = _fused(weight.device, ranges.grid) or solve_block
     for part in row_chunks(weight, copies=8):
         work = weight[part][:, order].float().double()  # [rows, in]
         steps = ranges.rows(part).steps()
-        zero = None if ranges.zero is None else ranges.zero[part]
+        zero = ranges.rows(part).shifts()
         for start in range(0, len(order), _BLOCK):
             stop = min(start + _BLOCK, len(order))
             here = slice(start, stop)
@@ -58,7 +62,8 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
                 group[here],
                 ranges.grid.bits,
                 ranges.grid.element,
-                str(ranges.scale.dtype).removeprefix("torch."),
+                kept,
+                ranges.grid.minimums,
             )
             codes[part, order[here]] = block
             squares[part] += errors.square().sum(-1)
@@ -76,6 +81,7 @@ def solve_block(
     bits: int,
     element: str = INTEGER,
     dtype: str = "",
+    minimums: bool = False,
 ) -> Block:
     """One block of columns in plain torch; ``goldstick::gptq_block`` does the same, bit for bit.
 
@@ -86,11 +92,12 @@ def solve_block(
         weight: float64 [rows, width], errors of earlier blocks taken off.
         factor: The block's own part of U, float64 [width, width].
         steps: float [rows, groups], what values are multiplied by.
-        zero: float [rows, groups], or ``None`` for a symmetric grid.
+        zero: float [rows, groups], or ``None`` for a symmetric grid; of superblocks the minimums.
         group: int64 [width], the group of each column.
         bits: Bits of a code.
         element: What codes stand for.
         dtype: Name of the dtype of the scales, that of the steps where empty.
+        minimums: Whether groups have minimums in the place of zeros.
     """
     grid = Grid(bits=bits, symmetric=zero is None, element=element)
     kept = getattr(torch, dtype) if dtype else steps.dtype
@@ -100,10 +107,15 @@ def solve_block(
     for j, g in enumerate(group.tolist()):
         step = steps[:, g]
         middle = None if zero is None else zero[:, g]
-        code = codes_on_grid(columns[j].float().unsqueeze(-1), step, middle, grid).squeeze(-1).to(torch.uint8)
-        if grid.float_element is not None:
+        column = columns[j].float().unsqueeze(-1)
+        if minimums and middle is not None:
+            code = codes_above_minimums(column, step, middle, grid.code_max).squeeze(-1).to(torch.uint8)
+            number = code.float() * step - middle
+        elif grid.float_element is not None:
+            code = codes_on_grid(column, step, middle, grid).squeeze(-1).to(torch.uint8)
             number = (grid.float_element.numbers(code) * step.float()).to(kept)
         else:
+            code = codes_on_grid(column, step, middle, grid).squeeze(-1).to(torch.uint8)
             number = (code.to(step.dtype) - (grid.midpoint if middle is None else middle.to(step.dtype))) * step
         errors[j] = (columns[j] - number.double()) / factor[j, j]
         codes[j] = code
@@ -114,6 +126,6 @@ def solve_block(
 
 def _fused(device: torch.device, grid: Grid) -> Callable[..., Block] | None:
     """The C++ operator, where it is built and loaded."""
-    if device.type != "cpu" or not grid.integers or not hasattr(torch.ops.goldstick, "gptq_block"):
+    if device.type != "cpu" or grid.bits > _FUSED_BITS[grid.integers] or not hasattr(torch.ops.goldstick, "gptq_block"):
         return None
-    return lambda *arguments: cast(Block, torch.ops.goldstick.gptq_block(*arguments[:6]))
+    return lambda *arguments: cast(Block, torch.ops.goldstick.gptq_block(*arguments))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from goldstick.algorithms.base import DataRequirement, Stage
+from goldstick.algorithms.stage import Rewriter
 from goldstick.core.edits import Fold
 from goldstick.errors import RecipeError
 from goldstick.structure.homogeneous_pairs import Pair, find_homogeneous_pairs
@@ -19,7 +19,7 @@ _SETTLED = 1e-3
 
 
 @dataclass(frozen=True, kw_only=True)
-class CrossLayerEqualization(Stage):
+class CrossLayerEqualization(Rewriter):
     """Cross-layer equalization (arXiv 1906.04721, section 4.1), for networks in memory.
 
     Of two convolutions with nothing but a ReLU between them, channel i of the first is divided by sᵢ and the columns of
@@ -33,17 +33,13 @@ class CrossLayerEqualization(Stage):
     """
 
     name: ClassVar[str] = "equalize"
+    nothing: ClassVar[str] = "No two convolutions of this {} follow one another with nothing but a ReLU between"
 
     rounds: int = 20
 
     def __post_init__(self) -> None:
         if not 1 <= self.rounds <= 1000:
             raise RecipeError(f"equalize goes through the pairs 1 to 1000 times, not {self.rounds}.")
-
-    @property
-    def data_requirement(self) -> DataRequirement:
-        """It runs the network on a batch, to see what follows what."""
-        return DataRequirement.BLOCKWISE
 
     def find(self, model: nn.Module, inputs: Mapping[str, Any]) -> list[Fold]:
         """The edits; ``inputs`` are some keyword arguments of the model's forward."""

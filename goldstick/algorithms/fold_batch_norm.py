@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from goldstick.algorithms.base import DataRequirement, Stage
+from goldstick.algorithms.stage import Place, Rewriter
 from goldstick.core.edits import FoldNorm
 from goldstick.structure.network import Network
 from goldstick.structure.norm_folding import find_norm_folds
@@ -16,7 +16,7 @@ from goldstick.structure.targets import Targets
 
 
 @dataclass(frozen=True, kw_only=True)
-class FoldBatchNorm(Stage):
+class FoldBatchNorm(Rewriter):
     """Folds batch norms into the convolutions before them (arXiv 1712.05877, section 3.2), for networks in memory.
 
     The network computes what it did before, with a layer less for each, and what is rounded afterwards is what the
@@ -28,13 +28,10 @@ class FoldBatchNorm(Stage):
     """
 
     name: ClassVar[str] = "fold_batch_norm"
+    place: ClassVar[Place] = Place.FIRST
+    nothing: ClassVar[str] = "No batch norm of this {} follows a convolution that nothing else reads"
 
     targets: Targets = field(default_factory=Targets)
-
-    @property
-    def data_requirement(self) -> DataRequirement:
-        """It runs the network on a batch, to see what follows what."""
-        return DataRequirement.BLOCKWISE
 
     def find(self, model: nn.Module, inputs: Mapping[str, Any]) -> list[FoldNorm]:
         """The edits; ``inputs`` are some keyword arguments of the model's forward."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms.base import DataRequirement, Quantizer
+from goldstick.algorithms.column_importance import OF_GGML, WITH_IMPORTANCE, without_importance
 from goldstick.algorithms.column_loop import solve_columns
 from goldstick.algorithms.gptaq import gptaq_target
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
@@ -89,7 +90,7 @@ def solve_gptq(
                 fallback=f"{bad} values of the {name} are NaN or infinite",
             )
     # The diagonal of a Hessian that cannot be used may be negative.
-    importance = hessian.diagonal().clamp(min=0) if search == "imatrix" else None
+    importance = hessian.diagonal().clamp(min=0) if search in WITH_IMPORTANCE else None
     rounded = quantize_with_search(weight, grid, search, importance)
     dead = hessian.diagonal() == 0
     count = int(dead.sum())
@@ -97,7 +98,9 @@ def solve_gptq(
         return Solution(tensor=rounded, dead=count, fallback="the Hessian is zero: no input ever reached the layer")
     mean = float(hessian.diagonal()[~dead].mean())
     rivals: dict[str, QuantizedTensor] = {search: rounded}
-    if search != "minmax":
+    if search == "ggml-imatrix":
+        rivals["ggml"] = quantize_with_search(weight, grid, "ggml")
+    elif search not in ("minmax", "ggml"):
         rivals["minmax"] = quantize_with_search(weight, grid, "minmax")
     columns = column_order(hessian.diagonal(), grid, order)
     memo = {} if memo is None else memo
@@ -142,7 +145,7 @@ def _undamped(weight: Tensor, solved: QuantizedTensor, squares: Tensor, shift: f
 
 def _rounded_without_data(weight: Tensor, grid: Grid, search: RangeSearch) -> QuantizedTensor:
     """Rounding to nearest where the inputs cannot be trusted to say what is important."""
-    return quantize_with_search(weight, grid, "mse" if search == "imatrix" else search)
+    return quantize_with_search(weight, grid, without_importance(search))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +157,8 @@ class GPTQ(Quantizer):
 
     Attributes:
         range_search: Where scales come from, before any column moves: the ``minmax`` of the values, the shrunken
-            range of least error (``mse``), or the same with errors weighted by the diagonal of H (``imatrix``).
+            range of least error (``mse``), or the same with errors weighted by the diagonal of H (``imatrix``); for
+            block types of GGUF files the published search, plain or so weighted (``ggml``, ``ggml-imatrix``).
         order: Which columns come first: those of large inputs inside each group and the groups of the largest first
             (``gar``), those of large inputs anywhere (``activation``), or as they are (``natural``). None of them
             costs anything at run time.
@@ -171,7 +175,7 @@ class GPTQ(Quantizer):
     compensates: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {**Quantizer.renamed, "asymmetric": "gptaq"}
 
-    range_search: Literal["minmax", "mse", "imatrix"] = "mse"
+    range_search: Literal["minmax", "mse", "imatrix", "ggml", "ggml-imatrix"] = "mse"
     order: Order = "gar"
     damping: float = 0.01
     token_floor: float = 0.5
@@ -188,6 +192,16 @@ class GPTQ(Quantizer):
             raise RecipeError(f"alpha is how much of the drift is made up for, 0 to 1, not {self.alpha}.")
         if self.order not in get_args(Order):
             raise RecipeError(f"order is gar, activation or natural, not {self.order!r}.")
+
+    @property
+    def fractional_zeros(self) -> bool:
+        """True for minimums."""
+        return self.float16_ranges
+
+    @property
+    def float16_ranges(self) -> bool:
+        """True for the searches of ggml."""
+        return self.range_search in OF_GGML
 
     @property
     def needs_float_inputs(self) -> bool:

@@ -1,4 +1,4 @@
-"""KV cache: keys and values as int8."""
+"""KV cache: keys and values as int8 or FP8."""
 
 from __future__ import annotations
 
@@ -6,29 +6,41 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from goldstick.algorithms.base import DataRequirement, Stage
-from goldstick.core.kv_cache import KVGranularity, KVMode, KVRanges, KVScales, KVScheme, KVSettings, kv_scale
+from goldstick.algorithms.stage import CacheQuantizer, DataRequirement
+from goldstick.core.kv_cache import KVDtype, KVGranularity, KVMode, KVRanges, KVScales, KVScheme, KVSettings, kv_scale
 from goldstick.errors import QuantizationError
+
+#: What shares scales of keys and of values where nothing is said: of static int8 and FP8, and of a dynamic cache.
+_DEFAULTS: Mapping[str, tuple[KVGranularity, KVGranularity]] = {
+    "int8": ("channel", "head"),
+    "fp8": ("tensor", "tensor"),
+    "dynamic": ("head", "head"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
-class KVCache(Stage):
-    """Store keys and values as int8: x̂ = clamp(round(x / s), −127, 127) · s with s = max|x| / 127.
+class KVCache(CacheQuantizer):
+    """Store keys and values as int8: x̂ = clamp(round(x / s), −127, 127) · s with s = max|x| / 127; or as FP8 (E4M3),
+    to whose nearest number x / s is rounded, with s = max|x| / 448.
 
     Static scales come from calibration data, seen where the cache sees them: keys after rotary embedding. Keys have
     channels far larger than others, values have not (KIVI, arXiv 2402.02750), hence the defaults. A dynamic cache has
     a scale for each token and head and needs no data. No weight changes, so it goes with every weight stage.
 
     Attributes:
+        dtype: ``int8`` or ``fp8``.
         mode: ``static`` or ``dynamic``.
-        keys: What shares one static scale among the keys: ``channel`` (the default), ``head`` or ``tensor``.
-        values: The same for the values; ``head`` by default. ``tensor`` for both is what other tools read.
+        keys: What shares one static scale among the keys: ``channel`` (the default of int8), ``head`` or ``tensor``
+            (that of fp8).
+        values: The same for the values; ``head`` by default, of fp8 ``tensor``. ``tensor`` for both is what other tools
+            read.
         window: How many of the newest tokens stay in float.
         sinks: How many of the first tokens stay in float.
     """
 
     name: ClassVar[str] = "kv_cache"
 
+    dtype: KVDtype = "int8"
     mode: KVMode = "static"
     keys: KVGranularity | None = None
     values: KVGranularity | None = None
@@ -46,10 +58,12 @@ class KVCache(Stage):
     @property
     def scheme(self) -> KVScheme:
         """How keys and values will be stored."""
+        keys, values = _DEFAULTS[self.dtype if self.mode == "static" else self.mode]
         return KVScheme(
+            dtype=self.dtype,
             mode=self.mode,
-            keys=self.keys or ("channel" if self.mode == "static" else "head"),
-            values=self.values or "head",
+            keys=self.keys or keys,
+            values=self.values or values,
             window=self.window,
             sinks=self.sinks,
         )
@@ -67,7 +81,8 @@ class KVCache(Stage):
         if self.mode == "static":
             for layer, seen in sorted(ranges.items()):
                 try:
-                    keys, values = kv_scale(seen.keys, self.scheme.keys), kv_scale(seen.values, self.scheme.values)
+                    keys = kv_scale(seen.keys, self.scheme.keys, self.dtype)
+                    values = kv_scale(seen.values, self.scheme.values, self.dtype)
                 except QuantizationError as error:
                     raise QuantizationError(f"The KV cache of layer {layer} cannot be quantized: {error}") from error
                 scales[layer] = KVScales(keys=keys, values=values)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,11 +9,12 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from goldstick.algorithms.column_importance import OF_GGML, importance_of_matrices, relative
 from goldstick.algorithms.column_importance import RangeSearch as RangeSearch
-from goldstick.algorithms.column_importance import importance_of_matrices, relative
+from goldstick.algorithms.ggml.rounding import quantize_as_ggml
 from goldstick.algorithms.range_error import deviation, least_error_range
 from goldstick.core.grid import Grid
-from goldstick.core.qtensor import QuantizedTensor, in_groups, quantize_on_grid, scale_dtype
+from goldstick.core.qtensor import QuantizedTensor, in_groups, joined, quantize_on_grid, scale_dtype
 from goldstick.core.rows import as_rows, row_chunks
 from goldstick.core.stored_scale import global_scale_for, stored_scale
 from goldstick.errors import QuantizationError
@@ -71,10 +71,10 @@ def quantize_with_search(
     Args:
         weight: float [..., out, in].
         grid: What it is rounded to.
-        search: Where scales and zeros come from.
-        importance: For the search ``imatrix``, and for it alone: what the error of each column counts, 0 or more,
-            float [in], or [..., in] with one row for each matrix. A group in which nothing counts is searched as if
-            all columns counted alike.
+        search: Where scales and zeros come from. Superblocks have the search of ggml, whatever this says.
+        importance: For the searches ``imatrix`` and ``ggml-imatrix``, and for them alone: what the error of each column
+            counts, 0 or more, float [in], or [..., in] with one row for each matrix. A group in which nothing counts is
+            searched as if all columns counted alike.
         largest: For grids whose scales have a scale, the largest magnitude that this is made for, float [..., 1, 1];
             that of the weight where ``None``.
         plain: Whether scales and codes of float elements are to be those of compressed-tensors, bit for bit: quotients
@@ -88,6 +88,8 @@ def quantize_with_search(
     if search in ("mse", "imatrix"):  # the scales of all candidates are there at once
         copies += 4 * _SHRINK_STEPS // grid.group_width(weight.shape[-1])
     columns = importance_of_matrices(weight, importance, search)
+    if search in OF_GGML or grid.superblock is not None:
+        return quantize_as_ggml(weight, grid, columns)
     if columns is None:
         return quantize_with_ranges(weight, grid, _SEARCHES[search], copies, largest, plain=plain)
     matrices = weight.reshape(-1, *weight.shape[-2:]) if weight.ndim > 2 else weight.unsqueeze(0)
@@ -95,7 +97,7 @@ def quantize_with_search(
     for matrix, counts in zip(matrices, columns, strict=True):
         weighted = partial(mse, importance=relative(in_groups(counts.to(weight.device), grid)))
         pieces.append(quantize_with_ranges(matrix, grid, weighted, copies, largest))
-    return _joined(pieces, weight.shape, grid)
+    return joined(pieces, weight.shape, grid)
 
 
 def quantize_with_ranges(
@@ -107,7 +109,7 @@ def quantize_with_ranges(
     *,
     plain: bool = False,
 ) -> QuantizedTensor:
-    """:func:`quantize_with_search` with any function that finds ranges.
+    """:func:`quantize_with_search` with any function that finds ranges; superblocks have a search of their own.
 
     Args:
         weight: float [..., out, in].
@@ -117,11 +119,13 @@ def quantize_with_ranges(
         largest: As in :func:`quantize_with_search`.
         plain: As in :func:`quantize_with_search`.
     """
+    if grid.superblock is not None:
+        return quantize_as_ggml(weight, grid)
     rows = as_rows(weight)
     kept = ScaleDtype(scale_dtype(weight.dtype), own=weight.dtype if plain and not grid.integers else None)
     if not (grid.tensor_scaled or grid.granularity in ("block", "tensor")):
         pieces = [_quantize_rows(rows[part], grid, search, kept) for part in row_chunks(rows, copies)]
-        return _joined(pieces, weight.shape, grid)
+        return joined(pieces, weight.shape, grid)
     pieces = []
     for index, matrix in enumerate(rows.reshape(-1, *weight.shape[-2:])):
         if grid.tensor_scaled:
@@ -131,22 +135,7 @@ def quantize_with_ranges(
         tall = len(matrix) if grid.granularity == "tensor" else grid.group_size or 1
         tall = 1 if grid.granularity == "group" else tall
         pieces += [_quantize_rows(matrix[part], grid, search, kept, tall) for part in row_chunks(matrix, copies, tall)]
-    return _joined(pieces, weight.shape, grid)
-
-
-def _joined(pieces: Sequence[QuantizedTensor], shape: torch.Size, grid: Grid) -> QuantizedTensor:
-    """One tensor of a shape from consecutive pieces of its rows."""
-    lead = shape[:-1]
-    zeros = [piece.zero for piece in pieces if piece.zero is not None]
-    divisors = [piece.global_scale for piece in pieces if piece.global_scale is not None]
-    divisors = divisors[:: max(1, len(divisors) // max(1, math.prod(shape[:-2])))]  # one of the pieces of a matrix
-    return QuantizedTensor(
-        codes=torch.cat([piece.codes for piece in pieces]).reshape(shape),
-        scale=torch.cat([piece.scale for piece in pieces]).reshape(*lead, -1),
-        zero=torch.cat(zeros).reshape(*lead, -1) if zeros else None,
-        grid=grid,
-        global_scale=torch.stack(divisors).reshape(*shape[:-2], 1, 1) if divisors else None,
-    )
+    return joined(pieces, weight.shape, grid)
 
 
 def _quantize_rows(rows: Tensor, grid: Grid, search: FindRange, kept: ScaleDtype, tall: int = 1) -> QuantizedTensor:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from goldstick.algorithms.base import DataRequirement, Stage
+from goldstick.algorithms.stage import Rotation
 from goldstick.core.edits import Rotate
 from goldstick.core.seed import check_seed
 from goldstick.errors import RecipeError
@@ -16,7 +16,7 @@ from goldstick.structure.rotation.search import find_rotation
 
 
 @dataclass(frozen=True, kw_only=True)
-class RandomRotation(Stage):
+class RandomRotation(Rotation):
     """QuaRot's rotation of the weights (arXiv 2404.00456), without its online transforms; needs no data.
 
     With h' = h·Q on the residual and v' = v·Q₂ in every head, the model computes what it did before. A channel that was
@@ -31,7 +31,6 @@ class RandomRotation(Stage):
 
     name: ClassVar[str] = "rotate"
 
-    seed: int = 0
     residual: bool = True
     heads: bool = True
 
@@ -39,11 +38,6 @@ class RandomRotation(Stage):
         check_seed(self.seed)
         if not (self.residual or self.heads):
             raise RecipeError("rotate turns nothing with residual: false and heads: false; leave the stage out.")
-
-    @property
-    def data_requirement(self) -> DataRequirement:
-        """It looks at no data."""
-        return DataRequirement.NONE
 
     def find(self, network: Network, inputs: Mapping[str, Any]) -> RotationPlan:
         """What is to be turned in ``network``, proven; ``inputs`` are some keyword arguments of its forward.

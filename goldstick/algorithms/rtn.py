@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms.base import DataRequirement, Quantizer
+from goldstick.algorithms.column_importance import OF_GGML, WITH_IMPORTANCE
 from goldstick.algorithms.observers import Observers, observers_for, observers_of
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.core.edits import Edit, Quantize
@@ -28,7 +29,8 @@ class RTN(Quantizer):
     Attributes:
         range_search: Where scales come from: the ``minmax`` of the values, the shrunken range of least error
             (``mse``), the same with each column's error counting as much as its inputs are large on calibration data
-            (``imatrix``), or ``hqq``, which also moves the zero to a real number (asymmetric grids only).
+            (``imatrix``), or ``hqq``, which also moves the zero to a real number (asymmetric grids only). ``ggml`` and
+            ``ggml-imatrix`` are the published searches of llama.cpp's block types, byte for byte.
     """
 
     name: ClassVar[str] = "rtn"
@@ -44,16 +46,25 @@ class RTN(Quantizer):
                         f"range_search hqq moves zeros, which the symmetric scheme {scheme.label} does not have; "
                         f"use {scheme.label}-asym, or range_search mse."
                     )
+                if scheme.weight.superblock is not None:
+                    raise RecipeError(
+                        f"range_search hqq moves zeros, and {scheme.label} has whole minimums; use range_search ggml."
+                    )
 
     @property
     def fractional_zeros(self) -> bool:
-        """True for ``hqq``."""
-        return self.range_search == "hqq"
+        """True for ``hqq``, and for minimums."""
+        return self.range_search == "hqq" or self.float16_ranges
+
+    @property
+    def float16_ranges(self) -> bool:
+        """True for the searches of ggml."""
+        return self.range_search in OF_GGML
 
     @property
     def data_requirement(self) -> DataRequirement:
         """``imatrix`` observes inputs; the other searches look at weights only."""
-        return DataRequirement.BLOCKWISE if self.range_search == "imatrix" else DataRequirement.NONE
+        return DataRequirement.BLOCKWISE if self.range_search in WITH_IMPORTANCE else DataRequirement.NONE
 
     def attach(self, site: Site) -> InputObserver | list[InputObserver] | None:
         """The statistics of the site's inputs, one for each expert, for ``imatrix`` and for the range of a static input
@@ -66,16 +77,19 @@ class RTN(Quantizer):
         Raises:
             QuantizationError: The weight, or more than 1 % of the inputs, hold NaN or infinity.
         """
-        if self.range_search != "imatrix":
+        if self.range_search not in WITH_IMPORTANCE:
             plain = self.range_search == "minmax"
             tensor, notes = quantize_with_search(weight, scheme.weight, self.range_search, plain=plain), {}
         elif state is None:
-            raise QuantizationError("The search imatrix needs the statistics of the layer's inputs.")
+            raise QuantizationError(f"The search {self.range_search} needs the statistics of the layer's inputs.")
         else:
             observers = observers_of(state, weight)
             importance = torch.stack([observer.mean_square() for observer in observers])
             importance = importance.reshape(*weight.shape[:-2], weight.shape[-1])
-            tensor, notes = quantize_with_search(weight, scheme.weight, "imatrix", importance), _notes(observers)
+            tensor, notes = (
+                quantize_with_search(weight, scheme.weight, self.range_search, importance),
+                _notes(observers),
+            )
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from goldstick.algorithms.base import DataRequirement, Stage
 from goldstick.algorithms.channel_choice import Choice, Scope, lowest, to_share
+from goldstick.algorithms.stage import DataRequirement, NetworkRun, NetworkStage
 from goldstick.core.layout import Layout
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError
-from goldstick.structure.network import Network
+from goldstick.structure.network import Network, Site
 from goldstick.structure.targets import Targets
 
 
 @dataclass(frozen=True, kw_only=True)
-class SCOP(Stage):
+class SCOP(NetworkStage):
     """Scientific control for reliable pruning (arXiv 2010.10732), which really cuts channels and heads.
 
     With the network frozen, a gate β for each channel learns, from the loss on real data, to mix what real data and
@@ -44,6 +44,10 @@ class SCOP(Stage):
     """
 
     name: ClassVar[str] = "scop"
+    remedy: ClassVar[str] = "prune before it"
+    unforeseen: ClassVar[str] = (
+        "Shapes and sizes are those before scop cuts channels; how many go is known only when it has scored them."
+    )
 
     targets: Targets = field(default_factory=Targets)
     rate: float | None = 0.45
@@ -76,8 +80,16 @@ class SCOP(Stage):
         """It trains."""
         return DataRequirement.TRAINING
 
-    def layers(self, network: Network) -> list[str]:
-        """Paths of the layers whose output channels may go.
+    def learns(self) -> TrainingOptions:
+        """As its options say."""
+        return self.training
+
+    def act(self, run: NetworkRun) -> None:
+        """Score and cut."""
+        run.prune(self)
+
+    def sites(self, network: Network) -> Sequence[Site]:
+        """The layers whose output channels may go.
 
         The first layer is spared, unless it lies in a repeated block behind an embedding, which then is the first.
 
@@ -88,9 +100,7 @@ class SCOP(Stage):
         first = next((path for path, module in network.model.named_modules() if _multiplies(module)), None)
         behind = any(site.role == "embedding" for site in network.sites[:1]) and bool(network.blocks)
         spared = {first} if not self.ends and not behind else set()
-        return [
-            site.module for site in self.targets.select(network) if site.layout in kinds and site.module not in spared
-        ]
+        return [site for site in self.targets.select(network) if site.layout in kinds and site.module not in spared]
 
     def choose(
         self, scores: Mapping[str, Tensor], left_of: Callable[[Choice], Mapping[str, float]], steps: Mapping[str, int]

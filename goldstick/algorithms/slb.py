@@ -167,8 +167,10 @@ class SLB(TrainedQuantizer):
                     f"slb trains with activations in float or rounded for each token, and {scheme.label} gives them "
                     "one scale; use a scheme such as w4a8-dynamic-g128."
                 )
-            if not scheme.weight.integers:
-                raise RecipeError(f"slb trains integer codes, and {scheme.label} has none; use gptq or awq for it.")
+            if not scheme.weight.plain:
+                raise RecipeError(
+                    f"slb trains integer codes with float scales, and {scheme.label} has none; use gptq or awq for it."
+                )
             if scheme.weight.symmetric and scheme.weight.bits == 1:
                 raise RecipeError(
                     f"The levels of {scheme.label} would be −1 and 0; use w1a16-channel-asym, which has −α, α."

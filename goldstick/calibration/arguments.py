@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from goldstick.errors import StructureError
 from goldstick.structure.calls import ForwardLeft, standing_in
-from goldstick.structure.trace import is_cache, map_tensors, tensor_identity, tensors_in, without_caches
+from goldstick.structure.trace import is_cache, is_filled, map_tensors, tensor_identity, tensors_in, without_caches
 
 #: Name of the hidden state where a block takes it by keyword.
 _HIDDEN = "hidden_states"
@@ -85,7 +85,8 @@ def block_calls(
 
     Raises:
         StructureError: The model does not call its blocks in this way, or one of them more than once; it does
-            something with a hidden state between two blocks; they hand on a second one beside it, or share layers.
+            something with a hidden state between two blocks; they hand on a second one beside it, share layers, or read
+            a cache that was filled before them.
     """
     _refuse_shared_layers(model, blocks)
     calls: dict[str, BlockCall] = {}
@@ -109,6 +110,8 @@ def block_calls(
                 raise StructureError(f"The model's forward calls {path} more than once.")
             if path != blocks[len(calls)]:
                 raise StructureError(f"The model's forward calls {path} before {blocks[len(calls)]}.")
+            if not calls and any(is_filled(value) for value in (*args, *kwargs.values())):
+                raise StructureError(f"{path} reads keys and values that another part of the model has cached before.")
             if handed and tensor_identity(hidden) != tensor_identity(handed[-1]):
                 raise StructureError(f"{path} is not given what the block before it gives, but something made of it.")
             others = {name: value for name, value in kwargs.items() if name != _HIDDEN}

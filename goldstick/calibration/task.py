@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from goldstick.algorithms.base import Algorithm, Quantizer
+from goldstick.algorithms.base import Algorithm, Quantizer, Stage
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.core.edits import Quantize
 from goldstick.core.scheme import Scheme
 from goldstick.structure.network import Site
+
+AnyStage_co = TypeVar("AnyStage_co", bound=Stage, covariant=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,15 +37,16 @@ class Assignment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Smoothing:
-    """A stage that scales the inputs of groups before they are quantized.
+class Step(Generic[AnyStage_co]):
+    """A stage, and what it acts on in a network.
 
     Attributes:
         stage: The stage.
-        sites: Names of the sites it is meant for. A group that is meant only in part is left as it is.
+        sites: Names of the sites; of a stage that scales inputs those it is meant for. A group of layers that is meant
+            only in part is left as it is.
     """
 
-    stage: Algorithm
+    stage: AnyStage_co
     sites: frozenset[str]
 
 
@@ -66,7 +69,7 @@ class Work:
 
     tasks: Mapping[str, Assignment]
     decide: Decide
-    smoothing: tuple[Smoothing, ...] = field(default=())
+    smoothing: tuple[Step[Algorithm], ...] = field(default=())
     reconstruction: BlockReconstruction | None = None
     corrected: frozenset[str] = frozenset()
     revise: Callable[[Assignment, Tensor, Quantize], None] = lambda task, weight, edit: None

@@ -1,9 +1,9 @@
 """The quantized KV cache on disk: a sidecar that holds it exactly, and what other readers understand of it.
 
 ``goldstick_kv_cache.json`` holds the scheme and every scale. No other tool reads it. compressed-tensors can say a scale
-for a whole tensor (``kv_cache_scheme`` with ``strategy: tensor``, scales ``….self_attn.k_scale`` and ``….v_scale``) or
-for each token at run time, and not channels, float windows or a scheme of their own for values; a checkpoint in that
-format gets the nearest of the two as well.
+for a whole tensor or each head (``kv_cache_scheme`` with ``strategy: tensor`` or ``attn_head``, scales
+``….self_attn.k_scale`` and ``….v_scale``) or for each token at run time, and not channels, float windows or a scheme of
+their own for values; a checkpoint in that format gets the nearest of these as well.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ from goldstick.formats.base import StorageFormat
 
 KV_SIDECAR = "goldstick_kv_cache.json"
 KV_VERSION = 1
+#: What compressed-tensors calls the dtypes of codes.
+_TYPES = {"int8": "int", "fp8": "float"}
+#: How the names of its scales end.
+KV_SCALES = (".k_scale", ".v_scale")
 #: Key-value heads that a layer may have; a stored scale has one value, or one for each.
 _MOST_HEADS = 65536
 
@@ -84,21 +88,28 @@ def attention_modules(model: nn.Module) -> dict[int, str]:
 
 
 def kv_config(scheme: KVScheme) -> dict[str, Any]:
-    """The ``kv_cache_scheme`` of compressed-tensors that lies nearest: by tensor, or by token at run time."""
+    """The ``kv_cache_scheme`` of compressed-tensors that lies nearest: by tensor or head, or by token at run time."""
     dynamic = scheme.mode == "dynamic"
-    strategy = "token" if dynamic else "tensor"
-    return {"num_bits": 8, "type": "int", "symmetric": True, "strategy": strategy, "dynamic": dynamic}
+    strategy = "token" if dynamic else "attn_head" if _by_head(scheme) else "tensor"
+    return {"num_bits": 8, "type": _TYPES[scheme.dtype], "symmetric": True, "strategy": strategy, "dynamic": dynamic}
+
+
+def _by_head(scheme: KVScheme) -> bool:
+    """Whether readers get a scale for each head: those of int8 do not take them."""
+    return scheme.dtype == "fp8" and (scheme.keys, scheme.values) == ("head", "head")
 
 
 def kv_tensors(settings: KVSettings, modules: Mapping[int, str], dtype: torch.dtype) -> dict[str, Tensor]:
-    """``k_scale`` and ``v_scale`` [1] of every layer: the largest of its scales, which covers all its ranges.
+    """``k_scale`` and ``v_scale`` of every layer: [1], the largest of its scales, which covers all its ranges; those of
+    FP8 by head as they are, [heads, 1, 1].
 
     Rounded up where ``dtype`` is coarser than float32, so that it still does.
     """
     tensors = {}
     for layer, scales in settings.scales.items():
         for name, scale in (("k_scale", scales.keys), ("v_scale", scales.values)):
-            tensors[f"{modules[layer]}.{name}"] = _rounded_up(scale.amax().reshape(1), dtype)
+            shared = scale.unsqueeze(-1) if _by_head(settings.scheme) else scale.amax().reshape(1)
+            tensors[f"{modules[layer]}.{name}"] = _rounded_up(shared, dtype)
     return tensors
 
 
@@ -114,7 +125,10 @@ def kv_sidecar(settings: KVSettings) -> bytes:
         str(layer): {"keys": scales.keys.tolist(), "values": scales.values.tolist()}
         for layer, scales in settings.scales.items()
     }
-    return json.dumps({"version": KV_VERSION, "scheme": asdict(settings.scheme), "layers": layers}).encode() + b"\n"
+    scheme = asdict(settings.scheme)
+    if scheme["dtype"] == "int8":  # which is what files without it hold
+        del scheme["dtype"]
+    return json.dumps({"version": KV_VERSION, "scheme": scheme, "layers": layers}).encode() + b"\n"
 
 
 def read_kv(directory: Path, quantization_config: Mapping[str, Any]) -> KVSettings | None:
@@ -154,14 +168,16 @@ def _from_tensors(directory: Path, scheme: Mapping[str, Any]) -> KVSettings:
     """What another tool wrote: scales by tensor or head, or none for a dynamic cache."""
     if not isinstance(scheme, Mapping):
         raise FormatError(f"The config's kv_cache_scheme is a table, not {shown(scheme)}.")
-    strategy, dynamic = scheme.get("strategy"), bool(scheme.get("dynamic"))
-    known = scheme.get("num_bits") == 8 and scheme.get("type") == "int" and scheme.get("symmetric", True)
+    dynamic = bool(scheme.get("dynamic"))
+    strategy = scheme.get("strategy", "token" if dynamic else "tensor")  # which Model Optimizer does not say
+    dtype: Any = next((name for name, kind in _TYPES.items() if kind == scheme.get("type")), None)
+    known = scheme.get("num_bits") == 8 and dtype is not None and scheme.get("symmetric", True)
     if not known or strategy not in (("token",) if dynamic else ("tensor", "attn_head")):
         raise FormatError(
-            f"goldstick runs int8 KV caches by tensor, head or token, and this checkpoint has {shown(scheme)}."
+            f"goldstick runs int8 and FP8 KV caches by tensor, head or token, and this checkpoint has {shown(scheme)}."
         )
     if dynamic:
-        return KVSettings(scheme=KVScheme(mode="dynamic", keys="head", values="head"), scales={})
+        return KVSettings(scheme=KVScheme(dtype=dtype, mode="dynamic", keys="head", values="head"), scales={})
     found: dict[int, dict[str, Tensor]] = {}
     for name, info in open_tensors(directory).items():
         match = re.search(r"\.(\d+)\.(?:\w+\.)*([kv]_scale)$", name)
@@ -175,4 +191,4 @@ def _from_tensors(directory: Path, scheme: Mapping[str, Any]) -> KVSettings:
         raise CheckpointError(f"{directory} promises a static KV cache and holds {what}. It is incomplete.")
     granularity: Any = "tensor" if strategy == "tensor" else "head"
     scales = {layer: KVScales(keys=pair["k_scale"], values=pair["v_scale"]) for layer, pair in sorted(found.items())}
-    return KVSettings(scheme=KVScheme(keys=granularity, values=granularity), scales=scales)
+    return KVSettings(scheme=KVScheme(dtype=dtype, keys=granularity, values=granularity), scales=scales)

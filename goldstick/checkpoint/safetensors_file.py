@@ -62,6 +62,21 @@ class TensorInfo:
     start: int
     nbytes: int
 
+    @property
+    def stored_nbytes(self) -> int:
+        """Bytes that it takes in its file."""
+        return self.nbytes
+
+    @property
+    def stored_as(self) -> str:
+        """What its file holds in its place, where reading turns that into numbers; empty for what is read as it is."""
+        return ""
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether it is a tensor, bit for bit."""
+        found = self.read()
+        return (found.shape, found.dtype) == (tensor.shape, tensor.dtype) and _equal_bytes(found, tensor)
+
     def read(self, digest: Any = None) -> Tensor:
         """The tensor, read by its position; ``digest`` is fed the bytes.
 
@@ -86,6 +101,10 @@ class TensorInfo:
         if not buffer:
             return torch.empty(self.shape, dtype=self.dtype)
         return torch.frombuffer(buffer, dtype=self.dtype).reshape(self.shape)
+
+
+def _equal_bytes(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(*(tensor.contiguous().reshape(-1).view(torch.uint8) for tensor in (one, other)))
 
 
 def read_header(file: Path) -> dict[str, TensorInfo]:

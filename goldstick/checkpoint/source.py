@@ -7,18 +7,18 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from reprlib import repr as shown
 from typing import Any
 
 import torch
 
-from goldstick.checkpoint.file_state import FileState, states_in
+from goldstick.checkpoint.file_state import FileState
 from goldstick.checkpoint.gguf.tensors import gguf_tensors
 from goldstick.checkpoint.safetensors_file import TensorInfo, read_header
 from goldstick.checkpoint.strict_json import parse_object, size_limit
 from goldstick.core.utf8_paths import require_utf8
 from goldstick.errors import FormatError, SourceError
 from goldstick.formats.gguf import GGUF_NAME
+from goldstick.formats.modelopt import BESIDE_CONFIG, beside_config
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -41,31 +41,31 @@ SIDECARS = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class SourceCheckpoint:
-    """A readable, unquantized checkpoint.
+    """A readable checkpoint in float.
 
     Attributes:
         directory: Where it lies.
         config: Its config.json.
         tensors: Every tensor by name, in file order.
+        files: The weight files, in order.
         sidecars: Files to be carried on byte for byte.
         states: Real path → state of every file there, from before any was read.
+        quantized_as: How its weights are stored where they are codes, which its tensors turn into numbers when they are
+            read; empty for a float checkpoint.
     """
 
     directory: Path
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
+    files: tuple[Path, ...]
     sidecars: tuple[Path, ...]
     states: Mapping[Path, FileState]
+    quantized_as: str = ""
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return sum(info.nbytes for info in self.tensors.values())
-
-    @property
-    def files(self) -> tuple[Path, ...]:
-        """The weight files, in order."""
-        return tuple(dict.fromkeys(info.file for info in self.tensors.values()))
+        """Bytes of all tensors in their files."""
+        return sum(info.stored_nbytes for info in self.tensors.values())
 
     @property
     def files_read(self) -> tuple[Path, ...]:
@@ -94,6 +94,16 @@ def require_model(path: Path, *, local: bool = False) -> Path:
     return path
 
 
+def require_directory(path: Path) -> None:
+    """Refuse a path at which no directory lies.
+
+    Raises:
+        SourceError: None does.
+    """
+    if not path.is_dir():
+        raise _no_model(path)
+
+
 def _no_model(path: Path, local: bool = False) -> SourceError:
     remedy = (
         "Give the directory of a checkpoint."
@@ -101,29 +111,6 @@ def _no_model(path: Path, local: bool = False) -> SourceError:
         else "MODEL is a local directory in the hub's layout, a hub id (owner/name), or the word 'reference'."
     )
     return SourceError(f"There is no model directory {str(path)!r}. {remedy}")
-
-
-def open_source(directory: Path) -> SourceCheckpoint:
-    """Look at a model directory: config, file headers, nothing else.
-
-    Raises:
-        SourceError: It is missing, is not a model, is quantized already, or must not be trusted.
-    """
-    if not directory.is_dir():
-        raise _no_model(directory)
-    states = states_in(directory)
-    config = read_json(directory / "config.json", "not a model directory: it has no config.json")
-    if config.get("quantization_config") is not None:
-        table = config["quantization_config"]
-        method = table.get("quant_method") if isinstance(table, dict) else None
-        raise SourceError(
-            f"{directory} is quantized already ({shown(method)}). Quantize the float model it came from; "
-            "rounding twice loses accuracy for nothing."
-        )
-    tensors = open_tensors(directory)
-    return SourceCheckpoint(
-        directory=directory, config=config, tensors=tensors, sidecars=sidecars_of(directory), states=states
-    )
 
 
 def open_tensors(directory: Path) -> dict[str, TensorInfo]:
@@ -246,6 +233,19 @@ def sidecars_of(directory: Path) -> tuple[Path, ...]:
     for path in found:
         refuse_links_out(path)
     return found
+
+
+def read_config(directory: Path, when_missing: str = "no checkpoint of a transformers model") -> dict[str, Any]:
+    """The config.json of a checkpoint, with the ``quantization_config`` that Model Optimizer may write beside it.
+
+    Raises:
+        SourceError: See :func:`read_json`.
+    """
+    config = read_json(directory / "config.json", f"{when_missing}: it has no config.json")
+    if config.get("quantization_config") is None and (directory / BESIDE_CONFIG).is_file():
+        table = beside_config(read_json(directory / BESIDE_CONFIG, when_missing))
+        config |= {} if table is None else {"quantization_config": table}
+    return config
 
 
 def read_json(path: Path, when_missing: str) -> dict[str, Any]:

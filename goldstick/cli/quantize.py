@@ -107,7 +107,6 @@ def quantize(
     """Compress MODEL into a new, proven checkpoint directory."""
     from goldstick.checkpoint.hub import check_repository
     from goldstick.checkpoint.staging import check_output
-    from goldstick.recipes.order import training_of
     from goldstick.training.parallel import refuse_idle_processes
 
     check_repository(repository)
@@ -126,7 +125,7 @@ def quantize(
     if dry_run:
         _show_plan(planned, as_json)
         return
-    refuse_idle_processes(trains=bool(training_of(recipe.stages)))
+    refuse_idle_processes(trains=any(stage.trains for stage in recipe.stages))
     use_processors(threads)
     from goldstick.hf.names import quiet_libraries
 
@@ -199,11 +198,13 @@ def _plan(model: str, recipe: Recipe, inputs: Path | None) -> Plan:
     from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
+    from goldstick.checkpoint.gguf.directory import checkpoint_directory
     from goldstick.hf.example_inputs import read_inputs
     from goldstick.jobs.load.find_model import find_model
     from goldstick.jobs.plan.plan import make_plan
 
-    return make_plan(find_model(model), recipe, read_inputs(inputs) if inputs is not None else None)
+    with checkpoint_directory(find_model(model)) as directory:
+        return make_plan(directory, recipe, read_inputs(inputs) if inputs is not None else None)
 
 
 def _recipe(
@@ -248,6 +249,7 @@ def _recipe(
 
 
 def _show_plan(planned: Plan, as_json: bool) -> None:
+    from goldstick.algorithms.stage import CacheQuantizer
     from goldstick.jobs.plan.layer_table import layer_table
     from goldstick.report.terminal import print_table
     from goldstick.report.words import format_bytes, rotation_words
@@ -264,7 +266,7 @@ def _show_plan(planned: Plan, as_json: bool) -> None:
                 "streams": planned.streams,
                 "by_blocks": planned.by_blocks,
                 "rotation": planned.rotation.to_dict() if planned.rotation else None,
-                "kv_cache": planned.resolution.kv.scheme.label if planned.resolution.kv else None,
+                "kv_cache": next((stage.scheme.label for stage in planned.resolution.of(CacheQuantizer)), None),
                 "warnings": list(planned.warnings),
                 "layers": rows,
             }
@@ -285,7 +287,7 @@ def _show_plan(planned: Plan, as_json: bool) -> None:
     )
     if planned.rotation:
         click.echo(rotation_words(planned.rotation.to_dict()))
-    if planned.resolution.kv:
-        click.echo(f"KV cache: {planned.resolution.kv.scheme.label}")
+    for stage in planned.resolution.of(CacheQuantizer):
+        click.echo(f"KV cache: {stage.scheme.label}")
     for warning in planned.warnings:
         click.echo(f"warning: {warning}")

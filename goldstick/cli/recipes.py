@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 import click
 from click.shell_completion import CompletionItem
 
@@ -34,7 +36,12 @@ def list_(as_json: bool) -> None:
         "A recipe is words joined by '-', in this order; [those] may be left out:",
         "",
         f"  {grammar()}",
-        f"  METHOD  {', '.join(methods)}; {DEFAULT_METHOD} where none is named",
+        *textwrap.wrap(
+            f"METHOD  {', '.join(methods)}; {DEFAULT_METHOD} where none is named",
+            width=79,
+            initial_indent="  ",
+            subsequent_indent=" " * 10,
+        ),
         f"  SCHEME  {SCHEME_LINES[0]}",
         *(f"          {line}" for line in SCHEME_LINES[1:]),
         "",

@@ -15,10 +15,8 @@ import math
 import torch
 from torch import Tensor
 
+from goldstick.core.rows import row_chunks
 from goldstick.errors import FormatError
-
-_CODES_AT_ONCE = 1 << 22
-"""Codes packed or unpacked in one step; bounds the temporary memory to a few times 4 MB."""
 
 
 def packed_width(n: int, bits: int) -> int:
@@ -41,9 +39,9 @@ def pack_rows(codes: Tensor, bits: int) -> Tensor:
     width = packed_width(n, bits)
     rows = codes.reshape(math.prod(codes.shape[:-1]), n)
     packed = torch.zeros(rows.shape[0], width, dtype=torch.int32, device=codes.device)
-    if not codes.is_meta:
-        for start, stop in _row_chunks(rows.shape[0], n):
-            _pack_into(packed[start:stop].view(torch.uint8), rows[start:stop], bits)
+    if n and not codes.is_meta:
+        for part in row_chunks(rows):
+            _pack_into(packed[part].view(torch.uint8), rows[part], bits)
     return packed.reshape(*codes.shape[:-1], width)
 
 
@@ -69,8 +67,8 @@ def unpack_rows(packed: Tensor, bits: int, n: int) -> Tensor:
         rows = packed.reshape(count, width)
         rows = rows if rows.stride(-1) == 1 else rows.clone(memory_format=torch.contiguous_format)
         stream = rows.contiguous().view(torch.uint8)  # [rows, bytes]
-        for start, stop in _row_chunks(count, n):
-            _unpack_into(codes[start:stop], stream[start:stop], bits)
+        for part in row_chunks(codes):
+            _unpack_into(codes[part], stream[part], bits)
     return codes.reshape(*lead, n)
 
 
@@ -108,14 +106,6 @@ def _unpack_into(codes: Tensor, stream: Tensor, bits: int) -> None:
         elements[..., k] = element & mask
     if octets is not codes:
         codes.copy_(octets[:, :n])
-
-
-def _row_chunks(rows: int, n: int) -> list[tuple[int, int]]:
-    """Cut ``rows`` rows of ``n`` codes into spans small enough to work on at once."""
-    if n == 0:
-        return []
-    step = max(1, _CODES_AT_ONCE // n)
-    return [(start, min(start + step, rows)) for start in range(0, rows, step)]
 
 
 def _check_bits(bits: int) -> None:

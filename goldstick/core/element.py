@@ -16,6 +16,21 @@ INTEGER = "int"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Integers:
+    """The numbers of an element as integers: value = (entry − middle) · unit.
+
+    Attributes:
+        entries: The byte of every code, uint8 [2^bits].
+        middle: The byte of 0.
+        unit: A power of two.
+    """
+
+    entries: Tensor
+    middle: int
+    unit: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class Element:
     """A set of at most 256 numbers, each the value of a code.
 
@@ -57,7 +72,7 @@ class Element:
             return torch.bucketize(ratio.float(), _edges(self, ratio.device)).to(torch.uint8)
         if self.dtype is not None:
             return ratio.clamp(-self.largest, self.largest).to(self.dtype).view(torch.uint8)
-        codes = torch.bucketize(ratio.float().abs(), _edges(self, ratio.device)).to(torch.uint8)
+        codes = torch.bucketize(ratio.float().abs().contiguous(), _edges(self, ratio.device)).to(torch.uint8)
         below = ratio.signbit() if self.keeps_zero_sign else ratio < 0
         return codes | (below.to(torch.uint8) << (self.bits - 1))
 
@@ -66,6 +81,14 @@ class Element:
         if self.dtype is not None and codes.dtype == torch.uint8 and not codes.is_meta:
             return codes.view(self.dtype).to(dtype)
         return self.table(codes.device).to(dtype)[codes.long()]
+
+    def integers(self) -> Integers | None:
+        """The same numbers as bytes with one unit and one zero, where they are such; ``None`` where they are not."""
+        return _integers(self)
+
+    def edges(self, device: torch.device | None = None) -> Tensor:
+        """What lies between the values in ascending order, float32: a number has as many below it as its place is."""
+        return _edges(self, device or torch.device("cpu"))
 
     def table(self, device: torch.device | None = None) -> Tensor:
         """The value of every code, float32 [2^bits]; NaN for codes that stand for no number."""
@@ -120,6 +143,21 @@ def _table(element: Element, device: torch.device) -> Tensor:
     if element.dtype is torch.float8_e5m2:
         values[124] = torch.inf
     return (torch.cat([values, -values]) if element.signed else values).to(device)
+
+
+@lru_cache
+def _integers(element: Element) -> Integers | None:
+    values = element.table().double()
+    if element.bits == 8 or not bool(values.isfinite().all()):
+        return None
+    unit = 2.0**-element.bits  # as fine as the small floats of so many bits may be
+    while bool((values % (2 * unit) == 0).all()):
+        unit *= 2
+    whole = values / unit
+    middle = -int(whole.min())
+    if bool((whole != whole.round()).any()) or not 0 <= middle <= 255 - int(whole.max()):
+        return None
+    return Integers(entries=(whole + middle).to(torch.uint8), middle=middle, unit=unit)
 
 
 @lru_cache

@@ -10,6 +10,8 @@ from goldstick.errors import RecipeError
 
 Granularity = Literal["channel", "group", "block", "token", "tensor", "none"]
 
+#: Weights of a small block and of a superblock of ggml.
+BLOCK, SUPERBLOCK = 32, 256
 #: Granularities with a size.
 _SIZED = ("group", "block")
 
@@ -24,6 +26,10 @@ class Grid:
 
     Of another ``element`` the value stands in its table (:mod:`goldstick.core.element`), and the scale is
     max|w| / the largest of them.
+
+    Where scales lie on a grid of integers by group, as those of K-quants do, ``scale.group_size`` weights of a row are
+    a superblock with one scale d of its scales, and an asymmetric grid has minimums instead of zeros, integers with
+    a scale d' of their own: w ≈ d · scale · code − d' · minimum.
 
     Attributes:
         bits: Bits per code, 1 to 8; those of the element.
@@ -65,9 +71,11 @@ class Grid:
         self._check_element()
 
     def _check_element(self) -> None:
+        if self.scale is not None and self.scale.integers:
+            self._check_superblock(self.scale)
         if self.element == INTEGER:
-            if self.scale is not None:
-                raise RecipeError("An integer grid has float scales; leave out 'scale'.")
+            if self.scale is not None and not self.scale.integers:
+                raise RecipeError("The scales of an integer grid are floats or integers by superblock.")
             return
         bits = 8 if self.element == E8M0 else ELEMENTS[self.element].bits if self.element in ELEMENTS else None
         if bits is None:
@@ -81,11 +89,26 @@ class Grid:
             raise RecipeError(
                 "Powers of two (e8m0) are the grid of scales, with granularity: none; others have scales."
             )
-        if self.scale is not None and self.scale not in (POWERS_OF_TWO, FLOAT8_SCALES):
+        if self.scale is not None and not self.scale.integers and self.scale not in (POWERS_OF_TWO, FLOAT8_SCALES):
             raise RecipeError(
-                "Scales lie on a grid of powers of two (element: e8m0, granularity: none) or of FP8 with one scale a "
-                f"tensor (element: e4m3, granularity: tensor), not on {self.scale.label}."
+                "Scales lie on a grid of powers of two (element: e8m0, granularity: none), of FP8 with one scale a "
+                "tensor (element: e4m3, granularity: tensor) or of integers by superblock (granularity: group), not on "
+                f"{self.scale.label}."
             )
+
+    def _check_superblock(self, scale: Grid) -> None:
+        grouped = self.granularity == "group" == scale.granularity and scale.scale is None
+        if not grouped or (scale.group_size or 0) % (self.group_size or 1):
+            raise RecipeError(
+                "Scales that are integers belong to weights by group, and lie by group themselves, of a multiple of "
+                f"as many weights; not {scale.label} to {self.granularity} {self.group_size or ''}".rstrip()
+                + "."
+            )
+        if scale.symmetric != self.symmetric:
+            raise RecipeError("Scales that are integers have a sign where codes are symmetric, and only there.")
+        element = self.float_element
+        if element is not None and element.signed:
+            raise RecipeError(f"The scales of {self.element} are not integers; leave out 'scale' or take iq4.")
 
     @property
     def float_element(self) -> Element | None:
@@ -96,6 +119,11 @@ class Grid:
     def integers(self) -> bool:
         """Whether codes are integers."""
         return self.element == INTEGER
+
+    @property
+    def plain(self) -> bool:
+        """Whether codes are integers and scales floats, each for itself."""
+        return self.integers and self.scale is None
 
     @property
     def code_max(self) -> int:
@@ -123,9 +151,19 @@ class Grid:
         """Whether scales have a scale in their turn: one for the tensor."""
         return self.scale is not None and self.scale.granularity == "tensor"
 
+    @property
+    def superblock(self) -> int | None:
+        """Weights of a row that share a scale of their scales, where these are integers."""
+        return self.scale.group_size if self.scale is not None and self.scale.integers else None
+
+    @property
+    def minimums(self) -> bool:
+        """Whether groups have minimums, integers as the scales are, in the place of zeros."""
+        return self.superblock is not None and not self.symmetric
+
     def divides(self, in_features: int) -> bool:
-        """Whether rows of ``in_features`` inputs split into whole groups; blocks may end early."""
-        return self.granularity != "group" or in_features % self.group_width(in_features) == 0
+        """Whether rows of ``in_features`` inputs split into whole groups and superblocks; blocks may end early."""
+        return self.granularity != "group" or in_features % (self.superblock or self.group_width(in_features)) == 0
 
     def group_width(self, in_features: int) -> int:
         """Inputs that share a scale in a row of ``in_features`` inputs."""
@@ -141,7 +179,8 @@ class Grid:
         sized = {"group": f"g{self.group_size}", "block": f"b{self.group_size}"}
         grain = sized.get(self.granularity, self.granularity)
         if self.integers:
-            return f"{self.bits}-{grain}" + ("" if self.symmetric else "-asym")
+            scales = f"-s{self.scale.bits}" if self.scale else ""
+            return f"{self.bits}-{grain}" + ("" if self.symmetric else "-asym") + scales
         return f"{self.element}-{grain}" + (f"-{self.scale.element}" if self.scale else "")
 
     @property
@@ -157,7 +196,7 @@ class Grid:
             "granularity": self.granularity,
             "group_size": self.group_size,
         }
-        if not self.integers:
+        if not self.integers or self.scale is not None:
             fields |= {"element": self.element, "scale": self.scale.described() if self.scale else None}
         return fields
 

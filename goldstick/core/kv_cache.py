@@ -13,16 +13,19 @@ from goldstick.errors import QuantizationError, RecipeError
 
 KVMode = Literal["static", "dynamic"]
 KVGranularity = Literal["channel", "head", "tensor"]
+KVDtype = Literal["int8", "fp8"]
 
-#: Largest code: the grid is −127 … 127, symmetric, so that a sign change changes codes by their sign alone.
-CODE_MAX = 127
+#: The largest number a code stands for before it is scaled. Of int8 the grid is −127 … 127, symmetric, so that a sign
+#: change changes codes by their sign alone; FP8 is E4M3.
+CODE_MAX: Mapping[KVDtype, int] = {"int8": 127, "fp8": 448}
 
 
 @dataclass(frozen=True, kw_only=True)
 class KVScheme:
-    """How keys and values are stored as int8.
+    """How keys and values are stored.
 
     Attributes:
+        dtype: What codes are: ``int8``, or ``fp8`` (E4M3).
         mode: ``static``: scales from calibration data. ``dynamic``: a scale for each token and head, from the token.
         keys: What shares one scale among the keys: a ``channel`` of a head, a ``head``, or the whole ``tensor``.
         values: The same for the values. A dynamic cache has ``head`` for both.
@@ -32,6 +35,7 @@ class KVScheme:
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
 
+    dtype: KVDtype = "int8"
     mode: KVMode = "static"
     keys: KVGranularity = "channel"
     values: KVGranularity = "head"
@@ -39,6 +43,8 @@ class KVScheme:
     sinks: int = 0
 
     def __post_init__(self) -> None:
+        if self.dtype not in CODE_MAX:
+            raise RecipeError(f"A KV cache holds {' or '.join(CODE_MAX)}, not {self.dtype!r}.")
         if self.mode not in ("static", "dynamic"):
             raise RecipeError(f"A KV cache is static or dynamic, not {self.mode!r}.")
         for name, granularity in (("keys", self.keys), ("values", self.values)):
@@ -55,8 +61,9 @@ class KVScheme:
 
     @property
     def label(self) -> str:
-        """A short name, such as ``kv8-channel-head`` or ``kv8-dynamic``."""
-        parts = ["kv8", "dynamic"] if self.mode == "dynamic" else ["kv8", self.keys, self.values]
+        """A short name, such as ``kv8-channel-head``, ``kv8-dynamic`` or ``kvfp8-tensor-tensor``."""
+        name = "kv8" if self.dtype == "int8" else f"kv{self.dtype}"
+        parts = [name, "dynamic"] if self.mode == "dynamic" else [name, self.keys, self.values]
         parts += [f"{name}{tokens}" for name, tokens in (("window", self.window), ("sinks", self.sinks)) if tokens]
         return "-".join(parts)
 
@@ -115,12 +122,13 @@ class KVSettings:
             raise QuantizationError("A dynamic KV cache makes its scales from each token; it cannot be given any.")
 
 
-def kv_scale(largest: Tensor, granularity: KVGranularity) -> Tensor:
-    """Symmetric scales from ranges: s = max|x| / 127 over what shares it; 1 where everything was 0.
+def kv_scale(largest: Tensor, granularity: KVGranularity, dtype: KVDtype = "int8") -> Tensor:
+    """Symmetric scales from ranges: s = max|x| / the largest code over what shares it; 1 where everything was 0.
 
     Args:
         largest: max|x| by channel, [kv_heads, channels].
         granularity: What shares one scale.
+        dtype: What codes are.
 
     Returns:
         float32 [kv_heads or 1, channels or 1].
@@ -135,5 +143,5 @@ def kv_scale(largest: Tensor, granularity: KVGranularity) -> Tensor:
         shared = shared.amax(dim=-1, keepdim=True)  # [heads, 1]
     if granularity == "tensor":
         shared = shared.amax(dim=0, keepdim=True)  # [1, 1]
-    scale = shared / CODE_MAX
+    scale = shared / CODE_MAX[dtype]
     return torch.where(scale > 0, scale, torch.ones_like(scale))

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from reprlib import repr as shown
 from typing import ClassVar
 
-from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO, Grid
+from goldstick.core.element import INTEGER
+from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO, SUPERBLOCK, Grid
 from goldstick.errors import RecipeError
 
 _NAME = re.compile(
@@ -30,6 +31,12 @@ _FP8_BLOCK = Grid(element="e4m3", granularity="block", group_size=128)
 def _microscaled(element: str, bits: int) -> Grid:
     """Groups of 32 whose scales are powers of two (2310.10537)."""
     return Grid(element=element, bits=bits, granularity="group", group_size=32, scale=POWERS_OF_TWO)
+
+
+def _superblocks(bits: int, width: int, scale_bits: int, *, minimums: bool = False, element: str = INTEGER) -> Grid:
+    """Groups whose scales are integers times a float16 number for each 256 weights, as ggml has them."""
+    scale = Grid(bits=scale_bits, symmetric=not minimums, granularity="group", group_size=SUPERBLOCK)
+    return Grid(bits=bits, symmetric=not minimums, granularity="group", group_size=width, element=element, scale=scale)
 
 
 _NVFP4 = Grid(element="e2m1", bits=4, granularity="group", group_size=16, scale=FLOAT8_SCALES)
@@ -56,6 +63,18 @@ NUMBER_FORMATS: dict[str, tuple[Grid, Grid | None, str]] = {
     ),
     "nf4a16": (Grid(element="nf4", bits=4, granularity="group", group_size=64), None, "NF4 weights, groups of 64"),
     "iq4a16": (Grid(element="iq4", bits=4, granularity="group", group_size=32), None, "IQ4 weights, groups of 32"),
+    "q2_k": (_superblocks(2, 16, 4, minimums=True), None, "2-bit K-quant weights, 2.6 bits with their scales"),
+    "q3_k": (_superblocks(3, 16, 6), None, "3-bit K-quant weights, 3.4 bits with their scales"),
+    "q4_k": (_superblocks(4, 32, 6, minimums=True), None, "4-bit K-quant weights, 4.5 bits with their scales"),
+    "q5_k": (_superblocks(5, 32, 6, minimums=True), None, "5-bit K-quant weights, 5.5 bits with their scales"),
+    "q6_k": (_superblocks(6, 16, 8), None, "6-bit K-quant weights, 6.6 bits with their scales"),
+    "iq4_xs": (_superblocks(4, 32, 6, element="iq4"), None, "IQ4 weights, 4.25 bits with their scales"),
+}  # fmt: skip
+
+#: Block types of ggml that are schemes with names of their own.
+BLOCK_NAMES = {
+    "q4_0": "w4a16-g32", "q4_1": "w4a16-g32-asym", "q5_0": "w5a16-g32", "q5_1": "w5a16-g32-asym", "q8_0": "w8a16-g32",
+    "iq4_nl": "iq4a16",
 }  # fmt: skip
 
 #: The grids of inputs with float elements, by the name that kernels know them by.
@@ -134,6 +153,7 @@ class Scheme:
         Raises:
             RecipeError: The name is no scheme; the message gives the nearest ones.
         """
+        name = BLOCK_NAMES.get(name, name)
         if name in NUMBER_FORMATS:
             weight, activation, _ = NUMBER_FORMATS[name]
             return cls(weight=weight, activation=activation)

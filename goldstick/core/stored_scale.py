@@ -105,13 +105,17 @@ def packed_scale_dtype(grid: Grid) -> torch.dtype | None:
     """The dtype in which files hold the scales of a grid; ``None`` where they are floats of the layer's dtype."""
     if grid.scale is None:
         return None
+    if grid.superblock is not None:
+        return torch.int8
     return torch.uint8 if grid.scale == POWERS_OF_TWO else _FLOAT8
 
 
 def pack_scale(scale: Tensor, grid: Grid) -> Tensor:
-    """Scales as files hold them: exponents, FP8, or as they are."""
+    """Scales as files hold them: exponents, FP8, whole numbers of superblocks, or as they are."""
     if grid.scale is None:
         return scale
+    if grid.superblock is not None:
+        return scale.to(torch.int8)
     return exponent_codes(scale) if grid.scale == POWERS_OF_TWO else scale.to(_FLOAT8)
 
 

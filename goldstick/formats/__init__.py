@@ -20,6 +20,9 @@ FORMATS: Registry[StorageFormat] = Registry(
         "gptq": "goldstick.formats.gptq:GPTQ",
         "gptq-v2": "goldstick.formats.gptq:GPTQ_V2",
         "awq": "goldstick.formats.awq:AWQ",
+        "fp8": "goldstick.formats.fp8:FP8",
+        "mxfp4": "goldstick.formats.mxfp4:MXFP4",
+        "modelopt": "goldstick.formats.modelopt:MODELOPT",
         "gguf": "goldstick.formats.gguf:GGUF",
     },
 )

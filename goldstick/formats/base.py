@@ -13,7 +13,7 @@ from torch import Tensor
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.formats.input_scale import part_name
+from goldstick.formats.input_scale import part_name, unpack_input
 from goldstick.formats.site_table import SiteTable, read_table, write_table
 
 
@@ -28,6 +28,7 @@ class StoredLayer:
         shape: Shape of the canonical matrix stored under that name, [..., out, in].
         scheme: What it becomes.
         fractional_zeros: Whether its zeros may be fractions.
+        float16_ranges: Whether its scales, and the minimums that zeros are made of, are float16 numbers.
         multiplied: Whether it holds a factor for each of its inputs.
         act_order: Whether its columns lie in an order of their own (``QuantizedTensor.input_order``).
         scale_dtype: Dtype of its scales before they are stored, or ``None`` where that is not known.
@@ -39,6 +40,7 @@ class StoredLayer:
     shape: torch.Size
     scheme: Scheme
     fractional_zeros: bool
+    float16_ranges: bool = False
     multiplied: bool = False
     act_order: bool = False
     scale_dtype: torch.dtype | None = None
@@ -91,7 +93,7 @@ class StorageFormat(ABC):
         codes_suffix: Suffix of the tensor that holds the codes.
         scale_suffix: Suffix of the scales; ``None`` where they lie among the codes, in float16.
         zero_suffix: Suffix of zeros that are stored as they are, perhaps fractions; ``None`` where they are codes.
-        expert_suffixes: Suffixes of what stands beside the weight of each expert; empty where it holds no experts.
+        expert_suffixes: Suffixes of what stands beside the weight of each expert; empty where none are stacked.
         packages: What transformers needs to load it; where one is not installed, ``from_pretrained`` takes goldstick.
         loading: How to load it, for the model card.
         float16_scales: Whether its scales are float16 whatever the model is.
@@ -103,6 +105,8 @@ class StorageFormat(ABC):
         head_on_embedding: Whether a model without a head has it run on the quantized embedding.
         empties_layers: Whether its reader in transformers takes the weight from linear layers before they are loaded.
         in_gguf: Whether its tensors lie in a GGUF file, and not in safetensors files.
+        signed_scales: Whether its writers store negative scales, as ggml's do.
+        keeps_fine_scales: Whether a model whose scales are finer than its dtype runs in float, with them as they are.
     """
 
     name: str
@@ -122,6 +126,8 @@ class StorageFormat(ABC):
     head_on_embedding: ClassVar[bool] = False
     empties_layers: ClassVar[bool] = False
     in_gguf: ClassVar[bool] = False
+    signed_scales: ClassVar[bool] = False
+    keeps_fine_scales: ClassVar[bool] = False
 
     @abstractmethod
     def refuses(self, layer: StoredLayer) -> str | None:
@@ -167,6 +173,16 @@ class StorageFormat(ABC):
     @abstractmethod
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
         """The weight from its tensors by suffix; inverse of :meth:`pack`. For the input see ``unpack_input``."""
+
+    def unpack_input(
+        self, parts: Mapping[str, Tensor], scheme: Scheme, layer: str
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Scale [1] and zero [1] of an input from the tensors of its layer by suffix, where its scheme has them.
+
+        Raises:
+            CheckpointError: One is missing; the message names the layer.
+        """
+        return unpack_input(parts, scheme, layer)
 
     def config(self, layers: Sequence[StoredLayer], ignored: Sequence[str], ties: Mapping[str, str]) -> dict[str, Any]:
         """The ``quantization_config`` of the checkpoint.

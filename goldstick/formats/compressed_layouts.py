@@ -180,6 +180,8 @@ _GROUPS = {"e8m0": 32, "e4m3": 16}
 def layout_of(scheme: Scheme) -> CodeLayout | None:
     """The layout that holds the weight of a scheme, or ``None`` where there is none."""
     grid = scheme.weight
+    if grid.superblock is not None:
+        return None
     if grid.integers:
         return INT_QUANTIZED if scheme.activation is not None and scheme.activation.integers else PACK_QUANTIZED
     if grid.scale is not None:

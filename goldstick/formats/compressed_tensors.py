@@ -71,7 +71,9 @@ class CompressedTensors(StorageFormat):
         if any(scheme.activation for scheme in schemes) and not all(scheme.weight.symmetric for scheme in schemes):
             return "transformers loads asymmetric weights in it only with the 8-bit activations of all layers dropped"
         if ties:
-            return f"{next(iter(ties))} runs on a quantized embedding, which compressed-tensors cannot say"
+            return (
+                f"{next(iter(ties))} runs on the quantized weight of another layer, which compressed-tensors cannot say"
+            )
         return None
 
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:

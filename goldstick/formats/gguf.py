@@ -14,13 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldstick.core.grid import Grid
+from goldstick.core.grid import BLOCK, Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import SchemeOf, StorageFormat, StoredLayer, StoredTensor, are_codes
 from goldstick.formats.gguf_blocks import (
-    BLOCK,
     BY_SUFFIX,
     BlockType,
     block_type,
@@ -50,31 +49,38 @@ class Gguf(StorageFormat):
     rounds_zeros = True
     head_on_embedding = True
     in_gguf = True
+    signed_scales = True
+    holds_stacks = True
 
     def refuses(self, layer: StoredLayer) -> str | None:
         """Kinds, widths and group sizes that no block type holds."""
         grid = layer.scheme.weight
-        if layer.kind not in ("linear", "embedding") or len(layer.shape) != 2:
-            return f"goldstick writes linear layers and embeddings to GGUF files, not a {layer.kind} weight"
+        if layer.kind not in ("linear", "transposed", "embedding", "experts") or len(layer.shape) not in (2, 3):
+            return f"goldstick writes linear layers, embeddings and experts to GGUF files, not a {layer.kind} weight"
         if layer.scheme.activation:
             return f"GGUF files say nothing of 8-bit activations, and its scheme is {layer.scheme.label}"
         if layer.multiplied:
             return "'unfoldable: multiply' gives it a factor for each input, which GGUF has no place for"
         if block_type(grid) is None:
             return (
-                f"its scheme is {layer.scheme.label}, and the blocks of GGUF that goldstick writes hold 8 bits "
-                "symmetric (Q8_0), 4 bits symmetric (Q4_0) or 4 bits asymmetric (Q4_1)"
+                f"its scheme is {layer.scheme.label}, and the blocks of GGUF that goldstick writes hold integers of 8, "
+                "5 or 4 bits in groups of 32 (q8_0, q5_0, q5_1, q4_0, q4_1), IQ4 (iq4_nl, iq4_xs) or K-quants (q2_k to "
+                "q6_k)"
             )
+        if grid.superblock is not None:
+            return None
         width = grid.group_width(layer.shape[-1])
         if layer.shape[-1] % BLOCK or width % BLOCK:
             return (
                 f"blocks of GGUF hold {BLOCK} weights of a row, so that {layer.shape[-1]} inputs in groups of {width} "
                 f"do not fill them; choose a group size of {BLOCK} or a multiple of it"
             )
+        if layer.float16_ranges:
+            return None
         if layer.scale_dtype is not None and not grid.symmetric:  # known only while a run is planned
             return (
-                "Q4_1 stores −zero · scale in float16, which asymmetric rounding makes exact only by chance; a "
-                "symmetric scheme becomes Q4_0"
+                "Q4_1 and Q5_1 store −zero · scale in float16, which asymmetric rounding makes exact only by chance; a "
+                "symmetric scheme becomes Q4_0 or Q5_0"
             )
         return refuses_scales(layer, "GGUF")
 
@@ -84,6 +90,8 @@ class Gguf(StorageFormat):
 
     def refuses_zeros(self, scale: Tensor, zero: Tensor, grid: Grid) -> str | None:
         """Zeros that are others when their minima are read back."""
+        if grid.minimums:
+            return None
         lost = lost_minima(scale, zero)
         if not lost:
             return None
@@ -91,19 +99,19 @@ class Gguf(StorageFormat):
             "compressed-tensors, awq and gptq-v2 hold" if are_codes(zero, grid) else "only the native format holds"
         )
         return (
-            f"GGUF's Q4_1 stores −zero · scale in float16, and {lost} of its {zero.numel()} zeros would be others "
-            f"when read back. Only symmetric weights are sure to fit; {holders} these."
+            f"GGUF's Q4_1 and Q5_1 store −zero · scale in float16, and {lost} of its {zero.numel()} zeros would be "
+            f"others when read back. Only symmetric weights are sure to fit; {holders} these."
         )
 
     def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
         """Which scales do not fit float16."""
-        return remarks_on_scales(layers, "GGUF")
+        return remarks_on_scales([layer for layer in layers if layer.scheme.weight.superblock is None], "GGUF")
 
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shape of the blocks of a layer by suffix; scales are float16 whatever the model is."""
         kind = _kind(layer.scheme)
-        out_features, in_features = layer.shape
-        return {kind.suffix: (torch.Size([out_features, in_features // BLOCK * kind.nbytes]), torch.uint8)}
+        *rows, in_features = layer.shape
+        return {kind.suffix: (torch.Size([*rows, in_features // kind.weights * kind.nbytes]), torch.uint8)}
 
     def pack(
         self,
@@ -123,7 +131,7 @@ class Gguf(StorageFormat):
         return {kind.suffix: pack_blocks(tensor, kind)}
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
-        """The layer from its blocks, in groups of 32, with scales as they are stored."""
+        """The layer from its blocks, in groups of 32 or superblocks, with scales as they are stored."""
         kind = _kind(scheme)
         return unpack_blocks(parts[kind.suffix], kind)
 
@@ -148,7 +156,7 @@ GGUF = Gguf()
 
 
 def _weight(name: str) -> str | None:
-    suffix = next((suffix for suffix in BY_SUFFIX if name.endswith(f".weight{suffix}")), None)
+    suffix = next((suffix for suffix in BY_SUFFIX if name.endswith(suffix)), None)
     return name.removesuffix(suffix) if suffix else None
 
 

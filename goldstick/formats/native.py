@@ -20,10 +20,10 @@ class Native(StorageFormat):
     """Packed rows, scales in the model's dtype and zeros in float32, for every layout and any zero.
 
     ``X_packed`` int32 [..., out, ceil(in · bits / 32)], ``X_scale`` [..., out, groups] and, for asymmetric grids,
-    ``X_zero_point`` float32 [..., out, groups]. Scales that lie on a grid are stored as its codes, with
-    ``X_global_scale`` float32 [..., 1, 1] where they have a scale. Beside it ``input_scale`` and ``input_zero_point``
-    of a static input, ``input_multiplier`` [in] of a multiplied one, and ``input_order`` int32 [in] where columns lie
-    in an order of their own.
+    ``X_zero_point`` float32 [..., out, groups], of superblocks int8. Scales that lie on a grid are stored as its codes,
+    with ``X_global_scale`` float32 [..., 1, 1] where they have a scale, or [..., out, 1 or 2, superblocks]. Beside it
+    ``input_scale`` and ``input_zero_point`` of a static input, ``input_multiplier`` [in] of a multiplied one, and
+    ``input_order`` int32 [in] where columns lie in an order of their own.
     """
 
     name = "native"
@@ -36,6 +36,7 @@ class Native(StorageFormat):
     )
     holds_stacks = True
     holds_order = True
+    signed_scales = True
 
     def refuses(self, layer: StoredLayer) -> str | None:
         """Nothing is refused."""
@@ -54,10 +55,13 @@ class Native(StorageFormat):
             "_packed": (torch.Size([*lead, packed_width(in_features, grid.bits)]), torch.int32),
             "_scale": (scales, packed_scale_dtype(grid) or scale_dtype),
         }
+        if grid.superblock is not None:
+            planes = torch.Size([*lead, 1 + grid.minimums, in_features // grid.superblock])
+            specs["_global_scale"] = (planes, torch.float32)
         if grid.tensor_scaled:
             specs["_global_scale"] = (torch.Size([*lead[:-1], 1, 1]), torch.float32)
         if not grid.symmetric:
-            specs["_zero_point"] = (scales, torch.float32)
+            specs["_zero_point"] = (scales, torch.int8 if grid.minimums else torch.float32)
         if layer.multiplied:
             specs[INPUT_MULTIPLIER] = (torch.Size([in_features]), scale_dtype)
         if layer.act_order:
@@ -77,7 +81,7 @@ class Native(StorageFormat):
         if tensor.global_scale is not None:
             parts["_global_scale"] = tensor.global_scale
         if tensor.zero is not None:
-            parts["_zero_point"] = tensor.zero.float()
+            parts["_zero_point"] = tensor.zero.to(torch.int8 if tensor.grid.minimums else torch.float32)
         if input_multiplier is not None:
             parts[INPUT_MULTIPLIER] = input_multiplier.to(tensor.scale.dtype)
         if tensor.input_order is not None:
@@ -88,7 +92,7 @@ class Native(StorageFormat):
         """The layer from its tensors."""
         grid = scheme.weight
         codes = unpack_rows(parts["_packed"], grid.bits, in_features)
-        zero = None if grid.symmetric else parts["_zero_point"]
+        zero = None if grid.symmetric else parts["_zero_point"].float()
         order = parts.get(INPUT_ORDER)
         scale, divisor = unpack_scale(parts["_scale"], grid), parts.get("_global_scale")
         return QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=grid, input_order=order, global_scale=divisor)

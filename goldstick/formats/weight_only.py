@@ -51,8 +51,8 @@ class WeightOnly(StorageFormat):
 
 def refuses_weight_only(layer: StoredLayer, title: str) -> str | None:
     """Why neither format can hold a layer without loss; ``title`` is what the message calls the format."""
-    if not layer.scheme.weight.integers:
-        return f"{title} holds integers, and its scheme is {layer.scheme.label}"
+    if not layer.scheme.weight.plain:
+        return f"{title} holds integers with float scales, and its scheme is {layer.scheme.label}"
     if layer.kind == "experts":
         return f"goldstick stores and reads no experts in {title} files, which gather otherwise than their model's"
     if layer.kind != "linear":
@@ -106,7 +106,7 @@ def refuses_mixture(layers: Sequence[StoredLayer], ties: Mapping[str, str], titl
     if not layers:
         return f"nothing is quantized, and a {title} checkpoint without quantized layers has no meaning"
     if ties:
-        return f"{next(iter(ties))} runs on a quantized embedding, which {title} cannot say"
+        return f"{next(iter(ties))} runs on the quantized weight of another layer, which {title} cannot say"
     sizes = {stored_group_size(layer.scheme.weight): layer for layer in layers}
     bits = {layer.scheme.weight.bits: layer for layer in layers}
     if len(sizes) > 1 or len(bits) > 1:

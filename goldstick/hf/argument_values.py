@@ -43,6 +43,7 @@ def images(model: nn.Module) -> Iterator[Tensor]:
     if isinstance(frames, int):
         yield noise(model, _OTHERS, frames, channels, height, width)
     yield noise(model, 1, 1, channels, height, width)
+    yield noise(model, 1, 2, channels, height, width)
     for larger in (64, 128, 224):
         yield noise(model, _OTHERS, channels, larger, larger)
 
@@ -61,11 +62,30 @@ def _spectrograms(model: nn.Module) -> Iterator[Tensor]:
     for length in (128, *lengths, 1024):
         yield noise(model, _OTHERS, length, mels)
         yield noise(model, _OTHERS, mels, length)
+    read = _first_width(model)
+    if read not in (None, mels):
+        yield noise(model, _OTHERS, 128, read)
+        yield noise(model, _OTHERS, read, 128)
+    if size := setting(model, "spec_size"):
+        yield noise(model, 1, 1, 4 * int(size), mels)
+
+
+def _first_width(model: nn.Module) -> int | None:
+    """What the first product of a model reads."""
+    layers = (one for one in model.modules() if isinstance(one, nn.Linear | nn.Conv1d))
+    first = next(layers, None)
+    return first.in_features if isinstance(first, nn.Linear) else first.in_channels if first is not None else None
+
+
+def _frames(model: nn.Module) -> Iterator[Tensor]:
+    for values in _spectrograms(model):
+        yield torch.ones(len(values), max(values.shape[1:]), dtype=torch.long)
 
 
 def _waves(model: nn.Module) -> Iterator[Tensor]:
     yield noise(model, _OTHERS, 4000)
     yield noise(model, _OTHERS, 1, 4000)
+    yield noise(model, _OTHERS, 7680)  # which most numbers of samples to a frame divide
     channels = int(setting(model, "audio_channels") or 1)
     yield noise(model, _OTHERS, channels, 16_000)
     yield from _spectrograms(model)
@@ -123,6 +143,31 @@ def _shapes(model: nn.Module) -> Iterator[Tensor]:
     yield torch.tensor([[4, 4]] * _OTHERS)
 
 
+def _states(model: nn.Module) -> Iterator[Tensor]:
+    yield noise(
+        model, _OTHERS, TOKENS, int(setting(model, "hidden_size", "d_model", "dim") or _first_width(model) or 64)
+    )
+
+
+def _regions(setting_name: str, otherwise: int) -> Callable[[nn.Module], Iterator[Tensor]]:
+    def make(model: nn.Module) -> Iterator[Tensor]:
+        yield noise(model, TEXTS, 4, int(setting(model, setting_name) or otherwise))
+
+    return make
+
+
+def _flat_patches(model: nn.Module) -> Iterator[Tensor]:
+    """Patches behind their row and column."""
+    patch = int(setting(model, "patch_size") or 16)
+    width = int(setting(model, "patch_embed_hidden_size") or 3 * patch * patch)
+    places = torch.arange(1, 9).repeat(_OTHERS, 1)[..., None].expand(-1, -1, 2)
+    yield torch.cat([places, noise(model, _OTHERS, 8, width)], -1)
+
+
+def _shown(model: nn.Module) -> Iterator[Tensor]:
+    yield torch.ones(1, TOKENS, 1, dtype=torch.long)
+
+
 def _sixteen(model: nn.Module) -> Iterator[Tensor]:
     yield torch.ones(_OTHERS, 16, dtype=torch.long)
 
@@ -146,13 +191,29 @@ SOURCES: dict[str, Callable[[nn.Module], Iterator[Tensor]]] = {
     "attention_mask": _ones,
     "task_inputs": _task,
     "decoder_input_ids": _short_text,
+    "input_features_mask": _frames,
+    "visual_feats": _regions("visual_feat_dim", 2048),
+    "visual_pos": _regions("visual_pos_dim", 4),
+    "flattened_patches": _flat_patches,
+    "image_attention_mask": _shown,
 }
 
+#: What else a forward cannot do without holds, by how names end.
+_ENDINGS = {"input_ids": _text, "attention_mask": _ones, "embeds": _states, "hidden_states": _states}
+
+
+def source_of(name: str, needed: bool = False) -> Callable[[nn.Module], Iterator[Tensor]] | None:
+    """What an argument holds; ``None`` where its name does not say it."""
+    if name in SOURCES or not needed:
+        return SOURCES.get(name)
+    return next((source for ending, source in _ENDINGS.items() if name.endswith(ending)), None)
+
+
 #: Arguments with a row for each text.
-TEXTS_OF = {"input_ids", "decoder_input_ids", "bbox", "attention_mask"}
+TEXTS_OF = {"input_ids", "decoder_input_ids", "bbox", "attention_mask", "visual_feats", "visual_pos"}
 
 #: Arguments that stand in for others, or that few calls need.
-ALTERNATIVES = {"pixel_values_videos", "attention_mask"}
+ALTERNATIVES = {"pixel_values_videos", "attention_mask", "input_features_mask", "image_attention_mask"}
 
 
 def noise(model: nn.Module, *shape: int) -> Tensor:

@@ -1,6 +1,6 @@
 """The quantized cache as transformers uses it, and the one hook that gives it to a model.
 
-Layers of transformers' own cache are replaced by :class:`QuantizedLayer`, which keeps int8 codes and hands attention
+Layers of transformers' own cache are replaced by :class:`QuantizedLayer`, which keeps codes and hands attention
 what they stand for. A model with the hook of :func:`use_quantized_cache` gets such a cache in every way it runs:
 ``generate``, a forward with a fresh cache, and a plain forward, whose outputs therefore show what the cache costs.
 """
@@ -28,7 +28,7 @@ _CACHE = "past_key_values"
 
 
 class QuantizedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of its __init_subclass__
-    """One layer's keys and values as int8; grows token by token, up to the window of a sliding layer.
+    """One layer's keys and values as codes; grows token by token, up to the window of a sliding layer.
 
     ``keys`` and ``values`` are what the codes stand for, made anew at each reading.
     """
@@ -69,7 +69,7 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of it
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make empty stores for the shapes, dtype and device of the first tokens."""
         scheme, scales = self.settings.scheme, self.scales
-        options = {"window": scheme.window, "sinks": scheme.sinks}
+        options: Any = {"window": scheme.window, "sinks": scheme.sinks, "dtype": scheme.dtype}
         self.dtype, self.device = key_states.dtype, key_states.device
         self.key_states = QuantizedStates(key_states, scales.keys if scales else None, **options)
         self.value_states = QuantizedStates(value_states, scales.values if scales else None, **options)
@@ -162,7 +162,7 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of it
 
 
 class QuantizedCache(DynamicCache):
-    """A cache with int8 keys and values, to be handed to ``generate`` or a forward as ``past_key_values``.
+    """A cache with quantized keys and values, to be handed to ``generate`` or a forward as ``past_key_values``.
 
     Args:
         config: The model's config, which says which layers have a cache, and which a sliding window.

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from goldstick.hf.argument_values import ALTERNATIVES, SOURCES, TEXTS_OF, TOKENS, images, noise, setting, token_ids
+from goldstick.hf.argument_values import (
+    ALTERNATIVES,
+    SOURCES,
+    TEXTS_OF,
+    TOKENS,
+    images,
+    noise,
+    setting,
+    source_of,
+    token_ids,
+)
+from goldstick.hf.joint_arguments import joint_inputs
 
 Inputs = dict[str, Tensor]
 
@@ -33,9 +44,15 @@ def plain_inputs(model: nn.Module) -> Inputs | None:
     names = {*arguments} & {*SOURCES} - {"attention_mask", "decoder_input_ids"}
     if getattr(model, "main_input_name", "input_ids") != "input_ids" or names - {"input_ids"}:
         return None
-    if "input_ids" not in arguments and not takes_any_name(model):
+    if ("input_ids" not in arguments and not takes_any_name(model)) or _required(model) - {"input_ids"}:
         return None
     return text_alone(model)
+
+
+def _required(model: nn.Module) -> set[str]:
+    """The arguments without which a forward cannot be called."""
+    arguments = inspect.signature(model.forward).parameters
+    return {name for name in arguments_of(model) if arguments[name].default is inspect.Parameter.empty}
 
 
 def text_alone(model: nn.Module) -> Inputs:
@@ -49,29 +66,41 @@ def text_alone(model: nn.Module) -> Inputs:
 def ways_to_call(model: nn.Module) -> Iterator[Inputs]:
     """Keyword arguments of a model's forward, those that reach most of it first; not all of them run."""
     arguments = inspect.signature(model.forward).parameters
-    names = [name for name in arguments if name in SOURCES]
+    required = [name for name, one in arguments.items() if one.default is one.empty and source_of(name, True)]
+    names = [name for name in arguments if name in SOURCES or name in required]
     main = getattr(model, "main_input_name", "input_ids")
-    if main not in names and main in SOURCES and takes_any_name(model):
+    if isinstance(main, str) and main not in names and main in SOURCES and takes_any_name(model):
         names.insert(0, main)
-    needed = [name for name in names if name in arguments and arguments[name].default is inspect.Parameter.empty]
     everything = [name for name in names if name not in ALTERNATIVES]
     ways: list[list[str]] = []
     if "input_ids" in names and "pixel_values" in names:
-        yield from _with_image_tokens(model)
-    text_last = [[name] for name in names if name not in needed]
-    least = [name for name in dict.fromkeys([main, *needed]) if name in names]
-    for way in (least, needed, everything, names, *text_last):
-        full = _with_decoder(model, [name for name in way if name in SOURCES], list(arguments))
+        for inputs in _with_image_tokens(model):
+            yield inputs | {name: next(_source(name, model))[:1] for name in required if name not in inputs}
+    yield from _patches_in_grids(model, arguments)
+    yield from joint_inputs(model, arguments)
+    text_last = [[name] for name in names if name not in required]
+    least = [
+        name for name in dict.fromkeys([*(main if isinstance(main, list) else [main]), *required]) if name in names
+    ]
+    for way in (least, required, everything, names, *text_last):
+        full = _with_decoder(model, [name for name in way if name in names], list(arguments))
         if full and full not in ways:
             ways.append(full)
     for way in ways:
-        makers = [SOURCES[name](model) for name in way]
+        makers = [_source(name, model) for name in way]
         for values in _side_by_side(makers):
             rows = min(len(value) for value in values)  # texts are more than others
-            yield {name: value[:rows] if name in TEXTS_OF else value for name, value in zip(way, values, strict=True)}
+            cut = [name in TEXTS_OF or name not in SOURCES for name in way]
+            yield {name: one[:rows] if short else one for name, one, short in zip(way, values, cut, strict=True)}
     dummy = _dummy(model)
     if dummy is not None:
         yield {name: value for name, value in dummy.items() if name in arguments}
+
+
+def _source(name: str, model: nn.Module) -> Iterator[Tensor]:
+    source = source_of(name, needed=True)
+    assert source is not None
+    return source(model)
 
 
 def _with_decoder(model: nn.Module, way: list[str], arguments: list[str]) -> list[str]:
@@ -116,6 +145,18 @@ def _with_image_tokens(model: Any) -> Iterator[Inputs]:
         yield {"input_ids": full, "mm_token_type_ids": (full == token).long(), **pixels}
 
 
+def _patches_in_grids(model: nn.Module, arguments: Mapping[str, Any]) -> Iterator[Inputs]:
+    """Patches and the grid they lie in, for a forward that takes both and no text."""
+    patches = next((name for name in ("pixel_values", "hidden_states") if name in arguments), None)
+    grid = next((name for name in arguments if name.endswith("grid_thw") or name.endswith("grid_hws")), None)
+    if patches is None or grid is None or "input_ids" in arguments:
+        return
+    for pixels in _pictures(model):
+        held = [value for name, value in pixels.items() if "grid" in name]
+        if held:
+            yield {patches: pixels["pixel_values"], grid: held[0]}
+
+
 def _pictures(model: nn.Module) -> Iterator[Inputs]:
     """One picture, whole or as the patches that some models take, which lie in a grid."""
     patch = setting(model, "patch_size")
@@ -126,9 +167,11 @@ def _pictures(model: nn.Module) -> Iterator[Inputs]:
         yield {"pixel_values": pixels[:1], "image_sizes": torch.tensor([pixels.shape[-2:]])}
         yield {"pixel_values": pixels[:1, None], "image_sizes": torch.tensor([pixels.shape[-2:]])}
     side = 2 * int(setting(model, "spatial_merge_size", "merge_size") or 2)
-    for deep in (int(setting(model, "temporal_patch_size") or 1), 1):
+    grid = torch.tensor([[1, side, side]])
+    for deep in dict.fromkeys((int(setting(model, "temporal_patch_size") or 1), 1, 2)):
         flat = noise(model, side * side, channels * deep * patch * patch)
-        yield {"pixel_values": flat, "image_grid_thw": torch.tensor([[1, side, side]])}
+        yield {"pixel_values": flat, "image_grid_thw": grid}
+    yield {"pixel_values": noise(model, side * side, channels, patch, patch), "image_grid_thw": grid}
     yield {
         "pixel_values": noise(model, side * side, channels, patch, patch),
         "image_grid_hws": torch.tensor([[side, side]]),

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from goldstick.checkpoint.source import open_tensors, read_json
+import torch
+
+from goldstick.checkpoint.source import open_tensors, read_config
 from goldstick.checkpoint.unused_tensors import unused_tensors
 from goldstick.errors import SourceError
+from goldstick.formats.input_scale import part_name
 from goldstick.hf.key_report import key_report, require_complete_keys
 from goldstick.hf.layers import StoredLayers, read_layers
 from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
@@ -36,6 +39,17 @@ class QuantizedCheckpoint:
     network: Network
     ties: Mapping[str, str]
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What its model computes in: the dtype of its config, or of its float tensors."""
+        named = self.config.get("dtype") or self.config.get("torch_dtype")
+        dtype = getattr(torch, named, None) if isinstance(named, str) else None
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        parts = {part_name(layer.name, suffix) for layer in self.stored.layers for suffix in self.stored.parts(layer)}
+        floats = (info.dtype for name, info in self.stored.tensors.items() if name not in parts)
+        return next((found for found in floats if found.is_floating_point), torch.float32)
+
 
 def open_quantized(directory: Path) -> QuantizedCheckpoint:
     """Look at a quantized checkpoint; see :func:`read_layers`.
@@ -44,7 +58,7 @@ def open_quantized(directory: Path) -> QuantizedCheckpoint:
         SourceError: The directory is no checkpoint, or is not quantized.
         CheckpointError: Its tensors are not those of its model, no fewer and no more.
     """
-    config = read_json(directory / "config.json", "no checkpoint of a transformers model: it has no config.json")
+    config = read_config(directory)
     table = config.get("quantization_config")
     if not isinstance(table, Mapping):
         raise SourceError(f"{directory} is not quantized: its config.json has no quantization_config.")

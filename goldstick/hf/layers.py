@@ -106,6 +106,8 @@ class DeclaredLayers:
         if weight is None:
             return None
         site = self._owners.get(self._names.piece(weight).parameter)
+        if site is None and self._names.ignores(weight):
+            return None  # of a part that the model leaves out, such as the prediction of further tokens
         scheme = self._scheme_of(name, site.name) if site is not None else None
         if site is None or scheme is None:
             raise FormatError(

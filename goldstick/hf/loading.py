@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import EllipsisType
@@ -14,12 +15,14 @@ from goldstick.checkpoint.kv_cache import read_kv
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.source import named_by_autogptq, open_tensors
 from goldstick.checkpoint.unused_tensors import unused_tensors
+from goldstick.core.layout import Layout
 from goldstick.errors import CheckpointError, FormatError, GoldstickError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.native import NATIVE
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.checkpoint import open_quantized, ties_of
+from goldstick.hf.expert_tensors import is_stacked_as_stored, of_experts, with_native_experts
 from goldstick.hf.layers import StoredLayers, read_layers
 from goldstick.hf.names import CheckpointNames, load_config, model_class
 from goldstick.structure.network import Network
@@ -32,8 +35,8 @@ def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | t
         CheckpointError: Tensors are missing, unexpected or of the wrong shape.
         FormatError: The checkpoint's method or scheme is not one goldstick reads.
     """
-    cls, settings = quantized_class(directory, config)
-    model, info = from_pretrained(cls, directory, config=settings, dtype=dtype)
+    cls, settings, tensors = quantized_class(directory, config)
+    model, info = from_pretrained(cls, directory, config=settings, dtype=dtype, tensors=tensors)
     problems = {
         kind: sorted(map(str, info[kind]))
         for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")
@@ -51,25 +54,40 @@ def load_transformers(directory: Path, config: Mapping[str, Any], dtype: str | t
     return model.eval()  # type: ignore[no-any-return]
 
 
-def from_pretrained(cls: Any, directory: Path, *, config: Any, dtype: str | torch.dtype) -> tuple[Any, dict[str, Any]]:
+def from_pretrained(
+    cls: Any,
+    directory: Path,
+    *,
+    config: Any,
+    dtype: str | torch.dtype,
+    tensors: Mapping[str, TensorInfo] | None = None,
+) -> tuple[Any, dict[str, Any]]:
     """What transformers makes of a checkpoint, and what it says of its tensors.
 
-    transformers looks for weights in safetensors files of its own names; tensors of a GGUF file, or of one that
-    AutoGPTQ named, are handed to it, each to be read when its turn comes.
+    transformers looks for weights in safetensors files of its own names; tensors of a GGUF file, of one that AutoGPTQ
+    named, or that are made of those of its files, are handed to it, each to be read when its turn comes.
+
+    Args:
+        cls: The model's class.
+        directory: The checkpoint.
+        config: The model's config.
+        dtype: What float tensors are read as.
+        tensors: The tensors where they are not those of the files.
 
     Raises:
         CheckpointError: It fails.
     """
     table = getattr(config, "quantization_config", None) or {}
     storage = table.get("storage")
-    in_one_file = (storage and FORMATS[storage].in_gguf) or named_by_autogptq(directory) is not None
+    if tensors is None and ((storage and FORMATS[storage].in_gguf) or named_by_autogptq(directory) is not None):
+        tensors = open_tensors(directory)
     settings: dict[str, Any] = {"config": config, "dtype": dtype, "output_loading_info": True}
-    if in_one_file:
-        settings["state_dict"] = {name: LazyTensor(info) for name, info in open_tensors(directory).items()}
+    if tensors is not None:
+        settings["state_dict"] = {name: LazyTensor(info) for name, info in tensors.items()}
     else:
         settings["local_files_only"] = True
     try:
-        model, info = cls.from_pretrained(None if in_one_file else directory, **settings)
+        model, info = cls.from_pretrained(None if tensors is not None else directory, **settings)
     except GoldstickError:
         raise
     except Exception as error:  # whatever in a stranger's files transformers did not expect
@@ -77,7 +95,7 @@ def from_pretrained(cls: Any, directory: Path, *, config: Any, dtype: str | torc
             f"transformers cannot load {directory}: {type(error).__name__}: {' '.join(str(error).split())[:500]} The "
             "checkpoint is damaged, or made for another version of transformers."
         ) from error
-    if in_one_file:
+    if tensors is not None:
         model.config.name_or_path = model.name_or_path = str(directory)
         if (directory / "generation_config.json").is_file():
             model.generation_config = type(model.generation_config).from_pretrained(directory, local_files_only=True)
@@ -99,8 +117,10 @@ class LazyTensor:
         return self.dtype.is_floating_point
 
 
-def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The transformers class of a quantized checkpoint and its config, with a table of layers goldstick understands.
+def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, Any, Mapping[str, TensorInfo] | None]:
+    """The transformers class of a quantized checkpoint, and its config with a table of layers goldstick understands.
+
+    Beside them every tensor, where the model cannot take them as the files hold them.
 
     Raises:
         FormatError: The checkpoint's method or scheme is not one goldstick reads.
@@ -111,9 +131,10 @@ def quantized_class(directory: Path, config: Mapping[str, Any]) -> tuple[Any, An
     settings.quantization_config = _in_native_words(checkpoint.stored, checkpoint.ties)
     pieces = [checkpoint.names.piece(name) for name in unused_tensors(directory)]
     settings.quantization_config["unused"] = [name for piece in pieces for name in (piece.parameter, *piece.others)]
-    if checkpoint.ties:
+    sites = checkpoint.network.by_name
+    if any(sites[owner].layout is Layout.EMBEDDING for owner in checkpoint.ties.values()):
         settings.tie_word_embeddings = False  # transformers ties floats only
-    return cls, settings
+    return cls, settings, with_native_experts(checkpoint.stored, checkpoint.network)
 
 
 def translated(directory: Path, model: Any, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -130,14 +151,21 @@ def translated(directory: Path, model: Any, config: Mapping[str, Any]) -> dict[s
     """
     names, network = CheckpointNames(model), Network(model)
     found = read_layers(directory, config, names, network)
+    for layer in found.layers:
+        if layer.kind == "experts" and not is_stacked_as_stored(found.format, layer):
+            raise FormatError(
+                f"{layer.name} holds experts in {layer.scheme.label}, which transformers cannot gather as "
+                f"{found.format.name} stores them. Load the checkpoint with goldstick.load({str(directory)!r})."
+            )
     return _in_native_words(found, ties_of(network, found, config))
 
 
 def _in_native_words(found: StoredLayers, ties: Mapping[str, str]) -> dict[str, Any]:
-    for layer in found.layers:  # transformers would cast what has another dtype
-        found.parts(layer)
     sites: dict[str, StoredLayer] = {}
     for layer in found.layers:
+        found.parts(layer)  # transformers would cast what has another dtype
+        if layer.kind == "experts":
+            layer = dataclasses.replace(layer, scheme=of_experts(layer.scheme))
         if sites.setdefault(layer.site, layer).scheme != layer.scheme:
             raise FormatError(
                 f"{found.directory}: the experts fused in {layer.site} have several schemes; they need one."

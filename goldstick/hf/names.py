@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from goldstick.checkpoint.source import read_json
+from goldstick.core.json_files import NON_FINITE
 from goldstick.errors import GoldstickError, SourceError
 from goldstick.hf.counted_modules import most_modules
 from goldstick.hf.pruned import cut_as_told, unmarked
 
 #: Keys of a config by which it can have code fetched from the hub: implementations may be named like repositories.
 _NAMES_OF_CODE = frozenset({"attn_implementation", "experts_implementation", "trust_remote_code"})
+#: The key under which transformers writes a number that JSON has no name for.
+_NUMBER = "__float__"
 #: What a config counts, and how much of it goldstick believes. Configs make lists of this length by themselves.
 _MOST = (
     (re.compile(r".*layers?|depths?"), 10_000),
@@ -32,8 +35,10 @@ _SIZES = (
     "intermediate_size", "max_position_embeddings",
 )  # fmt: skip
 
+#: Divisible by every number of matrices that one is stacked from.
+_MOST_STACKED = 12
 #: Conversions that only stack, split or join whole rows, and so may be applied to codes and scales alike.
-_ROW_OPERATIONS = frozenset({"MergeModulelist", "SplitModulelist", "Concatenate", "Chunk", "Split", "_IdentityOp"})
+ROW_OPERATIONS = frozenset({"MergeModulelist", "SplitModulelist", "Concatenate", "Chunk", "Split", "_IdentityOp"})
 
 
 def model_class(config: Mapping[str, Any], where: str) -> Any:
@@ -101,11 +106,13 @@ def load_config(directory: Path) -> Any:
 
 
 def _public(value: Any) -> Any:
-    """A config less its private keys, and those that name code to be fetched or run."""
+    """A config less its private keys, and those that name code to be fetched or run; with infinite numbers as such."""
     if isinstance(value, list):
         return [_public(item) for item in value]
     if not isinstance(value, dict):
         return value
+    if set(value) == {_NUMBER} and value[_NUMBER] in NON_FINITE:
+        return NON_FINITE[value[_NUMBER]]
     kept = {key: item for key, item in value.items() if not key.startswith("_") and key not in _NAMES_OF_CODE}
     return {key: _public(item) for key, item in kept.items()}
 
@@ -191,11 +198,15 @@ class CheckpointNames:
 
     def __init__(self, model: Any) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
-        from transformers.core_model_loading import WeightConverter, WeightRenaming
+        from transformers.core_model_loading import PrefixChange, WeightConverter, WeightRenaming
 
         self.model = model
         self._state = dict.fromkeys(model.state_dict(), True)
         mapping = getattr(model, "_weight_conversions", None) or get_model_conversion_mapping(model)
+        self._own_conversions: list[Any] = []
+        if getattr(model, "_weight_conversions", None) is None:  # it was made of its config: no prefix to put back
+            own = get_model_conversion_mapping(model, add_legacy=False)
+            self._own_conversions = [[entry for entry in own if not isinstance(entry, PrefixChange)]]
         self._renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]
         self._converters = [entry for entry in mapping if isinstance(entry, WeightConverter)]
         self._operations = {
@@ -221,7 +232,7 @@ class CheckpointNames:
             return Piece(name=name, parameter=parameter, others=(), by_rows=True)
         first, *rest = self._targets[pattern]
         others = tuple(parameter.replace(first, target) for target in rest)
-        by_rows = self._operations[pattern] <= _ROW_OPERATIONS and not others
+        by_rows = self._operations[pattern] <= ROW_OPERATIONS and not others
         return Piece(name=name, parameter=parameter, others=others, by_rows=by_rows)
 
     def ignores(self, name: str) -> bool:
@@ -240,8 +251,21 @@ class CheckpointNames:
         """Parameters (or codes, scales, zeros under a parameter's name) under the names a checkpoint uses."""
         from transformers.core_model_loading import revert_weight_conversion
 
-        reverted: dict[str, Tensor] = revert_weight_conversion(self.model, dict(tensors))
-        return reverted
+        if not self._own_conversions:
+            reverted: dict[str, Tensor] = revert_weight_conversion(self.model, dict(tensors))
+            return reverted
+        self.model._weight_conversions = self._own_conversions[0]  # or it would look for them every time
+        try:
+            return revert_weight_conversion(self.model, dict(tensors)) if self._own_conversions[0] else dict(tensors)
+        finally:
+            del self.model._weight_conversions
+
+    def stacked(self, parameter: str, experts: int) -> int:
+        """How many matrices of a checkpoint each expert of a fused parameter [experts, out, in] is stacked from."""
+        if not self.rows_survive(parameter):
+            return 1
+        rows = torch.empty(experts, _MOST_STACKED, 1, device="meta")
+        return max(1, len(self.to_checkpoint({parameter: rows})) // experts)
 
     def rows_survive(self, parameter: str) -> bool:
         """Whether reverting a parameter only splits it by rows, so that codes and scales can be reverted alike."""
@@ -253,4 +277,4 @@ class CheckpointNames:
             return True
         used = next(converter for converter in reverse if pattern in converter.source_patterns)
         names = {type(operation).__name__ for operation in used.operations}
-        return names <= _ROW_OPERATIONS and len(used.source_patterns) == 1
+        return names <= ROW_OPERATIONS and len(used.source_patterns) == 1

@@ -28,15 +28,17 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from goldstick import surgery
 from goldstick.checkpoint.kv_cache import read_kv
 from goldstick.core.edits import Quantize
+from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor, scale_dtype
 from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StorageFormat, StoredLayer
-from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
+from goldstick.formats.input_scale import part_name, unpack_multiplier
 from goldstick.formats.native import NATIVE
 from goldstick.formats.site_table import read_table
 from goldstick.hf.cache import use_quantized_cache
+from goldstick.hf.names import ROW_OPERATIONS, CheckpointNames
 from goldstick.hf.pruned import cut_as_told, restore_as_told
 from goldstick.hf.stored_weight import StoredWeight, nothing
 from goldstick.structure.network import Network, Site
@@ -51,7 +53,7 @@ class GoldstickConfig(QuantizationConfigMixin):
         version: Version of the native format.
         schemes: Label → scheme.
         sites: Name of every quantized site → label.
-        ties: Site → the quantized embedding it runs on.
+        ties: Site → the one on whose quantized weight it runs.
         storage: Storage format whose tensors the files hold; ``None`` where transformers read this config from a file.
         multiplied: Sites whose input is multiplied.
         reordered: Sites whose columns lie in an order of their own.
@@ -87,7 +89,7 @@ class GoldstickQuantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
         cut_as_told(model)
-        self.network = Network(model)
+        self.network, self.names = Network(model), CheckpointNames(model)
         storage = self.quantization_config.storage
         self.format: StorageFormat = NATIVE if storage is None else FORMATS[storage]
         self.listed = read_table(self.quantization_config.to_dict())
@@ -105,10 +107,19 @@ class GoldstickQuantizer(HfQuantizer):
         # Scales of the KV cache belong to no module: see transformers_loading.
         expected = {rf"\.experts\..*{suffix}$" for suffix in beside}
         model._keys_to_ignore_on_load_unexpected = {*ignored, *expected, r"\.[kv]_scale$"}
-        for tied in self.quantization_config.ties:
-            _replace(model, self.network.by_name[tied].module, nn.Identity())
-        if self.quantization_config.ties:
+        self._make_room_for_ties()
+
+    def _make_room_for_ties(self) -> None:
+        ties, sites = self.quantization_config.ties, self.network.by_name
+        on_embeddings = {tied for tied, owner in ties.items() if sites[owner].layout is Layout.EMBEDDING}
+        for tied in ties:
+            module = self.network.module(sites[tied])
+            place = nn.Identity() if tied in on_embeddings else StoredWeight.in_place_of(module, {})
+            _replace(self.network.model, sites[tied].module, place)
+        if on_embeddings:
             surgery.forget_ties(self.network)
+        elif ties:
+            surgery.forget_ties(self.network, ties)
 
     def _place(self, site: Site, scheme: Scheme) -> None:
         layer = StoredLayer(
@@ -126,11 +137,14 @@ class GoldstickQuantizer(HfQuantizer):
         stored_in = scale_dtype(parameter.dtype)
         # Experts are gathered into one tensor of rows whatever the format.
         specs = (NATIVE if site.layout.fused else self.format).specs(layer, stored_in)
+        if site.layout.fused and scheme.weight.tensor_scaled:  # each of the matrices that are stacked in it has its own
+            stacked = self.names.stacked(site.parameter_name, site.matrix_shape[0])
+            specs["_global_scale"] = torch.Size([site.matrix_shape[0], stacked, 1]), torch.float32
         self.suffixes[site.name] = tuple(specs)
         parts = {suffix: torch.empty(shape, dtype=dtype, device="meta") for suffix, (shape, dtype) in specs.items()}
         if _held_beside(site):
             del module._parameters[site.parameter]
-            setattr(module, site.parameter, nothing())  # initialisers of some models reach for it
+            setattr(module, site.parameter, nothing(parameter))  # initialisers of some models reach for it
             for suffix, part in parts.items():
                 module.register_buffer(site.parameter + suffix, part)
         else:
@@ -144,8 +158,10 @@ class GoldstickQuantizer(HfQuantizer):
         for conversion in weight_conversions:
             extended.append(conversion)
             if isinstance(conversion, WeightConverter):
+                if not {type(operation).__name__ for operation in conversion.operations} <= ROW_OPERATIONS:
+                    continue  # what does not only move rows is stored as the model holds it
                 sources, targets = conversion._original_source_patterns, conversion._original_target_patterns
-                for suffix in self.format.expert_suffixes:
+                for suffix in dict.fromkeys((*self.format.expert_suffixes, *NATIVE.expert_suffixes)):
                     extended.append(
                         conversion.copy(
                             [source + suffix for source in sources],
@@ -163,6 +179,9 @@ class GoldstickQuantizer(HfQuantizer):
             if self.network.by_name[name].block not in self.postponed:
                 self._finish(self.network.by_name[name], scheme)
         for tied, owner in self.quantization_config.ties.items():
+            place = self.network.module(self.network.by_name[tied])
+            if isinstance(place, StoredWeight):
+                _replace(model, self.network.by_name[tied].module, place.restored())
             surgery.tie(self.network, self.network.by_name[tied], self.network.by_name[owner])
         if self.quantization_config.storage is None and Path(model.name_or_path).is_dir():
             kv = read_kv(Path(model.name_or_path), {})
@@ -181,7 +200,8 @@ class GoldstickQuantizer(HfQuantizer):
         prefix = site.parameter if _held_beside(site) else "weight"
         names = {part_name(prefix, suffix).removeprefix("."): suffix for suffix in self.suffixes[site.name]}
         parts = {names[name]: part for name, part in place._buffers.items() if part is not None and name in names}
-        input_scale, input_zero = unpack_input(parts, scheme, site.module)
+        storage = NATIVE if site.layout.fused else self.format
+        input_scale, input_zero = storage.unpack_input(parts, scheme, site.module)
         multiplier = unpack_multiplier(parts, site.name in self.listed.multiplied, site.module)
         tensor = self._unpack(parts, scheme, site)
         if _held_beside(site):
@@ -213,6 +233,10 @@ class GoldstickQuantizer(HfQuantizer):
 
     def _unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, site: Site) -> QuantizedTensor:
         storage = NATIVE if site.layout.fused else self.format
+        divisor = parts.get("_global_scale")
+        if site.layout.fused and scheme.weight.tensor_scaled and divisor is not None and divisor.shape[1] > 1:
+            rows = divisor.repeat_interleave(site.matrix_shape[1] // divisor.shape[1], dim=1)
+            parts = {**parts, "_global_scale": rows}
         try:
             return storage.unpack(parts, scheme, site.in_features)
         except FormatError as error:
@@ -245,9 +269,10 @@ def take_over(method: str, config: type[GoldstickConfig], quantizer: type[Goldst
 
 
 def _renamed_with_suffixes(renaming: Any) -> list[Any]:
-    """Renamings of the tensors that a fused parameter becomes, where checkpoints call it ``….weight``."""
+    """Renamings of the tensors that a weight becomes: transformers takes a pattern's last word as a whole one."""
     (source, *more), (target, *_) = renaming._original_source_patterns, renaming._original_target_patterns
-    if more or not source.endswith("weight") or target.endswith("weight"):
+    source = source.removesuffix("$").removesuffix("(?!_)")
+    if more or not (source.endswith("weight") or target.endswith("weight")):
         return []
     return [renaming.copy([source + suffix], [target + suffix]) for suffix in NATIVE.expert_suffixes]
 

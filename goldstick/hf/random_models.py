@@ -40,7 +40,8 @@ def quantized_llama(config: Any, scheme: str) -> Any:
         if isinstance(module, nn.Linear):
             surgery.replace(model, path, QuantizedLinear(_codes(module, parsed), parsed))
     for path, parameter in list(model.named_parameters()):
-        _put(model, path, _random(parameter.shape))
+        if parameter.is_meta:  # scales are there already
+            _put(model, path, _random(parameter.shape))
     return model.eval()
 
 
@@ -66,10 +67,30 @@ def _codes(module: nn.Linear, scheme: Scheme) -> QuantizedTensor:
     bits, rows, columns = scheme.weight.bits, module.out_features, module.in_features
     groups = -(-columns // scheme.weight.group_width(columns))
     step = _DEVIATION * 2 * 3.5 / 2**bits  # the codes span 3.5 standard deviations either way
+    if scheme.weight.superblock is not None:
+        return _superblock_codes(rows, columns, scheme, step)
     return QuantizedTensor(
         codes=torch.randint(0, 2**bits, (rows, columns), dtype=torch.uint8),
         scale=torch.full((rows, groups), step),
         zero=None,
         grid=scheme.weight,
         global_scale=torch.ones(1, 1) if scheme.weight.tensor_scaled else None,
+    )
+
+
+def _superblock_codes(rows: int, columns: int, scheme: Scheme, step: float) -> QuantizedTensor:
+    grid, most = scheme.weight, 31  # of six bits, half of what scales may be
+    assert grid.superblock is not None and grid.group_size is not None
+    groups, superblocks = columns // grid.group_size, columns // grid.superblock
+    element = grid.float_element
+    unit = step / most if element is None else _DEVIATION * 3.5 / element.largest / most
+    units = torch.full((rows, 1 + grid.minimums, superblocks), unit).half().float()
+    if grid.minimums:  # the middle code stands for about 0
+        units[:, 1] *= 2 ** (grid.bits - 1)
+    return QuantizedTensor(
+        codes=torch.randint(0, 2**grid.bits, (rows, columns), dtype=torch.uint8),
+        scale=torch.full((rows, groups), float(most)),
+        zero=torch.full((rows, groups), float(most)) if grid.minimums else None,
+        grid=grid,
+        global_scale=units,
     )

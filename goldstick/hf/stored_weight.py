@@ -45,13 +45,13 @@ class StoredWeight(nn.Module):
 
     def __getattr__(self, name: str) -> Any:
         # Initialisers of some models reach for the float weight; there is none to initialise.
-        if name == "weight" and name not in self._buffers and any("weight" in key for key in self._buffers):
-            return nothing()
+        if name == "weight" and name not in self._buffers:
+            return nothing(self.original[0]._parameters["weight"])
         return super().__getattr__(name)
 
 
-def nothing() -> Tensor:
-    """What stands for a float weight that is not there; marked as transformers marks what needs no initial values."""
-    weight: Any = torch.empty(0)
-    weight._is_hf_initialized = True  # some initialisers count inputs and outputs, of which it has none
+def nothing(parameter: Tensor | None) -> Tensor:
+    """What stands for a float weight that is not there: its shape; marked as transformers marks what has its values."""
+    weight: Any = torch.empty((0,) if parameter is None else parameter.shape, device="meta")
+    weight._is_hf_initialized = True
     return weight  # type: ignore[no-any-return]

@@ -10,16 +10,18 @@ from torch import nn
 
 from goldstick.checkpoint.kv_cache import read_kv
 from goldstick.checkpoint.safetensors_file import TensorInfo
-from goldstick.checkpoint.source import open_tensors, read_json
+from goldstick.checkpoint.source import open_tensors, read_config
 from goldstick.core.freed_memory import return_freed_memory
 from goldstick.errors import CheckpointError
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.counted_modules import most_modules
 from goldstick.hf.example_inputs import give_inputs, inputs_beside
 from goldstick.hf.loading import LazyTensor, from_pretrained, quantized_class
-from goldstick.hf.names import CheckpointNames, load_config, model_class
+from goldstick.hf.names import CheckpointNames, model_class
 from goldstick.hf.rehearsal import put_into
+from goldstick.hf.source import float_config, open_source, runs_in_float
 from goldstick.structure.blocks import block_of, find_blocks
+from goldstick.structure.network import Network
 
 
 class StreamedModel:
@@ -31,39 +33,46 @@ class StreamedModel:
 
     Args:
         directory: A float checkpoint, or a quantized one that goldstick loads.
+        dequantized: Whether a quantized one gives the float model that its codes stand for.
 
     Attributes:
         model: The model.
         blocks: Paths of its repeated blocks; empty where it has none, and everything was read.
         entered: The block that :meth:`enter` read last; empty where there is none.
+        keeps_blocks: Whether blocks that :meth:`enter` read stay in memory.
 
     Raises:
         SourceError: The directory is no readable model.
         CheckpointError: A tensor outside the blocks is missing.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, dequantized: bool = False) -> None:
         self.directory = directory
-        self._tensors = open_tensors(directory)
         self._of_block: dict[str, dict[str, TensorInfo]] = {}
         self._outside: dict[str, TensorInfo] = {}
         self.blocks: tuple[str, ...] = ()
         self.entered = ""
-        config = read_json(directory / "config.json", "no checkpoint: it has no config.json")
-        if config.get("quantization_config") is not None:
-            cls, settings = quantized_class(directory, config)
+        self.keeps_blocks = False
+        config = read_config(directory, "no checkpoint")
+        table = config.get("quantization_config")
+        tensors: Mapping[str, TensorInfo] | None = None
+        dequantized = dequantized or runs_in_float(directory, config)
+        if not dequantized:
+            cls, settings, tensors = quantized_class(directory, config)
         else:
-            cls, settings = model_class(config, str(directory)), load_config(directory)
+            cls, settings = model_class(config, str(directory)), float_config(directory)
+            tensors = open_source(directory).tensors if table is not None else None
+        self._tensors: Mapping[str, TensorInfo] = open_tensors(directory) if tensors is None else tensors
         # To transformers a class from elsewhere is custom code, and gets no conversions.
         own = {"__module__": cls.__module__, "_load_pretrained_model": staticmethod(self._read_the_rest)}
         streaming: Any = type(cls.__name__, (cls,), own)
         with most_modules(len(self._tensors)):
-            model, info = from_pretrained(streaming, directory, config=settings, dtype="auto")
+            model, info = from_pretrained(streaming, directory, config=settings, dtype="auto", tensors=tensors)
         model.__class__ = cls
         self.model: nn.Module = model.eval()
         give_inputs(self.model, inputs_beside(directory))
         self._require(info["missing_keys"], info["mismatched_keys"], info["unexpected_keys"])
-        kv = read_kv(directory, config.get("quantization_config") or {})
+        kv = None if dequantized else read_kv(directory, table or {})
         if kv is not None:
             use_quantized_cache(model, kv)
 
@@ -87,7 +96,7 @@ class StreamedModel:
 
     def enter(self, block: str) -> None:
         """Read a block whose turn has come, and let go of the one that was entered before it."""
-        if self.entered:
+        if self.entered and not self.keeps_blocks:
             self.release(self.entered)
             return_freed_memory()
         self.entered = block
@@ -129,8 +138,13 @@ class StreamedModel:
         """In place of transformers' reading of all tensors: read those outside the blocks, remember the others."""
         self._model, self._settings, self._quantizer = model, load_config, load_config.hf_quantizer
         # The places for packed weights hold no matrices, by which blocks are recognised.
-        blocks = find_blocks(model) if self._quantizer is None else self._quantizer.network.blocks
-        self.blocks = tuple(block for block in blocks if _is_called(model.get_submodule(block)))
+        network = Network(model) if self._quantizer is None else self._quantizer.network
+        blocks = find_blocks(model) if self._quantizer is None else network.blocks
+        tied = [(block_of(one, blocks), block_of(other, blocks)) for one, other in network.tied().items()]
+        together = {block for pair in tied if pair[0] != pair[1] for block in pair}
+        self.blocks = tuple(
+            block for block in blocks if block not in together and _is_called(model.get_submodule(block))
+        )
         names = CheckpointNames(model)
         for name, info in self._tensors.items():
             block = block_of(names.piece(name).parameter, self.blocks)

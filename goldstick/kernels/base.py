@@ -8,7 +8,10 @@ The canonical run-time weight of a layer is the packed row stream of ``core/bitp
 
 with both operations rounded to the scale's dtype, in this order. Where u is the code of a float element, w is
 value · scale, or value · (scale / global_scale) where scales have a scale in their turn, in float32 and rounded to the
-scale's dtype at the end. That is what compressed-tensors computes, and every backend's weights are bit-equal to it.
+scale's dtype at the end. In superblocks scales are whole numbers, and so are the zeros, which are minimums there; with
+d and d' from ``global_scale`` [out, 1 or 2, superblocks] w is value · (scale · d) − zero · d', in float32 and rounded
+to the scale's dtype at the end. That is what compressed-tensors and ggml compute, and every backend's weights are
+bit-equal to it.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ class WeightSpec:
         dtype: The dtype of scales, inputs and outputs.
         element: What a code stands for: an integer, or a float element.
         tensor_scaled: Whether scales are divided by a ``global_scale``.
+        superblocks: Superblocks of a row; 0 where scales are no whole numbers.
     """
 
     bits: int
@@ -58,6 +62,7 @@ class WeightSpec:
     activation: Activation = None
     element: str = INTEGER
     tensor_scaled: bool = False
+    superblocks: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.bits <= 8:
@@ -123,7 +128,7 @@ class Backend(Protocol):
 
         ``input_scale`` [1] in the layer's dtype (float32 where it is the scale of scales) and, for an asymmetric input,
         ``input_zero`` int8 [1] come with static inputs, and only with them. ``global_scale`` is float32 [1, 1], or
-        [out, 1] for the rows of several matrices.
+        [out, 1] for the rows of several matrices; [out, 1 or 2, superblocks] where there are such.
         """
         ...
 
@@ -156,9 +161,13 @@ def check_weight(
         if not zero.is_floating_point():
             raise KernelError(f"zeros must be floating point, not {zero.dtype}")
         _expect_shape("zeros", zero, (spec.out_features, spec.groups), spec)
-    if (global_scale is not None) != spec.tensor_scaled:
+    if (global_scale is not None) != (spec.tensor_scaled or spec.superblocks > 0):
         raise KernelError("a scale of scales belongs to layers that have one, and only to them")
-    if global_scale is not None:
+    if global_scale is not None and spec.superblocks:
+        _expect_shape("scales of scales", global_scale, (spec.out_features, 1 + spec.has_zero, spec.superblocks), spec)
+        if spec.groups % spec.superblocks:
+            raise KernelError(f"{spec.groups} groups do not divide into {spec.superblocks} superblocks")
+    elif global_scale is not None:
         rows = spec.out_features if len(global_scale) > 1 else 1
         _expect_shape("scale of scales", global_scale, (rows, 1), spec)
 
@@ -203,3 +212,19 @@ def _expect_shape(what: str, tensor: Tensor, shape: tuple[int, ...], spec: Weigh
             f"{what} of shape {list(tensor.shape)} where a [{spec.out_features}, {spec.in_features}] weight "
             f"of {spec.bits} bits in groups of {spec.group_size} needs {list(shape)}"
         )
+
+
+def scaling_of(global_scale: Tensor | None) -> tuple[bool, int]:
+    """Whether a scale of scales is what scales are divided by, and the superblocks of a row that it is of."""
+    if global_scale is None:
+        return False, 0
+    return (True, 0) if global_scale.ndim == 2 else (False, global_scale.shape[-1])
+
+
+def superblock_steps(
+    scale: Tensor, zero: Tensor | None, global_scale: Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor | None]:
+    """What values of superblocks are multiplied by, and what is subtracted, each [out, groups]; exact in float32."""
+    repeats = scale.shape[-1] // global_scale.shape[-1]
+    each = global_scale.to(dtype).repeat_interleave(repeats, dim=-1)
+    return scale.to(dtype) * each[..., 0, :], None if zero is None else zero.to(dtype) * each[..., 1, :]

@@ -20,11 +20,12 @@ from goldstick import kernels
 from goldstick.core.element import INTEGER
 from goldstick.errors import KernelError
 from goldstick.kernels import convolution as _convolution  # noqa: F401  (registers goldstick::quantized_convolution)
+from goldstick.kernels import fits_op as _fits_op  # noqa: F401  (registers goldstick::fit_blocks)
 from goldstick.kernels import gptq_op as _gptq_op  # noqa: F401  (registers goldstick::gptq_block)
 from goldstick.kernels import norm_op as _norm_op  # noqa: F401  (registers goldstick::rms_norm_quantize)
 from goldstick.kernels import products_op as _products_op  # noqa: F401  (registers goldstick::add_products)
 from goldstick.kernels import ranges_op as _ranges_op  # noqa: F401  (registers goldstick::search_ranges)
-from goldstick.kernels.base import Activation, Backend, WeightSpec, check_input, check_weight
+from goldstick.kernels.base import Activation, Backend, WeightSpec, check_input, check_weight, scaling_of
 
 _library = Library("goldstick", "FRAGMENT")
 _library.define(
@@ -93,8 +94,8 @@ def _run_linear(
     element: str = INTEGER,
     global_scale: Tensor | None = None,
 ) -> Tensor:
-    scaled = global_scale is not None
-    layer = bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation, element, scaled
+    scaled = scaling_of(global_scale)
+    layer = bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation, element, *scaled
     spec = spec_of(*layer)
     backend = _backend(spec, x.device, os.environ.get("GOLDSTICK_BACKEND"))
     return backend.linear(x, packed, scale, zero, bias, spec, input_scale, input_zero, global_scale)
@@ -110,8 +111,8 @@ def _run_dequantize(
     element: str = INTEGER,
     global_scale: Tensor | None = None,
 ) -> Tensor:
-    scaled = global_scale is not None
-    layer = bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, "", element, scaled
+    scaled = scaling_of(global_scale)
+    layer = bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, "", element, *scaled
     spec = spec_of(*layer)
     backend = _backend(spec, packed.device, os.environ.get("GOLDSTICK_BACKEND"))
     return backend.dequantize(packed, scale, zero, spec, global_scale)
@@ -132,8 +133,8 @@ def _fake_linear(
     element: str = INTEGER,
     global_scale: Tensor | None = None,
 ) -> Tensor:
-    scaled = global_scale is not None
-    layer = bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation, element, scaled
+    scaled = scaling_of(global_scale)
+    layer = bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, activation, element, *scaled
     spec = _spec(*layer)
     check_input(x, bias, spec, input_scale, input_zero)
     check_weight(packed, scale, zero, spec, global_scale)
@@ -150,8 +151,8 @@ def _fake_dequantize(
     element: str = INTEGER,
     global_scale: Tensor | None = None,
 ) -> Tensor:
-    scaled = global_scale is not None
-    layer = bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, "", element, scaled
+    scaled = scaling_of(global_scale)
+    layer = bits, group_size, in_features, packed.shape[0], zero is not None, scale.dtype, "", element, *scaled
     spec = _spec(*layer)
     check_weight(packed, scale, zero, spec, global_scale)
     return scale.new_empty(spec.out_features, in_features)
@@ -167,6 +168,7 @@ def _spec(
     activation: str,
     element: str = INTEGER,
     tensor_scaled: bool = False,
+    superblocks: int = 0,
 ) -> WeightSpec:
     return WeightSpec(
         bits=bits,
@@ -178,6 +180,7 @@ def _spec(
         activation=activation or None,
         element=element,
         tensor_scaled=tensor_scaled,
+        superblocks=superblocks,
     )
 
 

@@ -15,11 +15,11 @@ from torch.compiler import is_dynamo_compiling
 from goldstick.core.element import INTEGER
 from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.kernels import cpu
-from goldstick.kernels.base import WeightSpec, check_input, check_weight
-from goldstick.kernels.cpu.integer import THREADED_FROM, IntegerCpuBackend
+from goldstick.kernels.base import WeightSpec, check_input, check_weight, scaling_of
+from goldstick.kernels.cpu.integer import THREADED_FROM, IntegerCpuBackend, coding_of
 
-Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
-"""Of a layer: packed codes, scale, zero, bias, input scale, input zero."""
+Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Of a layer: packed codes, scale, zero, bias, input scale, input zero, scale of scales."""
 
 _BACKEND = IntegerCpuBackend()
 _CPU = torch.device("cpu")
@@ -105,7 +105,7 @@ class PreparedLinear:
             *[None if one is None else (one.data_ptr(), one.requires_grad) for one in weight],
         )
         if self.interleaved:
-            places = (*places, *versions(weight[:3]))
+            places = (*places, *versions((*weight[:3], weight[6])))
         # Some rows of a tensor may begin where it does: the place alone does not tell them from all.
         if places != self._places or self._packed is None or self._packed() is not weight[0]:
             self._layer = self._prepared(*weight)
@@ -125,14 +125,17 @@ class PreparedLinear:
         bias: Tensor | None,
         input_scale: Tensor | None,
         input_zero: Tensor | None,
+        global_scale: Tensor | None,
     ) -> Any:
         """The layer in C++, or ``None`` where it cannot run there."""
         bits, group_size, columns, activation = self.settings
         if activation in FLOAT_INPUTS:
             return None
-        tensors = [tensor for tensor in (packed, scale, zero, bias, input_scale, input_zero) if tensor is not None]
+        operands = packed, scale, zero, bias, input_scale, input_zero, global_scale
+        tensors = [tensor for tensor in operands if tensor is not None]
         if not all(tensor.is_cpu and tensor.is_contiguous() and not tensor.requires_grad for tensor in tensors):
             return None
+        scaled, superblocks = scaling_of(global_scale)
         spec = WeightSpec(
             bits=bits,
             group_size=group_size,
@@ -142,16 +145,19 @@ class PreparedLinear:
             dtype=scale.dtype,
             activation=activation or None,
             element=self.element,
+            tensor_scaled=scaled,
+            superblocks=superblocks,
         )
         if _BACKEND.supports(spec, packed.device) or (zero is not None and zero.dtype != torch.float32):
             return None
-        check_weight(packed, scale, zero, spec)
+        check_weight(packed, scale, zero, spec, global_scale)
         check_input(scale.new_empty(0, columns), bias, spec, input_scale, input_zero)
         self._dtype, self._rows = spec.dtype, spec.out_features
         stored = [None if tensor is None else cpu._as_stored(tensor) for tensor in (scale, zero, bias, input_scale)]
-        copied = self.interleaved and None not in versions((packed, scale, zero))
+        copied = self.interleaved and None not in versions((packed, scale, zero, global_scale))
+        coding = coding_of(self.element, global_scale)
         return cpu._C.prepare_linear(
-            packed.detach(), *stored, input_zero, bits, columns, group_size, activation, copied
+            packed.detach(), *stored, input_zero, bits, columns, group_size, activation, copied, *coding
         )
 
 

@@ -12,9 +12,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from goldstick.kernels import cpu
 from goldstick.kernels.convolution import Geometry
 from goldstick.kernels.cpu.integer import THREADED_FROM
-from goldstick.kernels.prepared import Operands, runs_at_once, versions
+from goldstick.kernels.prepared import runs_at_once, versions
 
 _CPU = torch.device("cpu")
+
+Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
+"""Of a layer: packed codes, scale, zero, bias, input scale, input zero."""
 #: Most products of a depthwise output: as many of codes and 16-bit inputs fit into 32 bits.
 _MOST_TAPS = 512
 

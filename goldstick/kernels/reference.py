@@ -9,7 +9,7 @@ from torch import Tensor
 from goldstick.core.bitpack import unpack_rows
 from goldstick.core.element import ELEMENTS
 from goldstick.core.scheme import FLOAT_INPUTS
-from goldstick.kernels.base import WeightSpec, check_input, check_weight
+from goldstick.kernels.base import WeightSpec, check_input, check_weight, superblock_steps
 from goldstick.kernels.float_inputs import fake_quantize_float
 
 
@@ -112,6 +112,8 @@ class ReferenceBackend:
         """(u − zero) · scale, both operations in the dtype of the scale; or the value of u times the scale."""
         check_weight(packed, scale, zero, spec, global_scale)
         codes = unpack_rows(packed, spec.bits, spec.in_features)  # [out, in]
+        if global_scale is not None and spec.superblocks:
+            return _superblock_weight(codes, scale, zero, spec, global_scale)
         if spec.element in ELEMENTS:
             wide = torch.promote_types(scale.dtype, torch.float32)
             steps = scale.to(wide) if global_scale is None else scale.to(wide) / global_scale
@@ -127,6 +129,20 @@ class ReferenceBackend:
             weight -= _middle(spec) if zero is None else zero.to(scale.dtype)[:, columns]
             weight *= scale[:, columns]
         return weight
+
+
+def _superblock_weight(
+    codes: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightSpec, global_scale: Tensor
+) -> Tensor:
+    wide = torch.promote_types(scale.dtype, torch.float32)
+    steps, minimums = superblock_steps(scale, zero, global_scale, wide)
+    columns = torch.arange(spec.in_features, device=scale.device) // spec.group_size
+    if spec.element in ELEMENTS:
+        values = ELEMENTS[spec.element].numbers(codes, wide)
+    else:
+        values = codes.to(wide) - (_middle(spec) if zero is None else 0.0)
+    values = values.mul_(steps[:, columns])
+    return (values if minimums is None else values.sub_(minimums[:, columns])).to(scale.dtype)
 
 
 def _middle(spec: WeightSpec) -> float:

@@ -62,6 +62,23 @@ def in_place_of(
     return new
 
 
+def sharing(kind: type[PackedWeight], old: nn.Module, source: PackedWeight) -> PackedWeight:
+    """A module that is ``old`` in all but its weight, which is the very one of another layer.
+
+    Args:
+        kind: What runs on the packed rows.
+        old: The layer with the float parameter ``weight``.
+        source: The layer whose packed weight it reads.
+    """
+    new = in_place_of(kind, old, source.quantized_tensor(), source.scheme, source.stored_as)
+    for name in source.packed_names:
+        store = source._parameters if name in source._parameters else source._buffers
+        if name in store:
+            getattr(new, "_parameters" if store is source._parameters else "_buffers")[name] = store[name]
+    new.prepared = source.prepared
+    return new
+
+
 def derived(kind: type[PackedWeight], base: type[nn.Module]) -> type[PackedWeight]:
     """The class of quantized layers that stand for ``base``: a subclass of both, one for each pair."""
     if (kind, base) not in _DERIVED:

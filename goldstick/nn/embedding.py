@@ -31,7 +31,10 @@ class QuantizedEmbedding(PackedWeight):
         # Indices in brackets might be negative, and give rows of the end.
         zero = None if self.weight_zero_point is None else self.weight_zero_point.index_select(0, flat)
         packed, scale = self.weight_packed.index_select(0, flat), self.weight_scale.index_select(0, flat)
-        return self._dequantize(packed, scale, zero, self.weight_global_scale).reshape(*ids.shape, self.columns)
+        divisor = self.weight_global_scale
+        if divisor is not None and self.grid.superblock is not None:
+            divisor = divisor.index_select(0, flat)
+        return self._dequantize(packed, scale, zero, divisor).reshape(*ids.shape, self.columns)
 
 
 class TiedQuantizedLinear(nn.Module):

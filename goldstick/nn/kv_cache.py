@@ -1,48 +1,56 @@
-"""Int8 keys and values: the arithmetic, and a store that grows token by token."""
+"""Keys and values as codes: the arithmetic, and a store that grows token by token."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from goldstick.core.kv_cache import CODE_MAX
+from goldstick.core.kv_cache import CODE_MAX, KVDtype
 from goldstick.errors import QuantizationError
 from goldstick.nn.kv_buffer import KVBuffer, joined
 
+_FP8 = torch.float8_e4m3fn
 
-def quantize_states(states: Tensor, scale: Tensor) -> Tensor:
-    """Codes clamp(round(x / s), −127, 127), in float32 arithmetic.
+
+def quantize_states(states: Tensor, scale: Tensor, dtype: KVDtype = "int8") -> Tensor:
+    """Codes of clamp(x / s, −127, 127) rounded to whole numbers, or of clamp(x / s, −448, 448) to FP8; in float32.
 
     Args:
         states: [batch, kv_heads, tokens, channels], any float dtype.
         scale: float32, broadcast over it.
+        dtype: What codes are.
 
     Returns:
-        int8 of the shape of ``states``.
+        int8 of the shape of ``states``: the numbers, or the bits of FP8.
     """
-    return (states.float() / scale).round().clamp(-CODE_MAX, CODE_MAX).to(torch.int8)
+    ratio, largest = states.float() / scale, CODE_MAX[dtype]
+    if dtype == "fp8":
+        return ratio.clamp(-largest, largest).to(_FP8).view(torch.int8)
+    return ratio.round().clamp(-largest, largest).to(torch.int8)
 
 
-def dequantize_states(codes: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+def dequantize_states(codes: Tensor, scale: Tensor, dtype: torch.dtype, codes_are: KVDtype = "int8") -> Tensor:
     """The numbers codes stand for, q · s in float32, then cast to ``dtype``."""
-    return (codes.float() * scale).to(dtype)
+    numbers = codes.view(_FP8) if codes_are == "fp8" else codes
+    return (numbers.float() * scale).to(dtype)
 
 
-def token_scale(states: Tensor) -> Tensor:
-    """A scale for each token and head: max over channels of |x|, by 127; 1 where all are 0.
+def token_scale(states: Tensor, dtype: KVDtype = "int8") -> Tensor:
+    """A scale for each token and head: max over channels of |x|, by the largest code; 1 where all are 0.
 
     Args:
         states: [batch, kv_heads, tokens, channels].
+        dtype: What codes are.
 
     Returns:
         float32 [batch, kv_heads, tokens, 1].
     """
-    scale = states.float().abs().amax(dim=-1, keepdim=True) / CODE_MAX
+    scale = states.float().abs().amax(dim=-1, keepdim=True) / CODE_MAX[dtype]
     return torch.where(scale > 0, scale, torch.ones_like(scale))
 
 
 class QuantizedStates:
-    """The keys, or the values, of one layer: int8 codes between the float tokens that a scheme keeps.
+    """The keys, or the values, of one layer: codes between the float tokens that a scheme keeps.
 
     In the order of the tokens: up to ``sinks`` first ones in float, codes, up to ``window`` newest ones in float. A
     token is rounded once, when it leaves the window. Tokens that ``crop`` uncovers stay rounded.
@@ -53,12 +61,15 @@ class QuantizedStates:
         scale: Fixed scales [kv_heads or 1, channels or 1]; ``None`` makes one for each token and head.
         window: How many of the newest tokens stay in float.
         sinks: How many of the first tokens stay in float.
+        dtype: What codes are.
 
     Raises:
         QuantizationError: The scales are those of another shape of heads.
     """
 
-    def __init__(self, like: Tensor, scale: Tensor | None, *, window: int = 0, sinks: int = 0) -> None:
+    def __init__(
+        self, like: Tensor, scale: Tensor | None, *, window: int = 0, sinks: int = 0, dtype: KVDtype = "int8"
+    ) -> None:
         heads, channels = like.shape[1], like.shape[3]
         if scale is not None and (scale.shape[0] not in (1, heads) or scale.shape[1] not in (1, channels)):
             raise QuantizationError(
@@ -66,7 +77,7 @@ class QuantizedStates:
                 f"{(heads, channels)}: the scales belong to another model."
             )
         empty = like[:, :, :0]
-        self.window, self.sinks = window, sinks
+        self.window, self.sinks, self.dtype = window, sinks, dtype
         self.seen = 0  # tokens ever added, less those cropped
         self.first = self.recent = empty  # [batch, kv_heads, tokens, channels]
         self.codes = empty.to(torch.int8)
@@ -95,10 +106,10 @@ class QuantizedStates:
         keep = min(self.window, recent.shape[2])
         leaving, self.recent = recent.tensor_split([recent.shape[2] - keep], dim=2)
         if self.fixed is not None:
-            self._add("codes", quantize_states(leaving, self.fixed))
+            self._add("codes", quantize_states(leaving, self.fixed, self.dtype))
         elif self.scales is not None:
-            scale = token_scale(leaving) if leaving.shape[2] else self.scales[:, :, :0]
-            self._add("codes", quantize_states(leaving, scale))
+            scale = token_scale(leaving, self.dtype) if leaving.shape[2] else self.scales[:, :, :0]
+            self._add("codes", quantize_states(leaving, scale, self.dtype))
             self._add("scales", scale)
 
     def _add(self, name: str, new: Tensor) -> None:
@@ -110,8 +121,10 @@ class QuantizedStates:
 
         Returns:
             The runs of tokens that are not empty, floats and int8, and the scales of the latter: [kv_heads, channels],
-            or by token [batch, kv_heads, tokens]; none where there are no codes.
+            or by token [batch, kv_heads, tokens]; none where there are no codes. FP8 is one run of floats.
         """
+        if self.dtype == "fp8":
+            return [self.dequantized()], []
         runs = [part for part in (self.first, self.codes, self.recent) if part.shape[2]]
         if not self.codes.shape[2]:
             return runs, []
@@ -125,7 +138,7 @@ class QuantizedStates:
         """All tokens in the dtype they came in, [batch, kv_heads, tokens, channels]."""
         scale = self.fixed if self.scales is None else self.scales
         assert scale is not None
-        middle = dequantize_states(self.codes, scale, self.recent.dtype)
+        middle = dequantize_states(self.codes, scale, self.recent.dtype, self.dtype)
         return torch.cat([self.first, middle, self.recent], dim=2)
 
     def drop_first(self, tokens: int) -> None:

@@ -113,7 +113,9 @@ class QuantizedLinear(PackedWeight):
         if buffers["input_multiplier"] is not None or buffers["input_order"] is not None:
             return None
         inputs = buffers["input_scale"], buffers["input_zero_point"]
-        return self.prepared.ready((packed, scale, zero, self._parameters["bias"], *inputs))
+        return self.prepared.ready(
+            (packed, scale, zero, self._parameters["bias"], *inputs, buffers["weight_global_scale"])
+        )
 
     def alone(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out] from this layer's own weight, whatever it shares its input with."""
@@ -144,10 +146,11 @@ def packed_linear(
     given = x.dtype
     if given is not scale.dtype and torch.is_autocast_enabled(x.device.type):
         x = x.to(scale.dtype)  # the layer computes in its own dtype, whatever others are told
-    found = weight.prepared(x, (packed, scale, zero, bias, input_scale, input_zero))
+    global_scale = buffers["weight_global_scale"]
+    found = weight.prepared(x, (packed, scale, zero, bias, input_scale, input_zero, global_scale))
     if found is not None:
         return found if found.dtype is given else found.to(given)
-    further = input_scale, input_zero, weight.prepared.element, buffers["weight_global_scale"]
+    further = input_scale, input_zero, weight.prepared.element, global_scale
     result: Tensor = torch.ops.goldstick.quantized_linear(
         x, packed, scale, zero, bias, *weight.prepared.settings, *further
     )

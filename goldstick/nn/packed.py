@@ -25,8 +25,8 @@ class PackedWeight(nn.Module):
     ``weight_packed``, a buffer int32 [..., out, words]; ``weight_scale``, a parameter [..., out, groups], so that
     whoever iterates over a model's parameters finds its dtype and device; and for asymmetric grids the buffer
     ``weight_zero_point`` float32 [..., out, groups] (perhaps fractional); where scales have a scale,
-    ``weight_global_scale`` float32 [..., 1, 1]. These stay float32 whatever dtype the module is cast to: as with the
-    codes, nothing of them is lost by casting a model down and up again.
+    ``weight_global_scale`` float32 [..., 1, 1], or [..., out, 1 or 2, superblocks]. These stay float32 whatever dtype
+    the module is cast to: as with the codes, nothing of them is lost by casting a model down and up again.
 
     In a network it is mixed into the class of the layer that it replaces: see :mod:`goldstick.nn.derived`.
 
@@ -146,7 +146,9 @@ class PackedWeight(nn.Module):
         self, packed: Tensor, scale: Tensor, zero: Tensor | None, global_scale: Tensor | None = None
     ) -> Tensor:
         bits, width, columns, _ = self.prepared.settings
-        if global_scale is not None and packed.ndim > 2:  # of every row
+        if global_scale is not None and self.grid.superblock is not None:
+            global_scale = global_scale.flatten(0, -3)
+        elif global_scale is not None and packed.ndim > 2:  # of every row
             global_scale = global_scale.expand(*packed.shape[:-1], 1).flatten(0, -2)
         matrices = (
             packed.flatten(0, -2),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from goldstick.algorithms import Quantizer
+from goldstick.algorithms.base import rounds
 from goldstick.errors import RecipeError
 from goldstick.recipes.resolve import Resolution
 from goldstick.structure.network import Network
@@ -16,11 +16,7 @@ def refuse_idle(network: Network, resolution: Resolution) -> None:
     Raises:
         RecipeError: There are such stages and no layer; the message says why most layers are left alone.
     """
-    idle = [
-        f"stages[{index}].{stage.name}"
-        for index, stage in enumerate(resolution.stages)
-        if isinstance(stage, Quantizer) and stage.quantizes
-    ]
+    idle = [f"stages[{index}].{stage.name}" for index, stage in enumerate(resolution.stages) if rounds(stage)]
     if not idle or resolution.assignments:
         return
     stages = ", ".join(idle)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence, Set
 
+from torch import nn
+
 from goldstick.algorithms import Quantizer
 from goldstick.core.layout import Layout
 from goldstick.core.notices import UnrecognisedWarning
@@ -63,7 +65,15 @@ def _reason(
         return "not a matrix (bias, norm)"
     if site is None:
         pattern = next((found for stage in stages if (found := stage.targets.excludes_name(name))), None)
-        return f"excluded by the pattern {pattern!r}" if pattern else "a parameter of a kind that is not quantized"
+        if pattern:
+            return f"excluded by the pattern {pattern!r}"
+        layer = _parametrized(name, network)
+        if layer:
+            return (
+                f"the weight of {layer} is computed from this in every call (a parametrization, such as weight norm); "
+                "torch.nn.utils.parametrize.remove_parametrizations, or remove_weight_norm, makes it a plain one"
+            )
+        return "a parameter of a kind that is not quantized"
     for stage in stages:
         pattern = stage.targets.excludes(site)
         if pattern:
@@ -72,6 +82,18 @@ def _reason(
         role = {"head": "output head"}.get(site.role, site.role)
         return f"{role}: left alone unless an include names it"
     return "included by no stage"
+
+
+def _parametrized(name: str, network: Network) -> str:
+    """The layer whose weight is computed from a parameter, or nothing."""
+    layer, found, _ = name.rpartition(".parametrizations.weight.")
+    if found:
+        return layer
+    layer, _, leaf = name.rpartition(".")
+    normed = leaf in ("weight_g", "weight_v") and not isinstance(
+        network.model.get_submodule(layer).weight, nn.Parameter
+    )
+    return layer if normed else ""
 
 
 def _meant(stage: Quantizer, name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from goldstick.algorithms import Quantizer
+from goldstick.algorithms.base import rounds
 from goldstick.errors import RecipeError
 from goldstick.recipes.idle import refuse_idle
 from goldstick.recipes.recipe import Recipe
@@ -31,12 +31,7 @@ def resolve_recipe(recipe: Recipe, network: Network) -> Resolution:
         return _resolve(recipe, network)
     of_model = repr(str(recipe.sensitivity.get("model", "a model without a name")))
     _refuse_another_network(measured, of_model, network)
-    targeted = {
-        site.name
-        for stage in recipe.stages
-        if isinstance(stage, Quantizer) and stage.quantizes
-        for site in stage.targets.select(network)
-    }
+    targeted = {site.name for stage in recipe.stages if rounds(stage) for site in stage.targets.select(network)}
     if others := [name for name in measured if name not in targeted]:
         raise RecipeError(
             f"precision: the budget was counted over {_some(others)} of the sensitivity file, measured on {of_model}, "

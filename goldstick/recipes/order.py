@@ -4,57 +4,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from goldstick.algorithms import (
-    SCOP,
-    Algorithm,
-    BlockReconstruction,
-    CrossLayerEqualization,
-    DataRequirement,
-    Finetune,
-    FoldBatchNorm,
-    KVCache,
-    Quantizer,
-    RandomRotation,
-    Stage,
-    TrainedQuantizer,
-)
+from goldstick.algorithms.base import rounds, smooths
+from goldstick.algorithms.stage import CacheQuantizer, NetworkStage, Place, Rotation, Stage
 from goldstick.core.scheme import Scheme
-
-
-def rotation_of(stages: Sequence[Stage]) -> RandomRotation | None:
-    """The stage that rotates, if any."""
-    return next((stage for stage in stages if isinstance(stage, RandomRotation)), None)
-
-
-def training_of(stages: Sequence[Stage]) -> tuple[Finetune | SCOP | TrainedQuantizer, ...]:
-    """The stages that train, in their order."""
-    return tuple(stage for stage in stages if isinstance(stage, Finetune | SCOP | TrainedQuantizer))
 
 
 def misplaced(stages: Sequence[Stage]) -> list[str]:
     """What is wrong with the order and the number of the stages that act on the network as a whole."""
     problems = []
-    for kind in (FoldBatchNorm, CrossLayerEqualization, RandomRotation, KVCache):
-        found = [index for index, stage in enumerate(stages) if isinstance(stage, kind)]
-        late = [stage for stage in stages[: (found or [0])[0]] if not isinstance(stage, FoldBatchNorm)]
-        if len(found) > 1:
+    kinds: dict[type[Stage], list[int]] = {}
+    for index, stage in enumerate(stages):
+        if stage.once or stage.place <= Place.FLOAT:
+            kinds.setdefault(_alike(stage), []).append(index)
+    for found in sorted(kinds.values(), key=lambda found: stages[found[0]].place):
+        first = stages[found[0]]
+        late = [stage for stage in stages[: found[0]] if stage.place >= first.place]
+        if first.once and len(found) > 1:
             problems.append(
-                f"stages[{found[1]}].{kind.name}: a recipe has one such stage at most; leave one of them out."
+                f"stages[{found[1]}].{stages[found[1]].name}: a recipe has one such stage at most; leave one of them "
+                "out."
             )
-        elif kind is not KVCache and late:
+        elif first.place <= Place.FLOAT and late:
             problems.append(
-                f"stages[{found[0]}].{kind.name}: {late[0].name} comes before it and would decide on weights that "
+                f"stages[{found[0]}].{first.name}: {late[0].name} comes before it and would decide on weights that "
                 "are changed afterwards; make it the first stage."
             )
     return problems + _smoothing_for_nothing(stages) + _after_others(stages)
 
 
+def _alike(stage: Stage) -> type[Stage]:
+    """What a stage counts as where a recipe has one at most: all rotations are alike, and all caches."""
+    return next((kind for kind in (Rotation, CacheQuantizer) if isinstance(stage, kind)), type(stage))
+
+
 def _smoothing_for_nothing(stages: Sequence[Stage]) -> list[str]:
     """Stages that choose scales for a stage that rounds behind them, where there is none."""
-    rounding = [index for index, stage in enumerate(stages) if isinstance(stage, Quantizer) and stage.quantizes]
+    rounding = [index for index, stage in enumerate(stages) if rounds(stage)]
     problems = []
     for index, stage in enumerate(stages):
-        if not (isinstance(stage, Algorithm) and stage.smooths) or index in rounding:
+        if not smooths(stage) or index in rounding:
             continue
         if index > max(rounding, default=-1):
             remedy = f"put it before {stages[rounding[-1]].name}" if rounding else "put one behind it, such as gptq"
@@ -66,26 +54,24 @@ def _smoothing_for_nothing(stages: Sequence[Stage]) -> list[str]:
 
 
 def _after_others(stages: Sequence[Stage]) -> list[str]:
-    """Stages that train and come after one that decides on the weights as they were before."""
-    trained = [index for index, stage in enumerate(stages) if isinstance(stage, Finetune | SCOP | TrainedQuantizer)]
-    early = [
-        stage.name
-        for stage in stages[: max(trained, default=0)]
-        if stage.data_requirement is not DataRequirement.TRAINING and not isinstance(stage, RandomRotation | KVCache)
-    ]
+    """Stages that change the float network and come after one that decides on the weights as they were before."""
+    acting = [(index, stage) for index, stage in enumerate(stages) if isinstance(stage, NetworkStage)]
     problems = []
-    if early:
+    if acting:
+        index, last = acting[-1]
+        what = "train" if last.trains else "change"
+        if early := [stage.name for stage in stages[:index] if not stage.before_training]:
+            problems.append(
+                f"stages[{index}].{last.name}: it {what}s the float network, and {early[0]} comes before it; put the "
+                f"stages that {what}{'' if last.trains else ' it'} first."
+            )
+    coded = [index for index, stage in acting if stage.leaves_codes]
+    in_float = [(index, stage) for index, stage in acting if not stage.leaves_codes]
+    if coded and in_float and in_float[-1][0] > coded[0]:
+        index, late = in_float[-1]
         problems.append(
-            f"stages[{trained[-1]}].{stages[trained[-1]].name}: it trains the float network, and {early[0]} comes "
-            "before it; put the stages that train first."
-        )
-    in_float = [index for index in trained if not isinstance(stages[index], TrainedQuantizer)]
-    quantizes = [index for index in trained if isinstance(stages[index], TrainedQuantizer)]
-    if in_float and quantizes and in_float[-1] > quantizes[0]:
-        late, first = stages[in_float[-1]].name, stages[quantizes[0]].name
-        remedy = "prune before it" if late == SCOP.name else "fine-tune before it, or give it more epochs"
-        problems.append(
-            f"stages[{in_float[-1]}].{late}: {first} comes before it and trains all that stays float itself; {remedy}."
+            f"stages[{index}].{late.name}: {stages[coded[0]].name} comes before it and trains all that stays float "
+            f"itself; {late.remedy}."
         )
     return problems
 
@@ -97,19 +83,21 @@ def unfinishable(stages: Sequence[Stage], schemes: Sequence[Scheme]) -> list[str
         stages: All stages.
         schemes: What the layers of the blocks become.
     """
-    found = [index for index, stage in enumerate(stages) if isinstance(stage, BlockReconstruction)]
+    found = [index for index, stage in enumerate(stages) if stage.place is Place.LAST]
     if not found:
         return []
     place = f"stages[{found[0]}].{stages[found[0]].name}"
-    later = [stage.name for stage in stages[found[0] + 1 :] if not isinstance(stage, KVCache)]
+    later = [stage.name for stage in stages[found[0] + 1 :] if stage.place is not Place.ANYWHERE]
     problems = []
     if later:
         problems.append(f"{place}: {later[0]} comes after it; it improves what all others have decided, and is last.")
     if not schemes:
         problems.append(f"{place}: no stage before it quantizes a layer of a block; put rtn or gptq before it.")
-    floats = [scheme.label for scheme in schemes if not scheme.weight.integers]
-    if floats:
-        problems.append(f"{place}: it searches integer codes, and {floats[0]} has none; leave it out.")
+    others = [scheme.label for scheme in schemes if not scheme.weight.plain]
+    if others:
+        problems.append(
+            f"{place}: it searches integer codes with float scales, and {others[0]} has none; leave it out."
+        )
     rounded = [scheme.label for scheme in schemes if scheme.activation is not None]
     if rounded:
         problems.append(

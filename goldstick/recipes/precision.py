@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from goldstick.algorithms import Quantizer, Stage
+from goldstick.algorithms.base import rounds
+from goldstick.algorithms.stage import Stage
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 
@@ -122,11 +123,11 @@ def with_precision(
     path = (folder or Path()) / precision.sensitivity
     data, layers = _read(path)
     grid = data["grid"]
-    rounding = [index for index, stage in enumerate(stages) if isinstance(stage, Quantizer) and stage.quantizes]
+    rounding = [index for index, stage in enumerate(stages) if rounds(stage)]
     if len(rounding) != 1:
         raise RecipeError(f"precision: a recipe with it has exactly one stage that rounds, not {len(rounding)}.")
     stage = stages[rounding[0]]
-    assert isinstance(stage, Quantizer)
+    assert rounds(stage)
     if stage.overrides:
         raise RecipeError(
             f"precision: it chooses the overrides of {stage.name}; leave 'overrides' out, or 'precision'."

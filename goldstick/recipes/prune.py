@@ -69,7 +69,7 @@ def prune(network: Network, stage: SCOP, task: TrainingTask, description: str, p
     with seeded(stage.training.seed, model):
         whole = _first_call(model, task)
     args, kwargs = few(whole, _SAMPLES)
-    groups, refused = find_prunable(network, args, kwargs, layers=set(stage.layers(network)))
+    groups, refused = find_prunable(network, args, kwargs, layers={site.module for site in stage.sites(network)})
     if not groups:
         layer, reason = next(iter(refused.items()), ("the network", "it has no such layer"))
         raise StructureError(f"No channel can be cut. {layer}: {reason}.")

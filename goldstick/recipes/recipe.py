@@ -26,6 +26,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails, PydanticCustomError, PydanticSerializationError, to_json
 
 from goldstick.algorithms import ALGORITHMS, Quantizer, Stage
+from goldstick.algorithms.stage import of_kind
 from goldstick.core.grid import Grid
 from goldstick.core.notices import RenamedOptionWarning
 from goldstick.core.scheme import Scheme
@@ -145,7 +146,7 @@ class Recipe(BaseModel):
                 text = file.read(SIZE_LIMIT + 1)
             return cls._validated(_parsed(text, str(path)), str(path), path.parent)
         recipe = cls._validated(parse(str(source)).recipe(), f"recipe {source}")
-        schemes = [one for stage in recipe.stages if isinstance(stage, Quantizer) for one in stage.schemes()]
+        schemes = [one for stage in of_kind(recipe.stages, Quantizer) for one in stage.schemes()]
         if problems := misplaced(recipe.stages) + unfinishable(recipe.stages, schemes):
             raise RecipeError(f"The recipe {str(source)!r} is illegal: {' '.join(problems)}")
         return recipe

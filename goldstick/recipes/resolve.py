@@ -6,25 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from goldstick.algorithms import (
-    SCOP,
-    Algorithm,
-    BiasCorrection,
-    BlockReconstruction,
-    Finetune,
-    KVCache,
-    Quantizer,
-    RandomRotation,
-    Stage,
-    TrainedQuantizer,
-)
+from goldstick.algorithms.base import Algorithm, Quantizer, rounds, smooths
+from goldstick.algorithms.stage import AnyStage, Stage, of_kind
 from goldstick.calibration.task import Assignment as Assignment
-from goldstick.calibration.task import Smoothing
+from goldstick.calibration.task import Step
 from goldstick.core.layout import Layout
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.ignored import ignored
-from goldstick.recipes.order import misplaced, rotation_of, training_of, unfinishable
+from goldstick.recipes.mixture import with_mixture
+from goldstick.recipes.order import misplaced, unfinishable
 from goldstick.structure.network import Network, Site
 from goldstick.structure.plain_layers import Reading
 
@@ -38,26 +29,46 @@ class Resolution:
         ties: Sites that will run on another's quantized weight: site name → name of the owner.
         untied: Whether a tied weight is quantized on one side only.
         ignored: Parameter or buffer name → why it stays as it is.
-        smoothing: The stages that scale the inputs of layers before these are quantized, with what they are meant for.
-        rotation: The stage that rotates the network before anything else, if any.
-        kv: The stage that quantizes the KV cache, if any.
-        training: The stages that train, in their order, before all others but a rotation.
-        reconstruction: The stage that improves the codes of each block, if any.
-        corrected: Names of the sites whose bias is corrected.
-        stages: All stages: where one of them prunes, what they mean is resolved again for what is left.
+        steps: Every stage in its order, with the sites it acts on. Where one of them prunes, what they mean is
+            resolved again for what is left.
     """
 
     assignments: dict[str, Assignment]
     ties: dict[str, str]
     untied: bool
     ignored: dict[str, str]
-    smoothing: tuple[Smoothing, ...] = ()
-    rotation: RandomRotation | None = None
-    kv: KVCache | None = None
-    training: tuple[Finetune | SCOP | TrainedQuantizer, ...] = ()
-    reconstruction: BlockReconstruction | None = None
-    corrected: frozenset[str] = frozenset()
-    stages: tuple[Stage, ...] = ()
+    steps: tuple[Step[Stage], ...] = ()
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The stages, in their order."""
+        return tuple(step.stage for step in self.steps)
+
+    @property
+    def trains(self) -> bool:
+        """Whether a stage trains the network."""
+        return any(stage.trains for stage in self.stages)
+
+    @property
+    def smoothing(self) -> tuple[Step[Algorithm], ...]:
+        """The stages that scale the inputs of layers before these are quantized."""
+        return _smoothing(self.steps)
+
+    def of(self, kind: type[AnyStage]) -> tuple[AnyStage, ...]:
+        """The stages of a kind, in their order."""
+        return of_kind(self.stages, kind)
+
+    def first(self, kind: type[AnyStage]) -> AnyStage | None:
+        """The stage of a kind of which a recipe has one at most."""
+        return next(iter(self.of(kind)), None)
+
+    def sites_of(self, kind: type[Stage]) -> frozenset[str]:
+        """Names of the sites that stages of a kind act on."""
+        return frozenset().union(*(step.sites for step in self.steps if isinstance(step.stage, kind)))
+
+    def on_embeddings(self, network: Network) -> bool:
+        """Whether a site runs on the quantized weight of an embedding."""
+        return any(network.by_name[owner].layout is Layout.EMBEDDING for owner in self.ties.values())
 
 
 def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
@@ -72,65 +83,44 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
     problems += _kept_but_cut(stages, network)
     assignments: dict[str, Assignment] = {}
     skipped: dict[str, str] = {}
-    smoothing: list[Smoothing] = []
+    steps: list[Step[Stage]] = []
     for index, stage in enumerate(stages):
         place = f"stages[{index}].{stage.name}"
-        if not isinstance(stage, Algorithm | SCOP):
-            continue
         try:
-            if isinstance(stage, SCOP):
-                stage.layers(network)
-                continue
             sites = stage.sites(network)
         except RecipeError as error:
             problems.append(f"{place}: {error}")
             continue
         skipped.update(stage.spared(network))
-        if stage.smooths:
-            read = frozenset(site.name for site in sites if site.product)
-            smoothing.append(Smoothing(stage=stage, sites=read))
-        if isinstance(stage, Quantizer) and stage.quantizes:
+        meant = {site.name for site in sites}
+        if smooths(stage):
+            meant = {site.name for site in sites if site.product} - network.shared()
+        if rounds(stage):
+            stage, left = with_mixture(stage, sites, network)
+            skipped.update(left)
+            sites = [site for site in sites if site.parameter_name not in left]
             _assign(place, stage, sites, assignments, skipped, problems)
+        steps.append(Step(stage=stage, sites=frozenset(meant)))
+    smoothing = _smoothing(steps)
     problems += [problem for assignment in assignments.values() if (problem := _impossible(assignment))]
     problems += _smoothed_though_trained(assignments, smoothing)
     problems += unfinishable(stages, [found.scheme for found in assignments.values() if found.site.block])
     ties, untied = _resolve_ties(network, assignments, problems)
-    corrected = _corrected(stages, network, assignments, problems)
     if problems:
         numbered = " ".join(f"({number}) {problem}" for number, problem in enumerate(problems, 1))
         raise RecipeError(problems[0] if len(problems) == 1 else f"{len(problems)} things are illegal. {numbered}")
     assignments = _with_multipliers(assignments, smoothing)
-    quantizing = [stage for stage in stages if isinstance(stage, Quantizer) and stage.quantizes]
     return Resolution(
         assignments=assignments,
         ties=ties,
         untied=untied or bool(network.cut),
-        ignored=ignored(network, quantizing, set(assignments) | set(ties), skipped),
-        smoothing=tuple(smoothing),
-        rotation=rotation_of(stages),
-        kv=next((stage for stage in stages if isinstance(stage, KVCache)), None),
-        training=training_of(stages),
-        reconstruction=next((stage for stage in stages if isinstance(stage, BlockReconstruction)), None),
-        corrected=frozenset(corrected),
-        stages=tuple(stages),
+        ignored=ignored(network, [stage for stage in stages if rounds(stage)], set(assignments) | set(ties), skipped),
+        steps=tuple(steps),
     )
 
 
-def _corrected(
-    stages: Sequence[Stage], network: Network, assignments: dict[str, Assignment], problems: list[str]
-) -> set[str]:
-    """Names of the layers whose bias is corrected, of those that are rounded and are one product."""
-    found: set[str] = set()
-    for index, stage in enumerate(stages):
-        if not isinstance(stage, BiasCorrection):
-            continue
-        try:
-            meant = {site.name for site in stage.targets.select(network) if site.torchs}
-        except RecipeError as error:
-            problems.append(f"stages[{index}].{stage.name}: {error}")
-            continue
-        found |= meant & {name for name, one in assignments.items() if not isinstance(one.stage, TrainedQuantizer)}
-    return found
+def _smoothing(steps: Sequence[Step[Stage]]) -> tuple[Step[Algorithm], ...]:
+    return tuple(Step(stage=step.stage, sites=step.sites) for step in steps if smooths(step.stage))
 
 
 def _kept_but_cut(stages: Sequence[Stage], network: Network) -> list[str]:
@@ -154,9 +144,9 @@ def _assign(
     """Add a stage's sites to ``assignments`` or ``skipped``, and what is wrong with it to ``problems``."""
     twice, indivisible = [], []
     for site in sites:
-        scheme, note = _for_forward(site, stage.scheme_for(site), isinstance(stage, TrainedQuantizer))
+        scheme, note = _for_forward(site, stage.scheme_for(site), stage.trains)
         grids = [grid for grid in (scheme.weight, scheme.activation) if grid is not None]
-        size = next((grid.group_size for grid in grids if not grid.divides(site.in_features)), None)
+        size = next((grid.superblock or grid.group_size for grid in grids if not grid.divides(site.in_features)), None)
         what = f"{site.in_features} inputs do not divide into groups of {size}"
         if site.name in assignments:
             twice.append(site.name)
@@ -189,7 +179,8 @@ def _without_groups(scheme: Scheme, in_features: int) -> tuple[Scheme, str]:
     weight, activation = scheme.weight, scheme.activation
     how = []
     if not weight.divides(in_features):
-        weight = dataclasses.replace(weight, granularity="channel", group_size=None)
+        scale = None if weight.superblock else weight.scale
+        weight = dataclasses.replace(weight, granularity="channel", group_size=None, scale=scale)
         how.append("by channel")
     if activation is not None and not activation.divides(in_features):
         activation = Scheme.parse("fp8-dynamic").activation if activation.bits == 8 else None
@@ -211,9 +202,9 @@ def _for_forward(site: Site, scheme: Scheme, trained: bool) -> tuple[Scheme, str
     return scheme, "; ".join(notes)
 
 
-def _smoothed_though_trained(assignments: dict[str, Assignment], smoothing: Sequence[Smoothing]) -> list[str]:
+def _smoothed_though_trained(assignments: dict[str, Assignment], smoothing: Sequence[Step[Algorithm]]) -> list[str]:
     """Stages that scale inputs of layers which training has turned into codes before."""
-    trained = {name for name, found in assignments.items() if isinstance(found.stage, TrainedQuantizer)}
+    trained = {name for name, found in assignments.items() if found.stage.trains}
     return [
         f"{one.stage.name} would scale the inputs of {_some(sorted(both))}, whose codes are trained; exclude them."
         for one in smoothing
@@ -221,7 +212,9 @@ def _smoothed_though_trained(assignments: dict[str, Assignment], smoothing: Sequ
     ]
 
 
-def _with_multipliers(assignments: dict[str, Assignment], smoothing: Sequence[Smoothing]) -> dict[str, Assignment]:
+def _with_multipliers(
+    assignments: dict[str, Assignment], smoothing: Sequence[Step[Algorithm]]
+) -> dict[str, Assignment]:
     """The assignments, with those marked whose inputs may be multiplied: what is stored is known before the run."""
     targeted = {name for one in smoothing if one.stage.multiplies for name in one.sites}
     return {
@@ -258,9 +251,11 @@ def _resolve_ties(
         chosen = assignments.get(site.name) or (assignments.get(owner.name) if owner else None)
         if owner is None or chosen is None:
             continue
+        both = _one_layer_twice(site, owner) and {site.name, owner.name} <= set(assignments)
+        alike = both and assignments[site.name] == dataclasses.replace(assignments[owner.name], site=site)
         if chosen.stage.tie == "untie":
             untied = True
-        elif chosen.stage.tie == "error":
+        elif chosen.stage.tie == "error" and not alike:
             problems.append(
                 f"{site.name} shares its weight with {owner.name}, and the recipe quantizes {chosen.site.name}. "
                 "Decide: 'tie: keep' quantizes both ends as one weight, 'tie: untie' quantizes only what is targeted "
@@ -271,8 +266,11 @@ def _resolve_ties(
                 f"{site.name} and {owner.name} share one quantized weight with 'tie: keep', and {chosen.scheme.label} "
                 "gives that weight one input only. Use a scheme such as w8a16 in 'overrides', or 'tie: untie'."
             )
-        elif owner.layout is not Layout.EMBEDDING:
-            problems.append(f"'tie: keep' is for embeddings, and {owner.name} is none. Use 'tie: untie'.")
+        elif owner.layout is not Layout.EMBEDDING and not _one_layer_twice(site, owner):
+            problems.append(
+                f"'tie: keep' is for embeddings and for layers of one kind, and {owner.name} and {site.name} are "
+                "neither. Use 'tie: untie'."
+            )
         elif (other := assignments.get(owner.name, chosen)).scheme != chosen.scheme:
             problems.append(
                 f"{site.name} and {owner.name} are one weight, and 'tie: keep' leaves it one, but the recipe makes it "
@@ -283,3 +281,9 @@ def _resolve_ties(
             assignments[owner.name] = dataclasses.replace(chosen, site=owner)
             ties[site.name] = owner.name
     return ties, untied
+
+
+def _one_layer_twice(site: Site, owner: Site) -> bool:
+    """Whether two sites that share a weight do the same with it, so that both can run on one quantized weight."""
+    alike = (site.layout, site.parameter, site.shape) == (owner.layout, "weight", owner.shape)
+    return alike and not site.layout.fused and site.layout is not Layout.EMBEDDING

@@ -9,17 +9,12 @@ from typing import Any
 from torch import nn
 
 from goldstick import surgery
-from goldstick.algorithms import CrossLayerEqualization, FoldBatchNorm, Stage
+from goldstick.algorithms.stage import Rewriter, Stage, of_kind
 from goldstick.core.edits import Edit, FoldNorm
 from goldstick.errors import RecipeError, StructureError
 from goldstick.recipes.order import misplaced
 from goldstick.structure.network import Network
 from goldstick.structure.same_outputs import prove_same_outputs
-
-
-def rewriting(stages: Sequence[Stage]) -> list[FoldBatchNorm | CrossLayerEqualization]:
-    """The stages that rewrite, in their order."""
-    return [stage for stage in stages if isinstance(stage, FoldBatchNorm | CrossLayerEqualization)]
 
 
 def refuse_rewriting(stages: Sequence[Stage], what: str) -> None:
@@ -28,7 +23,7 @@ def refuse_rewriting(stages: Sequence[Stage], what: str) -> None:
     Raises:
         RecipeError: It does.
     """
-    for stage in rewriting(stages):
+    for stage in of_kind(stages, Rewriter):
         raise RecipeError(
             f"{stage.name} rewrites networks in memory, and {what} is built as its class says. Leave the stage out; "
             "for any other nn.Module, goldstick.apply(model, recipe, data=...) does it."
@@ -51,14 +46,15 @@ def rewrite(
         StructureError: There is nothing to do for a stage, or the outputs would change.
     """
     folds: list[FoldNorm] = []
-    for stage in rewriting(stages):
+    for stage in of_kind(stages, Rewriter):
         if problems := misplaced(stages):
             raise RecipeError(problems[0])
         if inputs is None:
             raise RecipeError(f"{stage.name} runs the network to see what follows what: give data=, a batch is enough.")
-        edits: Sequence[Edit] = stage.find(model, inputs)
+        edits = stage.find(model, inputs)
         if not edits:
-            raise StructureError(_nothing(stage, model))
+            nothing = stage.nothing.format(type(model).__name__)
+            raise StructureError(f"{nothing}. Leave the stage {stage.name} out.")
         _prove(model, edits, inputs, stage.name)
         model, inplace = model if inplace else copy.deepcopy(model), True
         surgery.apply(Network(model), edits)
@@ -68,11 +64,3 @@ def rewrite(
 
 def _prove(model: nn.Module, edits: Sequence[Edit], inputs: Mapping[str, Any], name: str) -> None:
     prove_same_outputs(model, inputs, lambda twin: surgery.apply(Network(twin), edits), f"{name} done")
-
-
-def _nothing(stage: Stage, model: nn.Module) -> str:
-    if isinstance(stage, FoldBatchNorm):
-        what = "No batch norm of this {} follows a convolution that nothing else reads"
-    else:
-        what = "No two convolutions of this {} follow one another with nothing but a ReLU between"
-    return f"{what.format(type(model).__name__)}. Leave the stage {stage.name} out."

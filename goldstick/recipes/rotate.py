@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from goldstick import surgery
-from goldstick.algorithms import RandomRotation, Stage
+from goldstick.algorithms.stage import Rotation, Stage, of_kind
 from goldstick.errors import RecipeError, StructureError
-from goldstick.recipes.order import misplaced, rotation_of
+from goldstick.recipes.order import misplaced
 from goldstick.structure.network import Network
 from goldstick.structure.rotation.plan import RotationPlan
 from goldstick.structure.rotation.proof import prove_rotation
@@ -24,7 +24,7 @@ class FoundRotation:
         plan: What is to be turned.
     """
 
-    stage: RandomRotation
+    stage: Rotation
     plan: RotationPlan
 
     def to_dict(self, error: float | None = None) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def find_rotation(
         RecipeError: The stage is not the first one, or there are two.
         StructureError: The model cannot be rotated; the message says why.
     """
-    stage = rotation_of(stages)
+    stage = next(iter(of_kind(stages, Rotation)), None)
     if stage is None:
         return None
     if problems := misplaced(stages):

@@ -11,7 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from goldstick import surgery
-from goldstick.algorithms import DataRequirement, Quantizer, Stage
+from goldstick.algorithms import BlockReconstruction, DataRequirement, Quantizer, Stage
+from goldstick.algorithms.base import rounds
+from goldstick.algorithms.stage import BiasCorrector, CacheQuantizer
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.sweep import sweep
 from goldstick.calibration.task import Assignment, Work
@@ -95,7 +97,7 @@ def needs_data(stages: Iterable[Stage]) -> bool:
 
 
 def _finds_input_ranges(stage: Stage) -> bool:
-    return isinstance(stage, Quantizer) and stage.quantizes and any(one.static_input for one in stage.schemes())
+    return rounds(stage) and any(one.static_input for one in stage.schemes())
 
 
 def round_sites(
@@ -120,8 +122,10 @@ def tie_up(network: Network, resolution: Resolution) -> None:
     """Let tied sites run on the quantized weight of their owner, and cut the ties that a recipe unties."""
     for tied, owner in resolution.ties.items():
         surgery.tie(network, network.by_name[tied], network.by_name[owner])
-    if resolution.ties or resolution.untied:
+    if resolution.untied or resolution.on_embeddings(network):
         surgery.forget_ties(network)
+    elif resolution.ties:
+        surgery.forget_ties(network, resolution.ties)
 
 
 def run(
@@ -159,8 +163,8 @@ def run(
 
     work = calibrated_work(network, resolution, note)
     looking: list[Stage] = [task.stage for task in work.tasks.values()]
-    if recorder is not None and resolution.kv is not None:
-        looking.append(resolution.kv)
+    if recorder is not None:
+        looking += resolution.of(CacheQuantizer)
     if looking and not batches:
         raise RecipeError(f"{looking[0].name} looks at data, and there are none: give data= (or --dataset).")
     original = copy.deepcopy(network.model) if work.needs_float_inputs else None  # before the first layer is rounded
@@ -189,15 +193,16 @@ def calibrated_work(
         resolution: What is to happen.
         note: Told what was decided for each site, and its error.
     """
+    reconstruction, corrected = resolution.first(BlockReconstruction), resolution.sites_of(BiasCorrector)
     tasks = {
         name: assignment
         for name, assignment in resolution.assignments.items()
-        if assignment.stage.data_requirement is not DataRequirement.TRAINING
+        if not assignment.stage.trains
         and (
             assignment.stage.needs_inputs(assignment.scheme)
             or assignment.multiplied
-            or name in resolution.corrected
-            or ((resolution.smoothing or resolution.reconstruction) and assignment.site.block is not None)
+            or name in corrected
+            or ((resolution.smoothing or reconstruction) and assignment.site.block is not None)
         )
     }
 
@@ -216,7 +221,7 @@ def calibrated_work(
         tasks=tasks,
         decide=solve,
         smoothing=resolution.smoothing,
-        reconstruction=resolution.reconstruction,
-        corrected=resolution.corrected,
+        reconstruction=reconstruction,
+        corrected=corrected,
         revise=revise,
     )

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from goldstick.core.grid import Grid
-from goldstick.core.scheme import PRESETS, Scheme
+from goldstick.core.mixture import MIXTURES
+from goldstick.core.scheme import BLOCK_NAMES, PRESETS, Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.words import DEFAULT_METHOD, OLD_NAMES, RECOMMENDED, SLOTS, Slot, Word, grammar, vocabulary
 
 _DOWN = "*down_proj"
+_MIXED = "q4_k_m"
 #: Of longer sentences no near ones are looked for, and of schemes of more words no other order.
 _MOST_WORDS, _MOST_PERMUTED = 12, 4
 
@@ -44,12 +46,20 @@ class Sentence:
                 stages += self._rounding(chosen.get("method") or alone or known[DEFAULT_METHOD])
             elif slot in chosen and chosen[slot].stage:
                 stages.append(_stage(chosen[slot].stage, chosen[slot].options))
-        scheme = [_described(Scheme.parse(self.words["scheme"]))] if "scheme" in self.words else []
+        scheme = [_described(self.words["scheme"])] if "scheme" in self.words else []
         titles = ", ".join(word.title for word in chosen.values())
         return {"description": "; ".join(filter(None, [*scheme, titles])), "stages": stages}
 
     def _rounding(self, word: Word) -> list[Any]:
         name = self.words["scheme"]
+        if name in MIXTURES:
+            outer = {
+                "scheme": name,
+                "range_search": "ggml",
+                "targets": {"include": ["@embedding", "@head"]},
+                "tie": "keep",
+            }
+            return [_stage(word.stage, _options(word, name)), _stage("rtn", outer)]
         scheme = Scheme.parse(name)
         if "mixed" not in self.words:
             return [_stage(word.stage, _options(word, name))]
@@ -116,6 +126,10 @@ def _read(parts: Sequence[str]) -> Sentence:
             raise _NoSentenceError(place, f"cannot follow {[*found.values()][-1]!r}")
         if SLOTS.index(slot) > SLOTS.index("scheme") and _lacks_scheme({**found, slot: word}):
             raise _NoSentenceError(place, "needs a scheme before it")
+        if slot == "mixed" and (found["scheme"] in MIXTURES or Scheme.parse(found["scheme"]).weight.superblock):
+            raise _NoSentenceError(
+                place, f"does not go with {found['scheme']}; {_MIXED} has more bits where they matter"
+            )
         if slot == "mixed" and Scheme.parse(found["scheme"]).weight.bits == 8:
             raise _NoSentenceError(place, f"changes nothing: {found['scheme']} has 8 bits everywhere")
         found[slot] = text
@@ -132,6 +146,8 @@ def _lacks_scheme(found: Mapping[Slot, str]) -> bool:
 
 def _leading_scheme(parts: Sequence[str]) -> tuple[str, int]:
     """The longest scheme that ``parts`` begin with, as :meth:`Scheme.parse` reads it; and of how many words it is."""
+    if parts[0] in MIXTURES:
+        return parts[0], 1
     for length in range(min(len(parts), _MOST_WORDS), 0, -1):
         first, *rest = parts[:length]
         for name in ("-".join([first, *rest]), "-".join([first, "dynamic", *rest])):  # w8a8 means w8a8-dynamic
@@ -179,7 +195,8 @@ def _completed(parts: Sequence[str]) -> str:
 
 def _all_words() -> list[str]:
     """Words of sentences, and those of the schemes that errors offer."""
-    return [*dict.fromkeys([*vocabulary(), *(word for name in PRESETS for word in name.split("-"))])]
+    schemes = (word for name in PRESETS for word in name.split("-"))
+    return [*dict.fromkeys([*vocabulary(), *schemes, *BLOCK_NAMES, *MIXTURES])]
 
 
 def _stage(name: str, options: Mapping[str, Any]) -> Any:
@@ -188,6 +205,8 @@ def _stage(name: str, options: Mapping[str, Any]) -> Any:
 
 def _options(word: Word, name: str) -> dict[str, Any]:
     """The options of the stage that rounds to the scheme ``name``."""
+    if name in MIXTURES or name in BLOCK_NAMES or Scheme.parse(name).weight.superblock is not None:
+        return {"scheme": name, **word.options, **word.for_blocks}
     scheme = Scheme.parse(name)
     searched = scheme.activation is None or not scheme.weight.integers
     below = word.below_8_bits if searched and scheme.weight.bits < 8 else {}
@@ -195,7 +214,10 @@ def _options(word: Word, name: str) -> dict[str, Any]:
     return {"scheme": name + zeros, **word.options, **below}
 
 
-def _described(scheme: Scheme) -> str:
+def _described(name: str) -> str:
+    if name in MIXTURES:
+        return f"the mixture of K-quants that llama.cpp calls {MIXTURES[name].published}"
+    scheme = Scheme.parse(name)
     weight, activation = scheme.weight, scheme.activation
     if scheme.label in PRESETS and not (weight.integers and (activation is None or activation.integers)):
         return PRESETS[scheme.label]

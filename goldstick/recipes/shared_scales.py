@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms.ranges import quantize_with_search
+from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.core.stored_scale import global_scale_for
@@ -60,6 +61,13 @@ def _largest(weights: Iterable[Tensor]) -> Tensor:
     return found
 
 
+def _is_plain(own: Tensor, weight: Tensor, grid: Grid) -> bool:
+    """Whether a scale of scales leaves no room, as plain rounding has it; searches never give that number."""
+    largest = weight.abs().amax(dim=(-2, -1), keepdim=True)
+    powers = bool((torch.frexp(own).mantissa == 0.5).all())
+    return not powers or torch.equal(global_scale_for(largest, grid).reshape(own.shape).to(own.device), own)
+
+
 def with_reach(tensor: QuantizedTensor, weight: Tensor, reach: Tensor | None) -> QuantizedTensor:
     """A rounded weight with the scale of scales that is made for ``reach``.
 
@@ -74,7 +82,7 @@ def with_reach(tensor: QuantizedTensor, weight: Tensor, reach: Tensor | None) ->
     if reach is None or tensor.global_scale is None:
         return tensor
     own = tensor.global_scale
-    if not bool((torch.frexp(own).mantissa == 0.5).all()):
+    if _is_plain(own, weight, tensor.grid):
         return quantize_with_search(weight, tensor.grid, "minmax", largest=reach, plain=True)
     shared = global_scale_for(reach.float(), tensor.grid, room=True).to(own.device)
     shared = torch.minimum(own, shared.expand_as(own))

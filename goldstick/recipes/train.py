@@ -1,11 +1,11 @@
-"""Train: what the training stages of a recipe do to a network in memory, before any other stage rounds."""
+"""Train: what the stages that act on the whole float network do to it in memory, before any other stage rounds."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from goldstick import surgery
 from goldstick.algorithms import SCOP, Stage, TrainedQuantizer
-from goldstick.core.edits import Prune
+from goldstick.algorithms.stage import NetworkStage
+from goldstick.core.edits import Edit, Prune
 from goldstick.core.progress import Progress
 from goldstick.core.trainable_wrapper import TrainableWrapper
 from goldstick.core.training import TrainingOptions
@@ -27,29 +28,102 @@ from goldstick.training.checkpoint import digest_of
 from goldstick.training.float_weights import in_float32
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass
 class Trained:
-    """What the training stages did.
+    """What the stages that act on the whole float network have done: what each of them is given (``NetworkRun``).
 
     Attributes:
         network: The network as it is now.
         resolution: What the recipe means for it.
+        task: What to train on.
+        progress: Told the steps.
+        teacher: The network as it came; ``None`` where no stage learns from it.
         results: Site name → what became of it, for the sites these stages quantize.
         accounts: The report's account of each training.
         pruning: The report's account of each stage that prunes.
         edits: What was cut, in this order.
+        stage: The stage that acts.
+        number: Which of these stages it is, from 1.
     """
 
     network: Network
     resolution: Resolution
-    results: dict[str, SiteResult]
-    accounts: list[dict[str, Any]]
-    pruning: list[dict[str, Any]]
-    edits: tuple[Prune, ...]
+    task: TrainingTask | None
+    progress: Progress
+    teacher: nn.Module | None = None
+    results: dict[str, SiteResult] = field(default_factory=dict)
+    accounts: list[dict[str, Any]] = field(default_factory=list)
+    pruning: list[dict[str, Any]] = field(default_factory=list)
+    edits: tuple[Prune, ...] = ()
+    stage: NetworkStage | None = None
+    number: int = 0
+
+    def act(self, stage: NetworkStage) -> None:
+        """Let the next stage act."""
+        if stage.trains and self.task is None:
+            raise RecipeError(
+                f"{stage.name} trains the network, and there is nothing to train on: give training=TrainingTask(...) "
+                "to goldstick.apply, or data (--dataset)."
+            )
+        self.stage, self.number = stage, self.number + 1
+        stage.act(self)
+
+    def apply(self, edits: Sequence[Edit]) -> None:
+        """Let the surgeon change the network."""
+        surgery.apply(self.network, edits)
+
+    def train(self) -> None:
+        """Train the network as it is."""
+        task, options = self._lesson()
+        with in_float32(self.network.model):  # what is searched is rounded to the dtype of the result all the same
+            record = train(self.network.model, task, options, description=self._description, progress=self.progress)
+        self._account(record)
+
+    def train_codes(self, stage: TrainedQuantizer) -> None:
+        """Train the network with stand-ins for the layers that ``stage`` quantizes, and round these."""
+        wrappers = _put_in(self.network, self.resolution, stage)
+        self.train()
+        for name, (wrapper, weight) in wrappers.items():
+            assignment = self.resolution.assignments[name]
+            surgery.replace_module(self.network, assignment.site, wrapper.layer)
+            edit, error = decide(assignment.stage, assignment.site, weight, assignment.scheme, wrapper)
+            surgery.apply(self.network, [edit])
+            self.results[name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
+
+    def prune(self, stage: SCOP) -> None:
+        """Score channels and cut some, and resolve the recipe for what is left."""
+        task, _ = self._lesson()
+        with in_float32(self.network.model):
+            pruned = prune(self.network, stage, task, self._description, self.progress)
+        self.network = pruned.network
+        self.resolution = resolve(self.resolution.stages, pruned.network)
+        self.pruning.append(pruned.account)
+        self.edits += (pruned.edit,)
+        if pruned.record is not None:
+            self._account(pruned.record)
+
+    @property
+    def _description(self) -> str:
+        assert self.stage is not None
+        return f"{self.number}-{self.stage.name}"
+
+    def _lesson(self) -> tuple[TrainingTask, TrainingOptions]:
+        """The task of the stage that acts, and how it learns."""
+        assert self.stage is not None
+        options = self.stage.learns()
+        if options is None or self.task is None:
+            raise RecipeError(
+                f"{self.stage.name} asks for a training, and does not say how or by data_requirement that it trains."
+            )
+        return _of_stage(_taught(self.task, options, self.teacher), self.stage), options
+
+    def _account(self, record: TrainingRecord) -> None:
+        assert self.stage is not None
+        self.accounts.append({"stage": self.stage.name, **_words(record)})
 
 
 def train_stages(network: Network, resolution: Resolution, task: TrainingTask | None, progress: Progress) -> Trained:
-    """Carry out the stages that train, in their order and in place.
+    """Carry out the stages that act on the whole float network, in their order and in place.
 
     Args:
         network: The network, in float.
@@ -63,44 +137,13 @@ def train_stages(network: Network, resolution: Resolution, task: TrainingTask | 
         StructureError: A trained layer is tied to another; no channel can be pruned.
         TrainingError: The training diverged.
     """
-    results: dict[str, SiteResult] = {}
-    accounts, pruning, edits = [], [], []
-    teacher = copy.deepcopy(network.model) if any(stage.training.distill for stage in resolution.training) else None
-    for index, stage in enumerate(resolution.training):
-        if task is None:
-            raise RecipeError(
-                f"{stage.name} trains the network, and there is nothing to train on: give training=TrainingTask(...) "
-                "to goldstick.apply, or data (--dataset)."
-            )
-        description = f"{index + 1}-{stage.name}"
-        own_task = _of_stage(_taught(task, stage.training, teacher), stage)
-        if isinstance(stage, SCOP):
-            with in_float32(network.model):
-                pruned = prune(network, stage, own_task, description, progress)
-            network, resolution = pruned.network, resolve(resolution.stages, pruned.network)
-            pruning.append(pruned.account)
-            edits.append(pruned.edit)
-            if pruned.record is not None:
-                accounts.append({"stage": stage.name, **_words(pruned.record)})
-            continue
-        wrappers = _put_in(network, resolution, stage) if isinstance(stage, TrainedQuantizer) else {}
-        with in_float32(network.model):  # what is searched is rounded to the dtype of the result all the same
-            record = train(network.model, own_task, stage.training, description=description, progress=progress)
-        for name, (wrapper, weight) in wrappers.items():
-            assignment = resolution.assignments[name]
-            surgery.replace_module(network, assignment.site, wrapper.layer)
-            edit, error = decide(assignment.stage, assignment.site, weight, assignment.scheme, wrapper)
-            surgery.apply(network, [edit])
-            results[name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
-        accounts.append({"stage": stage.name, **_words(record)})
-    return Trained(
-        network=network,
-        resolution=resolution,
-        results=results,
-        accounts=accounts,
-        pruning=pruning,
-        edits=tuple(edits),
-    )
+    stages = resolution.of(NetworkStage)
+    distills = any(options.distill for stage in stages if (options := stage.learns()) is not None)
+    teacher = copy.deepcopy(network.model) if distills else None
+    done = Trained(network=network, resolution=resolution, task=task, progress=progress, teacher=teacher)
+    for stage in stages:
+        done.act(stage)
+    return done
 
 
 def _of_stage(task: TrainingTask, stage: Stage) -> TrainingTask:

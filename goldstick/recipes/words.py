@@ -24,6 +24,7 @@ class Word:
         stage: The algorithm it stands for; empty for a word that changes the stage of another.
         options: Options of that stage.
         below_8_bits: Further options where weights have fewer than 8 bits and activations stay float.
+        for_blocks: Further options where the scheme is a block type of GGUF files.
         asymmetric: Whether its schemes are asymmetric without saying so.
     """
 
@@ -33,6 +34,7 @@ class Word:
     stage: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
     below_8_bits: Mapping[str, Any] = field(default_factory=dict)
+    for_blocks: Mapping[str, Any] = field(default_factory=dict)
     asymmetric: bool = False
 
 
@@ -54,11 +56,13 @@ _WORDS = {
         does="scales weights by the activations that read them; rounds, too, where no method is named",
     ),
     "rtn": Word(
-        slot="method", stage="rtn", below_8_bits={"range_search": "mse"}, title="rounding to nearest",
+        slot="method", stage="rtn", below_8_bits={"range_search": "mse"}, for_blocks={"range_search": "ggml"},
+        title="rounding to nearest",
         does="rounds to nearest; weights below 8 bits with ranges of least squared error",
     ),
     "imatrix": Word(
-        slot="method", stage="rtn", options={"range_search": "imatrix"}, title="rounding with an importance matrix",
+        slot="method", stage="rtn", options={"range_search": "imatrix"}, for_blocks={"range_search": "ggml-imatrix"},
+        title="rounding with an importance matrix",
         does="rounds to nearest, with ranges searched on calibration data",
     ),
     "hqq": Word(
@@ -66,11 +70,12 @@ _WORDS = {
         does="rounds to nearest with fractional zero points: always asymmetric, native format only",
     ),
     "gptq": Word(
-        slot="method", stage="gptq", title="GPTQ",
+        slot="method", stage="gptq", for_blocks={"range_search": "ggml-imatrix"}, title="GPTQ",
         does="rounds column by column; each column makes up for the errors of those before it",
     ),
     "gptaq": Word(
-        slot="method", stage="gptq", options={"gptaq": True}, title="GPTAQ",
+        slot="method", stage="gptq", options={"gptaq": True}, for_blocks={"range_search": "ggml-imatrix"},
+        title="GPTAQ",
         does="GPTQ that also makes up for the errors of earlier layers; observes twice the activations",
     ),
     "slb": Word(slot="method", stage="slb", title="SLB", does="finds codes by [training](training.md)"),
@@ -107,6 +112,7 @@ RECOMMENDED = {
     "imatrix-w4a16-g128": "better ranges than rtn, from calibration data",
     "gptq-w4a16-g128": "the common choice for size",
     "awq-gptq-w4a16-g128": "often a little better than gptq; takes longer",
+    "gptq-q4_k_m": "GGUF files for llama.cpp (--format gguf)",
     "gptq-w4a16-g128-kv8": "long contexts: the KV cache at half its size",
     "gptq-w4a16-g64-down8": "4 bits, the sensitive down projections at 8",
     "gptq-w3a16-g32": "smaller than 4 bits, with some loss",

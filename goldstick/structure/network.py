@@ -111,7 +111,7 @@ class Network:
         self.by_name = {site.name: site for site in self.sites}
 
     def _find_sites(self) -> list[Site]:
-        head = _output_head(self.model)
+        heads = {_output_head(self.model), *_tied_to_embeddings(self.model)} - {None}
         read_by_parent = _read_by_parent(self.model)
         routers = routers_beside(self.model, self._experts())
         sites = []
@@ -134,7 +134,7 @@ class Network:
                         layout=layout,
                         shape=parameter.shape,
                         dtype=parameter.dtype,
-                        role=_role(layout, chooses or module in routers, module is head),
+                        role=_role(layout, chooses or module in routers, module in heads),
                         block=block_of(path, self.blocks),
                         tied_to=None if owner == full else owner,
                         reading=reading,
@@ -166,6 +166,11 @@ class Network:
             )
         return site.layout.to_matrix(parameter.detach())
 
+    def shared(self) -> frozenset[str]:
+        """Names of the sites whose weight is another site's, too."""
+        parameters = set(tied := self.tied()) | set(tied.values())
+        return frozenset(site.name for site in self.sites if site.parameter_name in parameters)
+
     def tied(self) -> dict[str, str]:
         """Parameters that share storage with an earlier one: name → name of the owner."""
         return {name: owner for name, owner in self._owner.items() if name != owner}
@@ -195,11 +200,18 @@ def layout_of(module: nn.Module, parameter_name: str, parameter: Tensor) -> Layo
             return Layout.TRANSPOSED
     if isinstance(module, nn.MultiheadAttention | nn.RNNBase | nn.RNNCellBase) and parameter.ndim == 2:
         return None if parameter_name.startswith("bias") else Layout.MATRIX
-    if parameter.ndim == 3 and parameter_name in FUSED_EXPERT_PARAMETERS:
+    if parameter.ndim == 3 and (parameter_name in FUSED_EXPERT_PARAMETERS or _is_stack(module, parameter_name)):
         named = type(module).__name__ in TRANSPOSED_EXPERT_CLASSES
         transposed = named or getattr(module, TRANSPOSED_EXPERTS_FLAG, False)
         return Layout.TRANSPOSED_EXPERTS if transposed else Layout.EXPERTS
     return None
+
+
+def _is_stack(module: nn.Module, parameter_name: str) -> bool:
+    """Whether a module is the layer of all experts: nothing but their matrices, and it says how many they are."""
+    weight = module._parameters[parameter_name]
+    alone = parameter_name == "weight" and not module._modules
+    return alone and weight is not None and getattr(module, "num_experts", None) == len(weight)
 
 
 def _is_torchs(module: nn.Module) -> bool:
@@ -222,6 +234,14 @@ def _read_by_parent(model: nn.Module) -> set[nn.Module]:
 def _output_head(model: nn.Module) -> nn.Module | None:
     getter: Callable[[], nn.Module | None] | None = getattr(model, "get_output_embeddings", None)
     return getter() if callable(getter) else None
+
+
+def _tied_to_embeddings(model: nn.Module) -> list[nn.Module]:
+    """Linear layers that share their weight with an embedding: heads, whether or not the model says so."""
+    owners = _parameter_owners(model, ())
+    layers = {f"{path}.weight": one for path, one in model.named_modules() if isinstance(one, nn.Linear | nn.Embedding)}
+    shared = {owners[name] for name, one in layers.items() if isinstance(one, nn.Embedding) and name in owners}
+    return [one for name, one in layers.items() if isinstance(one, nn.Linear) and owners.get(name) in shared]
 
 
 def _parameter_owners(model: nn.Module, cut: Sequence[str]) -> dict[str, str]:

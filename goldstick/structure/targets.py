@@ -12,6 +12,8 @@ from goldstick.errors import RecipeError
 from goldstick.structure.network import Network, Site
 
 _LONGEST = 1000
+#: Patterns that mean a role.
+_ROLES = {"@embedding": "embedding", "@head": "head"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,6 +23,8 @@ class Targets:
     A pattern matches a site's whole name, or, when it holds no wildcard, the last parts of it (``lm_head``,
     ``mlp.down_proj``). Without ``include`` every site is meant but embeddings and the output head; those are
     reached only by an ``include`` pattern that names them: one whose last part says more than ``*``.
+
+    ``@embedding`` and ``@head`` mean the embedding of tokens and the output head, whatever they are called.
 
     Attributes:
         include: Sites to take; empty for all inner ones.
@@ -40,13 +44,20 @@ class Targets:
         """
         names = [site.name for site in network.sites]
         for pattern in self.include:
-            if not any(matches(pattern, name) for name in names):
+            if pattern not in _ROLES and not any(matches(pattern, name) for name in names):
                 raise unmatched(pattern, network.sites, "targets")
         names += [name for name, _ in network.model.named_parameters(remove_duplicate=False)]
         for pattern in self.exclude:
             if not any(_names(pattern, name) for name in names):
                 raise unmatched(pattern, network.sites, "targets")
-        return tuple(site for site in network.sites if self._takes(site))
+        meant = {role for pattern, role in _ROLES.items() if pattern in self.include}
+        rows = max((site.shape[0] for site in network.sites if site.role == "embedding"), default=0)
+        return tuple(
+            site
+            for site in network.sites
+            if self._takes(site)
+            or (site.role in meant and not self.excludes(site) and (site.role == "head" or site.shape[0] == rows))
+        )
 
     def excludes(self, site: Site) -> str | None:
         """The ``exclude`` pattern that takes a site out, or ``None``."""

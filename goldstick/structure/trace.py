@@ -196,6 +196,11 @@ def is_cache(value: Any) -> bool:
     return type(value).__name__.endswith("Cache")
 
 
+def is_filled(value: Any) -> bool:
+    """Whether an argument is a cache of keys and values that holds some."""
+    return is_cache(value) and hasattr(value, "get_seq_length") and bool(value.get_seq_length())
+
+
 def without_caches(value: Any) -> Any:
     """A copy that later in-place changes cannot reach, without caches."""
     if is_cache(value):

@@ -195,3 +195,32 @@ def test_what_is_no_chain_is_refused_as_one(kind: str) -> None:
     model = make()
     with torch.no_grad(), pytest.raises(StructureError, match=reason):
         block_calls(model, Network(model).blocks, batches()[0])
+
+
+class FilledCache:
+    """A cache of keys and values in which another part of a model has left some."""
+
+    def __init__(self, tokens: int) -> None:
+        self.tokens = tokens
+
+    def get_seq_length(self) -> int:
+        return self.tokens
+
+
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_blocks_that_read_what_others_have_cached_are_not_run_one_by_one(tokens: int) -> None:
+    class Reading(Block):
+        def forward(self, x: Tensor, cache: Any = None) -> Tensor:
+            return x + self.branch(x)
+
+    def way(layers: Any, x: Tensor) -> Tensor:
+        for layer in layers:
+            x = layer(x, cache=FilledCache(tokens))
+        return x
+
+    model = Stack(way, Reading)
+    if tokens:
+        with pytest.raises(StructureError, match=r"layers\.0 reads keys and values that another part of the model has"):
+            block_calls(model, Network(model).blocks, batches()[0])
+    else:
+        assert len(block_calls(model, Network(model).blocks, batches()[0])[1]) == 4

@@ -32,6 +32,9 @@ STAGES = [
     KVCache(keys="head", values="channel", window=3, sinks=1),
     KVCache(keys="tensor", values="tensor"),
     KVCache(mode="dynamic", sinks=2),
+    KVCache(dtype="fp8"),
+    KVCache(dtype="fp8", keys="head", values="head"),
+    KVCache(dtype="fp8", mode="dynamic"),
 ]
 
 
@@ -80,6 +83,20 @@ def test_scales_for_other_readers_cover_every_range(dtype: torch.dtype) -> None:
             stored = tensors[f"model.layers.{layer}.self_attn.{name}"]
             assert (stored.shape, stored.dtype) == ((1,), dtype)
             assert exact.max() <= stored.float() <= exact.max() * 1.01
+
+
+@pytest.mark.parametrize("granularity, shape", [("tensor", (1,)), ("head", (2, 1, 1))])
+def test_fp8_goes_through_the_tensors_of_other_readers(
+    granularity: Any, shape: tuple[int, ...], tmp_path: Path
+) -> None:
+    ranges = KVRanges(keys=torch.rand(2, 4) + 1, values=torch.rand(2, 4) + 1)
+    made = KVCache(dtype="fp8", keys=granularity, values=granularity).solve({0: ranges})
+    stored = stored_kv(made, {0: "model.layers.0.self_attn"}, FORMATS["compressed-tensors"], torch.float32)
+    assert stored.label == f"kvfp8-{granularity}-{granularity}"
+    assert {tensor.shape for tensor in stored.tensors.values()} == {torch.Size(shape)}
+    save_file(dict(stored.tensors), tmp_path / "model.safetensors")
+    found = read_kv(tmp_path, stored.config)
+    assert found is not None and same(found, made)
 
 
 def test_the_scheme_is_one_that_compressed_tensors_understands() -> None:
@@ -146,8 +163,9 @@ def test_scales_of_other_tools_are_read(
 
 def test_caches_that_goldstick_does_not_run_are_refused(tmp_path: Path) -> None:
     eight: dict[str, Any] = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "tensor"}
-    with pytest.raises(FormatError, match="int8 KV caches"):
-        read_kv(tmp_path, {"kv_cache_scheme": eight})
+    for change in ({"type": "nf"}, {"num_bits": 4}, {"strategy": "channel"}):
+        with pytest.raises(FormatError, match="int8 and FP8 KV caches"):
+            read_kv(tmp_path, {"kv_cache_scheme": eight | change})
     save_file({"model.layers.0.self_attn.k_scale": torch.ones(1)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="layer 0"):
         read_kv(tmp_path, {"kv_cache_scheme": {**eight, "type": "int"}})

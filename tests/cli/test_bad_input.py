@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -200,10 +201,12 @@ def test_a_model_in_float64(assert_refused: Refused, source: Path, place: str, m
     assert_refused(*quantize(source, "--proof", "tensors"), says=("is float64", "Convert it to float32 first"))
 
 
-def test_a_checkpoint_that_is_quantized_already(assert_refused: Refused, made: Path, tmp_path: Path) -> None:
-    output = str(tmp_path / "again")
-    arguments = ("quantize", str(made), "-o", output, "--recipe", "rtn-w4a16-g32")
-    assert_refused(*arguments, says=("quantized already", "compressed-tensors", "float model"))
+def test_a_checkpoint_that_is_quantized_by_a_method_nobody_knows(
+    assert_refused: Refused, source: Path, tmp_path: Path
+) -> None:
+    other = Path(shutil.copytree(source, tmp_path / "other"))
+    change_json(other / "config.json", lambda config: config.update(quantization_config={"quant_method": "magic"}))
+    assert_refused(*quantize(other), says=("quantized with 'magic'", "does not load", "compressed-tensors"))
 
 
 def test_a_group_size_that_does_not_divide(assert_refused: Refused, source: Path) -> None:

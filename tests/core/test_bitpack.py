@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from goldstick.core import bitpack
+from goldstick.core import rows
 from goldstick.core.bitpack import pack_rows, packed_width, unpack_rows
 from goldstick.errors import FormatError
 
@@ -73,7 +73,7 @@ def test_golden_words() -> None:
 def test_rows_packed_in_several_steps_are_the_same(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     codes = random_codes((11, 45), bits)
     packed = pack_rows(codes, bits)
-    monkeypatch.setattr(bitpack, "_CODES_AT_ONCE", 100)
+    monkeypatch.setattr(rows, "CHUNK_ELEMENTS", 100)
     assert torch.equal(pack_rows(codes, bits), packed)
     assert torch.equal(unpack_rows(packed, bits, 45), codes)
 

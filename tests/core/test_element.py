@@ -16,6 +16,16 @@ SIGNED = [name for name, element in ELEMENTS.items() if element.signed]
 every = pytest.mark.parametrize("name", ELEMENTS)
 
 
+def test_the_numbers_of_an_element_are_integers_where_bytes_hold_them() -> None:
+    for name, element in ELEMENTS.items():
+        integers = element.integers()
+        assert (integers is None) == (name in ("e4m3", "e5m2", "e3m2", "nf4"))
+        if integers is not None:
+            assert torch.equal((integers.entries.float() - integers.middle) * integers.unit, element.table())
+    fp4 = ELEMENTS["e2m1"].integers()
+    assert fp4 is not None and (fp4.middle, fp4.unit) == (12, 0.5)
+
+
 def nearest_slowly(element: Element, value: float) -> float:
     """The value nearest to a number, of two equally near ones that of the even code, by trying all."""
     table = element.table().double()

@@ -34,8 +34,12 @@ def test_codes_of_b_bits_run_from_0_to_one_below_2_to_the_b_around_the_middle(bi
         ({"element": "e4m3", "symmetric": False}, "e4m3 has 8 bits and no zero"),
         ({"element": "e8m0"}, "Powers of two"),
         ({"element": "e4m3", "granularity": "none"}, "Powers of two"),
-        ({"scale": Grid(element="e8m0", granularity="none")}, "An integer grid has float scales"),
-        ({"element": "e4m3", "scale": Grid(bits=4)}, "Scales lie on a grid of powers of two"),
+        (
+            {"scale": Grid(element="e8m0", granularity="none")},
+            "The scales of an integer grid are floats or integers by superblock",
+        ),
+        ({"element": "e4m3", "scale": Grid(element="e5m2")}, "Scales lie on a grid of powers of two"),
+        ({"element": "e4m3", "scale": Grid(bits=4)}, "Scales that are integers belong to weights by group"),
         ({"granularity": "block"}, "A grid by block needs a group_size"),
     ],
 )

@@ -179,7 +179,7 @@ def test_a_group_size_that_does_not_divide_the_row_cannot_be_rounded_to() -> Non
 
 def test_scales_of_another_shape_are_not_spread_over_the_matrix() -> None:
     grid = Grid(bits=4, granularity="group", group_size=16)
-    with pytest.raises(QuantizationError, match="do not fit scales"):
+    with pytest.raises(QuantizationError, match="need scales and zeros of shape"):
         quantize_on_grid(torch.randn(2, 32), torch.ones(1, 2), None, grid)
 
 

@@ -24,7 +24,8 @@ INTEGERS = {name: described for name, described in PRESETS.items() if name not i
 def test_a_number_format_has_float_weights_or_float_inputs_and_its_own_name(name: str) -> None:
     scheme = Scheme.parse(name)
     assert scheme.label == name
-    assert not scheme.weight.integers or (scheme.activation is not None and not scheme.activation.integers)
+    float_inputs = scheme.activation is not None and not scheme.activation.integers
+    assert not scheme.weight.integers or float_inputs or scheme.weight.superblock
     assert ("activations" in PRESETS[name]) is (scheme.activation is not None)
     assert ("from data" in PRESETS[name] or "comes from data" in PRESETS[name]) is scheme.static_input
 

@@ -18,11 +18,13 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats import FORMATS
 from goldstick.formats.gguf_blocks import BLOCK_TYPES, BY_SUFFIX, BlockType, lost_minima, pack_blocks, unpack_blocks
-from tests.support.column_formats import grid_of, layer_of, random_layer, same
+from tests.support.column_formats import grid_of, layer_of, random_layer, random_superblocks, same
 
 GGUF = FORMATS["gguf"]
-Q4_0, Q4_1, Q8_0 = BLOCK_TYPES
-KINDS = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+Q4_0, Q4_1 = BY_SUFFIX["_q4_0"], BY_SUFFIX["_q4_1"]
+SMALL = [kind for kind in BLOCK_TYPES if not kind.grid.superblock and kind.grid.integers]
+KINDS = pytest.mark.parametrize("kind", SMALL, ids=lambda kind: kind.name)
+SUPERBLOCKS = [kind for kind in BLOCK_TYPES if kind.grid.superblock]
 
 
 def half(number: float) -> bytes:
@@ -35,18 +37,20 @@ def slow_row(codes: list[int], scales: list[float], minima: list[float], kind: B
     for number in range(len(codes) // 32):
         block = codes[32 * number : 32 * number + 32]
         row += half(scales[number])
-        if kind.minimum:
+        if not kind.grid.symmetric:
             row += half(minima[number])
-        if kind.bits == 8:
+        if kind.grid.bits == 8:
             row += bytes((code - 128) % 256 for code in block)
         else:
-            row += bytes(block[k] + 16 * block[16 + k] for k in range(16))
+            if kind.grid.bits == 5:
+                row += sum(block[k] // 16 << k for k in range(32)).to_bytes(4, "little")
+            row += bytes(block[k] % 16 + 16 * (block[16 + k] % 16) for k in range(16))
     return row
 
 
 def layer(kind: BlockType, rows: int, blocks: int, seed: int, repeats: int = 1) -> QuantizedTensor:
     """A random layer in groups of 32 · repeats whose zeros, if it has any, survive as minima."""
-    tensor = random_layer(grid_of(kind.bits, not kind.minimum, 32 * repeats), rows, 32 * repeats * blocks, seed)
+    tensor = random_layer(grid_of(kind.grid.bits, kind.grid.symmetric, 32 * repeats), rows, 32 * repeats * blocks, seed)
     if tensor.zero is None:
         return tensor
     scale = torch.exp2(tensor.scale.float().log2().round()).half()  # a power of two times a code is exact
@@ -94,11 +98,31 @@ def test_blocks_that_the_gguf_package_quantized_are_read_and_written_byte_for_by
     theirs = torch.from_numpy(gguf.quants.quantize(weight.numpy(), gguf.GGMLQuantizationType[kind.name]).copy())
     found = unpack_blocks(theirs, kind)
     mine, exact = found.dequantize(torch.float32), dequantized_by_gguf(theirs, kind)
-    if kind.minimum:  # u·d + m is (u + m/d)·d up to the rounding of m/d
+    if not kind.grid.symmetric:  # u·d + m is (u + m/d)·d up to the rounding of m/d
         assert (mine - exact).abs().max() <= 4e-7 * exact.abs().max()
     else:
         assert mine.equal(exact)
     assert pack_blocks(found, kind).equal(theirs)
+
+
+@pytest.mark.parametrize("kind", SUPERBLOCKS, ids=lambda kind: kind.name)
+@given(rows=st.integers(1, 5), blocks=st.integers(1, 3), seed=st.integers(0, 2**31))
+def test_superblocks_are_what_the_gguf_package_reads_and_come_back(
+    kind: BlockType, rows: int, blocks: int, seed: int
+) -> None:
+    tensor = random_superblocks(kind.grid, rows, 256 * blocks, seed)
+    packed = pack_blocks(tensor, kind)
+    assert packed.shape == (rows, blocks * kind.nbytes)
+    assert dequantized_by_gguf(packed, kind).equal(tensor.dequantize())
+    assert same(unpack_blocks(packed, kind), tensor)
+
+
+def test_iq4_nl_is_what_the_gguf_package_reads_and_comes_back() -> None:
+    kind = BY_SUFFIX["_iq4_nl"]
+    tensor = random_layer(kind.grid, 7, 96, 0)
+    packed = pack_blocks(tensor, kind)
+    assert dequantized_by_gguf(packed, kind).equal(tensor.dequantize(torch.float32))
+    assert same(unpack_blocks(packed, kind), tensor)
 
 
 def test_a_constant_block_of_q4_1_keeps_its_weight() -> None:
@@ -128,7 +152,7 @@ def test_a_zero_that_a_minimum_cannot_hold_is_refused() -> None:
     )
     assert lost_minima(scale, torch.tensor([[3.0]])) == 1
     assert lost_minima(scale, torch.tensor([[4.0]])) == 0
-    with pytest.raises(FormatError, match=r"1 of 1 zeros .* symmetric scheme, which becomes Q4_0"):
+    with pytest.raises(FormatError, match=r"1 of 1 zeros .* with a symmetric scheme"):
         pack_blocks(tensor, Q4_1)
 
 
@@ -148,6 +172,9 @@ def test_a_scale_that_is_no_float16_number_is_refused() -> None:
         ("w4a16-g32-asym", 64, "_q4_1"),
         ("w8a16-g32", 64, "_q8_0"),
         ("w8a16", 64, "_q8_0"),
+        ("w5a16-g32", 64, "_q5_0"),
+        ("w5a16-g64-asym", 64, "_q5_1"),
+        ("iq4a16", 64, "_iq4_nl"),
     ],
 )
 def test_a_scheme_becomes_the_block_type_that_holds_it(label: str, columns: int, suffix: str) -> None:
@@ -170,8 +197,8 @@ def test_a_scheme_becomes_the_block_type_that_holds_it(label: str, columns: int,
 @pytest.mark.parametrize(
     ("label", "columns", "changes", "reason"),
     [
-        ("w3a16-g32", 64, {}, "Q8_0.*Q4_0.*Q4_1"),
-        ("w8a16-g32-asym", 64, {"scale_dtype": None}, "Q8_0.*Q4_0.*Q4_1"),
+        ("w3a16-g32", 64, {}, "q8_0.*q4_0.*q4_1"),
+        ("w8a16-g32-asym", 64, {"scale_dtype": None}, "q8_0.*q4_0.*q4_1"),
         ("w4a16-g16", 64, {}, "64 inputs in groups of 16.*multiple"),
         ("w4a16", 48, {}, "48 inputs in groups of 48"),
         ("w4a16-g32-asym", 64, {}, "exact only by chance"),

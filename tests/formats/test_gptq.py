@@ -155,7 +155,7 @@ def test_layers_that_one_config_cannot_describe_are_refused_together() -> None:
     assert "one scheme for all layers" in (V1.refuses_together([LAYER, other], {}) or "")
     assert "symmetric or none" in (V2.refuses_together([LAYER, asymmetric], {}) or "")
     assert "joins layers.0.up from several" in (V1.refuses_together([LAYER, LAYER], {}) or "")
-    assert "quantized embedding" in (V1.refuses_together([LAYER], {"head": "embedding"}) or "")
+    assert "weight of another layer" in (V1.refuses_together([LAYER], {"head": "embedding"}) or "")
     assert "nothing is quantized" in (V1.refuses_together([], {}) or "")
     with pytest.raises(FormatError, match="one scheme"):
         V1.config([LAYER, other], [], {})

@@ -13,8 +13,13 @@ from goldstick.formats import FORMATS
 PACKAGE = Path(goldstick.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 
-#: The words that name an algorithm as well, where they do.
-ALGORITHMS = {
+#: The words that name an algorithm, a scheme or what a KV cache holds as well, where they do.
+ALSO = {
+    "algorithms/kv_cache.py": {"fp8"},
+    "checkpoint/kv_cache.py": {"fp8"},
+    "core/kv_cache.py": {"fp8"},
+    "nn/kv_cache.py": {"fp8"},
+    "core/scheme.py": {"fp8", "mxfp4"},
     "algorithms/__init__.py": {"gptq", "awq"},
     "algorithms/gptq.py": {"gptq"},
     "algorithms/awq.py": {"awq"},
@@ -42,7 +47,7 @@ def test_no_file_but_its_own_names_a_format() -> None:
         for path in FILES
         if path not in own
     }
-    assert {file: names for file, names in found.items() if names} == ALGORITHMS
+    assert {file: names for file, names in found.items() if names} == ALSO
 
 
 def test_a_comparison_a_list_and_a_key_with_a_name_would_be_found() -> None:

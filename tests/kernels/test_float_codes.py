@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.bitpack import pack_rows
-from goldstick.core.element import ELEMENTS
-from goldstick.core.grid import FLOAT8_SCALES, Grid
+from goldstick.core.element import ELEMENTS, INTEGER
 from goldstick.core.scheme import NUMBER_FORMATS, Scheme
 from goldstick.errors import KernelError
 from goldstick.kernels import select
@@ -19,6 +19,7 @@ from goldstick.kernels.cpu import missing_extension
 from goldstick.kernels.cpu.float_codes import FloatCodesCpuBackend
 from goldstick.kernels.reference import ReferenceBackend
 from goldstick.nn.linear import QuantizedLinear
+from tests.support.instructions import AVAILABLE, every_isa
 
 pytestmark = pytest.mark.skipif(missing_extension() is not None, reason="the compiled kernels are not built")
 FLOATS = [name for name in NUMBER_FORMATS if not Scheme.parse(name).weight.integers]
@@ -90,18 +91,55 @@ def test_every_number_format_has_a_kernel(name: str) -> None:
         dtype=torch.bfloat16, activation=scheme.activation.input_name if scheme.activation else None,
         element=grid.element, tensor_scaled=grid.tensor_scaled,
     )  # fmt: skip
-    assert select(spec, torch.device("cpu")).name == "cpu-float"
+    whole = ELEMENTS[grid.element].integers() is not None if grid.element != INTEGER else True
+    assert select(spec, torch.device("cpu")).name == ("cpu-integer" if whole else "cpu-float")
 
 
-def test_without_vectors_the_sums_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheme = Scheme(weight=Grid(element="e2m1", bits=4, granularity="group", group_size=16, scale=FLOAT8_SCALES))
-    for weight in (scheme.weight, Scheme.parse("fp8a16").weight):
-        layer = QuantizedLinear(quantize_with_search(torch.randn(40, 128), weight, "minmax"), Scheme(weight=weight))
-        x = torch.randn(3, 128)
-        vectors = layer(x), layer.dequantized()
-        monkeypatch.setenv("GOLDSTICK_ISA", "scalar")
-        assert torch.equal(layer(x), vectors[0]) and torch.equal(layer.dequantized(), vectors[1])
-        monkeypatch.delenv("GOLDSTICK_ISA")
+def same(one: Tensor, other: Tensor) -> bool:
+    return torch.equal(one.nan_to_num(nan=1e30), other.nan_to_num(nan=1e30))
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_the_sums_are_the_same_with_any_instructions(element: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, sizes = FloatCodesCpuBackend(), [(320, 32), (203, 203), (192, 64), (100, 16), (90, 25)]
+    for columns, group_size in sizes:
+        spec = spec_of(element, 11, columns, group_size, torch.float32, False)
+        codes = torch.randint(0, 1 << spec.bits, (11, columns), dtype=torch.uint8)
+        if spec.bits == 8:
+            codes[:9] &= 0xBF  # only the last rows may have codes that are no number
+        weight = pack_rows(codes, spec.bits), torch.rand(11, spec.groups), None
+        x = torch.randn(7, columns) * torch.logspace(-30, 20, 7)[:, None]
+        expected = ReferenceBackend().linear(x, *weight, None, spec)
+        found = {}
+        for isa in AVAILABLE:
+            monkeypatch.setenv("GOLDSTICK_ISA", isa)
+            found[isa] = ours.linear(x, *weight, None, spec), ours.dequantize(*weight, spec)
+            assert same(ours.linear(x[2], *weight, None, spec), found[isa][0][2])
+        assert all(
+            same(one, other) for isa in AVAILABLE for one, other in zip(found[isa], found["scalar"], strict=True)
+        )
+        assert same(found["scalar"][1], ReferenceBackend().dequantize(*weight, spec))
+        assert torch.equal(found["scalar"][0].isfinite(), expected.isfinite())
+
+
+@every_isa
+def test_fp8_codes_that_are_no_number_make_what_they_touch_none(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOLDSTICK_ISA", isa)
+    for element, code, number in (("e4m3", 0xFF, torch.nan), ("e4m3", 0x7F, torch.nan), ("e5m2", 0x7C, torch.inf)):
+        spec = spec_of(element, 3, 128, 128, torch.float32, False)
+        codes = torch.full((3, 128), 0x30, dtype=torch.uint8)
+        codes[1, 77] = code
+        y = FloatCodesCpuBackend().linear(torch.ones(1, 128), pack_rows(codes, 8), torch.ones(3, 1), None, None, spec)
+        assert same(y[0], torch.where(torch.tensor([False, True, False]), number, y[0, 0]))
+
+
+def test_an_input_that_is_no_number_or_infinite_stays_so() -> None:
+    spec = spec_of("e4m3", 3, 128, 64, torch.float32, False)
+    weight = pack_rows(torch.full((3, 128), 0x30, dtype=torch.uint8), 8), torch.ones(3, 2), None, None, spec
+    x = torch.ones(3, 128)
+    x[0, 3], x[1, 3] = torch.nan, torch.inf
+    y = FloatCodesCpuBackend().linear(x, *weight)
+    assert bool(y[0].isnan().all()) and bool((y[1] == torch.inf).all()) and torch.equal(y[2], y[2, :1].expand(3))
 
 
 def test_a_spec_whose_element_has_other_bits_is_refused() -> None:

@@ -11,6 +11,9 @@ from torch import Tensor
 from torch.library import opcheck
 
 from goldstick.algorithms import column_loop
+from goldstick.algorithms.gptq import solve_gptq
+from goldstick.core.grid import Grid
+from goldstick.core.scheme import Scheme
 from goldstick.errors import KernelError
 from goldstick.kernels import cpu, gptq_op
 from tests.support.guarded import before_a_forbidden_page
@@ -83,12 +86,9 @@ def test_threads_and_strides_do_not_show() -> None:
 
 
 def test_the_algorithm_uses_it_and_finds_the_same_codes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from goldstick.algorithms.gptq import solve_gptq
-    from goldstick.core.grid import Grid
-
     assert column_loop._fused(torch.device("cpu"), Grid(bits=4)) is not None
     assert column_loop._fused(torch.device("meta"), Grid(bits=4)) is None
-    assert column_loop._fused(torch.device("cpu"), Grid(bits=4, element="e2m1")) is None
+    assert column_loop._fused(torch.device("cpu"), Grid(bits=8, element="e4m3")) is None
     x = torch.randn(400, 20, dtype=torch.float64) @ torch.randn(20, 192, dtype=torch.float64)
     x += 0.1 * torch.randn(400, 192, dtype=torch.float64)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -100,6 +100,23 @@ def test_the_algorithm_uses_it_and_finds_the_same_codes(monkeypatch: pytest.Monk
         assert fused.fallback is None
         assert torch.equal(fused.tensor.codes, plain.tensor.codes)
         assert fused.loss == plain.loss
+
+
+@pytest.mark.parametrize("name", ["mxfp4a16", "nvfp4a16", "nf4a16", "iq4a16", "iq4_xs", "q2_k", "q4_k", "q6_k"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tables_and_superblocks_have_the_codes_of_plain_torch(
+    name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = torch.Generator().manual_seed(3)
+    weight = torch.randn(37, 256, generator=generator).to(dtype)
+    x = torch.randn(400, 256, dtype=torch.float64, generator=generator)
+    grid = Scheme.parse(name).weight
+    fused = solve_gptq(weight, x.T @ x, grid)
+    monkeypatch.setattr(column_loop, "_fused", lambda device, grid: None)
+    plain = solve_gptq(weight, x.T @ x, grid)
+    assert fused.fallback is None
+    assert torch.equal(fused.tensor.codes, plain.tensor.codes)
+    assert fused.loss == plain.loss
 
 
 def test_torchs_own_checks_pass() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import random
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from goldstick.core.bitpack import pack_rows
+from goldstick.core.element import ELEMENTS
 from goldstick.kernels import Activation, WeightSpec, cpu
 from goldstick.kernels.cpu import integer
 from goldstick.kernels.cpu.integer import IntegerCpuBackend
@@ -33,7 +35,8 @@ SAMPLES = 24  # of each dtype, activation and width
 
 
 def run(layer: Layer, x: Tensor, bias: Tensor | None = None) -> Tensor:
-    return ours.linear(x, layer.packed, layer.scale, layer.zero, bias, layer.spec, layer.input_scale, layer.input_zero)
+    weight = layer.packed, layer.scale, layer.zero, bias, layer.spec
+    return ours.linear(x, *weight, layer.input_scale, layer.input_zero, layer.global_scale)
 
 
 def sample(choice: random.Random, bits: int, dtype: torch.dtype, activation: Activation) -> tuple[Layer, Tensor]:
@@ -75,6 +78,49 @@ def test_all_shapes_are_near_float64_and_the_same_in_any_batch_on_any_instructio
         for isa in AVAILABLE[:-1]:
             monkeypatch.setenv("GOLDSTICK_ISA", isa)
             assert torch.equal(run(layer, x, bias), y), (layer.spec, len(x), isa)
+
+
+@every_dtype
+@pytest.mark.parametrize("element", ["e2m1", "iq4", "e2m3"])
+def test_codes_of_a_table_are_near_float64_and_the_same_in_any_batch(
+    element: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(integer, "THREADED_FROM", 1)
+    allowed = {torch.float32: 5e-9, torch.bfloat16: 5e-5, torch.float16: 1e-6}[dtype]
+    for group_size, scaled, activation in (
+        (16, True, None),
+        (32, False, None),
+        (7, True, "int8-token"),
+        (None, False, None),
+    ):
+        layer = random_layer(
+            33, 160, group_size=group_size, dtype=dtype, activation=activation, element=element, scaled=scaled
+        )
+        x = torch.randn(18, 160).to(dtype)
+        y = run(layer, x, layer.bias)
+        assert product_error(layer, x, y, layer.bias) < allowed
+        for token in (0, 9, 17):
+            assert torch.equal(run(layer, x[token], layer.bias), y[token])
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+        assert torch.equal(run(layer, x, layer.bias), y)
+        monkeypatch.undo()
+
+
+def test_codes_of_a_table_are_multiplied_exactly() -> None:
+    layer = random_layer(16, 64, group_size=64, element="e2m1")
+    x = torch.zeros(3, 64)
+    x[:, 5] = torch.tensor([1.0, -2.0, 32639.0])  # of 16 bits, the last a whole number of steps
+    values = ELEMENTS["e2m1"].table()[layer.codes[:, 5].long()]
+    exact = values.double() * layer.scale[:, 0].double() * 32639
+    assert torch.equal(run(layer, x)[2].double(), exact.float().double())
+
+
+def test_rows_may_have_scales_of_scales_of_their_own() -> None:
+    layer = random_layer(20, 64, group_size=16, element="e2m1", scaled=True)
+    x, divisors = torch.randn(2, 64), torch.tensor([[2.0], [8.0]]).repeat(10, 1)
+    each = dataclasses.replace(layer, global_scale=divisors)
+    one = dataclasses.replace(layer, global_scale=torch.ones(1, 1))
+    assert torch.equal(run(each, x), run(one, x) / divisors.T)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

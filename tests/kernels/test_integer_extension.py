@@ -89,6 +89,8 @@ def arguments(layer: Layer, **changes: Any) -> dict[str, Any]:
         ({"bits": 9}, "bits is 9, expected 1 to 8"),
         ({"group_size": 0}, "group_size is 0"),
         ({"isa": "mmx"}, "isa is 'mmx'; it can be 'amx', 'avx512', 'avx2' or 'scalar'"),
+        ({"table": torch.zeros(8, dtype=torch.uint8)}, r"table has the shape \[8\], expected \[16\]"),
+        ({"global_scale": torch.ones(3)}, r"global_scale has the shape \[3\], expected \[4\]"),
         ({"activation": "int4"}, "activation is 'int4', expected '', 'int8-token' or 'int8-tensor'"),
     ],
 )
@@ -109,6 +111,8 @@ def test_the_extension_itself_refuses_wrong_shapes(changes: dict[str, Any], comp
         pytest.param({"bias": torch.zeros(4, dtype=torch.int16)}, id="bias of another type"),
         pytest.param({"y": torch.zeros(3, 4, dtype=torch.int16)}, id="output of another type"),
         pytest.param({"y": torch.zeros(4, 3).T}, id="strided output"),
+        pytest.param({"table": torch.zeros(16)}, id="float table"),
+        pytest.param({"global_scale": torch.ones(1, dtype=torch.float64)}, id="double divisor"),
     ],
 )
 def test_nothing_is_converted_behind_the_callers_back(changes: dict[str, Any]) -> None:

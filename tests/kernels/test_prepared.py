@@ -21,7 +21,8 @@ pytestmark = pytest.mark.skipif(cpu._C is None, reason="the extension is not bui
 
 def operands(layer: Layer, bias: bool = True) -> Operands:
     zero = None if layer.zero is None else layer.zero.float()
-    return layer.packed, layer.scale, zero, layer.bias if bias else None, layer.input_scale, layer.input_zero
+    inputs = layer.input_scale, layer.input_zero, layer.global_scale
+    return layer.packed, layer.scale, zero, layer.bias if bias else None, *inputs
 
 
 def prepared(layer: Layer) -> PreparedLinear:
@@ -29,7 +30,7 @@ def prepared(layer: Layer) -> PreparedLinear:
 
 
 def by_operator(layer: Layer, x: Tensor, given: Operands) -> Tensor:
-    packed, scale, zero, bias, input_scale, input_zero = given
+    packed, scale, zero, bias, input_scale, input_zero, _ = given
     found: Tensor = torch.ops.goldstick.quantized_linear(
         x, packed, scale, zero, bias, *prepared(layer).settings, input_scale, input_zero
     )
@@ -91,7 +92,7 @@ def test_some_rows_of_a_weight_are_not_taken_for_all_of_it() -> None:
     assert expected is not None
     packed, scale, _, bias, *_ = given
     assert bias is not None
-    first = call(x, (packed[:7], scale[:7], None, bias[:7], None, None))
+    first = call(x, (packed[:7], scale[:7], None, bias[:7], None, None, None))
     assert first is not None
     assert torch.equal(first, expected[:, :7])
 

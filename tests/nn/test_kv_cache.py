@@ -43,6 +43,35 @@ def test_half_steps_round_to_even_and_the_grid_is_symmetric() -> None:
     assert codes.flatten().tolist() == [0, 2, 0, -2, 127, -127, 127, -127]
 
 
+def test_codes_of_fp8_are_the_nearest_of_its_numbers() -> None:
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    numbers = numbers[numbers.isfinite()]
+    x = states(5)
+    scale = kv_scale(x.abs().amax(dim=(0, 2)) * 0.9, "head", "fp8")[:, None]  # some numbers are clipped
+    assert torch.equal(scale.flatten(), x.abs().amax(dim=(0, 2, 3)) * 0.9 / 448)
+    codes = quantize_states(x, scale, "fp8")
+    assert codes.dtype == torch.int8
+    found = dequantize_states(codes, scale, torch.float32, "fp8")
+    nearest = ((x / scale).unsqueeze(-1) - numbers).abs().amin(-1)
+    torch.testing.assert_close(((x - found) / scale).abs(), nearest, rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("fixed", [True, False])
+def test_a_store_in_fp8_gives_attention_the_numbers_of_its_codes(fixed: bool) -> None:
+    x = states(9)
+    scale = kv_scale(x.abs().amax(dim=(0, 2)), "tensor", "fp8") if fixed else None
+    store = QuantizedStates(x, scale, window=2, sinks=1, dtype="fp8")
+    for token in x.split(1, dim=2):
+        store.append(token)
+    rounded = x[:, :, 1:7]
+    steps = token_scale(rounded, "fp8") if scale is None else scale
+    rounded = dequantize_states(quantize_states(rounded, steps, "fp8"), steps, x.dtype, "fp8")
+    expected = torch.cat([x[:, :, :1], rounded, x[:, :, 7:]], dim=2)
+    (run,), scales = store.runs()
+    assert torch.equal(run, expected) and torch.equal(store.dequantized(), expected) and scales == []
+    assert store.codes.dtype == torch.int8
+
+
 @pytest.mark.parametrize("granularity", ["channel", "head", "tensor"])
 def test_what_lies_in_the_calibrated_range_is_off_by_half_a_step_at_most(granularity: str) -> None:
     x = states(64)

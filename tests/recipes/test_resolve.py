@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils.parametrizations import weight_norm
 from transformers import PreTrainedModel
 
 import goldstick
 from goldstick.algorithms import AWQ, RTN, SCOP, Finetune, KVCache, RandomRotation, SmoothQuant
+from goldstick.algorithms.stage import CacheQuantizer, Rotation
 from goldstick.core.notices import UnrecognisedWarning
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, SourceError, StructureError
@@ -179,11 +182,44 @@ def test_a_kept_tie_cannot_become_two_things() -> None:
     assert list(resolve([same], meta("gpt2")).assignments) == ["transformer.wte"]
 
 
-def test_a_kept_tie_between_linear_layers_is_refused() -> None:
+def test_linear_layers_that_share_a_weight_become_one_quantized_weight() -> None:
     model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     model[1].weight = model[0].weight
-    with pytest.raises(RecipeError, match="'tie: keep' is for embeddings"):
+    for tie in ("error", "keep"):
+        found = resolve([RTN(scheme="w8a16", tie=tie)], Network(model))
+        assert (list(found.assignments), found.ties) == (["0"], {"1": "0"})
+    with pytest.raises(RecipeError, match="1 shares its weight with 0"):
+        resolve([RTN(scheme="w8a16", targets=only("1"))], Network(model))
+    with pytest.raises(RecipeError, match="one input only"):
+        resolve([RTN(scheme="w8a8-static", tie="keep")], Network(model))
+
+
+def test_a_kept_tie_between_layers_of_two_kinds_is_refused() -> None:
+    model = nn.Sequential(nn.Conv1d(8, 8, 1), nn.ConvTranspose1d(8, 8, 1))
+    model[1].weight = model[0].weight
+    with pytest.raises(RecipeError, match="'tie: keep' is for embeddings and for layers of one kind"):
         resolve([RTN(scheme="w8a16", tie="keep")], Network(model))
+
+
+def test_a_layer_that_shares_the_weight_of_an_embedding_is_a_head() -> None:
+    model = nn.ModuleDict({"embed": nn.Embedding(8, 8), "inner": nn.Linear(8, 8), "out": nn.Linear(8, 8)})
+    model["out"].weight = model["embed"].weight
+    network = Network(model)
+    assert [(site.name, site.role) for site in network.sites] == [
+        ("embed", "embedding"), ("inner", "inner"), ("out", "head"),
+    ]  # fmt: skip
+    assert list(resolve([RTN(scheme="w8a16")], network).assignments) == ["inner"]
+
+
+def test_what_a_parametrized_weight_is_made_of_stays_float_and_is_explained() -> None:
+    old = torch.nn.utils.weight_norm  # not the decorated parametrization
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = nn.Sequential(weight_norm(nn.Linear(8, 8)), old(nn.Linear(8, 8)), nn.Linear(8, 800))
+    ignored = resolve([RTN(scheme="w8a16")], Network(model)).ignored
+    for name, layer in (("0.parametrizations.weight.original1", "0"), ("1.weight_v", "1")):
+        assert f"the weight of {layer} is computed from this" in ignored[name]
+        assert "remove_parametrizations" in ignored[name]
 
 
 def test_several_faults_are_said_at_once() -> None:
@@ -282,8 +318,9 @@ def test_rotation_and_cache_are_found_among_the_stages() -> None:
     rotation, rounding, cache = RandomRotation(seed=3), RTN(scheme="w4a16-g32"), KVCache(mode="dynamic")
     network = meta("llama_gqa")
     plain, all_of_them = resolve([rounding], network), resolve([rotation, rounding, cache], network)
-    assert (plain.rotation, plain.kv) == (None, None)
-    assert (all_of_them.rotation, all_of_them.kv) == (rotation, cache)
+    assert plain.stages == (rounding,)
+    assert (all_of_them.of(Rotation), all_of_them.first(CacheQuantizer)) == ((rotation,), cache)
+    assert all_of_them.sites_of(Rotation) == frozenset()
     assert all_of_them.assignments == plain.assignments
     for alone in (rotation, cache):
         resolution = resolve([alone], network)

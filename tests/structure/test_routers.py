@@ -4,9 +4,15 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from transformers import JetMoeConfig, JetMoeForCausalLM
 
+import goldstick
+from goldstick.core.layout import Layout
+from goldstick.nn.experts import QuantizedExperts
 from goldstick.structure.network import Network
 from tests.support.tiny_mixtures import MIXTURES
+from tools.zoo.meaning import dequantized_twin
+from tools.zoo.outputs import difference, outputs_of
 
 HIDDEN, INNER, LATENT, EXPERTS = 16, 24, 12, 4
 
@@ -53,3 +59,21 @@ def test_the_gate_of_a_shared_expert_is_left_alone_and_the_expert_is_not() -> No
 def test_without_experts_nothing_decides() -> None:
     model = nn.ModuleDict({"layers": nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1)) for _ in range(2))})
     assert all(site.role == "inner" for site in Network(model).sites)
+
+
+def test_a_layer_of_all_experts_is_a_stack_and_what_chooses_among_them_a_router() -> None:
+    config = JetMoeConfig(
+        vocab_size=64, hidden_size=32, num_hidden_layers=1, num_key_value_heads=2, kv_channels=16,
+        intermediate_size=64, num_local_experts=4, num_experts_per_tok=2,
+    )  # fmt: skip
+    model = JetMoeForCausalLM(config).eval()
+    network = Network(model)
+    layouts = {site.name: (site.layout, site.role) for site in network.sites if site.block}
+    assert layouts["model.layers.0.mlp.input_linear"] == (Layout.EXPERTS, "inner")
+    assert layouts["model.layers.0.mlp.router.layer"][1] == "router"
+    assert layouts["model.layers.0.self_attention.experts.router.layer"][1] == "router"
+    quantized = goldstick.apply(model, "rtn-w8a16").model
+    assert isinstance(quantized.model.layers[0].mlp.input_linear.weight, QuantizedExperts)
+    inputs = {"input_ids": torch.arange(16)[None]}
+    meant = outputs_of(dequantized_twin(model, quantized), inputs)
+    assert difference(outputs_of(quantized, inputs), meant) <= 1e-4

@@ -27,6 +27,22 @@ def random_layer(grid: Grid, rows: int, columns: int, seed: int, dtype: torch.dt
     )
 
 
+def random_superblocks(grid: Grid, rows: int, columns: int, seed: int) -> QuantizedTensor:
+    """Codes, scales and minimums anywhere in their range, with float16 scales of scales."""
+    assert grid.scale is not None
+    generator = torch.Generator().manual_seed(seed)
+    shape, low = (rows, grid.groups(columns)), -grid.scale.midpoint if grid.symmetric else 0
+    planes = (rows, 1 + grid.minimums, columns // (grid.superblock or columns))
+    high = low + grid.scale.code_max + 1
+    return QuantizedTensor(
+        codes=torch.randint(0, grid.code_max + 1, (rows, columns), generator=generator, dtype=torch.uint8),
+        scale=torch.randint(low, high, shape, generator=generator).float(),
+        zero=torch.randint(low, high, shape, generator=generator).float() if grid.minimums else None,
+        grid=grid,
+        global_scale=torch.randn(planes, generator=generator).half().float(),
+    )
+
+
 def layer_of(tensor: QuantizedTensor, **changes: object) -> StoredLayer:
     fields: dict[str, object] = {
         "name": "layers.0.up.weight",
@@ -43,7 +59,9 @@ def layer_of(tensor: QuantizedTensor, **changes: object) -> StoredLayer:
 def same(found: QuantizedTensor, tensor: QuantizedTensor) -> bool:
     zeros = (found.zero, tensor.zero)
     equal_zeros = zeros[0] is zeros[1] or (zeros[0] is not None and zeros[1] is not None and zeros[0].equal(zeros[1]))
-    return found.codes.equal(tensor.codes) and found.scale.equal(tensor.scale) and equal_zeros
+    above = (found.global_scale, tensor.global_scale)
+    equal_above = above[0] is above[1] or (above[0] is not None and above[1] is not None and above[0].equal(above[1]))
+    return found.codes.equal(tensor.codes) and found.scale.equal(tensor.scale) and equal_zeros and equal_above
 
 
 def stream(values: list[int], bits: int) -> list[int]:

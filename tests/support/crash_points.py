@@ -18,6 +18,7 @@ from goldstick.core import rename
 from goldstick.jobs.quantize import by_blocks, quantize, write
 from goldstick.jobs.quantize.quantize import Quantized
 from goldstick.jobs.save import finish
+from tests.support.gguf_tokenizers import byte_level, save
 from tests.support.tiny_tokenizer import write_tokenizer
 
 #: Bytes of a file of weights; recipes ask for a megabyte at least, which these models do not have.
@@ -121,18 +122,22 @@ class _Written:
         self._file.close()
 
 
-def tiny_checkpoint(folder: Path, blocks: int) -> Path:
-    """A llama of a few blocks, hidden 32, with a tokenizer, and ``text.txt`` for calibration."""
+def tiny_checkpoint(folder: Path, blocks: int, *, merges: bool = False) -> Path:
+    """A llama of a few blocks, hidden 32, with a tokenizer; one with ``merges`` as GGUF files need them."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(blocks)
     config = LlamaConfig(
-        vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=blocks, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=0,
+        vocab_size=300 if merges else 128, hidden_size=32, intermediate_size=64, num_hidden_layers=blocks,
+        num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
+        pad_token_id=0,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
-    write_tokenizer(folder)
+    if merges:
+        save(byte_level(), folder)
+    else:
+        write_tokenizer(folder)
     return folder
 
 
@@ -154,7 +159,11 @@ STAGES: dict[str, list[Any]] = {
     "gptq-kv8": [{"gptq": {"scheme": "w4a16-g32"}}, "kv_cache"],
     "gptq-slb_finish": [{"gptq": {"scheme": "w2a16-g32"}}, {"slb_finish": {"steps": 2}}],
     "rtn": [{"rtn": {"scheme": "w4a16-g32"}}],
+    "gptq as gguf": [{"gptq": {"scheme": "q4_0", "range_search": "ggml-imatrix"}}],
 }
+
+#: The end of a word that is stored in a GGUF file.
+GGUF = " as gguf"
 
 #: Recipes whose stages look at no data.
 DATA_FREE = ("rotate", "rtn")
@@ -163,6 +172,8 @@ DATA_FREE = ("rotate", "rtn")
 def run(source: Path, text: Path, output: Path, stages: str, **options: Any) -> Quantized:
     """Quantize, into files of 20 kB; the proof, which reads only, is taken for granted."""
     recipe: dict[str, Any] = {"stages": STAGES[stages]}
+    if stages.endswith(GGUF):
+        recipe["export"] = {"format": "gguf"}
     if stages not in DATA_FREE:
         recipe["calibration"] = {"dataset": str(text), "samples": 2, "seq_len": 16}
     with pytest.MonkeyPatch.context() as patch:

@@ -34,10 +34,12 @@ from goldstick.hf.checkpoint import open_quantized
 from goldstick.hf.key_report import key_report, require_complete_keys
 from goldstick.hf.layers import read_layers
 from goldstick.hf.names import CheckpointNames, quiet_libraries
+from goldstick.hf.source import open_source
 from goldstick.jobs.inspect.inspect import read_report
 from goldstick.jobs.inspect.stored_report import report_of_files
 from goldstick.structure.network import Network
 from tests.support.mutations import CONFIG, WEIGHTS, Files, mutate
+from tests.support.quantized_sources import SOURCES
 from tests.support.small_checkpoints import SCHEMES, small_checkpoints
 
 #: A single input that takes longer hangs.
@@ -60,10 +62,13 @@ class Seedling:
 
 
 def seedlings(folder: Path) -> dict[str, Seedling]:
-    """One for every storage format, and one of a module that is no transformers model."""
+    """One for every storage format, others' too, and one of a module that is no transformers model."""
     checkpoints = small_checkpoints(folder)
     found = {form: _of_transformers(checkpoints[form]) for form in SCHEMES}
     found["gguf"] = _of_gguf(checkpoints["gguf"])
+    for form, publish in SOURCES.items():
+        publish(folder / form)
+        found[form] = _of_transformers(folder / form)
     found["plain"] = _of_plain_module(folder / "plain")
     return found
 
@@ -74,8 +79,14 @@ def _of_transformers(directory: Path) -> Seedling:
     return Seedling(
         files={name: (directory / name).read_bytes() for name in (CONFIG, WEIGHTS)},
         read=lambda folder: _read_layers(folder, opened.names, opened.network),
-        deep=(goldstick.load, api.doctor, lambda folder: report_of_files(open_quantized(folder))),
+        deep=(goldstick.load, api.doctor, lambda folder: report_of_files(open_quantized(folder)), _read_numbers),
     )
+
+
+def _read_numbers(folder: Path) -> None:
+    """Everything that a run does to its source: each tensor as a number, one after the other."""
+    for info in open_source(folder).tensors.values():
+        info.read()
 
 
 def _of_gguf(directory: Path) -> Seedling:

@@ -21,9 +21,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import goldstick
-from goldstick.checkpoint.source import INDEX_NAME, open_source
+from goldstick.checkpoint.source import INDEX_NAME
 from goldstick.errors import GoldstickError
 from goldstick.evaluation.language_model import LanguageModel
+from goldstick.hf.source import open_source
 from goldstick.jobs.inspect.inspect import read_report
 from goldstick.jobs.verify.verify import verify_checkpoint
 from goldstick.recipes.recipe import Recipe

@@ -28,6 +28,24 @@ class TinyResidual(nn.Module):
         return scores
 
 
+class TinyStages(nn.Module):
+    """A network whose layers are called as those of a ResNet: 8 × 8 images, 4 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer1 = nn.Conv2d(3, 64, 3, padding=1)
+        self.layer2 = nn.Conv2d(64, 64, 3, padding=1)
+        self.norm2 = nn.BatchNorm2d(64)
+        self.layer3 = nn.Conv2d(64, 64, 3, padding=1)
+        self.norm3 = nn.BatchNorm2d(64)
+        self.classifier = nn.Linear(64, 4)
+
+    def forward(self, images: Tensor) -> Tensor:
+        x = self.norm2(self.layer2(self.layer1(images).relu())).relu()
+        scores: Tensor = self.classifier(self.norm3(self.layer3(x)).relu().mean((2, 3)))
+        return scores
+
+
 def images(count: int, seed: int) -> tuple[Tensor, Tensor]:
     """Noise around a class's own pattern: images [count, 3, 8, 8] and their classes [count]."""
     generator = torch.Generator().manual_seed(seed)

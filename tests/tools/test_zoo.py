@@ -12,12 +12,22 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import BertConfig, LlamaConfig, Qwen2VLConfig, SwinConfig
+from transformers import (
+    BertConfig,
+    Dinov2Config,
+    DPTConfig,
+    EfficientNetConfig,
+    LlamaConfig,
+    Qwen2VLConfig,
+    RTDetrConfig,
+    SwinConfig,
+)
 
 import goldstick
 from tests.support.proofs import RECIPE
 from tests.support.tiny_models import FAMILIES, sample_inputs
 from tools.zoo.__main__ import RESULTS
+from tools.zoo.build import NotBuilt, build
 from tools.zoo.catalogue import TABLES, architectures
 from tools.zoo.meaning import dequantized_twin, layers_apart, packed
 from tools.zoo.outputs import difference, outputs_of
@@ -67,6 +77,12 @@ def test_every_class_stands_under_one_kind_with_a_type_of_config_of_its_own() ->
         architectures(["llama", "Nonsense"])
 
 
+def test_classes_that_are_not_there_or_have_no_forward_are_not_built() -> None:
+    for name, why in (("BarkModel", "no forward"), ("VoxtralRealtimeTextModel", "has none")):
+        with pytest.raises(NotBuilt, match=why):
+            build(*architectures([name]))
+
+
 def test_settings_shrink_by_what_they_are_called_in_nested_configs_too() -> None:
     llama = shrunk(LlamaConfig(), VARIANTS[0])
     assert (llama.hidden_size, llama.num_hidden_layers, llama.num_attention_heads, llama.vocab_size) == (64, 2, 4, 256)
@@ -76,6 +92,19 @@ def test_settings_shrink_by_what_they_are_called_in_nested_configs_too() -> None
     assert both.image_token_id < both.text_config.vocab_size
     swin = shrunk(SwinConfig(), VARIANTS[0])
     assert (swin.embed_dim, list(swin.depths), list(swin.num_heads)) == (32, [2, 2, 2, 2], [2, 2, 2, 2])
+
+
+def test_backbones_still_give_the_layers_that_are_asked_for() -> None:
+    detector = shrunk(RTDetrConfig(), VARIANTS[0])
+    assert detector.num_queries == 8 and detector.backbone_config.out_features == ["stage2", "stage3", "stage4"]
+    four = next(sizes for sizes in VARIANTS if sizes.layers == 4)
+    assert shrunk(Dinov2Config(out_features=["stage6", "stage12"]), four).out_features == ["stage3", "stage4"]
+    assert list(shrunk(DPTConfig(), four).backbone_out_indices) == [0, 1, 2, 3]
+
+
+def test_widths_follow_the_factor_that_makes_layers_wider() -> None:
+    small = shrunk(EfficientNetConfig(), VARIANTS[0])
+    assert small.width_coefficient == 0.25 and small.hidden_dim == 320
 
 
 @pytest.mark.parametrize("family", ["llama_gqa", "gpt2", "mixtral", "resnet"])

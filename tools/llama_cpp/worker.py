@@ -1,8 +1,8 @@
 """What llama.cpp does, run by a Python that has llama-cpp-python; imports nothing else but numpy.
 
 ``worker.py logits FILE OUT IDS`` writes the logits of a row of token ids (with commas between) as float32
-[ids, tokens]; ``worker.py quantize IN OUT TYPE`` runs llama.cpp's quantizer; ``worker.py tokens FILE TEXT``
-prints the ids of a text.
+[ids, tokens], and ``worker.py states FILE OUT IDS`` the last hidden state of an encoder, [ids, width]; ``worker.py
+quantize IN OUT TYPE`` runs llama.cpp's quantizer; ``worker.py tokens FILE TEXT`` prints the ids of a text.
 """
 
 from __future__ import annotations
@@ -22,11 +22,32 @@ def logits(file: str, out: str, ids: str) -> None:
     np.save(out, np.asarray(model.scores[: len(numbers)], dtype=np.float32))
 
 
-def quantize(source: str, out: str, kind: str) -> None:
-    """Write the file that llama.cpp's quantizer makes, every matrix of one type."""
+def states(file: str, out: str, ids: str) -> None:
+    """Write the last hidden state of every position, of an encoder."""
+    numbers = [int(number) for number in ids.split(",")]
+    count = len(numbers)
+    model = llama_cpp.Llama(
+        file,
+        n_ctx=count,
+        n_batch=count,
+        n_ubatch=count,
+        embedding=True,
+        pooling_type=llama_cpp.LLAMA_POOLING_TYPE_NONE,
+        verbose=False,
+        n_threads=2,
+    )
+    tokens = (llama_cpp.llama_token * count)(*numbers)  # which a batch points to
+    if llama_cpp.llama_encode(model.ctx, llama_cpp.llama_batch_get_one(tokens, count)):
+        raise SystemExit(f"llama.cpp could not run {file}")
+    found = llama_cpp.llama_get_embeddings(model.ctx)
+    np.save(out, np.ctypeslib.as_array(found, (count, model.n_embd())).astype(np.float32))
+
+
+def quantize(source: str, out: str, kind: str, mixed: str = "") -> None:
+    """Write the file that llama.cpp's quantizer makes, every matrix of one type, or a ``mixed`` one by its rules."""
     settings = llama_cpp.llama_model_quantize_default_params()
     settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
-    settings.pure = True
+    settings.pure = not mixed
     settings.nthread = 2
     if llama_cpp.llama_model_quantize(source.encode(), out.encode(), ctypes.byref(settings)):
         raise SystemExit(f"llama.cpp could not quantize {source}")
@@ -39,4 +60,4 @@ def tokens(file: str, text: str) -> None:
 
 
 if __name__ == "__main__":
-    {"logits": logits, "quantize": quantize, "tokens": tokens}[sys.argv[1]](*sys.argv[2:])
+    {"logits": logits, "states": states, "quantize": quantize, "tokens": tokens}[sys.argv[1]](*sys.argv[2:])

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=[], help="some kinds only, such as 'object detection'")
     parser.add_argument("--resume", action="store_true", help="leave alone what the JSON file has already")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--seconds", type=float, default=60.0, help="that each architecture may take")
+    parser.add_argument("--seconds", type=float, default=150.0, help="that each architecture may take")
     parser.add_argument("--fresh-proofs", action="store_true", help="prove in fresh processes, as users do; slower")
     parser.add_argument("--out", type=Path, help="the JSON file")
     parser.add_argument("--table", type=Path, help="the Markdown file whose part below its mark is written anew")
@@ -67,7 +67,7 @@ def main() -> None:
         counted += 1
         whole["architectures"][name] = record
         print(f"{counted:4}/{len(herd)} {line(name, record)}", flush=True)
-        if counted % 20 == 0:
+        if counted % 5 == 0:
             write()
 
     run(herd, stages, given.processes, seconds=given.seconds, fresh_proofs=given.fresh_proofs, done=done)

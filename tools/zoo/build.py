@@ -47,7 +47,12 @@ def build(architecture: Architecture) -> Built:
     Raises:
         NotBuilt: No config gives a model of at most 30 million parameters.
     """
-    cls = architecture.model_class()
+    try:
+        cls = architecture.model_class()
+    except AttributeError as error:
+        raise NotBuilt(f"transformers names the class and has none: {_line(error)}") from error
+    if cls.forward is nn.Module.forward:
+        raise NotBuilt("it has no forward: its parts are called one by one")
     try:
         default = architecture.default_config()
     except Exception as error:

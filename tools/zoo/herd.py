@@ -18,7 +18,7 @@ from tools.zoo.catalogue import Architecture
 from tools.zoo.stages import Record, live
 
 #: What a process may take: seconds, and bytes of addresses, of which torch alone takes two thousand million.
-SECONDS = 60.0
+SECONDS = 150.0
 MEMORY = 12 * 2**30
 
 

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tools.zoo.proportions import as_many_keys, proportions, sections, state_heads
+
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
@@ -20,6 +22,8 @@ class Sizes:
     layers: int | None = 2
     vocabulary: int | None = 256
     image: int | None = 64
+    channels: bool = True
+    window: int | None = None
 
 
 #: From the smallest on. Narrow models first; where a family's widths depend on each other, only fewer layers.
@@ -28,12 +32,16 @@ VARIANTS = (
     Sizes(label="narrow, one head of keys for each", key_value_heads=4),
     Sizes(label="narrow, larger images", key_value_heads=4, image=224),
     Sizes(label="narrow, four layers", key_value_heads=4, layers=4),
+    Sizes(label="narrow, channels as they are", key_value_heads=4, channels=False),
     Sizes(label="wider", width=128, key_value_heads=4),
+    Sizes(label="heads of 64", width=256, key_value_heads=4),
     Sizes(label="wide heads", width=512, key_value_heads=4),
     Sizes(label="narrow, images as they are", key_value_heads=4, image=None),
     Sizes(label="narrow, heads as they are", heads=None, key_value_heads=None),
     Sizes(label="narrow, words and images as they are", vocabulary=None, image=None),
     Sizes(label="narrow, without a cache", key_value_heads=4, cache=False),
+    Sizes(label="heads of 64, channels as they are", width=256, key_value_heads=4, channels=False),
+    Sizes(label="narrow, what is open said", key_value_heads=4, window=16),
     Sizes(label="shallow", width=None, heads=None, key_value_heads=None, image=None),
     Sizes(
         label="shallow, words as they are", width=None, heads=None, key_value_heads=None, vocabulary=None, image=None
@@ -43,8 +51,9 @@ VARIANTS = (
 
 _LAYERS = re.compile(r"(^|_)(n_?layers?|num_\w*layers|\w*_layers|num_\w*blocks|depths?|layers)$|^num_hidden_layers$")
 _NO_LAYERS = re.compile(
-    r"feat_extract|feature_(levels|layers)|_every_|out_features|skip|shared|freq|first|interval|mask|dense_replace|conv_pos|adapter"
+    r"feat_extract|feature_(levels|layers)|source_layers|_every_|out_features|skip|shared|freq|first|interval|mask|dense_replace|conv_pos|adapter"
 )
+_SOURCES = re.compile(r"source_layers$")
 _KEY_VALUE = re.compile(r"(key_value|kv)_heads|multi_query_group_num|n_head_kv")
 _HEADS = re.compile(r"(^|_)(n_heads?|heads?|num_heads|num_\w*heads|\w*_attention_heads|attention_heads)$")
 _HEAD_WIDTH = re.compile(r"(head_dim|d_head|head_size|d_kv|head_width|kv_channels|attention_head_dim)$")
@@ -53,9 +62,10 @@ _WIDTH = re.compile(
     r"|intermediate_size\w*|intermediate_dim|ffn_dim|d_ff|n_inner|ffn_hidden_size|mlp_dim|dim_feedforward|feedforward_dim"
     r"|projection_dim|proj_dim|word_embed_proj_dim|lru_width|d_inner|ffn_size|inner_dim|mamba_d_ssm|d_ssm|conv_dim|tdnn_dim"
     r"|classifier_proj_size|fusion_hidden_size|neck_hidden_sizes|embed_size|hidden_channels|ffn_hidden_dim"
-    r"|attention_hidden_size|mask_feature_size|feature_size|decoder_hidden_dim|d_embed|bottleneck_size)$"
+    r"|mask_feature_size|bottleneck_features|feature_size|decoder_hidden_dim|d_embed|bottleneck_size)$"
 )
 _LAYER_NUMBERS = re.compile(r"layer_(indices|ids|idx)$|layer_indexes$|_at_layers$")
+_STAGE_WIDTHS = ("channels", "channel_list", "embed_dim_per_stage")
 _RANK = re.compile(r"(lora_rank|_lora_dim|low_rank_dim|rank_dim|kv_lora_rank|q_lora_rank)$")
 _EXPERTS = re.compile(r"(^|_)(num_\w*experts|n_routed_experts|n_experts|moe_num_experts|num_local_experts)$")
 _EXPERTS_USED = re.compile(r"experts_per_tok|moe_top_?k|moe_k$|experts_topk|num_selected_experts|num_experts_per_token")
@@ -65,6 +75,7 @@ _POSITIONS = re.compile(
 )
 _VOCABULARY = re.compile(r"vocab_size\w*$|^vocabulary_size$|_vocab$")
 _TOKEN = re.compile(r"_token_(id|index)$|_token_ids?$|_(id|index)$")
+_PLACES = ("image_token_id", "image_token_index", "video_token_id", "video_token_index")
 _FACTOR = re.compile(r"(width|depth)_(coefficient|multiplier)$|^scale$")
 _LATENT = {"qk_rope_head_dim": 16, "qk_nope_head_dim": 16, "v_head_dim": 16, "qk_head_dim": 32, "rotary_dim": 16}
 
@@ -84,13 +95,19 @@ def settings(config: Any, sizes: Sizes) -> dict[str, Any]:
         if getattr(value, "model_type", "") == "timm_backbone":
             found[name] = _backbone(value)
         elif hasattr(value, "to_dict") and hasattr(value, "model_type"):
-            found[name] = shrunk(value, sizes)
+            found[name] = type(value)(**(_unlike_fresh(value) | settings(value, sizes)))
         elif value is None and _EXPERTS_USED.search(name):
             found[name] = 2
         elif value is None and name == "head_dim" and sizes.width is not None and sizes.heads is not None:
             found[name] = sizes.width // sizes.heads
         elif value is None and _EXPERTS.search(name):
             found[name] = 4
+        elif value is None and name == "sliding_window" and sizes.window is not None:
+            found[name] = sizes.window
+        elif value is None and name == "default_language" and own.get("languages"):
+            found[name] = next(iter(own["languages"]))
+        elif value is None and name in _PLACES and sizes.vocabulary is not None:
+            found[name] = sizes.vocabulary // 2
         elif value is None and _LAYER_NUMBERS.search(name) and sizes.layers is not None:
             found[name] = [sizes.layers - 1]
         elif isinstance(value, bool) or value is None:
@@ -102,16 +119,39 @@ def settings(config: Any, sizes: Sizes) -> dict[str, Any]:
             if new != value:
                 found[name] = new
         elif isinstance(value, dict) and "rope" in name and sizes.width is not None and sizes.heads is not None:
-            found[name] = _sections(value, sizes.width // sizes.heads // 2)
+            turned = value.get("partial_rotary_factor", own.get("partial_rotary_factor")) or 1
+            half = int(sizes.width // sizes.heads * turned) // 2
+            found[name] = sections(value, half)
+            named = getattr(type(config), "ignore_keys_at_rope_validation", None) or ()
+            if sizes.window is not None and "mrope_section" in named and "mrope_section" not in value:
+                found[name] = {**found[name], "mrope_section": [half - 2 * (half // 3), half // 3, half // 3]}
         elif isinstance(value, (list, tuple)) and value and all(type(one) is int for one in value):
-            new_list = _list(name, list(value), sizes)
+            new_list = _list(name, list(value), sizes, own)
             if new_list != list(value):
                 found[name] = type(value)(new_list)
-    found |= _as_many_keys(own, found) | _state_heads(own, found)
+    if getattr(config, "_out_features", None):  # a backbone says them by a property
+        found["out_features"] = _stages(list(config._out_features), own, sizes)
+    found |= as_many_keys(own, found) | state_heads(own, found) | proportions(own, found)
+    for name in ("hidden_dim", "projection_dim"):  # of the last of the layers that the factor makes wider
+        if "width_coefficient" in found and isinstance(own.get(name), int):
+            found[name] = round(own[name] * found["width_coefficient"] / own["width_coefficient"])
     found |= _per_layer(config, own, found, sizes)
     if not sizes.cache and "use_cache" in own:
         found["use_cache"] = False
     return found | _tokens(own, found, sizes)
+
+
+def _unlike_fresh(config: Any) -> dict[str, Any]:
+    """What the config around it set in a nested one, so that it is not what its class makes of nothing."""
+    try:
+        fresh = vars(type(config)())
+    except Exception:  # it cannot be made of nothing
+        return {}
+    return {
+        name: value
+        for name, value in vars(config).items()
+        if not name.startswith("_") and not hasattr(value, "to_dict") and value != fresh.get(name)
+    }
 
 
 def _backbone(config: Any) -> Any:
@@ -143,7 +183,9 @@ def _rules(sizes: Sizes) -> list[tuple[re.Pattern[str], Callable[[int], int] | N
     latent = re.compile("^(" + "|".join(_LATENT) + ")$")
     return [
         (latent, (lambda v: 16 if v < 192 else 32) if sizes.width is not None else None),
-        (re.compile("image_size$|^img_size$"), images),
+        (re.compile("image_size$|^img_size$|^max_img_size$"), images),
+        (re.compile("^visual_prompt_size$"), None if sizes.image is None else constant(8)),
+        (re.compile("_layer_id$"), constant(None if sizes.layers is None else sizes.layers - 1)),
         (re.compile("_shared_layers$"), constant(0)),
         (_NO_LAYERS, None),
         (_GROUPS_OF_EXPERTS, constant(1)),
@@ -154,8 +196,10 @@ def _rules(sizes: Sizes) -> list[tuple[re.Pattern[str], Callable[[int], int] | N
         (_HEADS, constant(sizes.heads)),
         (_LAYERS, constant(sizes.layers)),
         (re.compile("n_groups$"), constant(2)),
+        (re.compile("^num_(queries|select|denoising)$"), constant(None if sizes.width is None else 8)),
         (re.compile("_layer_period$"), constant(sizes.layers)),
         (re.compile("_layer_offset$"), constant(None if sizes.layers is None else sizes.layers - 1)),
+        (re.compile("^upsample_initial_channel$"), constant(None if sizes.width is None else 128)),
         (_RANK, constant(None if sizes.width is None else 32)),
         (_WIDTH, constant(sizes.width)),
         (_POSITIONS, constant(256) if sizes.width is not None else None),
@@ -163,61 +207,35 @@ def _rules(sizes: Sizes) -> list[tuple[re.Pattern[str], Callable[[int], int] | N
     ]
 
 
-def _list(name: str, values: list[int], sizes: Sizes) -> list[int]:
+def _list(name: str, values: list[int], sizes: Sizes, own: dict[str, Any]) -> list[int]:
     """Settings with a number for every stage: widths keep their proportions, the others are capped one by one."""
     if _LAYERS.search(name) and not _NO_LAYERS.search(name):
         return values if sizes.layers is None else [min(value, sizes.layers) for value in values]
     if _HEADS.search(name) or _KEY_VALUE.search(name):
         return values if sizes.heads is None else [min(value, 2) for value in values]
-    if _WIDTH.search(name) or name.endswith("channels"):
-        if sizes.width is None or len(values) < 2:
+    if _WIDTH.search(name) or name.endswith(_STAGE_WIDTHS):
+        if sizes.width is None or len(values) < 2 or not sizes.channels:
             return values
         smallest = min(values)
         return [value if smallest <= 32 else 32 * max(1, round(value / smallest)) for value in values]
     if _LAYER_NUMBERS.search(name):
         return values if sizes.layers is None else [v for v in values if v < sizes.layers] or [sizes.layers - 1]
     if name.endswith("out_indices"):
-        return (
-            values
-            if sizes.layers is None
-            else [min(v, sizes.layers - len(values) + i) for i, v in enumerate(values, 1)]
-        )
+        if sizes.layers is None:
+            return values
+        last = sizes.layers - (max(values) < own.get("num_hidden_layers", 0))  # they count from 0, or from the input on
+        return [min(value, last - len(values) + place) for place, value in enumerate(values, 1)]
     if name in ("image_size", "img_size"):
         return values if sizes.image is None else [min(value, sizes.image) for value in values]
     return values
 
 
-def _as_many_keys(own: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Heads of keys, where there were as many as of queries."""
-    pairs = (("num_key_value_heads", "num_attention_heads"), ("num_kv_heads", "num_heads"))
-    return {keys: found[heads] for keys, heads in pairs if heads in found and own.get(keys) == own[heads]}
-
-
-def _state_heads(own: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
-    """Widths of the heads of state spaces, so that all together they are as many times the hidden size as before."""
-    for heads, width in (
-        ("mamba_n_heads", "mamba_d_head"),
-        ("mamba_num_heads", "mamba_head_dim"),
-        ("num_heads", "head_dim"),
-    ):
-        whole = next((name for name in ("mamba_d_ssm", "hidden_size") if isinstance(own.get(name), int)), "")
-        if whole in found and isinstance(own.get(heads), int) and isinstance(own.get(width), int):
-            times = own[heads] * own[width] / own[whole]
-            return {width: max(1, round(times * found[whole] / found.get(heads, own[heads])))}
-    return {}
-
-
-def _sections(rope: dict[str, Any], total: int) -> dict[str, Any]:
-    """Settings of rotary embeddings whose lists share out half a head, at any depth, sharing out another one."""
-    found: dict[str, Any] = {}
-    for name, value in rope.items():
-        if isinstance(value, dict):
-            value = _sections(value, total)
-        elif name.endswith("section") and isinstance(value, list) and sum(value) > total:
-            value = [max(1, number * total // sum(value)) for number in value]
-            value[-1] += total - sum(value)
-        found[name] = value
-    return found
+def _stages(names: list[str], own: dict[str, Any], sizes: Sizes) -> list[str]:
+    """Which layers a backbone gives, where each is a stage and there are fewer of them."""
+    if sizes.layers is None or own.get("num_hidden_layers", 0) <= sizes.layers:
+        return names
+    last = max(sizes.layers, len(names))
+    return [f"stage{last - len(names) + place}" for place in range(1, len(names) + 1)]
 
 
 def _per_layer(config: Any, own: dict[str, Any], found: dict[str, Any], sizes: Sizes) -> dict[str, Any]:
@@ -225,7 +243,8 @@ def _per_layer(config: Any, own: dict[str, Any], found: dict[str, Any], sizes: S
     before = getattr(config, "num_hidden_layers", None)
     if sizes.layers is None or not isinstance(before, int) or before <= sizes.layers:
         return {}
-    if any(_LAYERS.search(name) and isinstance(value, (list, tuple)) for name, value in own.items()):
+    stages = {name for name, value in own.items() if _LAYERS.search(name) and isinstance(value, (list, tuple))}
+    if any(not _SOURCES.search(name) for name in stages):
         return {name: value for name, value in own.items() if name in found and value == before}  # it counts stages
     lists = {name: value for name, value in own.items() if isinstance(value, (list, tuple)) and len(value) == before}
     kept: list[int] = []

@@ -58,6 +58,7 @@ GGML_TYPES: dict[int, tuple[str, int, int]] = {
     34: ("TQ1_0", 256, 54),
     35: ("TQ2_0", 256, 66),
     39: ("MXFP4", 32, 17),
+    40: ("NVFP4", 64, 36),
 }
 NUMBER_OF_TYPE = {name: number for number, (name, _, _) in GGML_TYPES.items()}
 

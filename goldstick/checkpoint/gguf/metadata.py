@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
+from goldstick.checkpoint.gguf.architecture import Architecture
+from goldstick.checkpoint.gguf.architectures import architecture_of_config, architecture_of_file
 from goldstick.checkpoint.gguf.file import GgufFile
-from goldstick.checkpoint.gguf.names import Family, family_of_architecture, family_of_config
-from goldstick.checkpoint.gguf.tensors import ROPE_FACTORS, head_counts
-from goldstick.errors import FormatError
-
-#: ``general.file_type`` of a file whose matrices are mostly of a type, as llama.cpp numbers them.
-_FILE_TYPES = {"F32": 0, "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q8_0": 7, "BF16": 32}
-#: The rotary scalings of Llama 3.1, 3.2 and 3.3: those that a file's factors are looked up in.
-_LLAMA3 = tuple(
-    {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
-    for factor in (8.0, 32.0)
+from goldstick.checkpoint.gguf.names import place_of
+from goldstick.checkpoint.gguf.rope import (
+    head_width,
+    local_rope_of,
+    rope_metadata,
+    rope_of,
+    rope_of_file,
+    unsaid,
 )
+from goldstick.checkpoint.gguf.tensors import head_counts
+from goldstick.checkpoint.gguf.writer import gguf_package
+from goldstick.checkpoint.source import read_json
+from goldstick.errors import FormatError
+from goldstick.formats.gguf_blocks import file_type_of
+
+#: Keys whose values are float, whatever a config holds.
+_FLOATS = ("scale", "softcapping", "freq_base_swa")
+_SLIDING, _FULL = "sliding_attention", "full_attention"
 
 
 def model_metadata(config: Mapping[str, Any], name: str, types: Sequence[str]) -> dict[str, Any]:
@@ -34,39 +40,42 @@ def model_metadata(config: Mapping[str, Any], name: str, types: Sequence[str]) -
     Raises:
         FormatError: The model does something that the architecture does not.
     """
-    family = family_of_config(config)
-    if reason := _beyond(config):
-        raise FormatError(f"GGUF files of the architecture {family.architecture!r} cannot say this: {reason}.")
-    arch, heads = family.architecture, int(config["num_attention_heads"])
-    width = _head_width(config)
-    rope = rope_of(config)
-    window = config.get("sliding_window")
-    limits = [int(config["max_position_embeddings"])]
-    if "MistralForCausalLM" in (config.get("architectures") or []) and window:
-        # The architecture llama looks at everything before a token, as a window does that nothing has left yet.
-        limits.append(int(window))
+    architecture = architecture_of_config(config)
+    if reason := _beyond(config, architecture):
+        raise FormatError(f"GGUF files of the architecture {architecture.name!r} cannot say this: {reason}.")
+    heads, kv_heads = head_counts_of(config, architecture)
+    key, value, rotated = _widths(config, architecture)
+    window = config.get("sliding_window") if architecture.window == "ignored" else None
+    hidden, context, wide, layers = (
+        config[architecture.renamed.get(setting, setting)]
+        for setting in ("hidden_size", "max_position_embeddings", "intermediate_size", "num_hidden_layers")
+    )
+    rms = architecture.epsilon.endswith("rms_norm_eps")
+    arch = architecture.name
     found: dict[str, Any] = {
         "general.type": "model",
         # transformers takes a file of exactly this name for an architecture that ggml does not have.
         "general.name": "Mistral" if name == "mistral" else name,
-        "general.file_type": _FILE_TYPES[max(set(types), key=lambda kind: (list(types).count(kind), kind))],
+        "general.file_type": file_type_of(types),
         "general.quantization_version": 2,
-        f"{arch}.block_count": int(config["num_hidden_layers"]),
-        f"{arch}.context_length": min(limits),
-        f"{arch}.embedding_length": int(config["hidden_size"]),
-        f"{arch}.feed_forward_length": int(config["intermediate_size"]),
+        f"{arch}.block_count": int(layers),
+        # llama.cpp looks at everything before a token, as a window does that nothing has left yet.
+        f"{arch}.context_length": int(min(context, window or context)),
+        f"{arch}.embedding_length": int(hidden),
+        f"{arch}.feed_forward_length": int(wide or 4 * hidden),
         f"{arch}.attention.head_count": heads,
-        f"{arch}.attention.head_count_kv": int(config.get("num_key_value_heads") or heads),
-        f"{arch}.attention.key_length": width,
-        f"{arch}.attention.value_length": width,
-        f"{arch}.attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
-        f"{arch}.rope.dimension_count": width,
-        f"{arch}.rope.freq_base": float(rope["rope_theta"]),
-        f"{arch}.vocab_size": int(config["vocab_size"]),
+        f"{arch}.attention.head_count_kv": kv_heads,
+        f"{arch}.attention.key_length": key,
+        f"{arch}.attention.value_length": value,
+        f"{arch}.attention.layer_norm{'_rms' if rms else ''}_epsilon": float(config[architecture.epsilon]),
     }
-    if rope["rope_type"] == "linear":
-        found |= {f"{arch}.rope.scaling.type": "linear", f"{arch}.rope.scaling.factor": float(rope["factor"])}
-    return found
+    if architecture.rotary:
+        found[f"{arch}.rope.dimension_count"] = rotated
+        found[f"{arch}.rope.freq_base"] = float(rope_of(config)["rope_theta"])
+    found[f"{arch}.vocab_size"] = int(config["vocab_size"])
+    if architecture.rotary:
+        found |= {f"{arch}.{entry}": value for entry, value in rope_metadata(config, architecture).items()}
+    return found | _own_entries(config, architecture)
 
 
 def config_of_file(file: GgufFile) -> dict[str, Any]:
@@ -76,8 +85,8 @@ def config_of_file(file: GgufFile) -> dict[str, Any]:
         FormatError: The file does not say enough, or says something that goldstick does not read.
     """
     data = file.metadata
-    family = family_of_architecture(data.get("general.architecture"))
-    arch = family.architecture
+    architecture = architecture_of_file(data.get("general.architecture"), [*file.tensors, *data])
+    arch = architecture.name
 
     def whole(key: str) -> int:
         value = data.get(f"{arch}.{key}")
@@ -85,17 +94,17 @@ def config_of_file(file: GgufFile) -> dict[str, Any]:
             raise FormatError(f"{file.path} declares {value!r} as {arch}.{key}; it is damaged or incomplete.")
         return value
 
-    heads, kv_heads = head_counts(file, family)
+    heads, kv_heads = head_counts(file, architecture)
     hidden = whole("embedding_length")
-    width = data.get(f"{arch}.attention.key_length", data.get(f"{arch}.rope.dimension_count", hidden // heads))
-    embedding = file.tensors.get("token_embd.weight")
+    (stored,) = place_of(f"{architecture.outer[0]}.weight", architecture).names
+    embedding = file.tensors.get(stored)
     if embedding is None or len(embedding.shape) != 2:
-        raise FormatError(f"{file.path} lacks the matrix 'token_embd.weight'.")
-    config = {
-        "architectures": [family.classes[0]],
-        "model_type": family.model_type,
-        "dtype": "float32",
-        "vocab_size": embedding.shape[0],
+        raise FormatError(f"{file.path} lacks the matrix {stored!r}.")
+    width = data.get(f"{arch}.attention.key_length", data.get(f"{arch}.rope.dimension_count", hidden // heads))
+    rotated = data.get(f"{arch}.rope.dimension_count", width)
+    rms = architecture.epsilon.endswith("rms_norm_eps")
+    epsilon = float(data.get(f"{arch}.attention.layer_norm{'_rms' if rms else ''}_epsilon", 1e-6))
+    usual: dict[str, Any] = {
         "hidden_size": hidden,
         "intermediate_size": whole("feed_forward_length"),
         "num_hidden_layers": whole("block_count"),
@@ -103,102 +112,143 @@ def config_of_file(file: GgufFile) -> dict[str, Any]:
         "num_key_value_heads": kv_heads,
         "head_dim": width,
         "max_position_embeddings": whole("context_length"),
-        "rms_norm_eps": float(data.get(f"{arch}.attention.layer_norm_rms_epsilon", 1e-6)),
-        "rope_parameters": _rope_of_file(file, family, width),
-        "tie_word_embeddings": "output.weight" not in file.tensors,
-        "hidden_act": "silu",
     }
-    if family.architecture == "llama":
-        config["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
-        config["mlp_bias"] = "blk.0.ffn_up.bias" in file.tensors
+    config = {
+        "architectures": [architecture.classes[0]],
+        "model_type": architecture.model_type,
+        "dtype": "float32",
+        "vocab_size": embedding.shape[0],
+        **{own: value for name, value in usual.items() if (own := architecture.renamed.get(name, name))},
+        architecture.epsilon: epsilon,
+        **_own_settings(file, architecture, width, rotated),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        **{name: kept[0] if isinstance(kept, tuple) else kept for name, kept in architecture.fixed.items()},
+    }
+    config |= {name: tensor in file.tensors for name, tensor in architecture.told_by.items()}
+    if architecture.scaled_by_width is not None:
+        config["query_pre_attn_scalar"] = _attention_scale(config, architecture)
     for token in ("bos", "eos", "pad"):
         value = data.get(f"tokenizer.ggml.{'padding' if token == 'pad' else token}_token_id")
         config[f"{token}_token_id"] = value if type(value) is int else None
-    return config
+    return config | dict(architecture.read_as)
 
 
-def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary embedding of a config: ``rope_type``, ``rope_theta`` and what the type takes."""
-    found = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    found.setdefault("rope_theta", config.get("rope_theta", 10000.0))
-    found.setdefault("rope_type", found.pop("type", "default"))
+def pooling_metadata(directory: Path, architecture: Architecture) -> dict[str, Any]:
+    """How an encoder's last states become one vector, where sentence-transformers' files beside it say so."""
+    file = directory / "1_Pooling" / "config.json"
+    if not file.is_file() or architecture.says.get("Attention.CAUSAL") is not False:
+        return {}
+    modes = read_json(file, "no checkpoint")
+    kinds = gguf_package("GGUF files are written").PoolingType
+    for mode, kind in (("mean_tokens", kinds.MEAN), ("cls_token", kinds.CLS), ("lasttoken", kinds.LAST)):
+        if modes.get(f"pooling_mode_{mode}") is True:
+            return {_key("LLM.POOLING_TYPE", architecture): int(kind)}
+    raise FormatError(f"{file} pools states as llama.cpp does not: it takes their mean, the first or the last.")
+
+
+def head_counts_of(config: Mapping[str, Any], architecture: Architecture) -> tuple[int, int]:
+    """Numbers of heads and of key-value heads."""
+    heads, kv_heads = (
+        config.get(architecture.renamed.get(name, name)) for name in ("num_attention_heads", "num_key_value_heads")
+    )
+    if config.get("multi_query") and not config.get("new_decoder_architecture"):
+        kv_heads = 1
+    return int(heads or 0), int(kv_heads or heads or 0)
+
+
+def _widths(config: Mapping[str, Any], architecture: Architecture) -> tuple[int, int, int]:
+    """Numbers of a head's key, of its value, and how many of the key are rotated."""
+    if "kv_lora_rank" in config:
+        rotated = int(config["qk_rope_head_dim"])
+        return int(config["qk_nope_head_dim"]) + rotated, int(config["v_head_dim"]), rotated
+    width = head_width(config, architecture)
+    return width, width, int(width * rope_of(config).get("partial_rotary_factor", 1.0))
+
+
+def _own_entries(config: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
+    """What the entries of an architecture are beyond those that all have."""
+    found = {_key(path, architecture): value for path, value in architecture.says.items()}
+    for setting, path in architecture.keys.items():
+        if setting not in config:
+            raise FormatError(f"Its config says nothing of {setting}, which a GGUF file of {architecture.name} says.")
+        value, key = config[setting], _key(path, architecture)
+        value = 0 if value is None and setting in architecture.or_zero else value
+        if value is not None:
+            found[key] = float(value) if key.endswith(_FLOATS) else value
+    if architecture.window == "layers" and config.get("sliding_window"):
+        found[f"{architecture.name}.attention.sliding_window"] = int(config["sliding_window"])
+        pattern = [kind == _SLIDING for kind in config.get("layer_types") or ()]
+        if pattern != _usual_pattern(architecture, len(pattern)):
+            found[f"{architecture.name}.attention.sliding_window_pattern"] = pattern
+    if (local := local_rope_of(config)) is not None:
+        found[f"{architecture.name}.rope.freq_base_swa"] = float(local["rope_theta"])
     return found
 
 
-def rope_factors(config: Mapping[str, Any]) -> Tensor | None:
-    """What ``rope_freqs.weight`` holds for the scaling of Llama 3, float32 [head / 2]; ``None`` for other scalings.
-
-    A rotary frequency f of wavelength l = 2π / f is divided by 1 where l < context / high, by ``factor`` where
-    l > context / low, and by 1 / ((1 − s) / factor + s), s = (context / l − low) / (high − low), between.
-    """
-    rope = rope_of(config)
-    if rope["rope_type"] != "llama3":
-        return None
-    factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
-    context, width = rope["original_max_position_embeddings"], _head_width(config)
-    frequencies = 1.0 / rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
-    found = []
-    for frequency in frequencies:
-        length = 2 * math.pi / frequency
-        smooth = (context / length - low) / (high - low)
-        between = 1 / ((1 - smooth) / factor + smooth)
-        found.append(1.0 if length < context / high else factor if length > context / low else between)
-    return torch.tensor(found, dtype=torch.float32)
-
-
-def _rope_of_file(file: GgufFile, family: Family, width: int) -> dict[str, Any]:
-    data, arch = file.metadata, family.architecture
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(data.get(f"{arch}.rope.freq_base", 10000.0))}
-    scaling = data.get(f"{arch}.rope.scaling.type", "none")
-    if scaling == "linear":
-        rope |= {"rope_type": "linear", "factor": float(data.get(f"{arch}.rope.scaling.factor", 1.0))}
-    elif scaling != "none":
-        raise FormatError(
-            f"{file.path} scales rotary embeddings by {scaling!r}, which goldstick does not read from GGUF files."
-        )
-    stored = file.tensors.get(ROPE_FACTORS)
-    if stored is None:
-        return rope
-    found = read_factors(file)
-    for candidate in _LLAMA3:
-        trial = rope | {"rope_type": "llama3"} | candidate
-        factors = rope_factors({"head_dim": width, "rope_parameters": trial})
-        if factors is not None and factors.shape == found.shape and torch.allclose(factors, found, rtol=1e-6, atol=0):
-            return trial
-    raise FormatError(
-        f"{file.path} divides rotary frequencies by factors ({ROPE_FACTORS}) that are not those of Llama 3.1 to 3.3. "
-        "Put the config.json of the float model beside the file, in a directory of their own, and name the directory."
-    )
+def _own_settings(file: GgufFile, architecture: Architecture, width: int, rotated: int) -> dict[str, Any]:
+    """The settings of a config beyond those that all have."""
+    data, arch = file.metadata, architecture.name
+    found: dict[str, Any] = {}
+    for setting, path in architecture.keys.items():
+        value = data.get(_key(path, architecture))
+        if type(value) in (int, float, bool):
+            found[setting] = None if setting in architecture.or_zero and value == 0 else value
+    if architecture.rotary:
+        found["rope_parameters"] = rope_of_file(file, architecture, rotated)
+        if architecture.partly:
+            found["rope_parameters"]["partial_rotary_factor"] = rotated / width
+    if architecture.window == "layers":
+        window, pattern = (data.get(f"{arch}.attention.sliding_window{end}") for end in ("", "_pattern"))
+        if not isinstance(pattern, list):
+            pattern = _usual_pattern(architecture, data[f"{arch}.block_count"])
+        found["sliding_window"] = window
+        found["layer_types"] = [_SLIDING if kind else _FULL for kind in pattern]
+    if f"{arch}.rope.freq_base_swa" in data:
+        local = {"rope_type": "default", "rope_theta": float(data[f"{arch}.rope.freq_base_swa"])}
+        found["rope_parameters"] = {_FULL: found["rope_parameters"], _SLIDING: local}
+    if f"{arch}.attention.kv_lora_rank" in data:
+        found |= {"qk_rope_head_dim": rotated, "qk_nope_head_dim": width - rotated, "head_dim": rotated}
+        found["v_head_dim"] = data.get(f"{arch}.attention.value_length", width)
+    return found
 
 
-def read_factors(file: GgufFile) -> Tensor:
-    """The factors of a file, float32 [head / 2]."""
-    stored = file.tensors[ROPE_FACTORS]
-    if stored.type != "F32" or stored.nbytes > 1 << 20:
-        raise FormatError(
-            f"{file.path}: {ROPE_FACTORS} is stored as {stored.type} {list(stored.shape)}, and should be F32."
-        )
-    with file.path.open("rb") as stream:
-        stream.seek(stored.start)
-        return torch.frombuffer(bytearray(stream.read(stored.nbytes)), dtype=torch.float32)
-
-
-def _head_width(config: Mapping[str, Any]) -> int:
-    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
-
-
-def _beyond(config: Mapping[str, Any]) -> str | None:
-    """What a model does that the architecture in llama.cpp does not."""
-    rope = rope_of(config)
-    if rope["rope_type"] not in ("default", "linear", "llama3"):
-        return f"rotary embeddings scaled by {rope['rope_type']!r}; goldstick writes 'linear' and 'llama3'"
-    if rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return "a part of each head that is not rotated"
-    if config.get("hidden_act", "silu") not in ("silu", "swish"):
-        return f"the activation {config['hidden_act']!r}; it has SiLU"
-    mistral = "MistralForCausalLM" in (config.get("architectures") or [])
-    if config.get("use_sliding_window") or (not mistral and set(config.get("layer_types") or ()) - {"full_attention"}):
+def _beyond(config: Mapping[str, Any], architecture: Architecture) -> str | None:
+    """What a model does that llama.cpp does not, or ``None``."""
+    for name, kept in architecture.fixed.items():
+        usual = kept if isinstance(kept, tuple) else (kept,)
+        value = config.get(name, usual[0])
+        if value not in usual and not (value is None and usual[0] is False):
+            if "act" in name:
+                return f"the activation {value!r}; it has {usual[0]}"
+            return f"{name} = {value!r}; llama.cpp computes with {usual[0]!r}"
+    if config.get("query_pre_attn_scalar", scale := _attention_scale(config, architecture)) != scale:
+        return "attention that is scaled by another number than the width of a head"
+    if architecture.rotary and (reason := unsaid(config, architecture)):
+        return reason
+    through = set(config.get("layer_types") or ()) - {_FULL}
+    if architecture.window == "layers":
+        through -= {_SLIDING}
+    if config.get("use_sliding_window") or (through and architecture.window != "ignored"):
         return "attention through a sliding window"
-    if config.get("model_type") == "qwen3" and config.get("attention_bias"):
-        return "biases of the attention"
     return None
+
+
+def _usual_pattern(architecture: Architecture, layers: int) -> list[bool]:
+    """Which layers look through a window where a file does not say."""
+    return [layer % architecture.period < architecture.period - 1 for layer in range(layers)]
+
+
+def _attention_scale(config: Mapping[str, Any], architecture: Architecture) -> int | None:
+    """The width by whose root llama.cpp divides attention, where a config has a word in it."""
+    if architecture.scaled_by_width is None:
+        return None
+    if config["num_hidden_layers"] == architecture.scaled_by_width:
+        return int(config["hidden_size"] // config["num_attention_heads"])
+    return head_width(config, architecture)
+
+
+def _key(path: str, architecture: Architecture) -> str:
+    """A key of ``gguf.Keys``, such as ``LLM.EXPERT_COUNT``."""
+    group, _, name = path.partition(".")
+    key: str = getattr(getattr(gguf_package("GGUF files are read and written").Keys, group), name)
+    return key.format(arch=architecture.name)

@@ -1,155 +1,152 @@
-"""The model families that GGUF files are written and read for: names of tensors and order of rows."""
+"""Names of tensors in GGUF files and in transformers' checkpoints, by the ``gguf`` package's own table."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
 
-from torch import Tensor
-
+from goldstick.checkpoint.gguf.architecture import Architecture
+from goldstick.checkpoint.gguf.architectures import ARCHITECTURES
+from goldstick.checkpoint.gguf.arrangement import Split
+from goldstick.checkpoint.gguf.writer import gguf_package
 from goldstick.errors import FormatError
+
+_EXPERT = re.compile(r"\.experts\.(0|[1-9]\d*)\.")
+_GGML_BLOCK = re.compile(r"blk\.(0|[1-9]\d*)\.(.+)")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """Models that one ggml architecture runs.
+class Place:
+    """Where a tensor of a checkpoint lies in a GGUF file.
 
     Attributes:
-        architecture: Name of the architecture in a GGUF file.
-        classes: Their classes in transformers; the first is what a file without a config is read as.
-        model_type: The model type of the first.
-        turned: Whether rows of q and k are stored pair by pair. transformers rotates the two halves of a head against
-            each other, ggml's ``llama`` neighbouring rows.
-        biases: Modules of a block that may have a bias.
+        names: The tensors of the file that it is, one or two.
+        expert: Which of the matrices stacked in them it is; ``None`` where it is all.
+        split: How it holds the rows of two.
     """
 
-    architecture: str
-    classes: tuple[str, ...]
-    model_type: str
-    turned: bool = False
-    biases: tuple[str, ...] = ()
+    names: tuple[str, ...]
+    expert: int | None = None
+    split: Split | None = None
+
+    @property
+    def kind(self) -> str:
+        """Name of the first, without the number of the block: ``attn_q.weight``."""
+        match = _GGML_BLOCK.fullmatch(self.names[0])
+        return match[2] if match else self.names[0]
 
 
-_ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-_MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
-FAMILIES = (
-    Family(
-        architecture="llama",
-        classes=("LlamaForCausalLM", "MistralForCausalLM"),
-        model_type="llama",
-        turned=True,
-        biases=(*_ATTENTION, "self_attn.o_proj", *_MLP),
-    ),
-    Family(architecture="qwen2", classes=("Qwen2ForCausalLM",), model_type="qwen2", biases=_ATTENTION),
-    Family(architecture="qwen3", classes=("Qwen3ForCausalLM",), model_type="qwen3"),
-)
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """What a tensor of a GGUF file is in a checkpoint.
 
-_OUTER = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_INNER = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-_BLOCK = re.compile(r"model\.layers\.(0|[1-9]\d*)\.(.+)")
-_GGML_BLOCK = re.compile(r"blk\.(0|[1-9]\d*)\.(.+)")
-_OUTER_BACK = {value: key for key, value in _OUTER.items()}
-_INNER_BACK = {value: key for key, value in _INNER.items()}
-
-
-def family_of_config(config: Mapping[str, Any]) -> Family:
-    """The family of a config.json.
-
-    Raises:
-        FormatError: It is none of those known here.
+    Attributes:
+        name: Name of the tensor; ``{}`` stands for the number of an expert.
+        place: Where that lies.
+        part: Which of the tensors there the one of the file is.
     """
-    classes = config.get("architectures") or []
-    for family in FAMILIES:
-        if set(classes) & set(family.classes):
-            return family
-    known = ", ".join(name for family in FAMILIES for name in family.classes)
-    named = " or ".join(map(str, classes)) or "a model without a class"
-    raise FormatError(
-        f"goldstick writes GGUF files of {known}, and not of {named}. Use --format compressed-tensors or native."
-    )
+
+    name: str
+    place: Place
+    part: int
+
+    @property
+    def stacked(self) -> bool:
+        """Whether the tensor of the file holds a matrix for every expert, each a tensor of its own in a checkpoint."""
+        return "{}" in self.name
 
 
-def family_of_architecture(name: object) -> Family:
-    """The family of a GGUF file's architecture.
-
-    Raises:
-        FormatError: It is none of those known here.
-    """
-    for family in FAMILIES:
-        if family.architecture == name:
-            return family
-    known = ", ".join(family.architecture for family in FAMILIES)
-    raise FormatError(
-        f"The file holds a model of the architecture {name!r}, and goldstick reads {known} from GGUF files."
-    )
-
-
-def to_ggml(name: str, family: Family) -> str:
-    """The name in a GGUF file of a tensor of transformers' checkpoints.
+def place_of(name: str, architecture: Architecture) -> Place:
+    """Where a tensor of transformers' checkpoints lies in a GGUF file.
 
     Raises:
         FormatError: The architecture has no such tensor.
+        UsageError: The package ``gguf`` is not installed.
     """
-    module, _, leaf = name.rpartition(".")
-    match = _BLOCK.fullmatch(module)
-    inner = match[2] if match else module
-    found = f"blk.{match[1]}.{_INNER[inner]}" if match and inner in _INNER else _OUTER.get(module)
-    if found is None or leaf not in ("weight", "bias") or (leaf == "bias" and inner not in family.biases):
-        raise FormatError(
-            f"The architecture {family.architecture!r} of GGUF files has no place for the tensor {name!r}. Use "
-            "--format compressed-tensors or native."
+    found = _place(name, architecture)
+    if found is not None:
+        return found
+    remedy = "Use --format compressed-tensors or native."
+    inner = architecture.block.partition(".")[0]
+    if _place(f"{inner}.{name}", architecture) is not None:
+        remedy = (
+            f"As a {architecture.classes[0]} saves it, it is called '{inner}.{name}': load the model with transformers "
+            f"and call save_pretrained. Or: {remedy[0].lower()}{remedy[1:]}"
         )
-    return f"{found}.{leaf}"
+    raise FormatError(
+        f"The architecture {architecture.name!r} of GGUF files has no place for the tensor {name!r}. {remedy}"
+    )
 
 
-def to_transformers(name: str, family: Family) -> str:
-    """The name in transformers' checkpoints of a tensor of a GGUF file.
+def origin_of(name: str, architecture: Architecture) -> Origin:
+    """What a tensor of a GGUF file is in transformers' checkpoints.
 
     Raises:
         FormatError: The architecture has no such tensor.
+        UsageError: The package ``gguf`` is not installed.
     """
-    module, _, leaf = name.rpartition(".")
-    match = _GGML_BLOCK.fullmatch(module)
-    inner = _INNER_BACK.get(match[2]) if match else None
-    found = f"model.layers.{match[1]}.{inner}" if match and inner else _OUTER_BACK.get(module)
-    if found is None or leaf not in ("weight", "bias") or (leaf == "bias" and inner not in family.biases):
+    match = _GGML_BLOCK.fullmatch(name)
+    inner = match[2] if match else name
+    found = _table_back(_index(architecture)).get((bool(match), inner))
+    if found is None:
         raise FormatError(
-            f"The file holds the tensor {name!r}, which the architecture {family.architecture!r} does not have."
+            f"The file holds the tensor {name!r}, which the architecture {architecture.name!r} does not have."
         )
-    return f"{found}.{leaf}"
+    template, place = found
+    before, block = (f"{architecture.block}.{match[1]}.", f"blk.{match[1]}.") if match else ("", "")
+    names = tuple(f"{block}{each}" for each in place.names)
+    return Origin(name=before + template, place=Place(names=names, split=place.split), part=place.names.index(inner))
 
 
-def turned_heads(name: str, family: Family, heads: int, kv_heads: int) -> int | None:
-    """How many heads of rows a tensor of a GGUF file holds pair by pair; ``None`` where rows lie as in transformers."""
-    if not family.turned:
+def _place(name: str, architecture: Architecture) -> Place | None:
+    match = re.fullmatch(rf"{re.escape(architecture.block)}\.(0|[1-9]\d*)\.(.+)", name)
+    inner = match[2] if match else name
+    expert = _EXPERT.search(inner)
+    template = _EXPERT.sub(".experts.{}.", inner) if expert else inner
+    found = _table(_index(architecture)).get((bool(match), template))
+    if found is None:
         return None
-    inner = name.split(".")[2] if name.startswith("blk.") else ""
-    return {"attn_q": heads, "attn_k": kv_heads}.get(inner)
+    block = f"blk.{match[1]}." if match else ""
+    return Place(
+        names=tuple(f"{block}{each}" for each in found.names),
+        expert=int(expert[1]) if expert else None,
+        split=found.split,
+    )
 
 
-def rows_to_ggml(tensor: Tensor, heads: int | None) -> Tensor:
-    """Rows of each head from two halves, [heads, 2, half], to pairs, [heads, half, 2]."""
-    if heads is None:
-        return tensor
-    return tensor.reshape(heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+def _index(architecture: Architecture) -> int:
+    return next(number for number, each in enumerate(ARCHITECTURES) if each is architecture)
 
 
-def rows_to_transformers(tensor: Tensor, heads: int | None) -> Tensor:
-    """The inverse of :func:`rows_to_ggml`."""
-    if heads is None:
-        return tensor
-    return tensor.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+@cache
+def _table(index: int) -> Mapping[tuple[bool, str], Place]:
+    """(whether it lies in a block, its name there) → place, less the block."""
+    architecture = ARCHITECTURES[index]
+    package = gguf_package("GGUF files are read and written")
+    numbers = {name: number for number, name in package.MODEL_ARCH_NAMES.items()}
+    theirs = package.get_tensor_name_map(numbers[architecture.name], 1)
+    table: dict[tuple[bool, str], Place] = {}
+    for within, modules in ((False, architecture.outer), (True, architecture.modules)):
+        for module in modules:
+            plain = module.replace(".{}", "")
+            full = f"{architecture.block}.0.{plain}" if within else plain
+            found = theirs.get_name(full)
+            if found is None:
+                continue
+            found = found.removeprefix("blk.0.")
+            for leaf in ("weight", "bias") if module in architecture.biases else ("weight",):
+                table[within, f"{module}.{leaf}"] = Place(names=(f"{found}.{leaf}",))
+    for within, named in ((True, architecture.loose), (False, architecture.outside)):
+        table |= {(within, name): Place(names=(found,)) for name, found in named.items()}
+    for name, (split, *both) in architecture.splits.items():
+        table[True, name] = Place(names=tuple(both), split=split)
+    return table
+
+
+@cache
+def _table_back(index: int) -> Mapping[tuple[bool, str], tuple[str, Place]]:
+    return {
+        (within, name): (template, place) for (within, template), place in _table(index).items() for name in place.names
+    }

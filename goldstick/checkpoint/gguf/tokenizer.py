@@ -1,7 +1,8 @@
 """The entries ``tokenizer.*`` of a GGUF file, from the tokenizer files beside a checkpoint.
 
-Two kinds of tokenizer are written: byte-level BPE (``gpt2``), whose splitting of text llama.cpp knows by name, and
-sentencepiece BPE with byte fallback (``llama``), whose merges it finds by scores.
+Four kinds of tokenizer are written: byte-level BPE (``gpt2``), whose splitting of text llama.cpp knows by name,
+sentencepiece BPE with byte fallback (``llama``), whose merges it finds by scores, sentencepiece's unigram models
+(``t5``) and WordPiece (``bert``).
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ from pathlib import Path
 from reprlib import repr as shown
 from typing import Any
 
+from goldstick.checkpoint.gguf.unfit import UnfitTokenizerError
+from goldstick.checkpoint.gguf.unigram import LEAST, unigram_metadata
+from goldstick.checkpoint.gguf.wordpiece import to_ggml_piece, wordpiece_metadata
 from goldstick.checkpoint.source import read_json
 from goldstick.errors import FormatError
 
@@ -25,7 +29,26 @@ SPLITS = {
     r"\s+(?!\S)|\s+": "qwen2",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}"
     r"\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+": "tekken",
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|"
+    r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+": "gpt-4o",
 }
+#: The same of splittings that take several steps, each of them isolating what it finds.
+SPLIT_SEQUENCES: dict[tuple[str, ...], str] = {
+    (
+        r"\p{N}{1,3}",
+        r"[一-龥぀-ゟ゠-ヿ]+",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+|"
+        r" ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    ): "deepseek-v3",
+}
+#: Falcon's: punctuation, GPT-2's words, digits by threes.
+FALCON_STEPS: tuple[Mapping[str, Any], ...] = (
+    {"type": "Punctuation", "behavior": "Contiguous"},
+    {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+    {"type": "Digits", "individual_digits": False},
+    {"type": "Split", "pattern": {"Regex": "[0-9][0-9][0-9]"}, "behavior": "Isolated", "invert": False},
+)
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 _REMEDY = (
     "Remove the tokenizer files from the checkpoint to write a file without a tokenizer, which runs on token ids alone."
@@ -56,6 +79,8 @@ def tokenizer_metadata(directory: Path, vocab_size: int) -> dict[str, Any]:
         settings = read_json(directory / "tokenizer_config.json", "no checkpoint")
     try:
         return _metadata(directory, tokenizer, settings, vocab_size)
+    except UnfitTokenizerError as error:
+        raise _refused(str(error)) from error
     except (TypeError, AttributeError, LookupError, ValueError) as error:
         raise _refused(f"tokenizer.json is not laid out as tokenizers are ({str(error)[:200]})") from error
 
@@ -64,15 +89,27 @@ def _metadata(
     directory: Path, tokenizer: Mapping[str, Any], settings: Mapping[str, Any], vocab_size: int
 ) -> dict[str, Any]:
     model = tokenizer.get("model") or {}
-    if model.get("type") != "BPE":
-        raise _refused(f"it is a {str(model.get('type'))[:50]} model, and goldstick writes BPE")
-    found = _sentencepiece(tokenizer) if model.get("byte_fallback") else _byte_level(tokenizer)
+    kind = model.get("type")
     tokens, types = _tokens(tokenizer, vocab_size)
-    found |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
-    if "tokenizer.ggml.scores" in found:
+    specials = _special_ids(directory, settings, tokens) | _adds(tokenizer, settings)
+    if kind == "WordPiece":
+        found = wordpiece_metadata(tokenizer)
+        specials |= _ends_of_pairs(settings, tokens)
+        tokens = [to_ggml_piece(token) if types[number] == NORMAL else token for number, token in enumerate(tokens)]
+    elif kind == "Unigram":
+        splits = _steps(tokenizer.get("pre_tokenizer"), "pretokenizers")
+        found = unigram_metadata(tokenizer, _steps(tokenizer.get("normalizer"), "normalizers"), splits)
+        scores = found["tokenizer.ggml.scores"]
+        found["tokenizer.ggml.scores"] = [scores.get(token, LEAST) for token in tokens]
+    elif kind != "BPE":
+        raise _refused(f"it is a {str(kind)[:50]} model, and goldstick writes BPE, Unigram and WordPiece")
+    elif model.get("byte_fallback"):
+        found = _sentencepiece(tokenizer)
         ranks = found["tokenizer.ggml.scores"]
         found["tokenizer.ggml.scores"] = [_score(token, kind, ranks) for token, kind in zip(tokens, types, strict=True)]
-    specials = _special_ids(directory, settings, tokens) | _adds(tokenizer, settings)
+    else:
+        found = _byte_level(tokenizer)
+    found |= {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.token_type": types}
     return found | specials | _chat_template(directory, settings)
 
 
@@ -82,16 +119,19 @@ def _refused(reason: str) -> FormatError:
 
 def _byte_level(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     steps = list(_steps(tokenizer.get("pre_tokenizer"), "pretokenizers"))
-    byte_level = steps[-1] if steps and steps[-1].get("type") == "ByteLevel" else {}
+    byte_level = next((step for step in steps if step.get("type") == "ByteLevel"), {})
     first = steps[0] if len(steps) == 2 else {}
-    pattern = (first.get("pattern") or {}).get("Regex")
     name = None
-    if len(steps) == 1 and byte_level.get("use_regex", True):
+    if _like(steps, FALCON_STEPS):
+        name = "falcon"
+    elif not steps or steps[-1] is not byte_level:
+        name = None
+    elif len(steps) == 1 and byte_level.get("use_regex", True):
         name = _GPT2
     elif first.get("type") == "Digits" and first.get("individual_digits") and byte_level.get("use_regex", True):
         name = "smollm"
-    elif first.get("type") == "Split" and first.get("behavior") == "Isolated" and not byte_level.get("use_regex", True):
-        name = SPLITS.get(pattern or "")
+    elif not byte_level.get("use_regex", True):
+        name = _name_of([step for step in steps if step is not byte_level])
     if not byte_level or byte_level.get("add_prefix_space") or name is None:
         raise _refused("its pre_tokenizer splits text in a way that goldstick has no name for in llama.cpp")
     if any(step.get("type") != "NFC" for step in _steps(tokenizer.get("normalizer"), "normalizers")):
@@ -102,6 +142,23 @@ def _byte_level(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     return {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": name, "tokenizer.ggml.merges": merges}
 
 
+def _name_of(steps: list[Mapping[str, Any]]) -> str | None:
+    """What llama.cpp calls a splitting by regular expressions, each of which isolates what it finds."""
+    if not all(step.get("type") == "Split" and step.get("behavior") == "Isolated" for step in steps):
+        return None
+    found = tuple(str((step.get("pattern") or {}).get("Regex")) for step in steps)
+    patterns = tuple(pattern.replace("\r", r"\r").replace("\n", r"\n") for pattern in found)
+    return SPLITS.get(patterns[0]) if len(patterns) == 1 else SPLIT_SEQUENCES.get(patterns)
+
+
+def _like(steps: list[Mapping[str, Any]], usual: tuple[Mapping[str, Any], ...]) -> bool:
+    """Whether steps are the usual ones; what one does not say is as usual."""
+    return len(steps) == len(usual) and all(
+        all(step.get(key, value) == value for key, value in expected.items()) and step.get("type") == expected["type"]
+        for step, expected in zip(steps, usual, strict=True)
+    )
+
+
 def _sentencepiece(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
     prefix = False
     for step in _steps(tokenizer.get("normalizer"), "normalizers"):
@@ -110,6 +167,9 @@ def _sentencepiece(tokenizer: Mapping[str, Any]) -> dict[str, Any]:
         elif step.get("type") != "Replace" or step.get("content") != "▁":
             raise _refused(f"its normalizer has the step {shown(step.get('type'))}")
     for step in _steps(tokenizer.get("pre_tokenizer"), "pretokenizers"):
+        pattern = (step.get("pattern") or {}).get("String")
+        if step.get("type") == "Split" and pattern == " ":
+            continue  # of spaces, which the normalizer has replaced
         if step.get("type") != "Metaspace":
             raise _refused(f"its pre_tokenizer has the step {shown(step.get('type'))}")
         prefix = prefix or step.get("prepend_scheme", "always") != "never"
@@ -142,7 +202,11 @@ def _tokens(tokenizer: Mapping[str, Any], vocab_size: int) -> tuple[list[str], l
     found: dict[int, tuple[str, int]] = {}
     unknown = tokenizer["model"].get("unk_token")
     fallback = bool(tokenizer["model"].get("byte_fallback"))
-    for token, number in (tokenizer["model"].get("vocab") or {}).items():
+    vocabulary = tokenizer["model"].get("vocab") or {}
+    if isinstance(vocabulary, list):  # of a unigram model, with scores
+        unknown = vocabulary[tokenizer["model"]["unk_id"]][0]
+        vocabulary = {token: number for number, (token, _) in enumerate(vocabulary)}
+    for token, number in vocabulary.items():
         kind = BYTE if fallback and _BYTE_TOKEN.fullmatch(token) else NORMAL
         found[number] = (token, kind)
     for entry in tokenizer.get("added_tokens") or ():
@@ -175,6 +239,18 @@ def _special_ids(directory: Path, settings: Mapping[str, Any], tokens: list[str]
             found[f"tokenizer.ggml.{key}_token_id"] = numbers[token]
         elif type(number) is int and 0 <= number < len(tokens):
             found[f"tokenizer.ggml.{key}_token_id"] = number
+    return found
+
+
+def _ends_of_pairs(settings: Mapping[str, Any], tokens: list[str]) -> dict[str, Any]:
+    """The tokens that BERT's texts begin and end with, and the one that stands for a hidden word."""
+    numbers = {token: number for number, token in enumerate(tokens)}
+    found: dict[str, Any] = {}
+    for name, keys in (("cls", ("bos", "cls")), ("sep", ("eos", "seperator")), ("mask", ("mask",))):
+        token = settings.get(f"{name}_token", f"[{name.upper()}]")
+        token = token.get("content") if isinstance(token, Mapping) else token
+        if token in numbers:
+            found |= {f"tokenizer.ggml.{key}_token_id": numbers[token] for key in keys}
     return found
 
 

@@ -13,7 +13,20 @@ from reprlib import repr as shown
 from typing import Any
 
 from goldstick.checkpoint.gguf.file import GgufFile
-from goldstick.checkpoint.gguf.tokenizer import BYTE, CONTROL, NORMAL, SPLITS, UNKNOWN, UNUSED, USER_DEFINED
+from goldstick.checkpoint.gguf.tokenizer import (
+    BYTE,
+    CONTROL,
+    FALCON_STEPS,
+    NORMAL,
+    SPLIT_SEQUENCES,
+    SPLITS,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+)
+from goldstick.checkpoint.gguf.unfit import UnfitTokenizerError
+from goldstick.checkpoint.gguf.unigram import unigram_tokenizer
+from goldstick.checkpoint.gguf.wordpiece import wordpiece_tokenizer
 from goldstick.errors import FormatError
 
 #: Any of these beside a checkpoint is its tokenizer.
@@ -25,13 +38,16 @@ TOKENIZER_FILES = (
     "vocab.txt",
     "spiece.model",
 )
-_PATTERNS = {name: pattern for pattern, name in SPLITS.items()}
+_PATTERNS = {name: (pattern,) for pattern, name in SPLITS.items()} | {
+    name: patterns for patterns, name in SPLIT_SEQUENCES.items()
+}
 #: Other names that llama.cpp has for a splitting.
 _SAME_AS = {
     **dict.fromkeys(("llama3", "llama-v3", "falcon3", "falcon-h1", "pixtral", "lfm2"), "llama-bpe"),
     **dict.fromkeys(("deepseek-r1-qwen", "megrez"), "qwen2"),
     **dict.fromkeys(("starcoder", "refact", "command-r"), "smollm"),
-    "phi-2": "gpt-2",
+    **dict.fromkeys(("phi-2", "mpt", "olmo", "jais"), "gpt-2"),
+    **dict.fromkeys(("llama4", "kanana2"), "gpt-4o"),
 }
 #: Splittings of which llama.cpp takes a whole word that is a token before it looks at merges, and begins every text.
 _WHOLE_WORDS = ("llama-bpe", "tekken")
@@ -51,28 +67,33 @@ def tokenizer_files(file: GgufFile) -> dict[str, str]:
     """
     data = file.metadata
     kind = data.get("tokenizer.ggml.model", "none")
-    if kind not in ("gpt2", "llama"):
+    build = {"gpt2": _byte_level, "llama": _sentencepiece, "t5": _unigram, "bert": _wordpiece}.get(str(kind))
+    if build is None:
         if kind == "none":
             raise _refused(file, "it holds no tokenizer")
-        raise _refused(file, f"it holds one of the kind {shown(kind)}, and goldstick reads gpt2 and llama")
+        raise _refused(file, f"it holds one of the kind {shown(kind)}, and goldstick reads gpt2, llama, t5 and bert")
     tokens, types = _tokens(file)
     specials = _specials(file, tokens, types)
-    build = _byte_level if kind == "gpt2" else _sentencepiece
     added = [
         {"id": number, "content": token, "single_word": False, "lstrip": False, "rstrip": False}
         | {"normalized": False, "special": types[number] != USER_DEFINED}
         for number, token in enumerate(tokens)
         if types[number] in (CONTROL, UNKNOWN, USER_DEFINED)
     ]
-    always = kind == "llama" or _split_of(data) in _WHOLE_WORDS
+    always = kind in ("llama", "bert") or _split_of(data) in _WHOLE_WORDS
+    ends_always = kind in ("t5", "bert")
     begins = specials.get("bos_token") if data.get("tokenizer.ggml.add_bos_token", always) is True else None
-    ends = specials.get("eos_token") if data.get("tokenizer.ggml.add_eos_token") is True else None
+    ends = specials.get("eos_token") if data.get("tokenizer.ggml.add_eos_token", ends_always) is True else None
+    try:
+        parts = build(file, tokens, types)
+    except UnfitTokenizerError as error:
+        raise _refused(file, str(error)) from error
     tokenizer = {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": added,
-        **build(file, tokens, types),
+        **parts,
         "post_processor": _template(tokens, begins, ends),
     }
     settings: dict[str, Any] = {
@@ -170,13 +191,17 @@ def _split_of(data: Mapping[str, Any]) -> str | None:
 def _byte_level(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
     name = _split_of(file.metadata)
     step = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": name not in _PATTERNS}
-    first: list[dict[str, Any]] = []
+    first: list[Mapping[str, Any]] = []
+    last: list[Mapping[str, Any]] = [step]
     if name in _PATTERNS:
-        first = [{"type": "Split", "pattern": {"Regex": _PATTERNS[name]}, "behavior": "Isolated", "invert": False}]
+        split = {"type": "Split", "behavior": "Isolated", "invert": False}
+        first = [split | {"pattern": {"Regex": pattern}} for pattern in _PATTERNS[name]]
+    elif name == "falcon":
+        first, last = list(FALCON_STEPS), []
     elif name == "smollm":
         first = [{"type": "Digits", "individual_digits": True}]
     elif name != "gpt-2":
-        known = ", ".join(sorted({"gpt-2", "smollm", *_PATTERNS, *_SAME_AS}))
+        known = ", ".join(sorted({"falcon", "gpt-2", "smollm", *_PATTERNS, *_SAME_AS}))
         given = file.metadata.get("tokenizer.ggml.pre")
         raise _refused(file, f"it splits text as {shown(given)}, and goldstick knows {known}")
     vocabulary = _vocabulary(tokens, types)
@@ -189,7 +214,7 @@ def _byte_level(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> 
     return {
         # llama.cpp does not; what is named so was trained on composed letters, and files of the models say so.
         "normalizer": {"type": "NFC"} if file.metadata["tokenizer.ggml.pre"] == "qwen2" else None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*first, step]} if first else step,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*first, *last]} if first else step,
         "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
         "model": _model(vocabulary, merges) | {"ignore_merges": name in _WHOLE_WORDS},
     }
@@ -210,6 +235,32 @@ def _sentencepiece(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) 
         "decoder": {"type": "Sequence", "decoders": [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]},
         "model": model | {"unk_token": unknown, "fuse_unk": True, "byte_fallback": BYTE in types},
     }
+
+
+def _unigram(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
+    unknown = _number(file, "unknown", types)
+    count, scores = _used(tokens, types), _list(file, "scores", float, len(tokens))
+    return unigram_tokenizer(file.metadata, tokens[:count], scores[:count], unknown)
+
+
+def _wordpiece(file: GgufFile, tokens: Sequence[str], types: Sequence[int]) -> dict[str, Any]:
+    unknown = tokens[_number(file, "unknown", types)]
+    count = _used(tokens, types)
+    return wordpiece_tokenizer(file.metadata, tokens[:count], [kind == NORMAL for kind in types[:count]], unknown)
+
+
+def _used(tokens: Sequence[str], types: Sequence[int]) -> int:
+    """Number of the tokens less those at the end that only fill the embedding up."""
+    return 1 + max(_vocabulary(tokens, types).values(), default=-1)
+
+
+def _number(file: GgufFile, name: str, types: Sequence[int]) -> int:
+    found = file.metadata.get(f"tokenizer.ggml.{name}_token_id")
+    if type(found) is not int and UNKNOWN in types:
+        found = types.index(UNKNOWN)
+    if type(found) is not int or not 0 <= found < len(types):
+        raise _refused(file, f"its entry tokenizer.ggml.{name}_token_id is no token")
+    return found
 
 
 def _merges(file: GgufFile, tokens: Sequence[str], types: Sequence[int], scores: Sequence[float]) -> list[list[str]]:

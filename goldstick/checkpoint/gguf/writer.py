@@ -15,16 +15,16 @@ from goldstick.errors import FormatError, UsageError
 
 
 class GgufWriter(FinishedFile):
-    """Writes one GGUF file whose tensors are known by shape beforehand and arrive in order.
+    """Writes one GGUF file whose tensors are known by shape beforehand and arrive in any order, also in pieces.
 
-    The header comes first, so nothing but the tensor at hand is ever in memory. The file is synced to disk when it is
+    The header comes first, so nothing but the piece at hand is ever in memory. The file is synced to disk when it is
     closed.
 
     Args:
         file: Where to write.
         architecture: Name of the architecture in ggml.
         metadata: Key → value; whole numbers become u32, others f32, and lists arrays.
-        specs: Name → (ggml type, shape of the tensor's bytes), in the order in which tensors will be written.
+        specs: Name → (ggml type, shape of the tensor's bytes), in the order in which tensors lie in the file.
 
     Raises:
         UsageError: The package ``gguf`` is not installed.
@@ -37,9 +37,10 @@ class GgufWriter(FinishedFile):
         metadata: Mapping[str, Any],
         specs: Mapping[str, tuple[str, torch.Size]],
     ) -> None:
-        package = _package()
+        package = gguf_package("GGUF files are written")
         self.file = file
-        self._waiting = dict(specs)
+        self._specs = dict(specs)
+        self._written: dict[str, dict[int, int]] = {name: {} for name in specs}
         self._writer = package.GGUFWriter(file, architecture)
         for key, value in metadata.items():
             _add(self._writer, key, value)
@@ -49,35 +50,49 @@ class GgufWriter(FinishedFile):
         self._writer.write_header_to_file()
         self._writer.write_kv_data_to_file()
         self._writer.write_ti_data_to_file()
+        (self._stream,) = self._writer.fout
+        self._starts, self._end = {}, self._aligned(self._stream.tell())
+        for name, (_, shape) in specs.items():
+            self._starts[name] = self._end
+            self._end += self._aligned(shape.numel())
 
-    def write(self, name: str, tensor: Tensor) -> None:
-        """The next tensor, any dtype, whose bytes have the shape that was promised.
+    def write(self, name: str, tensor: Tensor, at: int = 0) -> None:
+        """A tensor, any dtype, or a piece of it that begins ``at`` a byte.
 
         Raises:
-            FormatError: It is another one.
+            FormatError: No such tensor or piece was promised, or it came before.
         """
         data = tensor.contiguous().view(torch.uint8)
-        due = next(iter(self._waiting), None)
-        if name != due or data.shape != self._waiting[name][1]:
-            raise FormatError(f"{self.file}: {name} {list(tensor.shape)} came where {due or 'nothing'} was due.")
-        del self._waiting[name]
-        self._writer.write_tensor_data(data.numpy())
+        size = self._specs[name][1].numel() if name in self._specs else 0
+        if data.numel() + at > size or at in self._written[name]:
+            raise FormatError(
+                f"{self.file}: {name} {list(tensor.shape)} came, of which {size} bytes were promised and "
+                f"{sum(self._written.get(name, {}).values())} are written."
+            )
+        self._written[name][at] = data.numel()
+        self._stream.seek(self._starts[name] + at)
+        self._stream.write(data.numpy().tobytes())
 
     def close(self) -> None:
         """Sync the file to disk and close it; see :class:`FinishedFile`."""
-        if self._waiting:
+        missing = [
+            name for name, (_, shape) in self._specs.items() if sum(self._written[name].values()) < shape.numel()
+        ]
+        if missing:
             self.abandon()
-            raise FormatError(
-                f"{self.file} was closed before {len(self._waiting)} tensors came: {list(self._waiting)[:3]}."
-            )
+            raise FormatError(f"{self.file} was closed before {len(missing)} tensors came: {missing[:3]}.")
+        self._stream.truncate(self._end)  # the last tensor is filled up to the alignment, too
         self._writer.flush()
-        for stream in self._writer.fout or ():
-            os.fsync(stream.fileno())
+        os.fsync(self._stream.fileno())
         self.abandon()
 
     def abandon(self) -> None:
         """Close the file, whatever is missing."""
         self._writer.close()
+
+    def _aligned(self, size: int) -> int:
+        alignment: int = self._writer.data_alignment
+        return -(-size // alignment) * alignment
 
 
 def require_package() -> None:
@@ -86,14 +101,22 @@ def require_package() -> None:
     Raises:
         UsageError: It is not installed.
     """
-    _package()
+    gguf_package("GGUF files are written")
 
 
-def _package() -> Any:
+def gguf_package(what: str) -> Any:
+    """The package ``gguf``.
+
+    Args:
+        what: What it is needed for, as the beginning of a sentence.
+
+    Raises:
+        UsageError: It is not installed.
+    """
     try:
         import gguf
     except ImportError as error:
-        raise UsageError("GGUF files are written through the package 'gguf': pip install 'goldstick[gguf]'.") from error
+        raise UsageError(f"{what} through the package 'gguf': pip install 'goldstick[gguf]'.") from error
     return gguf
 
 

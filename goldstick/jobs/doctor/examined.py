@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from goldstick.checkpoint.safetensors_file import TensorInfo
-from goldstick.checkpoint.source import open_tensors, read_json
+from goldstick.checkpoint.source import open_tensors, read_config
 from goldstick.errors import CheckpointError, GoldstickError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import part_name
@@ -62,7 +62,7 @@ def open_examined(directory: Path) -> Examined:
         SourceError: It is no checkpoint of a transformers model, or its files cannot be read.
         FormatError: It is quantized in a way that goldstick does not read.
     """
-    config = read_json(directory / "config.json", "no checkpoint of a transformers model: it has no config.json")
+    config = read_config(directory)
     tensors = open_tensors(directory)
     model = empty_model(load_config(directory), model_class(config, str(directory)), len(tensors))
     names, network = CheckpointNames(model), Network(model)

@@ -7,19 +7,19 @@ from collections.abc import Iterator
 import torch
 
 from goldstick.checkpoint.safetensors_file import TensorInfo
+from goldstick.core.rows import CHUNK_ELEMENTS
 from goldstick.jobs.doctor.finding import Finding
 
 FLOAT16_MAX = float(torch.finfo(torch.float16).max)
 _SCALES = (".input_scale", ".k_scale", ".v_scale")
-_AT_ONCE = 1 << 22
 
 
 def float_findings(name: str, info: TensorInfo) -> Iterator[Finding]:
     """NaN, infinity, and what lies outside of float16; scales of inputs and caches that are not positive."""
     tensor = info.read().reshape(-1)
     broken, largest = 0, 0.0
-    for start in range(0, len(tensor), _AT_ONCE):
-        values = tensor[start : start + _AT_ONCE].float()
+    for part in torch.split(tensor, CHUNK_ELEMENTS):
+        values = part.float()
         finite = values.isfinite()
         broken += int((~finite).sum())
         largest = max(largest, float(torch.where(finite, values, 0).abs().max()))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.rows import row_chunks
 from goldstick.errors import GoldstickError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import INPUT_MULTIPLIER, INPUT_SCALE
@@ -18,7 +19,6 @@ from goldstick.jobs.doctor.floats import FLOAT16_MAX
 
 _AGAIN = "quantize the layer again from the float model"
 _DEAD = f"nothing where the float weights are 0 too; otherwise {_AGAIN}"
-_CODES_AT_ONCE = 1 << 22
 #: A share of dead groups beyond which the layer was not pruned but lost.
 _MOST_DEAD = 0.5
 
@@ -64,7 +64,7 @@ def layer_findings(examined: Examined, layer: StoredLayer) -> Iterator[Finding]:
             "export the checkpoint again with the tool it came from",
         )
         return
-    broken = list(_scale_findings(layer, tensor))
+    broken = list(_scale_findings(layer, tensor, signed=examined.stored.format.signed_scales))
     yield from broken
     yield from _code_findings(layer, tensor, finite=not broken)
 
@@ -77,17 +77,18 @@ def _input_findings(layer: StoredLayer, parts: dict[str, Tensor]) -> Iterator[Fi
             yield _finding("fault", "zero-scales", what, layer.name + suffix, "calibrate the layer again")
 
 
-def _scale_findings(layer: StoredLayer, tensor: QuantizedTensor) -> Iterator[Finding]:
-    scale, count = tensor.scale.float(), tensor.scale.numel()
-    kinds = (
-        ("nan-scales", "scales that are NaN or infinite", ~scale.isfinite()),
-        ("zero-scales", "scales of zero, which make their weights 0", scale == 0),
-        ("negative-scales", "negative scales, which no writer of this format makes", scale < 0),
-    )
+def _scale_findings(layer: StoredLayer, tensor: QuantizedTensor, *, signed: bool) -> Iterator[Finding]:
+    scale, count = tensor.steps().float(), tensor.scale.numel()
+    kinds = [("nan-scales", "scales that are NaN or infinite", ~scale.isfinite())]
+    if tensor.grid.superblock is None:  # where small groups beside large ones get the integer 0
+        kinds.append(("zero-scales", "scales of zero, which make their weights 0", scale == 0))
+    if not signed:
+        kinds.append(("negative-scales", "negative scales, which no writer of this format makes", scale < 0))
     for check, what, wrong in kinds:
         if number := int(wrong.sum()):
             yield _finding("fault", check, what, f"{layer.name}: {number} of {count}", _AGAIN)
-    if tensor.zero is not None and (number := int((~tensor.zero.isfinite()).sum())):
+    shifts = tensor.shifts()
+    if shifts is not None and (number := int((~shifts.isfinite()).sum())):
         yield _finding("fault", "nan-scales", "zeros that are NaN or infinite", f"{layer.name}: {number}", _AGAIN)
 
 
@@ -134,10 +135,8 @@ def count_codes(tensor: QuantizedTensor) -> Counts:
     codes = tensor.codes.reshape(-1, inputs)
     scale = tensor.flattened().steps().reshape(len(codes), tensor.scale.shape[-1]).float()
     element = grid.float_element
-    zero = torch.full_like(scale, grid.midpoint) if tensor.zero is None else tensor.zero.reshape(scale.shape).float()
-    step = max(1, _CODES_AT_ONCE // max(1, inputs))
-    for start in range(0, len(codes) if inputs else 0, step):
-        rows = slice(start, start + step)
+    zero = _zeros(tensor).reshape(scale.shape)
+    for rows in row_chunks(codes):
         for group in range(scale.shape[1]):
             columns = slice(group * width, (group + 1) * width)
             part = codes[rows, columns]
@@ -147,6 +146,17 @@ def count_codes(tensor: QuantizedTensor) -> Counts:
                 ends = (-element.largest if element.signed else element.values[0], element.values[-1])
                 _count(found, element.numbers(part), scale[rows, group], torch.zeros(len(part)), ends)
     return found
+
+
+def _zeros(tensor: QuantizedTensor) -> Tensor:
+    """What stands for 0 among the codes, float32 [..., groups]; 0 in superblocks' groups without a scale."""
+    shifts = tensor.shifts()
+    if shifts is None:
+        return torch.full_like(tensor.scale, tensor.grid.midpoint, dtype=torch.float32)
+    if not tensor.grid.minimums:
+        return shifts.float()
+    steps = tensor.steps()
+    return torch.where(steps == 0, 0.0, shifts / steps)
 
 
 def _count(found: Counts, codes: Tensor, scale: Tensor, zero: Tensor, extremes: tuple[float, float]) -> None:

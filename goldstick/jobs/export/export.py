@@ -17,7 +17,7 @@ from goldstick.checkpoint.entries import Entry
 from goldstick.checkpoint.file_state import states_in
 from goldstick.checkpoint.gguf.directory import missing_tokenizer
 from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout, write_gguf
-from goldstick.checkpoint.kv_cache import StoredKV, attention_modules, read_kv, stored_kv
+from goldstick.checkpoint.kv_cache import KV_SCALES, StoredKV, attention_modules, read_kv, stored_kv
 from goldstick.checkpoint.shards import write_entries
 from goldstick.checkpoint.source import read_json, sidecars_of
 from goldstick.checkpoint.source_files import SourceFiles
@@ -28,7 +28,7 @@ from goldstick.core.qtensor import scale_dtype
 from goldstick.errors import DataError, FormatError, NotRunError, UsageError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StorageFormat, StoredLayer
-from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
+from goldstick.formats.input_scale import part_name, unpack_multiplier
 from goldstick.hf.checkpoint import QuantizedCheckpoint, open_quantized
 from goldstick.hf.example_inputs import inputs_beside
 from goldstick.hf.float_matrices import float_matrices
@@ -36,7 +36,7 @@ from goldstick.hf.pruned import is_marked
 from goldstick.jobs.export.exported import change_of_values, compare_layers, same_copies
 from goldstick.jobs.inspect.inspect import table_of
 from goldstick.jobs.inspect.stored_report import bytes_by_parameter, report_of_files
-from goldstick.jobs.load.front_matter import card_remarks
+from goldstick.jobs.load.front_matter import card_remarks, front_matter
 from goldstick.jobs.plan.choose_format import refusal_words, refusals
 from goldstick.jobs.proof.observation import Observation
 from goldstick.jobs.proof.observe_streamed import observe_checkpoint
@@ -46,8 +46,6 @@ from goldstick.jobs.save.finish import Content, prove_and_record, record_proof, 
 from goldstick.jobs.save.records import environment
 from goldstick.recipes import Recipe
 from goldstick.report import Report, SizeSummary
-
-_KV_SCALES = (".k_scale", ".v_scale")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +66,8 @@ class ExportPlan:
 
     def scales_of(self, layer: StoredLayer) -> torch.dtype:
         """Dtype in which the scales of a layer are handed to the format."""
+        if layer.scheme.weight.scale is not None:  # stored as codes, and computed with in the model's dtype
+            return self.scale_dtype
         if not self.checkpoint.stored.format.float16_scales:
             return layer.scale_dtype or self.scale_dtype
         return torch.float16 if self.format.float16_scales else self.scale_dtype
@@ -89,6 +89,11 @@ def plan_export(directory: Path, format_name: str) -> ExportPlan:
         raise FormatError(
             f"{directory} is of a pruned model of which no config says how wide it is; only the native format holds it."
         )
+    if strange := [info for info in stored.tensors.values() if info.stored_as]:
+        raise FormatError(
+            f"{strange[0].name} is stored as {strange[0].stored_as}, which no other format holds without loss (and "
+            f"{len(strange) - 1} more). 'goldstick quantize' takes the checkpoint as a source."
+        )
     # Which scales fit is a question to the numbers, not to their dtype.
     layers = [dataclasses.replace(layer, scale_dtype=None) for layer in stored.layers]
     reasons = refusals(target, layers, checkpoint.ties)
@@ -98,7 +103,7 @@ def plan_export(directory: Path, format_name: str) -> ExportPlan:
         others = [other for other in others if not (by_chance and other.rounds_zeros)]
         held = [other.name for other in others if not refusals(other, layers, checkpoint.ties)]
         raise FormatError(f"{refusal_words(target, reasons)} It can be exported to {' and '.join(held) or 'no other'}.")
-    dtype = _model_dtype(checkpoint)
+    dtype = scale_dtype(checkpoint.dtype)
     plan = ExportPlan(checkpoint=checkpoint, format=target, scale_dtype=dtype, kv=_kv(checkpoint, target, dtype))
     for layer in stored.layers:
         reason = change_of_values(stored, layer, target, plan.scales_of(layer))
@@ -186,7 +191,9 @@ def _layout(plan: ExportPlan, entries: Sequence[Entry], base_model: str) -> Gguf
         return None
     model: Any = plan.checkpoint.network.model
     outputs = {name: spec for entry in entries for name, spec in entry.outputs.items()}
-    return gguf_layout(outputs, model.config.to_dict(), plan.checkpoint.directory, Path(base_model).name)
+    directory = plan.checkpoint.directory
+    card, _ = front_matter(directory / "README.md")
+    return gguf_layout(outputs, model.config.to_dict(), directory, Path(base_model).name, card)
 
 
 def _entries(plan: ExportPlan) -> Iterator[Entry]:
@@ -196,7 +203,7 @@ def _entries(plan: ExportPlan) -> Iterator[Entry]:
     for name, info in stored.tensors.items():
         layer = owners.get(name)
         if layer is None:
-            if plan.kv is None or not name.endswith(_KV_SCALES):
+            if plan.kv is None or not name.endswith(KV_SCALES):
                 yield Entry(
                     name=name, outputs={name: (info.shape, info.dtype)}, produce=partial(_copied, name, info.read)
                 )
@@ -217,7 +224,10 @@ def _converted(plan: ExportPlan, layer: StoredLayer) -> dict[str, Tensor]:
     stored, parts = plan.checkpoint.stored, plan.checkpoint.stored.read(layer)
     tensor = stored.format.unpack(parts, layer.scheme, layer.shape[-1])
     tensor = dataclasses.replace(tensor, scale=tensor.scale.to(plan.scales_of(layer)))
-    inputs = (*unpack_input(parts, layer.scheme, layer.name), unpack_multiplier(parts, layer.multiplied, layer.name))
+    inputs = (
+        *stored.format.unpack_input(parts, layer.scheme, layer.name),
+        unpack_multiplier(parts, layer.multiplied, layer.name),
+    )
     packed = plan.format.pack(tensor, layer.scheme, *inputs)
     return {part_name(layer.name, suffix): part for suffix, part in packed.items()}
 
@@ -259,18 +269,6 @@ def _ignored(checkpoint: QuantizedCheckpoint) -> list[str]:
         name: names[name] for name, info in stored.tensors.items() if len(info.shape) == 2 and name not in codes
     }
     return float_matrices(checkpoint.network, matrices, {layer.site for layer in stored.layers}, names.values())
-
-
-def _model_dtype(checkpoint: QuantizedCheckpoint) -> torch.dtype:
-    """The dtype that scales have in a model loaded from the checkpoint."""
-    named = checkpoint.config.get("dtype") or checkpoint.config.get("torch_dtype")
-    dtype = getattr(torch, named, None) if isinstance(named, str) else None
-    if not isinstance(dtype, torch.dtype):
-        stored = checkpoint.stored
-        parts = {part_name(layer.name, suffix) for layer in stored.layers for suffix in stored.parts(layer)}
-        floats = (info.dtype for name, info in stored.tensors.items() if name not in parts)
-        dtype = next((found for found in floats if found.is_floating_point), torch.float32)
-    return scale_dtype(dtype)
 
 
 def _kv(checkpoint: QuantizedCheckpoint, target: StorageFormat, dtype: torch.dtype) -> StoredKV | None:

@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from goldstick.checkpoint.kv_cache import KV_SCALES
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import CheckpointError
 from goldstick.formats.base import StorageFormat, StoredLayer
-from goldstick.formats.input_scale import part_name, unpack_input, unpack_multiplier
+from goldstick.formats.input_scale import part_name, unpack_multiplier
 from goldstick.hf.layers import StoredLayers
 
 
@@ -66,7 +67,7 @@ def compare_layers(source: StoredLayers, made: StoredLayers) -> dict[str, Any]:
 def _content(stored: StoredLayers, layer: StoredLayer) -> tuple[QuantizedTensor, tuple[Tensor | None, ...]]:
     parts = stored.read(layer)
     tensor = stored.format.unpack(parts, layer.scheme, layer.shape[-1])
-    inputs = unpack_input(parts, layer.scheme, layer.name)
+    inputs = stored.format.unpack_input(parts, layer.scheme, layer.name)
     return tensor, (*inputs, unpack_multiplier(parts, layer.multiplied, layer.name))
 
 
@@ -113,18 +114,10 @@ def same_copies(source: StoredLayers, made: StoredLayers) -> int:
     parts = {part_name(layer.name, suffix) for layer in source.layers for suffix in source.parts(layer)}
     count = 0
     for name, info in source.tensors.items():
-        if name in parts or name.endswith((".k_scale", ".v_scale")):
+        if name in parts or name.endswith(KV_SCALES):
             continue
         copy = made.tensors.get(name)
-        if (
-            copy is None
-            or (copy.shape, copy.dtype) != (info.shape, info.dtype)
-            or not _equal_bytes(copy.read(), info.read())
-        ):
+        if copy is None or not copy.holds(info.read()):
             raise CheckpointError(f"{name} in {made.directory} differs from the source, and should be its copy.")
         count += 1
     return count
-
-
-def _equal_bytes(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from goldstick.checkpoint.gguf.directory import checkpoint_directory, made_by_another_tool
-from goldstick.checkpoint.source import open_tensors, read_json, require_model
+from goldstick.checkpoint.source import open_tensors, read_config, read_json, require_model
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, DataError, UsageError
@@ -73,7 +73,7 @@ def made_elsewhere(directory: Path) -> bool:
     """Whether a directory is a checkpoint of a public format that goldstick did not make, or not finish."""
     if (directory / MANIFEST_NAME).is_file() or not (directory / "config.json").is_file():
         return False
-    table = read_json(directory / "config.json", "no checkpoint").get("quantization_config")
+    table = read_config(directory).get("quantization_config")
     method = table.get("quant_method") if isinstance(table, dict) else None
     # goldstick's own checkpoint that has lost its manifest is known by the report.
     own = method == NATIVE.method or (directory / FILE_NAME).is_file()

@@ -50,4 +50,5 @@ def _spec(layer: LayerRecord, scheme: Scheme) -> WeightSpec:
         activation=scheme.activation.input_name if scheme.activation else None,
         element=scheme.weight.element,
         tensor_scaled=scheme.weight.tensor_scaled,
+        superblocks=columns // scheme.weight.superblock if scheme.weight.superblock else 0,
     )

@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
-from goldstick.checkpoint.source import open_tensors, read_json, require_model
+from goldstick.checkpoint.source import open_tensors, read_config, require_model
 from goldstick.errors import SourceError
 
 REFERENCE = "reference"
@@ -40,7 +40,7 @@ def check_model(model: str | Path) -> None:
         SourceError: It is not, with the file and the reason.
     """
     with checkpoint_directory(find_model(model)) as directory:
-        read_json(directory / "config.json", "not a model directory: it has no config.json")
+        read_config(directory, "not a model directory")
         open_tensors(directory)
 
 

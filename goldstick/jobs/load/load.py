@@ -10,9 +10,10 @@ import torch
 from torch import nn
 
 from goldstick.checkpoint.gguf.directory import checkpoint_directory, made_by_another_tool
-from goldstick.checkpoint.source import open_source, read_json, require_model
+from goldstick.checkpoint.source import read_config, require_model
 from goldstick.errors import CheckpointError, UsageError
-from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.hf.names import CheckpointNames, empty_model, model_class
+from goldstick.hf.source import float_config, open_source, runs_in_float
 from goldstick.structure.network import Network
 from goldstick.training.parallel import local_rank, process_count
 
@@ -53,8 +54,8 @@ def _load(directory: Path, model: nn.Module | None, dtype: str | torch.dtype) ->
                 "from, goldstick.load(directory, model=module)."
             )
         return load_into(model, directory)
-    config = read_json(directory / "config.json", "no checkpoint: it has no config.json")
-    if config.get("quantization_config") is None:
+    config = read_config(directory, "no checkpoint")
+    if runs_in_float(directory, config):
         return load_float(directory, dtype)
     from goldstick.hf.loading import load_transformers
 
@@ -62,7 +63,7 @@ def _load(directory: Path, model: nn.Module | None, dtype: str | torch.dtype) ->
 
 
 def load_float(directory: Path, dtype: str | torch.dtype = "auto") -> nn.Module:
-    """The float model of a source directory, through transformers.
+    """The float model of a source directory, through transformers; of a quantized one that which its codes stand for.
 
     Raises:
         SourceError: The directory is no readable float model.
@@ -73,11 +74,12 @@ def load_float(directory: Path, dtype: str | torch.dtype = "auto") -> nn.Module:
 
     source = open_source(directory)
     cls: Any = model_class(source.config, str(directory))
-    empty = empty_model(load_config(directory), cls, len(source.tensors))
+    empty = empty_model(float_config(directory), cls, len(source.tensors))
     found = key_report(source.tensors, None, {}, CheckpointNames(empty), Network(empty))
     # A float checkpoint may hold what its model has no use for.
     require_complete_keys(directory, dataclasses.replace(found, extra=()))
-    model, _ = from_pretrained(cls, directory, config=load_config(directory), dtype=dtype)
+    tensors = source.tensors if source.quantized_as else None
+    model, _ = from_pretrained(cls, directory, config=float_config(directory), dtype=dtype, tensors=tensors)
     return model.eval()  # type: ignore[no-any-return]
 
 

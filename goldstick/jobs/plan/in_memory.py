@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from goldstick.algorithms import DataRequirement
+from goldstick.algorithms.stage import CacheQuantizer
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.core.edits import Prune
 from goldstick.core.progress import Progress
@@ -28,7 +29,7 @@ def refuse_without_cache(model: nn.Module, resolution: Resolution) -> None:
     Raises:
         StructureError: It is one of these; no weight was read.
     """
-    if resolution.kv is not None:
+    if resolution.of(CacheQuantizer):
         quantized_layers(cached_decoder(model).config)
 
 
@@ -75,7 +76,7 @@ def run_on_whole(
         assert inputs is not None  # the rotation was found with them
         network, error = rotate(network, rotation, inputs)
         account["rotation"] = rotation.to_dict(error)
-    if training is None and batches and resolution.training:
+    if training is None and batches and resolution.trains:
         training = TrainingTask(batches=batches)
     trained = train_stages(network, resolution, training, progress)
     network, resolution = trained.network, trained.resolution
@@ -83,7 +84,7 @@ def run_on_whole(
         account["training"] = trained.accounts
     if trained.pruning:
         account["pruning"] = trained.pruning
-    stage = resolution.kv
+    stage = resolution.first(CacheQuantizer)
     recorder = KVRecorder() if stage is not None and stage.data_requirement is not DataRequirement.NONE else None
     results = run(network, resolution, progress, batches, recorder, trained.results)
     if stage is not None:

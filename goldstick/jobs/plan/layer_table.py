@@ -22,7 +22,7 @@ def layer_table(plan: Plan) -> list[dict[str, Any]]:
                 "dtype": str(tensor.source.dtype).removeprefix("torch."),
                 "scheme": assignment.scheme.label if assignment else None,
                 "algorithm": assignment.stage.name if assignment else None,
-                "bytes_before": tensor.source.nbytes,
+                "bytes_before": tensor.source.stored_nbytes,
                 "bytes_after": tensor.bytes_after,
                 "note": assignment.note if assignment else reason,
             }

@@ -12,17 +12,17 @@ from typing import Any
 
 from torch import Tensor
 
-from goldstick.algorithms import SCOP
+from goldstick.algorithms.stage import NetworkStage
 from goldstick.calibration.float_types import refuse_float64
 from goldstick.calibration.memory_budget import BASE_MEMORY as BASE_MEMORY
 from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout
-from goldstick.checkpoint.source import SourceCheckpoint, open_source
-from goldstick.errors import FormatError
+from goldstick.checkpoint.source import SourceCheckpoint
 from goldstick.formats.base import StorageFormat
 from goldstick.hf.example_inputs import give_inputs, inputs_beside, inputs_for
-from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
+from goldstick.hf.names import CheckpointNames, empty_model, model_class
 from goldstick.hf.rehearsal import require_loadable
-from goldstick.jobs.load.front_matter import card_remarks
+from goldstick.hf.source import float_config, open_source
+from goldstick.jobs.load.front_matter import card_remarks, front_matter
 from goldstick.jobs.plan.choose_format import choose_format, loader_remarks
 from goldstick.jobs.plan.in_memory import refuse_without_cache
 from goldstick.jobs.plan.planned_tensors import PlannedTensor, read_tensors, with_outputs
@@ -40,6 +40,11 @@ from goldstick.structure.rotation.proof import LARGEST_PROVEN
 STREAM_SPEED = 150_000_000
 #: Floating-point operations per second of a float32 matrix product on two cores, measured.
 MATMUL_SPEED = 100_000_000_000
+
+_REQUANTIZED = (
+    "Quantized from {}: its errors stay, and new ones come to them. Where the float model can be had, quantize that. "
+    "What the recipe leaves out is stored dequantized."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,13 +94,18 @@ class Plan:
     @property
     def streams(self) -> bool:
         """Whether every tensor can be quantized on its own, without building the model."""
-        return not self.calibrated and self.rotation is None and not self._obstructed
+        return not self.calibrated and self.rotation is None and not self._obstructed and not self._acts_on_whole
 
     @property
     def by_blocks(self) -> bool:
         """Whether the blocks are worked on with one of them in memory: they are one chain, each stored whole."""
         lists = {block.rpartition(".")[0] for block in self.network.blocks}
-        return not self.streams and len(lists) == 1 and not self._obstructed and not self.resolution.training
+        return not self.streams and len(lists) == 1 and not self._obstructed and not self._acts_on_whole
+
+    @property
+    def _acts_on_whole(self) -> bool:
+        """Whether a stage needs the whole float network in memory."""
+        return bool(self.resolution.of(NetworkStage))
 
     @property
     def _obstructed(self) -> bool:
@@ -183,7 +193,7 @@ def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | No
     """
     refuse_rewriting(recipe.stages, f"the model of {directory}")
     source = open_source(directory)
-    settings, cls = load_config(directory), model_class(source.config, str(directory))
+    settings, cls = float_config(directory), model_class(source.config, str(directory))
     model = empty_model(settings, cls, len(source.tensors))
     give_inputs(model, inputs if inputs is not None else inputs_beside(directory))
     names = CheckpointNames(model)
@@ -209,9 +219,10 @@ def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | No
     planned = tuple(with_outputs(tensor, chosen) for tensor in tensors)
     if unused := [tensor.name for tensor in planned if not tensor.parameter]:
         more = f" and {len(unused) - 3} more tensors" if len(unused) > 3 else ""
-        warnings.insert(
-            0, f"Not used by the model as transformers loads it, and copied as they are: {', '.join(unused[:3])}{more}."
-        )
+        how = "carried on dequantized" if source.quantized_as else "copied as they are"
+        warnings.insert(0, f"Not used by the model as transformers loads it, and {how}: {', '.join(unused[:3])}{more}.")
+    if source.quantized_as:
+        warnings.insert(0, _REQUANTIZED.format(source.quantized_as))
     obstacles = [f"{tensor.name}: {tensor.obstacle}" for tensor in planned if tensor.obstacle]
     if obstacles:
         warnings.append(f"The whole model is built in memory, since {obstacles[0]}.")
@@ -227,22 +238,16 @@ def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | No
     )
     if not made.streams and not made.by_blocks and not obstacles:
         made = dataclasses.replace(made, warnings=(*made.warnings, _whole(made)))
-    if any(isinstance(stage, SCOP) for stage in recipe.stages):
-        cut = "Shapes and sizes are those before scop cuts channels; how many go is known only when it has scored them."
-        made = dataclasses.replace(made, warnings=(cut, *made.warnings))
+    unforeseen = tuple(dict.fromkeys(stage.unforeseen for stage in recipe.stages if stage.unforeseen))
+    made = dataclasses.replace(made, warnings=(*unforeseen, *made.warnings))
     if chosen.in_gguf:
-        if not made.streams:
-            raise FormatError(
-                "GGUF files are written by runs that round one tensor after the other, and this recipe looks at data "
-                "or turns the model. Give another one first (--format auto --format gguf), or export it later."
-            )
         planned_gguf(made)
     return made
 
 
 def _whole(plan: Plan) -> str:
     """The warning of a plan that holds the whole model in memory: why, and what becomes of a run that is stopped."""
-    if plan.resolution.training:
+    if plan.resolution.trains:
         return (
             "The whole model is held in memory while it is trained. A run that is stopped goes on with --resume behind "
             "its last whole epoch; what comes after the training starts anew."
@@ -262,4 +267,5 @@ def planned_gguf(plan: Plan) -> GgufLayout | None:
     model: Any = plan.network.model
     outputs = {name: spec for tensor in plan.tensors for name, spec in tensor.outputs.items()}
     directory = plan.source.directory
-    return gguf_layout(outputs, model.config.to_dict(), directory, directory.resolve().name)
+    card, _ = front_matter(directory / "README.md")
+    return gguf_layout(outputs, model.config.to_dict(), directory, directory.resolve().name, card)

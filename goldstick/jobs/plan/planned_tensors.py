@@ -139,6 +139,7 @@ def _planned(
             shape=matrix.shape,
             scheme=assignment.scheme,
             fractional_zeros=assignment.stage.fractional_zeros,
+            float16_ranges=assignment.stage.float16_ranges,
             multiplied=assignment.multiplied,
             scale_dtype=scale_dtype(info.dtype),
         )

@@ -15,6 +15,7 @@ from goldstick.errors import CheckpointError, DataError, GoldstickError, NotRunE
 from goldstick.hf.example_inputs import fixed_inputs as fixed_inputs
 from goldstick.hf.example_inputs import shapes_of_inputs
 from goldstick.structure.calls import first_call
+from goldstick.structure.trace import tensors_in
 
 _SAMPLES = 64
 _TEXT = """\
@@ -85,8 +86,9 @@ def observe(
         NotRunError: The model does not run on any inputs that goldstick knows of.
     """
     try:
-        inputs = fixed_inputs(model, like)
-        with torch.no_grad():
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            inputs = fixed_inputs(model, like)
+            torch.manual_seed(0)  # some networks draw numbers in their forward
             outputs, perplexity = run(_passes(model, directory, inputs))
     except (GoldstickError, MemoryError):
         raise
@@ -131,14 +133,11 @@ def set_buffer_dtypes(model: nn.Module, dtypes: Mapping[str, str]) -> None:
 
 
 def first_output(output: Any) -> Tensor:
-    """The first floating-point tensor of a model's output."""
-    values = (
-        output.values() if isinstance(output, Mapping) else output if isinstance(output, list | tuple) else [output]
-    )
-    for value in values:
-        if isinstance(value, Tensor) and value.is_floating_point():
-            return value
-    raise CheckpointError("The model gives no floating-point output to compare.")
+    """The first floating-point tensor of a model's output, at any depth."""
+    found = next((value for value in tensors_in(output) if value.is_floating_point()), None)
+    if found is None:
+        raise CheckpointError("The model gives no floating-point output to compare.")
+    return found
 
 
 def _perplexity(model: nn.Module, directory: Path | None) -> float | None:

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
+from goldstick.algorithms.stage import CacheQuantizer
 from goldstick.calibration.passes import PausedPasses
 from goldstick.errors import NotRunError
 from goldstick.hf.cache import use_quantized_cache
@@ -15,7 +18,12 @@ from goldstick.jobs.proof.observation import Observation, Passes, observe, set_b
 from goldstick.recipes import Recipe
 from goldstick.recipes.resolve import resolve
 from goldstick.recipes.run import round_sites, tie_up
+from goldstick.structure.calls import called_before
 from goldstick.structure.network import Network
+
+
+class BlockCalledAgainError(NotRunError):
+    """A network comes back to a block whose turn was over, and which is no longer in memory."""
 
 
 def observe_checkpoint(
@@ -35,20 +43,44 @@ def observe_checkpoint(
         like: Shapes of the inputs, where those of an earlier proof are wanted.
         inputs: The inputs, where they were given for it, and it does not carry them.
     """
-    streamed = StreamedModel(directory)
-    give_inputs(streamed.model, inputs)
-    model: Any = streamed.model
-    # Asked for what it has, a model still refuses it for a backbone that has no attention.
-    if attention and hasattr(model, "set_attn_implementation") and model.config._attn_implementation != attention:
-        model.set_attn_implementation(attention)
-    set_buffer_dtypes(model, buffers or {})
-    return _observe(streamed, directory, lambda block: None, like)
+
+    def streamed() -> StreamedModel:
+        found = StreamedModel(directory)
+        give_inputs(found.model, inputs)
+        model: Any = found.model
+        # Asked for what it has, a model still refuses it for a backbone that has no attention.
+        if attention and hasattr(model, "set_attn_implementation") and model.config._attn_implementation != attention:
+            model.set_attn_implementation(attention)
+        set_buffer_dtypes(model, buffers or {})
+        return found
+
+    return _block_by_block(streamed, lambda found: _observe(found, directory, lambda block: None, like))
 
 
 def observe_rounded(source: Path, recipe: Recipe, inputs: Inputs | None = None) -> Observation:
     """What the float model in ``source`` gives after a recipe whose stages need no data, never built as a whole."""
-    streamed = StreamedModel(source)
-    give_inputs(streamed.model, inputs)
+
+    def streamed() -> StreamedModel:
+        found = StreamedModel(source, dequantized=True)
+        give_inputs(found.model, inputs)
+        return found
+
+    return _block_by_block(streamed, lambda found: _rounded(found, source, recipe))
+
+
+def _block_by_block(
+    make: Callable[[], StreamedModel], observe_it: Callable[[StreamedModel], Observation]
+) -> Observation:
+    """An observation with one block in memory at a time, or with all of them where the network comes back to one."""
+    try:
+        return observe_it(make())
+    except BlockCalledAgainError:
+        whole = make()
+        whole.keeps_blocks = True
+        return observe_it(whole)
+
+
+def _rounded(streamed: StreamedModel, source: Path, recipe: Recipe) -> Observation:
     network = Network(streamed.model)
     resolution = resolve(recipe.stages, network)
 
@@ -58,8 +90,8 @@ def observe_rounded(source: Path, recipe: Recipe, inputs: Inputs | None = None) 
 
     quantize(None)
     tie_up(network, resolution)
-    if resolution.kv is not None:
-        use_quantized_cache(network.model, resolution.kv.solve({}))
+    for stage in resolution.of(CacheQuantizer):
+        use_quantized_cache(network.model, stage.solve({}))
     return _observe(streamed, source, quantize)
 
 
@@ -71,11 +103,21 @@ def _observe(
 ) -> Observation:
     """Run the forward passes of an observation together, so that each block is read once for all of them."""
 
+    over: set[nn.Module] = set()
+
+    def refuse_what_is_over(block: nn.Module, *_: Any) -> None:
+        if block in over:
+            raise BlockCalledAgainError(f"A {type(block).__name__} is called again after others.")
+
     def run(passes: Passes) -> list[Any]:
-        paused = PausedPasses(passes, [[streamed.model.get_submodule(block)] for block in streamed.blocks])
-        for number in paused.groups():
-            streamed.enter(streamed.blocks[number])
-            prepare(streamed.blocks[number])
+        blocks = [streamed.model.get_submodule(block) for block in streamed.blocks]
+        paused = PausedPasses(passes, [[block] for block in blocks])
+        with called_before(blocks, refuse_what_is_over):
+            for number in paused.groups():
+                if streamed.entered and not streamed.keeps_blocks:
+                    over.add(streamed.model.get_submodule(streamed.entered))
+                streamed.enter(streamed.blocks[number])
+                prepare(streamed.blocks[number])
         return list(paused.outputs())
 
     try:

@@ -14,7 +14,6 @@ from goldstick.core.error import WeightError, weight_error
 from goldstick.core.qtensor import scale_dtype
 from goldstick.errors import CheckpointError
 from goldstick.formats.input_scale import part_name
-from goldstick.jobs.load.plain_module import tensor_hash
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.recipes import Recipe
 
@@ -39,7 +38,7 @@ def compare_tensors(
             raise CheckpointError(f"{directory} lacks the tensor {missing[0]!r}.")
         original = tensor.source.read()
         if tensor.assignment is None:
-            if tensor_hash(stored[tensor.name].read()) != tensor_hash(original):
+            if not stored[tensor.name].holds(original):
                 raise CheckpointError(f"{tensor.name} in {directory} differs from the source, and should be its copy.")
             copies += 1
             continue

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from goldstick.algorithms.stage import CacheQuantizer
 from goldstick.calibration.arguments import run_around
 from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
@@ -96,8 +97,8 @@ class BlockwiseModel:
         prepare_experts(self.network, self._work)
         floats = self._float_starts()
         self._round(None)
-        if self._plan.resolution.kv is not None:
-            self.cache = BlockwiseCache(self._plan.resolution.kv, self._model, cache, len(self._batches))
+        for stage in self._plan.resolution.of(CacheQuantizer):
+            self.cache = BlockwiseCache(stage, self._model, cache, len(self._batches))
         hidden, self._calls = self._starts()
         if self._work.smoothing:
             self._fold_targets = find_fold_targets(self.network, self.blocks, self._batches[0])

@@ -28,11 +28,15 @@ from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.proof.observation import Observation, model_inputs
 from goldstick.jobs.quantize.block_tensors import BlockTensors
 from goldstick.jobs.quantize.blockwise_model import BlockwiseModel
+from goldstick.jobs.quantize.gather import gathered
 from goldstick.jobs.quantize.rotation_by_blocks import prove_where_it_fits
 from goldstick.jobs.quantize.write import Calibrate, WriteResult
 from goldstick.jobs.save.pieces import kv_to_store
 from goldstick.recipes.run import calibrated_work
 from goldstick.structure.calls import called_before
+
+#: Where blocks are written in the working directory, whose checkpoint is one file that is made of them at the end.
+_SHARDS = "shards"
 
 
 def prepare(
@@ -42,7 +46,7 @@ def prepare(
     if not plan.by_blocks or device.type != "cpu" or (plan.calibrated and calibrate is None):
         return None
     give_large_blocks_back(scarce=True)
-    streamed = StreamedModel(plan.source.directory)
+    streamed = StreamedModel(plan.source.directory, dequantized=True)
     give_inputs(streamed.model, given_inputs(plan.network.model))
     if streamed.blocks != plan.network.blocks:  # not all are modules that are called
         give_large_blocks_back()
@@ -102,7 +106,7 @@ class BlockwiseRun:
         max_memory: int,
         progress: Progress,
     ) -> None:
-        self._plan, self._max_memory = plan, max_memory
+        self._plan, self._max_memory, self._progress = plan, max_memory, progress
         self._names = CheckpointNames(plan.network.model)
         self._rotation_error: float | None = None
         batches = data.batches() if data is not None else []
@@ -119,8 +123,10 @@ class BlockwiseRun:
         """
         journal = work.journal()
         done: int = journal.get("blocks_done", 0)
+        shards = work.path / _SHARDS if self._plan.format.in_gguf else work.checkpoint
+        shards.mkdir(exist_ok=True)
         if not journal:
-            for left in work.checkpoint.iterdir():
+            for left in shards.iterdir():
                 left.unlink()
         elif done:
             HiddenStates.remove(work.path, done - 1)  # of a run that was cut short right after its last word
@@ -134,7 +140,7 @@ class BlockwiseRun:
         kv = self._kv_to_store()
         tensors = BlockTensors(self._plan, model.network, blocks, self._names, kv.tensors if kv else {})
         limit = self._plan.recipe.export.max_shard_size
-        writer = ShardedWriter(work.checkpoint, tensors.specs(), limit, journal.get("files"))
+        writer = ShardedWriter(shards, tensors.specs(), limit, journal.get("files"))
 
         def write(block: str, outputs: Iterator[Tensor]) -> HiddenStates:
             """Write a block and what it gives, and let go of it."""
@@ -164,6 +170,7 @@ class BlockwiseRun:
         finally:
             writer.abandon()
             give_large_blocks_back()
+        hashes = gathered(self._plan, shards, work.checkpoint, hashes, self._progress)
         for left in work.checkpoint.iterdir():  # of a run that was cut short behind this point
             if left.name not in hashes:
                 left.unlink()

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from goldstick.algorithms import DataRequirement, KVCache
+from goldstick.algorithms.stage import CacheQuantizer, DataRequirement
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.core.kv_cache import KVRanges, KVScales, KVSettings
 from goldstick.hf.cache import cached_decoder, new_cache, quantized_layers, use_quantized_cache
@@ -29,7 +29,7 @@ class BlockwiseCache:
         batches: How many batches there are; passes of higher numbers are those of the proof.
     """
 
-    def __init__(self, stage: KVCache, model: nn.Module, journal: Mapping[str, Any], batches: int) -> None:
+    def __init__(self, stage: CacheQuantizer, model: nn.Module, journal: Mapping[str, Any], batches: int) -> None:
         self._stage, self._model, self._batches = stage, model, batches
         self._config = cached_decoder(model).config
         self._recorder = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -23,6 +24,7 @@ from goldstick.jobs.load.load import find_device
 from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.by_blocks import prepare
+from goldstick.jobs.quantize.gather import gathered
 from goldstick.jobs.quantize.run_identity import finished_report, run_identity
 from goldstick.jobs.quantize.write import (
     Calibrate,
@@ -113,7 +115,7 @@ def execute(
     hashes = files.hashes(progress) if not plan.streams or resume else {}  # streaming hashes what it reads
     budget = default_budget() if max_memory is None else max_memory
     blockwise = prepare(plan, target, calibrate, budget, progress)
-    trains = bool(plan.resolution.training)
+    trains = plan.resolution.trains
     whole = None
     if blockwise is None and not plan.streams:
         require_memory(max_memory, plan.whole_memory)
@@ -135,6 +137,10 @@ def execute(
             if isinstance(place, WorkDirectory):
                 place.begin_checkpoint()
             result = write_whole(plan, folder, whole, progress)
+            whole_file = gathered(plan, folder, folder, result.hashes, progress)
+            for name in {*result.hashes} - {*whole_file}:
+                (folder / name).unlink()
+            result = dataclasses.replace(result, hashes=whole_file)
         else:
             result = write_streamed(plan, folder, target, progress)
         files.know(result.source_hashes)
@@ -177,7 +183,7 @@ def execute(
 
 def help_the_first(plan: Plan, output: Path, device: str, calibrate: Calibrate) -> Quantized:
     """What further processes that torchrun started do, while the first carries out a plan: train with it, and wait."""
-    if plan.resolution.training:
+    if plan.resolution.trains:
         train_alongside(plan, in_memory(plan, find_device(device), calibrate, training_directory(output)), quiet)
     wait_for_all()
     return Quantized(directory=output, report=Report.read(output))
@@ -232,8 +238,12 @@ def _ignored(plan: Plan) -> list[str]:
 
 
 def source_record(source: SourceCheckpoint, hashes: Mapping[str, str]) -> dict[str, Any]:
-    """What the manifest says of the source: its name and the sha256 of its weight files."""
-    return {"name": source.directory.name, "files": {file.name: hashes[file.name] for file in source.files}}
+    """What the manifest says of the source: its name, the sha256 of its weight files, and how they were quantized."""
+    record: dict[str, Any] = {
+        "name": source.directory.name,
+        "files": {file.name: hashes[file.name] for file in source.files},
+    }
+    return record | ({"quantized_as": source.quantized_as} if source.quantized_as else {})
 
 
 def _account(plan: Plan, result: WriteResult) -> dict[str, Any]:
@@ -243,7 +253,7 @@ def _account(plan: Plan, result: WriteResult) -> dict[str, Any]:
         if tensor.parameter:
             after[tensor.parameter] = after.get(tensor.parameter, 0) + tensor.bytes_after
             if tensor.source.name == tensor.name:
-                before[tensor.parameter] = before.get(tensor.parameter, 0) + tensor.source.nbytes
+                before[tensor.parameter] = before.get(tensor.parameter, 0) + tensor.source.stored_nbytes
     shapes = dict(shapes_of(plan.network))
     for tensor in plan.tensors:  # the model on the meta device does not know the dtypes of the files
         if tensor.parameter in shapes:

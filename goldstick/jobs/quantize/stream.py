@@ -14,12 +14,15 @@ from torch import Tensor
 from goldstick.checkpoint.entries import Entry
 from goldstick.checkpoint.safetensors_file import TensorInfo, file_head
 from goldstick.core.error import WeightError
+from goldstick.core.rows import CHUNK_ELEMENTS
 from goldstick.errors import SourceError
 from goldstick.formats.input_scale import part_name
 from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.plan.planned_tensors import PlannedTensor
 from goldstick.recipes.run import decide
 from goldstick.recipes.shared_scales import Reach
+
+#: Values that are looked at at a time.
 
 
 class SourceReader:
@@ -32,6 +35,8 @@ class SourceReader:
     def read(self, info: TensorInfo) -> Tensor:
         """The tensor; part of its file's hash when it comes in its turn."""
         digest = None
+        if type(info) is not TensorInfo:  # no run of bytes of a safetensors file
+            return info.read()
         if info.file not in self._digests:
             head = file_head(info.file)
             self._digests[info.file] = hashlib.sha256(head)
@@ -67,6 +72,14 @@ def stream_entries(
         yield Entry(name=tensor.name, outputs=tensor.outputs, produce=produce)
 
 
+def _not_finite(value: Tensor) -> int:
+    """How many values are NaN or infinite; few are looked at at a time, since answers take room, too."""
+    if not value.is_floating_point():
+        return 0
+    parts = torch.split(value.reshape(-1), CHUNK_ELEMENTS // 4)
+    return sum(int((~torch.isfinite(part.float())).sum()) for part in parts)
+
+
 def _reach(plan: Plan) -> Reach:
     """The largest magnitudes of the tensors that share a scale of scales."""
     rounded = {tensor.name: tensor for tensor in plan.tensors if tensor.assignment is not None}
@@ -84,8 +97,7 @@ def _producer(
 ) -> Callable[[], Mapping[str, Tensor]]:
     def produce() -> Mapping[str, Tensor]:
         value = reader.read(tensor.source)
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
-            bad = int((~torch.isfinite(value.float())).sum())
+        if bad := _not_finite(value):
             raise SourceError(
                 f"{tensor.source.name} in {tensor.source.file} holds {bad} values that are NaN or infinite. The "
                 "checkpoint is "

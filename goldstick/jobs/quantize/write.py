@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from goldstick.algorithms.stage import CacheQuantizer
 from goldstick.calibration.data.samples import CalibrationSet
 from goldstick.calibration.unreached import unreached_warnings
 from goldstick.checkpoint.entries import Entry
@@ -107,7 +108,7 @@ def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Pro
         hashes = write_gguf(folder, list(entries), layout, progress)
     else:
         hashes = write_entries(folder, entries, plan.recipe.export.max_shard_size, progress)
-    stage = plan.resolution.kv
+    stage = plan.resolution.first(CacheQuantizer)
     settings = stage.solve({}) if stage is not None else None  # a dynamic cache: a static one looks at data
     return WriteResult(
         hashes=hashes,
@@ -146,7 +147,7 @@ def in_memory(plan: Plan, device: torch.device, calibrate: Calibrate | None, dir
     network = Network(load_float(plan.source.directory).to(device))
     give_inputs(network.model, given_inputs(plan.network.model))
     data = calibrate(network.model) if calibrate is not None and plan.calibrated else None
-    if data is None or not plan.resolution.training:
+    if data is None or not plan.resolution.trains:
         return InMemory(network=network, data=data, training=None)
     batches = data.training_batches(plan.recipe.calibration.training_batch)
     return InMemory(network=network, data=data, training=TrainingTask(batches=batches, directory=directory))

@@ -83,10 +83,9 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         # What is only rotated is a float checkpoint, to be read as one; cuts are done again by goldstick's quantizer.
         quantized = bool(content.layers) or content.kv is not None or is_marked(content.config)
         config = dict(content.config) | ({"quantization_config": table} if quantized else {})
-        if (content.ties or content.untied) and "tie_word_embeddings" in config:
+        embeddings = {layer.site for layer in content.layers if layer.kind == "embedding"}
+        if content.untied or embeddings & set(content.ties.values()):
             config["tie_word_embeddings"] = False
-        elif content.ties or content.untied:
-            config = {**config, "tie_word_embeddings": False}
         hashes["config.json"] = write_small(work / "config.json", dump_json(config).encode())
     if content.inputs is not None:
         hashes[INPUTS_NAME] = write_small(work / INPUTS_NAME, packed_inputs(content.inputs))

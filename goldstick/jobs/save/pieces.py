@@ -78,7 +78,11 @@ def _split(site: Site, tensor: QuantizedTensor, names: CheckpointNames | None) -
     scale = names.to_checkpoint({parameter: tensor.scale})
     zero = names.to_checkpoint({parameter: tensor.zero}) if tensor.zero is not None else {}
     divisor: dict[str, Tensor] = {}
-    if tensor.global_scale is not None:
+    if tensor.global_scale is not None and tensor.grid.superblock is not None:
+        planes = tensor.global_scale.shape[-2:]
+        found = names.to_checkpoint({parameter: tensor.global_scale.flatten(-2)})
+        divisor = {name: part.reshape(*part.shape[:-1], *planes) for name, part in found.items()}
+    elif tensor.global_scale is not None:
         rows = tensor.global_scale.expand(*tensor.codes.shape[:-1], 1).contiguous()
         divisor = {name: found[..., :1, :] for name, found in names.to_checkpoint({parameter: rows}).items()}
     return {
@@ -97,13 +101,17 @@ def _layer(name: str, site: Site, tensor: QuantizedTensor, assignment: Assignmen
         shape=tensor.codes.shape,
         scheme=assignment.scheme,
         fractional_zeros=assignment.stage.fractional_zeros,
+        float16_ranges=assignment.stage.float16_ranges,
         multiplied=assignment.multiplied,
         scale_dtype=tensor.scale.dtype,
     )
 
 
 def float_tensors(
-    network: Network, names: CheckpointNames | None, within: Callable[[str], bool] = lambda name: True
+    network: Network,
+    names: CheckpointNames | None,
+    within: Callable[[str], bool] = lambda name: True,
+    every_end: bool = False,
 ) -> dict[str, Tensor]:
     """Every float parameter and persistent buffer a rewritten network still holds, once, as a checkpoint names it.
 
@@ -111,6 +119,7 @@ def float_tensors(
         network: Rewritten.
         names: How the model's checkpoint names tensors; ``None`` keeps the parameters' names.
         within: Which of them, by the model's name.
+        every_end: Whether tied ones come under each of their names, for a model whose readers tie none.
     """
     packed = set(packed_tensors(network.model))
     state: dict[str, Tensor] = {}
@@ -119,7 +128,7 @@ def float_tensors(
         if name in packed or not within(name):
             continue
         identity = (value.data_ptr(), value.shape)
-        if value.numel() and identity in seen:
+        if value.numel() and identity in seen and not every_end:
             continue  # tied to one that is stored already
         seen.add(identity)
         state[name] = value

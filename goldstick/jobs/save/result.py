@@ -92,7 +92,7 @@ class Result:
         names = names_of(self.model)
         pieces = quantized_pieces(self._network, self._resolution, names)
         storage, _ = format_in_memory(self.model, self._recipe.export.format, pieces, self._resolution.ties)
-        floats = float_tensors(self._network, names)
+        floats = float_tensors(self._network, names, every_end=names is not None and self._resolution.untied)
         kv = kv_to_store(self._network, quantized_cache_of(self.model), storage, names)
         config, origin = config_of(self.model), _origin(self.model)
         if origin is not None:

@@ -14,6 +14,8 @@ from goldstick.structure.probe.input_groups import probe_network
 
 #: Parameters of a block above which it is not probed: its float32 copy would take more than 256 MiB.
 PROBE_LIMIT = 64 * 2**20
+#: Runs of a block that the report is worth; transformer blocks take some tens.
+_MOST_TRIALS = 128
 
 
 def structure_of_source(plan: Plan) -> dict[str, Any]:
@@ -35,5 +37,5 @@ def structure_of(model: nn.Module) -> dict[str, Any]:
     inputs = inputs_for(model)
     if inputs is None:
         return {"problem": "nothing says how to run the model"}
-    found: Mapping[str, Any] = probe_network(network, inputs, blocks="first")
+    found: Mapping[str, Any] = probe_network(network, inputs, blocks="first", most_trials=_MOST_TRIALS)
     return {name: block.to_dict() for name, block in found.items()}

@@ -11,7 +11,10 @@ from pathlib import Path
 from torch import Tensor, nn
 
 from goldstick.algorithms import Quantizer
+from goldstick.algorithms.base import rounds
+from goldstick.algorithms.column_importance import without_importance
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
+from goldstick.algorithms.stage import Rotation, of_kind
 from goldstick.core.grid import Grid
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.qtensor import QuantizedTensor
@@ -21,7 +24,6 @@ from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
 from goldstick.recipes.idle import refuse_idle
-from goldstick.recipes.order import rotation_of
 from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.report.sensitivity import LayerSensitivity, Sensitivity
@@ -60,8 +62,8 @@ def measure_sensitivity(
     """
     if not widths or any(not 1 <= bits <= 8 for bits in widths):
         raise UsageError(f"Widths are 1 to 8 bits, not {', '.join(map(str, widths)) or 'none'}.")
-    stages = [stage for stage in recipe.stages if isinstance(stage, Quantizer) and stage.quantizes]
-    if not stages or rotation_of(recipe.stages) is not None:
+    stages = [stage for stage in recipe.stages if rounds(stage)]
+    if not stages or of_kind(recipe.stages, Rotation):
         problem = "rotates, and so rounds other weights than the model has" if stages else "rounds no layer"
         raise RecipeError(f"The recipe {problem}; give one that rounds the model's own layers, such as rtn-w4a16-g128.")
     model = load_float(directory)
@@ -74,10 +76,10 @@ def measure_sensitivity(
     chosen = [site for site in network.sites if site.name in resolution.assignments]
     places = {site.name: _place(runs, site, resolution) for site in chosen}
     found: dict[str, LayerSensitivity] = {}
-    floats = [name for name in places if not resolution.assignments[name].scheme.weight.integers]
-    if floats:
-        label = resolution.assignments[floats[0]].scheme.label
-        raise UsageError(f"It tries integer widths, and {floats[0]} becomes {label}; give a scheme such as w4a16-g128.")
+    others = [name for name in places if not resolution.assignments[name].scheme.weight.plain]
+    if others:
+        label = resolution.assignments[others[0]].scheme.label
+        raise UsageError(f"It tries integer widths, and {others[0]} becomes {label}; give a scheme such as w4a16-g128.")
     for done, name in enumerate(sorted(places, key=lambda name: places[name])):
         progress("sensitivity", done, len(places))
         runs.start_at(places[name])
@@ -156,8 +158,7 @@ def _place(runs: BlockRuns, site: Site, resolution: Resolution) -> int:
 
 
 def _search(stage: Quantizer) -> RangeSearch:
-    search: RangeSearch = getattr(stage, "range_search", "minmax")
-    return "mse" if search == "imatrix" else search
+    return without_importance(getattr(stage, "range_search", "minmax"))
 
 
 def _stored_bits(rounded: QuantizedTensor, grid: Grid) -> float:

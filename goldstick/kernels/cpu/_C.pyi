@@ -10,6 +10,7 @@ def dequantize_rows(
     bits: int,
     group_size: int,
     threads: int = 1,
+    units: Tensor | None = None,
 ) -> None: ...
 def dequantize_float_codes(
     packed: Tensor,
@@ -18,7 +19,7 @@ def dequantize_float_codes(
     out: Tensor,
     bits: int,
     group_size: int,
-    e4m3: bool,
+    element: str,
     threads: int = 1,
 ) -> None: ...
 def multiply_float_codes(
@@ -29,7 +30,7 @@ def multiply_float_codes(
     y: Tensor,
     bits: int,
     group_size: int,
-    e4m3: bool,
+    element: str,
     threads: int = 1,
 ) -> None: ...
 def isa() -> str: ...
@@ -43,6 +44,25 @@ def gptq_block(
     errors: Tensor,
     bits: int,
     precision: str,
+    threads: int = 1,
+    use_avx2: bool = False,
+    minimums: bool = False,
+    edges: Tensor | None = None,
+    table: Tensor | None = None,
+    sign: bool = False,
+    zero_sign: bool = False,
+) -> None: ...
+def fit_blocks(
+    kind: str,
+    x: Tensor,
+    weight: Tensor | None,
+    scale: Tensor,
+    minimum: Tensor | None,
+    codes: Tensor | None,
+    code_max: int,
+    shifts: Tensor,
+    absolute: bool = False,
+    table: Tensor | None = None,
     threads: int = 1,
     use_avx2: bool = False,
 ) -> None: ...
@@ -60,6 +80,10 @@ def quantized_linear(
     input_zero: int = 0,
     threads: int = 1,
     isa: str = "scalar",
+    table: Tensor | None = None,
+    middle: int = 0,
+    unit: float = 1.0,
+    global_scale: Tensor | None = None,
 ) -> None: ...
 def read_words(words: Tensor, threads: int = 1) -> int: ...
 def search_ranges(
@@ -145,4 +169,8 @@ def prepare_linear(
     group_size: int,
     activation: str,
     interleaved: bool = False,
+    table: Tensor | None = None,
+    middle: int = 0,
+    unit: float = 1.0,
+    global_scale: Tensor | None = None,
 ) -> PreparedLinear: ...

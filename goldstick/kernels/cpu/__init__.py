@@ -141,6 +141,7 @@ class CpuBackend:
             spec.bits,
             spec.group_size,
             threads_for(spec),
+            None if global_scale is None else global_scale.detach().contiguous(),
         )
 
 

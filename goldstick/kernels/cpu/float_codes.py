@@ -7,7 +7,7 @@ from torch import Tensor
 
 from goldstick.core.element import ELEMENTS
 from goldstick.kernels import cpu
-from goldstick.kernels.base import WeightSpec, check_input, check_weight
+from goldstick.kernels.base import WeightSpec, check_input, check_weight, scaling_of, superblock_steps
 from goldstick.kernels.cpu import CpuBackend
 from goldstick.kernels.reference import quantized_input
 
@@ -57,7 +57,7 @@ class FloatCodesCpuBackend(CpuBackend):
             y,
             spec.bits,
             spec.group_size,
-            spec.element == "e4m3",
+            spec.element,
             cpu.threads_for(spec),
         )
         y = y if bias is None else y + bias.float()
@@ -80,7 +80,7 @@ class FloatCodesCpuBackend(CpuBackend):
             cpu._as_stored(weight),
             spec.bits,
             spec.group_size,
-            spec.element == "e4m3",
+            spec.element,
             cpu.threads_for(spec),
         )
 
@@ -88,4 +88,8 @@ class FloatCodesCpuBackend(CpuBackend):
 def _steps(scale: Tensor, global_scale: Tensor | None) -> Tensor:
     """What values are multiplied by, dense float32 [out, groups]."""
     steps = scale.detach().float()
-    return (steps if global_scale is None else steps / global_scale).contiguous()
+    if global_scale is None:
+        return steps.contiguous()
+    if scaling_of(global_scale)[1]:
+        return superblock_steps(scale.detach(), None, global_scale.detach())[0].contiguous()
+    return (steps / global_scale).contiguous()

@@ -52,6 +52,8 @@ class TritonBackend:
         """Codes of 4 and 8 bits on CUDA devices, or on the CPU in Triton's interpreter if asked for by name."""
         if spec.element != INTEGER or spec.activation in FLOAT_INPUTS:
             return "it reads integers, with int8 or float inputs"
+        if spec.superblocks:
+            return "it does not read superblocks"
         if spec.bits not in (4, 8):
             return f"it reads codes of 4 and 8 bits, not {spec.bits}"
         if spec.groups > 1 and spec.group_size * spec.bits % 32:

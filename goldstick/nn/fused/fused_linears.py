@@ -13,7 +13,9 @@ from goldstick.kernels.prepared import versions
 from goldstick.nn.linear import QuantizedLinear
 
 _STACKED = ("weight_packed", "weight_scale", "weight_zero_point", "bias")
-_ALIKE = ("input_scale", "input_zero_point", "input_multiplier", "input_order")
+_ALIKE = ("input_scale", "input_zero_point", "input_multiplier", "input_order", "weight_global_scale")
+_BY_ROW = "weight_global_scale"
+"""Of superblocks the scales of scales belong to rows, and are stacked."""
 
 
 def obstacle(parts: Sequence[QuantizedLinear]) -> str | None:
@@ -31,13 +33,18 @@ def obstacle(parts: Sequence[QuantizedLinear]) -> str | None:
         return "they lie on different devices"
     if len({part.bias is None for part in parts}) > 1:
         return "some have a bias and some do not"
-    for name in _ALIKE:
+    for name in [name for name in _ALIKE if name not in stacked_tensors(first)]:
         own, others = getattr(first, name), [getattr(part, name) for part in parts[1:]]
         if any((own is None) != (other is None) for other in others):
             return f"only some have an {name}"
         if own is not None and not all(torch.equal(own, other) for other in others):
             return f"they differ in their {name}"
     return None
+
+
+def stacked_tensors(layer: QuantizedLinear) -> tuple[str, ...]:
+    """Names of the tensors whose rows are those of the weight."""
+    return _STACKED if layer.grid.superblock is None else (*_STACKED, _BY_ROW)
 
 
 class FusedLinears:
@@ -57,6 +64,7 @@ class FusedLinears:
 
     def __init__(self, parts: Sequence[QuantizedLinear]) -> None:
         self.parts = tuple(parts)
+        self._stacked = stacked_tensors(parts[0])
         self.prepared = copy.copy(parts[0].prepared)  # of the layer of all rows
         self._held: tuple[Tensor, int | Tensor, dict[int, Tensor], object] | None = None
         self._stack()
@@ -70,7 +78,7 @@ class FusedLinears:
         """Let each layer run alone again, on memory of its own."""
         for part in self.parts:
             part.shared = None
-            for name in _STACKED:
+            for name in self._stacked:
                 _set(part, name, own.clone() if (own := getattr(part, name)) is not None else None)
 
     def output(self, part: QuantizedLinear, x: Tensor) -> Tensor:
@@ -117,7 +125,7 @@ class FusedLinears:
         self._whole._buffers, self._whole._parameters = dict(first._buffers), dict(first._parameters)
         self._whole.shared, self._whole.out_features = None, sum(self._rows)
         self._whole.prepared = self.prepared
-        for name in _STACKED:
+        for name in self._stacked:
             if getattr(first, name) is None:
                 continue
             whole = torch.cat([getattr(part, name).detach() for part in self.parts])
@@ -133,7 +141,7 @@ class FusedLinears:
 
     def _tensors(self) -> list[Tensor]:
         stores = [store for part in self.parts for store in (part._buffers, part._parameters)]
-        return [tensor for store in stores for name in _STACKED if (tensor := store.get(name)) is not None]
+        return [tensor for store in stores for name in self._stacked if (tensor := store.get(name)) is not None]
 
 
 def _unchanged(x: Tensor, before: int | Tensor) -> bool:

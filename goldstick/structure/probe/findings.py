@@ -73,6 +73,7 @@ class BlockStructure:
         best_rejected: Smallest error among the candidates that were refused, or ``None`` without any.
         seconds: What the probe took.
         idle: Sites that did not run on these inputs. Folds of groups as wide as one of them are not tried.
+        untried: Sites whose groups came after as many trials as were allowed: folds into them are not known.
         like: The block of the same shapes that was probed in place of this one; ``None`` if this one was.
         inputs_of: The block whose inputs this one was probed on, where its own could not be captured.
         problem: Why there are no groups and folds, or ``None``.
@@ -85,6 +86,7 @@ class BlockStructure:
     best_rejected: float | None = None
     seconds: float = 0.0
     idle: tuple[str, ...] = ()
+    untried: tuple[str, ...] = ()
     like: str | None = None
     inputs_of: str | None = None
     problem: str | None = None
@@ -101,6 +103,7 @@ class BlockStructure:
             groups=tuple(replace(group, sites=move_all(group.sites)) for group in self.groups),
             folds=tuple(pair.moved(self.block, block) for pair in self.folds),
             idle=move_all(self.idle),
+            untried=move_all(self.untried),
             like=self.block,
         )
 

@@ -28,6 +28,8 @@ TOLERANCE = 1e-5
 #: ... and by no more than this part of what multiplying the consumers alone does: a small branch beside a
 #: large residual moves the output little however wrong the fold is.
 TOLERATED_SHARE = 1e-2
+#: Parts of a layer's outputs that are tried one by one: there are as many as heads, at most.
+_MOST_PARTS = 128
 
 
 def probe_network(
@@ -36,6 +38,7 @@ def probe_network(
     *,
     blocks: Literal["first", "all"] = "first",
     seed: int = 0,
+    most_trials: int | None = None,
 ) -> dict[str, BlockStructure]:
     """Probe the blocks of a network; path of each block → what was found.
 
@@ -45,6 +48,7 @@ def probe_network(
         blocks: ``first`` probes the first of every kind of block (same layers, same shapes) and says the
             same of its likes; ``all`` probes each.
         seed: Seed of the random scales.
+        most_trials: Runs of a block after which the folds of further groups are not tried; they are listed.
     """
     found: dict[str, BlockStructure] = {}
     first_of: dict[object, str] = {}
@@ -66,13 +70,19 @@ def probe_network(
             borrowed, given = last_inputs[siblings]
         last_inputs[siblings] = borrowed or block, given
         sites = [site for site in network.sites if site.block == block]
-        structure = probe_block(network.model.get_submodule(block), sites, *given, seed=seed)
+        structure = probe_block(network.model.get_submodule(block), sites, *given, seed=seed, most_trials=most_trials)
         found[block] = replace(structure, block=block, inputs_of=borrowed)
     return found
 
 
 def probe_block(
-    block: nn.Module, sites: Sequence[Site], args: tuple[Any, ...], kwargs: dict[str, Any], *, seed: int = 0
+    block: nn.Module,
+    sites: Sequence[Site],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    seed: int = 0,
+    most_trials: int | None = None,
 ) -> BlockStructure:
     """Try every fold that the widths of a block's layers allow; keep those that leave its output unchanged.
 
@@ -88,6 +98,7 @@ def probe_block(
         args: Its positional arguments, from :func:`~goldstick.structure.trace.capture_block_inputs`.
         kwargs: Its keyword arguments.
         seed: Seed of the random scales.
+        most_trials: Runs after which no further group is tried.
 
     Returns:
         The findings; with ``problem`` set, and without groups, where the block cannot be run.
@@ -96,7 +107,7 @@ def probe_block(
     path = next((site.block for site in sites if site.block), "")
     try:
         with torch.inference_mode(False), torch.no_grad():
-            found = _probe(Trial(block, path, sites, args, kwargs, seed))
+            found = _probe(Trial(block, path, sites, args, kwargs, seed), most_trials)
     except Exception as error:  # any code of the model may fail, in any way; the report says so
         found = BlockStructure(block=path, problem=f"The block cannot be probed: {type(error).__name__}: {error}")
     return replace(found, seconds=time.perf_counter() - started)
@@ -114,7 +125,7 @@ class _Group:
     preceding: int
 
 
-def _probe(trial: Trial) -> BlockStructure:
+def _probe(trial: Trial, most_trials: int | None) -> BlockStructure:
     calls = trace_block(trial.block, trial.args, trial.kwargs)
     groups = _find_groups(trial, calls)
     ran = {site.name for group in groups for site in group.sites}
@@ -123,8 +134,11 @@ def _probe(trial: Trial) -> BlockStructure:
     idle_widths = {input_channels(trial.module(site.module), site) for site in idle}
     folds: list[FoldPair] = []
     rejected: list[float] = []
+    untried: list[str] = []
     for group in groups:
-        if group.channels not in idle_widths:
+        if most_trials is not None and trial.runs > most_trials:
+            untried.extend(site.name for site in group.sites)
+        elif group.channels not in idle_widths:
             accepted, refused = _try_folds(trial, group, calls)
             folds.extend(accepted)
             rejected.extend(refused)
@@ -137,6 +151,7 @@ def _probe(trial: Trial) -> BlockStructure:
         worst_accepted=max((pair.error for pair in folds), default=None),
         best_rejected=min(rejected, default=None),
         idle=tuple(site.name for site in idle),
+        untried=tuple(untried),
     )
 
 
@@ -210,11 +225,12 @@ def _producer(trial: Trial, name: str) -> Producer | None:
 
 
 def _channels(producer: Producer, wanted: int) -> list[tuple[int, bool]]:
-    """(first channel, unit offset) to try: all of a norm; any whole part, or the last, of a linear layer."""
+    """(first channel, unit offset) to try: all of a norm; of a linear layer the last part, others if not too many."""
     if producer.layout is None:
         return [(0, False), (0, True)] if producer.channels == wanted else []
     spare = producer.channels - wanted
-    parts = set(range(0, spare + 1, wanted)) if producer.channels % wanted == 0 else set()
+    whole = producer.channels % wanted == 0 and producer.channels <= _MOST_PARTS * wanted
+    parts = set(range(0, spare + 1, wanted)) if whole else set()
     return [(first, False) for first in sorted(parts | {spare}, reverse=True) if spare >= 0]
 
 

@@ -33,6 +33,7 @@ class Trial:
         args: Positional arguments.
         kwargs: Keyword arguments.
         reference: The output of the untouched copy.
+        runs: How often the copy has run.
 
     Raises:
         StructureError: Two runs on the same input differ, so that nothing can be measured.
@@ -48,7 +49,7 @@ class Trial:
         seed: int,
     ) -> None:
         self.generator = torch.Generator().manual_seed(seed)
-        self.path = path
+        self.path, self.runs = path, 0
         self.sites = [site for site in sites if site.layout is not Layout.EMBEDDING]
         self.block = copy.deepcopy(block).float().eval()
         fill_meta(self.block, self.generator)
@@ -69,6 +70,7 @@ class Trial:
 
     def run(self) -> list[Tensor]:
         """The float tensors that the block puts out."""
+        self.runs += 1
         args, kwargs = map_tensors((self.args, self.kwargs), torch.clone)
         return [tensor for tensor in tensors_in(self.block(*args, **kwargs)) if tensor.is_floating_point()]
 

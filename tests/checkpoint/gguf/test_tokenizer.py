@@ -22,7 +22,7 @@ from goldstick.checkpoint.gguf.tokenizer import (
 )
 from goldstick.checkpoint.gguf.writer import GgufWriter
 from goldstick.errors import FormatError
-from tests.support.gguf_tokenizers import PATTERNS, ROWS, TEXT, byte_level, save, sentencepiece
+from tests.support.gguf_tokenizers import ROWS, SPLITTINGS, TEXT, byte_level, save, sentencepiece, unigram, wordpiece
 
 Edit = Callable[[dict[str, Any]], None]
 
@@ -35,7 +35,7 @@ def read_back(folder: Path, metadata: dict[str, Any]) -> Any:
     return AutoTokenizer.from_pretrained(folder, gguf_file="model.gguf", local_files_only=True)
 
 
-@pytest.mark.parametrize("name", ["gpt-2", "smollm", *PATTERNS])
+@pytest.mark.parametrize("name", SPLITTINGS)
 def test_a_byte_level_tokenizer_is_written_with_the_name_of_its_splitting(name: str, tmp_path: Path) -> None:
     tokenizer = byte_level(name)
     save(tokenizer, tmp_path, eos_token="<|end|>", chat_template="{{ messages }}")
@@ -56,7 +56,7 @@ def test_a_byte_level_tokenizer_is_written_with_the_name_of_its_splitting(name: 
     assert found["tokenizer.ggml.add_bos_token"] is False
 
 
-@pytest.mark.parametrize("name", ["gpt-2", *PATTERNS])
+@pytest.mark.parametrize("name", ["gpt-2", "llama-bpe", "qwen2", "tekken"])
 def test_transformers_reads_the_same_tokenizer_back(name: str, tmp_path: Path) -> None:
     tokenizer = byte_level(name)
     save(tokenizer, tmp_path, eos_token="<|end|>")
@@ -98,6 +98,33 @@ def test_a_sentencepiece_tokenizer_is_written_with_scores_that_rank_its_merges(t
     assert [found[f"tokenizer.ggml.{name}_token_id"] for name in ("unknown", "bos", "eos")] == [0, 1, 2]
 
 
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_pieces_that_begin_a_word_are_marked_and_not_those_that_go_on(lowercase: bool, tmp_path: Path) -> None:
+    save(wordpiece(lowercase), tmp_path, cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]", mask_token="[MASK]")
+    found = tokenizer_metadata(tmp_path, ROWS)
+    tokens, types = found["tokenizer.ggml.tokens"], found["tokenizer.ggml.token_type"]
+    assert tokens[:6] == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "▁a"]
+    assert types[:6] == [CONTROL, UNKNOWN, CONTROL, CONTROL, CONTROL, NORMAL]
+    assert "ello" in tokens
+    assert "▁once" in tokens
+    assert found["tokenizer.ggml.model"] == "bert"
+    assert found["tokenizer.ggml.normalizer.lowercase"] is lowercase
+    names = ("bos", "cls", "eos", "seperator", "unknown", "mask")
+    assert [found[f"tokenizer.ggml.{name}_token_id"] for name in names] == [2, 2, 3, 3, 1, 4]
+
+
+def test_a_unigram_tokenizer_is_written_with_its_scores(tmp_path: Path) -> None:
+    save(unigram(), tmp_path, eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
+    found = tokenizer_metadata(tmp_path, ROWS)
+    scores = dict(zip(found["tokenizer.ggml.tokens"], found["tokenizer.ggml.scores"], strict=True))
+    assert (scores["▁the"], scores["on"], scores["[PAD399]"]) == (-1.5, -2.5, -10000.0)
+    assert found["tokenizer.ggml.model"] == "t5"
+    assert found["tokenizer.ggml.add_space_prefix"] is True
+    assert found["tokenizer.ggml.remove_extra_whitespaces"] is True
+    assert [found[f"tokenizer.ggml.add_{name}_token"] for name in ("bos", "eos")] == [False, True]
+    assert [found[f"tokenizer.ggml.{name}_token_id"] for name in ("unknown", "eos", "padding")] == [2, 1, 0]
+
+
 def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path: Path) -> None:
     assert tokenizer_metadata(tmp_path, ROWS) == {"tokenizer.ggml.model": "none"}
     (tmp_path / "tokenizer.model").write_bytes(b"\0")
@@ -105,8 +132,8 @@ def test_a_checkpoint_without_a_tokenizer_says_so(tmp_path: Path) -> None:
         tokenizer_metadata(tmp_path, ROWS)
 
 
-def unigram(data: dict[str, Any]) -> None:
-    data["model"]["type"] = "Unigram"
+def word_level(data: dict[str, Any]) -> None:
+    data["model"]["type"] = "WordLevel"
 
 
 def other_split(data: dict[str, Any]) -> None:
@@ -124,7 +151,7 @@ def no_merges(data: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("edit", "rows", "complaint"),
     [
-        (unigram, ROWS, "it is a Unigram model"),
+        (word_level, ROWS, "it is a WordLevel model"),
         (other_split, ROWS, "splits text in a way that goldstick has no name for"),
         (lower_case, ROWS, "its normalizer changes text"),
         (no_merges, ROWS, "it has no merges"),

@@ -18,7 +18,7 @@ from goldstick.checkpoint.gguf.tokenizer_files import tokenizer_files
 from goldstick.checkpoint.gguf.writer import GgufWriter
 from goldstick.errors import FormatError
 from goldstick.jobs.load.find_model import reference_directory
-from tests.support.gguf_tokenizers import PATTERNS, ROWS, byte_level, save, sentencepiece
+from tests.support.gguf_tokenizers import ROWS, SPLITTINGS, byte_level, save, sentencepiece, unigram, wordpiece
 
 TEXTS = (
     "Once upon a time, there was a little girl who liked the sea.",
@@ -58,7 +58,7 @@ def assert_equal_tokenizers(made: Any, original: Any) -> None:
             assert made.decode(ids) == original.decode(ids)
 
 
-@pytest.mark.parametrize("name", ["gpt-2", "smollm", *PATTERNS])
+@pytest.mark.parametrize("name", SPLITTINGS)
 def test_a_byte_level_tokenizer_comes_back_from_a_file(name: str, tmp_path: Path) -> None:
     save(byte_level(name), tmp_path, eos_token="<|end|>", chat_template="{{ messages }}")
     original = AutoTokenizer.from_pretrained(tmp_path)
@@ -77,6 +77,23 @@ def test_a_sentencepiece_tokenizer_comes_back_from_a_file(tmp_path: Path) -> Non
     made = made_of(tmp_path, tokenizer_metadata(tmp_path, ROWS))
     assert_equal_tokenizers(made, original)
     assert (made.bos_token, made.eos_token, made.unk_token) == ("<s>", "</s>", "<unk>")
+
+
+@pytest.mark.parametrize("lowercase", [True, False])
+def test_a_wordpiece_tokenizer_comes_back_from_a_file(lowercase: bool, tmp_path: Path) -> None:
+    save(wordpiece(lowercase), tmp_path, cls_token="[CLS]", sep_token="[SEP]", unk_token="[UNK]", pad_token="[PAD]")
+    original = AutoTokenizer.from_pretrained(tmp_path)
+    made = made_of(tmp_path, tokenizer_metadata(tmp_path, ROWS))
+    assert_equal_tokenizers(made, original)
+    assert (made.unk_token, made.pad_token) == ("[UNK]", "[PAD]")
+
+
+def test_a_unigram_tokenizer_comes_back_from_a_file(tmp_path: Path) -> None:
+    save(unigram(), tmp_path, eos_token="</s>", unk_token="<unk>", pad_token="<pad>")
+    original = AutoTokenizer.from_pretrained(tmp_path)
+    made = made_of(tmp_path, tokenizer_metadata(tmp_path, ROWS))
+    assert_equal_tokenizers(made, original)
+    assert (made.unk_token, made.eos_token) == ("<unk>", "</s>")
 
 
 def test_the_tokenizers_of_trained_models_come_back(shared_data: Path, tmp_path: Path) -> None:
@@ -156,7 +173,7 @@ def test_a_whole_word_that_is_a_token_needs_no_merges_where_llama_cpp_needs_none
     [
         ({"model": "none"}, "it holds no tokenizer"),
         ({"model": None}, "it holds no tokenizer"),
-        ({"model": "bert"}, "it holds one of the kind 'bert', and goldstick reads gpt2 and llama"),
+        ({"model": "rwkv"}, "it holds one of the kind 'rwkv', and goldstick reads gpt2, llama, t5 and bert"),
         ({"pre": "default"}, "splits text as 'default', and goldstick knows .*gpt-2.*tekken"),
         ({"pre": None}, "splits text as None"),
         ({"merges": ["a b", "b b"]}, "its merge 'b b' is not of two tokens that make a third"),

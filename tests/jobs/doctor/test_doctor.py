@@ -100,7 +100,7 @@ PLANTED: dict[str, tuple[str, Plant, str, str, str]] = {
     "a_nan_scale": (CT, fill(f"{Q}.weight_scale", float("nan")), "nan-scales", "fault", f"{Q}.weight: 1 of 128"),
     "an_infinite_scale": ("gptq", fill(f"{Q}.scales", float("inf")), "nan-scales", "fault", f"{Q}.weight: 1 of 128"),
     "a_zero_scale": ("awq", fill(f"{Q}.scales", 0.0), "zero-scales", "fault", f"{Q}.weight: 1 of 128"),
-    "a_negative_scale": ("native", fill(f"{Q}.weight_scale", -0.1), "negative-scales", "fault", f"{Q}.weight: 1 of"),
+    "a_negative_scale": (CT, fill(f"{Q}.weight_scale", -0.1), "negative-scales", "fault", f"{Q}.weight: 1 of"),
     "a_nan_zero": ("native", fill(f"{Q}.weight_zero_point", float("nan")), "nan-scales", "fault", Q),
     "a_dead_group": (CT, fill(f"{Q}.weight_packed", ZEROS, columns=slice(0, 4)), "dead-groups", "remark", "1 of 128"),
     "a_dead_layer": (CT, fill(f"{Q}.weight_packed", ZEROS, ALL, ALL), "dead-groups", "fault", "128 of 128"),

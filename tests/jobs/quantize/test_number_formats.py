@@ -15,9 +15,11 @@ import goldstick
 from goldstick.core.scheme import NUMBER_FORMATS, Scheme
 from goldstick.errors import FormatError, RecipeError
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
+from goldstick.jobs.save import finish
 from goldstick.kernels.float_inputs import fake_quantize_float
+from tests.support.proofs import prove_here
 
-NAMES = list(NUMBER_FORMATS)
+NAMES = [name for name in NUMBER_FORMATS if not Scheme.parse(name).weight.superblock]
 STATIC = [name for name in NAMES if Scheme.parse(name).static_input]
 IDS = torch.arange(32).reshape(2, 16)
 
@@ -69,6 +71,26 @@ def test_a_checkpoint_gives_the_same_wherever_it_is_read(
             return
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").eval()(IDS).logits
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("granularity", ["tensor", "head"])
+def test_a_cache_in_fp8_gives_the_same_in_plain_transformers(
+    granularity: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finish, "prove", prove_here)
+    monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
+    stages = [
+        {"rtn": {"scheme": "fp8-dynamic"}},
+        {"kv_cache": {"dtype": "fp8", "keys": granularity, "values": granularity}},
+    ]
+    result = goldstick.apply(tiny(torch.float32), {"stages": stages}, data=batches())
+    result.save(tmp_path / "out")
+    with torch.no_grad():
+        ours = goldstick.load(tmp_path / "out")(IDS).logits
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto").eval()(IDS).logits
+        without = goldstick.apply(tiny(torch.float32), "rtn-fp8-dynamic").model(IDS).logits
+    assert torch.equal(ours, theirs)
+    assert not torch.equal(ours, without)
 
 
 @pytest.mark.parametrize("name", ["nvfp4a16", "mxfp4a16", "mxfp8a16", "fp8-block", "nf4a16"])

@@ -82,6 +82,16 @@ def test_dying_at_any_step_changes_no_byte(stages: str, every: int, made: Made, 
         assert found == {f"out/{name}": content for name, content in expected.items()}, f"step {step} of {steps}"
 
 
+def test_dying_at_any_step_of_a_file_that_is_made_of_shards_changes_no_byte(made: Made, tmp_path: Path) -> None:
+    source = tiny_checkpoint(tmp_path / "source", 2, merges=True)
+    (tmp_path / "whole").mkdir()
+    steps, expected = steps_of(source, made[1], tmp_path / "whole", "gptq as gguf")
+    for step in range(60, steps, 110):
+        (tmp_path / str(step)).mkdir()
+        found = die_and_go_on(source, made[1], tmp_path / str(step), "gptq as gguf", step)
+        assert found == {f"out/{name}": content for name, content in expected.items()}, f"step {step} of {steps}"
+
+
 @pytest.mark.parametrize("stages", ["gptq", "rtn"])
 def test_dying_while_an_output_is_replaced_loses_neither(stages: str, made: Made, tmp_path: Path) -> None:
     """At each of the steps around the last renames there is the former output, the new one, or the way to both."""

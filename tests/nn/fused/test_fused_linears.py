@@ -156,6 +156,13 @@ def different_multipliers() -> list[QuantizedLinear]:
     return [first, second]
 
 
+def different_scales_of_scales() -> list[QuantizedLinear]:
+    first, second = layer(8, "nvfp4a16"), layer(8, "nvfp4a16")
+    assert first.weight_global_scale is not None
+    second.weight_global_scale = first.weight_global_scale * 2
+    return [first, second]
+
+
 @pytest.mark.parametrize(
     ("parts", "reason"),
     [
@@ -164,6 +171,7 @@ def different_multipliers() -> list[QuantizedLinear]:
         ([layer(8), layer(8, dtype=torch.bfloat16)], "dtypes differ"),
         ([layer(8), layer(8, bias=True)], "some have a bias"),
         (different_multipliers(), "differ in their input_multiplier"),
+        (different_scales_of_scales(), "differ in their weight_global_scale"),
         ([layer(8), different_multipliers()[0]], "only some have an input_multiplier"),
     ],
 )

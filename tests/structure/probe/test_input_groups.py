@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from goldstick.structure import Network
 from goldstick.structure.probe.findings import BlockStructure
-from goldstick.structure.probe.fold import apply_fold
-from goldstick.structure.probe.input_groups import probe_block, probe_network
+from goldstick.structure.probe.fold import apply_fold, find_producer
+from goldstick.structure.probe.input_groups import _channels, probe_block, probe_network
 from tests.support.tiny_models import FAMILIES, meta_model, output_tensor, sample_inputs
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
@@ -428,3 +428,23 @@ def test_a_block_without_sites_has_no_groups_and_no_problem() -> None:
     structure = probe_block(nn.ReLU(), [], (torch.randn(2, 8),), {})
     assert structure.groups == ()
     assert structure.problem is None
+
+
+def test_after_as_many_trials_as_are_allowed_the_other_groups_are_listed() -> None:
+    network = Network(FAMILIES["llama_gqa"]())
+    inputs = sample_inputs(network.model)
+    found = probe_network(network, inputs, most_trials=4)
+    first, second = (found[block] for block in network.blocks[:2])
+    assert first.folds and f"{network.blocks[0]}.mlp.down_proj" in first.untried
+    assert f"{network.blocks[1]}.mlp.down_proj" in second.untried
+    assert not probe_network(network, inputs, most_trials=256)[network.blocks[0]].untried
+
+
+def test_of_very_many_parts_of_a_layer_the_last_alone_is_tried() -> None:
+    block = nn.Sequential(nn.Linear(8, 4 * 200, bias=False), nn.Linear(4 * 200, 4, bias=False), nn.Linear(4, 8))
+    narrow = nn.Sequential(nn.Linear(8, 4 * 20, bias=False), nn.Linear(4 * 20, 4, bias=False), nn.Linear(4, 8))
+    tried = []
+    for model in (narrow, block):
+        producer = find_producer(model.get_submodule, "0")
+        tried.append(len(_channels(producer, 4)))
+    assert tried == [20, 1]

@@ -176,6 +176,10 @@ class Listed(nn.Module):
         return scores
 
 
+def modules_of(stage: SCOP, network: Network) -> list[str]:
+    return [site.module for site in stage.sites(network)]
+
+
 def test_layers_in_a_list_are_read_by_their_neighbours_and_found_as_in_a_sequence() -> None:
     def stage(inputs: int) -> nn.Module:
         return nn.Sequential(nn.Conv2d(inputs, 6, 3, bias=False), nn.BatchNorm2d(6), nn.ReLU())
@@ -191,9 +195,9 @@ def test_layers_in_a_list_are_read_by_their_neighbours_and_found_as_in_a_sequenc
     bare, _ = probe(Listed([nn.Linear(5, 6), nn.Linear(6, 7)], nn.Linear(7, 4)), torch.randn(9, 5))
     assert list(bare) == ["layers.0", "layers.1"]
     network = Network(Listed([stage(3), stage(6)], nn.Linear(6, 4)))
-    assert SCOP().layers(network) == ["layers.1.0", "last"]
-    assert SCOP(ends=True).layers(network) == ["layers.0.0", "layers.1.0", "last"]
-    assert SCOP().layers(Network(nn.Sequential(nn.Conv1d(3, 6, 3), nn.Linear(6, 4)))) == ["1"]
+    assert modules_of(SCOP(), network) == ["layers.1.0", "last"]
+    assert modules_of(SCOP(ends=True), network) == ["layers.0.0", "layers.1.0", "last"]
+    assert modules_of(SCOP(), Network(nn.Sequential(nn.Conv1d(3, 6, 3), nn.Linear(6, 4)))) == ["1"]
 
 
 class Auxiliary(nn.Module):

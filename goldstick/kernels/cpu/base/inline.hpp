@@ -1,5 +1,5 @@
-// How a function is compiled: into its callers, and so for the instructions of each of them; or for AVX2, and for F16C,
-// which is older and turns halves into floats.
+// How a function is compiled: into its callers, and so for the instructions of each of them; or for AVX2, for F16C, which
+// turns halves into floats, and for FMA, which came with it. The compiler fuses nothing by itself: see CMakeLists.txt.
 #pragma once
 
 #if defined(__GNUC__)
@@ -11,7 +11,7 @@
 #endif
 
 #if defined(__x86_64__) && defined(__GNUC__)
-#define GOLDSTICK_AVX2 __attribute__((target("avx2,f16c")))
+#define GOLDSTICK_AVX2 __attribute__((target("avx2,f16c,fma")))
 #else
 #define GOLDSTICK_AVX2
 #endif

@@ -3,6 +3,7 @@
 #include "calibration/gptq.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 #include "base/floats.hpp"
@@ -55,7 +56,31 @@ GOLDSTICK_INLINE void take_off_errors(const double* errors, const double* factor
 // Solve kLanes rows from `first` on; rows past the end repeat the last one and are not stored.
 // `work` [width, kLanes] holds the weights of the columns to come and the errors of those that are done;
 // `factor` [width, width] is U transposed.
-template <Precision precision>
+enum class Codes { integers, minimums, table };
+
+// The places of `ratio` in a table: how many edges lie below it, and the sign.
+GOLDSTICK_INLINE void look_up(const GptqBlock& block, const float* ratio, float* code) {
+    const float sign_bit = static_cast<float>(1 << (block.bits - 1));
+    float size[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+        size[lane] = block.sign ? std::fabs(ratio[lane]) : ratio[lane];
+        code[lane] = 0.0f;
+    }
+    for (int e = 0; e < block.edge_count; ++e) {
+        const float edge = block.edges[e];
+        for (int lane = 0; lane < kLanes; ++lane) {
+            code[lane] += size[lane] > edge ? 1.0f : 0.0f;
+        }
+    }
+    if (block.sign) {
+        for (int lane = 0; lane < kLanes; ++lane) {
+            const bool below = block.zero_sign ? std::signbit(ratio[lane]) : ratio[lane] < 0.0f;
+            code[lane] += below ? sign_bit : 0.0f;
+        }
+    }
+}
+
+template <Precision precision, Codes kind>
 GOLDSTICK_INLINE void solve_tile(const GptqBlock& block, const double* factor, std::int64_t first, double* work) {
     const std::int64_t width = block.width;
     const int used = static_cast<int>(std::min<std::int64_t>(kLanes, block.rows - first));
@@ -86,7 +111,28 @@ GOLDSTICK_INLINE void solve_tile(const GptqBlock& block, const double* factor, s
         std::memcpy(column, work + k * kLanes, sizeof column);
         take_off_errors(work, factor + k * width, k, column);
         const double pivot = factor[k * width + k];
-        for (int lane = 0; lane < kLanes; ++lane) {
+        if constexpr (kind == Codes::table) {
+            float ratio[kLanes];
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const float quotient = static_cast<float>(column[lane]) / scale[lane];
+                ratio[lane] = scale[lane] == 0.0f ? 0.0f : quotient;
+            }
+            look_up(block, ratio, code);
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const float value = rounded<precision>(block.table[static_cast<int>(code[lane])] * scale[lane]);
+                column[lane] = (column[lane] - static_cast<double>(value)) / pivot;
+            }
+        }
+        for (int lane = 0; kind == Codes::minimums && lane < kLanes; ++lane) {
+            const float quotient = (static_cast<float>(column[lane]) + zero[lane]) / scale[lane];
+            float ratio = scale[lane] == 0.0f ? 0.0f : quotient;
+            ratio = ratio > 0.0f ? ratio : 0.0f;
+            ratio = ratio < highest + middle ? ratio : highest + middle;
+            code[lane] = round_half_even(ratio);
+            const float value = code[lane] * scale[lane] - zero[lane];
+            column[lane] = (column[lane] - static_cast<double>(value)) / pivot;
+        }
+        for (int lane = 0; kind == Codes::integers && lane < kLanes; ++lane) {
             const float quotient = static_cast<float>(column[lane]) / scale[lane];
             float ratio = (scale[lane] == 0.0f ? 0.0f : quotient) + offset[lane];
             // Clamped first, so that rounding stays in range; the ends are whole numbers. A NaN becomes the lowest.
@@ -109,14 +155,25 @@ GOLDSTICK_INLINE void solve_tile(const GptqBlock& block, const double* factor, s
     }
 }
 
-GOLDSTICK_INLINE void solve_tile_in(const GptqBlock& block, const double* factor, std::int64_t first, double* work) {
+template <Codes kind>
+GOLDSTICK_INLINE void solve_tile_of(const GptqBlock& block, const double* factor, std::int64_t first, double* work) {
     switch (block.precision) {
         case Precision::float32:
-            return solve_tile<Precision::float32>(block, factor, first, work);
+            return solve_tile<Precision::float32, kind>(block, factor, first, work);
         case Precision::bfloat16:
-            return solve_tile<Precision::bfloat16>(block, factor, first, work);
+            return solve_tile<Precision::bfloat16, kind>(block, factor, first, work);
         case Precision::float16:
-            return solve_tile<Precision::float16>(block, factor, first, work);
+            return solve_tile<Precision::float16, kind>(block, factor, first, work);
+    }
+}
+
+GOLDSTICK_INLINE void solve_tile_in(const GptqBlock& block, const double* factor, std::int64_t first, double* work) {
+    if (block.table) {
+        solve_tile_of<Codes::table>(block, factor, first, work);
+    } else if (block.minimums) {
+        solve_tile<Precision::float32, Codes::minimums>(block, factor, first, work);
+    } else {
+        solve_tile_of<Codes::integers>(block, factor, first, work);
     }
 }
 

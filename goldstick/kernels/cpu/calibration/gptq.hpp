@@ -4,6 +4,9 @@
 //     e    = (w − (code − zero) · scale) / U[j, j]               float64
 //     w[k] −= e · U[j, k]                                        float64, two roundings
 //
+// With minimums the code is clamp(round((w + minimum) / scale), 0, 2^bits − 1) and its value code · scale − minimum, in
+// float32; with a table the code is that of the value nearest to w / scale, and its value the product of both.
+//
 // The same operations in the same order as algorithms/column_loop.py, so codes and errors are equal to the bit. This
 // file must be compiled without contraction: a fused multiply-add would round once where torch rounds twice.
 #pragma once
@@ -25,6 +28,11 @@ struct GptqBlock {
     double* errors;             // [rows, width]
     std::int64_t rows, width, groups;
     int bits;
+    bool minimums;              // whether `zero` holds minimums
+    const float* edges;         // [values − 1] between the values of a table, signed ones without their sign; or null
+    const float* table;         // [2^bits], the value of every code
+    int edge_count;
+    bool sign, zero_sign;       // whether the top bit of a code is a sign, and whether −0 has it
     Precision precision;  // to which (code − zero) and its product with the scale are rounded: that of the layer
 };
 

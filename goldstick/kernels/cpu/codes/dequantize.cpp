@@ -17,7 +17,7 @@ void dequantize_scalar(const Segment<T>& segment, int bits, std::int64_t begin, 
             code |= static_cast<unsigned>(segment.stream[byte + 1]) << (8 - shift);
         }
         const float centred = round_to<T>(static_cast<float>(code & mask) - segment.zero);
-        store(segment.out + i, round_to<T>(centred * segment.scale));
+        store(segment.out + i, round_to<T>(centred * segment.scale - segment.minimum));
     }
 }
 
@@ -34,6 +34,16 @@ static void dequantize_row(const Matrix<T>& matrix, std::int64_t row, bool use_a
         segment.end = std::min(segment.begin + matrix.group_size, matrix.columns);
         segment.scale = to_float(matrix.scale[at]);
         segment.zero = matrix.zero ? to_float(matrix.zero[at]) : middle;
+        segment.minimum = 0.0f;
+        if (matrix.units) {
+            const std::int64_t superblock = group / (matrix.groups / matrix.superblocks);
+            const float* const unit = matrix.units + row * (matrix.zero ? 2 : 1) * matrix.superblocks + superblock;
+            segment.scale *= *unit;
+            if (matrix.zero) {
+                segment.minimum = segment.zero * unit[matrix.superblocks];
+                segment.zero = 0.0f;
+            }
+        }
         const std::int64_t rest = use_avx2 ? dequantize_avx2(segment, matrix.bits) : segment.begin;
         dequantize_scalar(segment, matrix.bits, rest, segment.end);
     }
@@ -49,7 +59,7 @@ void dequantize_matrix(const Matrix<T>& matrix, int threads, bool use_avx2) {
 
 bool has_avx2() {
 #if defined(__x86_64__)
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c");
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
 #else
     return false;
 #endif

@@ -1,7 +1,8 @@
 // Packed codes to floating-point weights: w[o, i] = (u[o, i] − zero[o, g]) · scale[o, g], g = i / group_size.
 //
 // Element k of a row occupies bits `bits·k …` of the row's bit stream, counted from the least significant bit.
-// Both operations round to the type of the scale, so results are bit-equal to the same two operations in torch.
+// Both operations round to the type of the scale, so results are bit-equal to the same two operations in torch. In
+// superblocks w = value · (scale · d) − zero · d', in float, rounded to the type at the end.
 #pragma once
 
 #include <cstdint>
@@ -19,6 +20,8 @@ struct Matrix {
     T* out;                       // [rows, columns]
     std::int64_t rows, columns, width, groups, group_size;
     int bits;
+    const float* units = nullptr;  // [rows, 1 or 2, superblocks]: d and d', or null
+    std::int64_t superblocks = 0;
 };
 
 // A run of one row's columns that share a scale.
@@ -27,7 +30,7 @@ struct Segment {
     const std::uint8_t* stream;  // the row's bytes
     std::int64_t stream_bytes;   // none may be read from here on
     std::int64_t begin, end;     // columns
-    float zero, scale;
+    float zero, scale, minimum;
     T* out;                      // the row's weights
 };
 

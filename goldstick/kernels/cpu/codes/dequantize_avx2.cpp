@@ -46,13 +46,13 @@ GOLDSTICK_AVX2 inline __m256i round_bits(__m256 value) {
     return _mm256_blendv_epi8(kept, _mm256_set1_epi32(0x7fc00000), is_nan);
 }
 
-GOLDSTICK_AVX2 inline void write(float* out, __m256 centred, __m256 scale) {
-    _mm256_storeu_ps(out, _mm256_mul_ps(centred, scale));
+GOLDSTICK_AVX2 inline void write(float* out, __m256 centred, __m256 scale, __m256 minimum) {
+    _mm256_storeu_ps(out, _mm256_sub_ps(_mm256_mul_ps(centred, scale), minimum));
 }
 
-GOLDSTICK_AVX2 inline void write(bfloat16* out, __m256 centred, __m256 scale) {
+GOLDSTICK_AVX2 inline void write(bfloat16* out, __m256 centred, __m256 scale, __m256 minimum) {
     const __m256 rounded = _mm256_castsi256_ps(round_bits(centred));
-    const __m256i product = _mm256_srli_epi32(round_bits(_mm256_mul_ps(rounded, scale)), 16);
+    const __m256i product = _mm256_srli_epi32(round_bits(_mm256_sub_ps(_mm256_mul_ps(rounded, scale), minimum)), 16);
     const __m128i halves =
         _mm_packus_epi32(_mm256_castsi256_si128(product), _mm256_extracti128_si256(product, 1));
     _mm_storeu_si128(reinterpret_cast<__m128i*>(out), halves);
@@ -62,20 +62,20 @@ GOLDSTICK_AVX2 inline __m128i to_halves(__m256 value) {
     return _mm256_cvtps_ph(value, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-GOLDSTICK_AVX2 inline void write(float16* out, __m256 centred, __m256 scale) {
+GOLDSTICK_AVX2 inline void write(float16* out, __m256 centred, __m256 scale, __m256 minimum) {
     const __m256 rounded = _mm256_cvtph_ps(to_halves(centred));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), to_halves(_mm256_mul_ps(rounded, scale)));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), to_halves(_mm256_sub_ps(_mm256_mul_ps(rounded, scale), minimum)));
 }
 
 template <int bits, typename T>
 GOLDSTICK_AVX2 std::int64_t dequantize_octets(const Segment<T>& segment) {
     const __m256 zero = _mm256_set1_ps(segment.zero);
-    const __m256 scale = _mm256_set1_ps(segment.scale);
+    const __m256 scale = _mm256_set1_ps(segment.scale), minimum = _mm256_set1_ps(segment.minimum);
     const std::uint8_t* end = segment.stream + segment.stream_bytes;
     std::int64_t i = segment.begin;
     for (; i + 8 <= segment.end; i += 8) {
         const __m256i codes = load_codes<bits>(segment.stream + i / 8 * bits, end);
-        write(segment.out + i, _mm256_sub_ps(_mm256_cvtepi32_ps(codes), zero), scale);
+        write(segment.out + i, _mm256_sub_ps(_mm256_cvtepi32_ps(codes), zero), scale, minimum);
     }
     return i;
 }

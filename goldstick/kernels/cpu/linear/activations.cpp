@@ -74,7 +74,12 @@ GOLDSTICK_INLINE void arrange(const Columns& columns, const std::int16_t* q, std
     switch (columns.shape) {
         case Shape::kNibbles: return arrange_as<Code, 8, 8>(q, padded, apart, out);
         case Shape::kHalfNibbles: return arrange_as<Code, 4, 8>(q, padded, apart, out);
-        case Shape::kBytes: return arrange_as<Code, 8, 4>(q, padded, apart, out);
+        case Shape::kQuarterNibbles: return arrange_as<Code, 2, 8>(q, padded, apart, out);
+        case Shape::kBytes:
+        case Shape::kFives: return arrange_as<Code, 8, 4>(q, padded, apart, out);
+        case Shape::kHalfBytes:
+        case Shape::kSixes:
+        case Shape::kPairs: return arrange_as<Code, 4, 4>(q, padded, apart, out);
     }
 }
 

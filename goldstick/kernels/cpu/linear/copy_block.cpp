@@ -72,6 +72,9 @@ void copy_block(const Columns& columns, const Chunk& chunk, const std::uint8_t* 
     for (; i < end; ++i) {
         out[i - begin] = static_cast<std::uint8_t>(code_at(row, i, columns.bits));
     }
+    if (columns.coding.is_table) {
+        std::transform(out, out + (end - begin), out, [&](std::uint8_t code) { return columns.coding[code]; });
+    }
 }
 
 }  // namespace goldstick

@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "base/inline.hpp"
+#include "linear/closing_avx2.hpp"
+#include "linear/codes_avx2.hpp"
 #include "linear/linear.hpp"
 
 #if defined(__x86_64__)
@@ -17,19 +19,29 @@ constexpr std::int64_t kAhead = 8192;  // bytes between what is read and what is
 
 // What goes side by side: some tokens with as many rows as leave their sums in registers.
 //
-// A block of 32 bytes fills a vector. Two rows' blocks of 16 bytes share one, and so do their sums.
+// A block of 32 bytes fills a vector. Two rows' blocks of 16 bytes share one, or four rows' of 8, and so do their sums.
 template <Shape shape, int tokens>
 struct Tile {
-    static constexpr bool halves = shape == Shape::kHalfNibbles;
-    static constexpr int rows = halves ? 8 : 8 / tokens;
-    static constexpr int vectors = halves ? rows / 2 : rows;  // of codes, and of sums for each token
+    static constexpr bool halves = lanes_of(shape) == 4, quarters = shape == Shape::kQuarterNibbles;
+    static constexpr int rows = halves || quarters ? 8 : 8 / tokens;
+    static constexpr int vectors = quarters ? rows / 4 : halves ? rows / 2 : rows;  // of codes, and of sums for each token
     static constexpr int results = tokens * rows / 8;         // vectors of eight sums: each of one token, or one of all
-    static constexpr int shifts = shape == Shape::kBytes ? 2 : 4, width = shape == Shape::kBytes ? 8 : 4;
-    static constexpr std::int64_t bytes = halves ? 16 : 32, step = bytes * 8 / width;
+    static constexpr int shifts = in_nibbles(shape) ? 4 : 2, width = in_nibbles(shape) ? 4 : 8;
+    static constexpr std::int64_t bytes = quarters ? 8 : halves ? 16 : 32, step = bytes * 8 / width;
 
-    // Block `i` of those that begin `stride` bytes apart, or block `i` and the one half of all rows further on.
+    // Block `i` of those that begin `stride` bytes apart, or block `i` and the one half of all rows further on; or two
+    // neighbours and the two half of all rows further on.
     GOLDSTICK_AVX2 static __m256i load(const std::uint8_t* from, std::int64_t stride, int i) {
-        if constexpr (halves) {
+        if constexpr (quarters) {
+            __m128i pairs[2];
+            GOLDSTICK_UNROLL
+            for (int k = 0; k < 2; ++k) {
+                const std::uint8_t* const pair = from + (2 * i + 4 * k) * stride;
+                pairs[k] = _mm_unpacklo_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(pair)),
+                                              _mm_loadl_epi64(reinterpret_cast<const __m128i*>(pair + stride)));
+            }
+            return _mm256_set_m128i(pairs[1], pairs[0]);
+        } else if constexpr (halves) {
             const auto* low = reinterpret_cast<const __m128i*>(from + i * stride);
             const auto* high = reinterpret_cast<const __m128i*>(from + (i + vectors) * stride);
             return _mm256_inserti128_si256(_mm256_castsi128_si256(_mm_loadu_si128(low)), _mm_loadu_si128(high), 1);
@@ -40,7 +52,11 @@ struct Tile {
 
     // The activations that belong to codes shifted by `j`.
     GOLDSTICK_AVX2 static __m256i activations(const std::int16_t* q, int j) {
-        if constexpr (halves) {
+        if constexpr (quarters) {
+            std::int64_t bits;
+            std::memcpy(&bits, q + j * 4, sizeof bits);
+            return _mm256_set1_epi64x(bits);
+        } else if constexpr (halves) {
             return _mm256_broadcastsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i*>(q + j * 8)));
         } else {
             return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(q + j * 16));
@@ -96,10 +112,12 @@ GOLDSTICK_AVX2 inline __m256i add_halves(__m256i a, __m256i b) {
     return _mm256_add_epi32(_mm256_blend_epi32(a, b, 0xf0), _mm256_permute2x128_si256(a, b, 0x21));
 }
 
-// Eight sums in the order of their lanes. Two, or one, lie in each of `v`.
-template <bool halves>
+// Eight sums in the order of their lanes. Four, two, or one lie in each of `v`.
+template <typename T>
 GOLDSTICK_AVX2 inline __m256i eight_sums(const __m256i* v) {
-    if constexpr (halves) {
+    if constexpr (T::quarters) {
+        return _mm256_hadd_epi32(v[0], v[1]);
+    } else if constexpr (T::halves) {
         return add_lanes(v[0], v[1], v[2], v[3]);
     } else {
         return add_lanes(add_halves(v[0], v[4]), add_halves(v[1], v[5]), add_halves(v[2], v[6]), add_halves(v[3], v[7]));
@@ -107,18 +125,17 @@ GOLDSTICK_AVX2 inline __m256i eight_sums(const __m256i* v) {
 }
 
 // Add the products of a block of each row, which begin at `bytes` and `stride` bytes apart.
-template <Shape shape, int tokens>
-GOLDSTICK_AVX2 inline void multiply_block(const std::uint8_t* bytes, std::int64_t stride, const std::int16_t* q,
-                                          std::int64_t q_stride, __m256i* product) {
+template <Shape shape, bool table, int tokens>
+GOLDSTICK_AVX2 inline void multiply_block(const Codes<shape, false, table>& coding, const std::uint8_t* bytes,
+                                          std::int64_t stride, const std::int16_t* q, std::int64_t q_stride,
+                                          __m256i* product) {
     using T = Tile<shape, tokens>;
-    const __m256i mask = _mm256_set1_epi16((1 << T::width) - 1);
     GOLDSTICK_UNROLL
     for (int i = 0; i < T::vectors; ++i) {
-        const __m256i packed = T::load(bytes, stride, i);
+        const auto words = coding.words(T::load(bytes, stride, i));
         GOLDSTICK_UNROLL
         for (int j = 0; j < T::shifts; ++j) {
-            const __m256i shifted = _mm256_srli_epi16(packed, j * T::width);
-            const __m256i codes = j == T::shifts - 1 ? shifted : _mm256_and_si256(shifted, mask);
+            const __m256i codes = coding.shifted(words, j);
             GOLDSTICK_UNROLL
             for (int t = 0; t < tokens; ++t) {
                 const __m256i values = T::activations(q + t * q_stride, j);
@@ -130,11 +147,12 @@ GOLDSTICK_AVX2 inline void multiply_block(const std::uint8_t* bytes, std::int64_
 }
 
 // Sums of a tile, of the tokens from `begin` and the rows from `first` on.
-template <Shape shape, int tokens>
+template <Shape shape, bool table, int tokens>
 GOLDSTICK_AVX2 void multiply_tile(const Columns& columns, const RowBlock& block, const Activations& activations,
                                   std::int64_t begin, std::int64_t first, float* sums) {
     using T = Tile<shape, tokens>;
     constexpr int vectors = tokens * T::vectors;
+    const Codes<shape, false, table> coding(columns);
     const std::uint8_t* const* rows = block.rows + first;
     const std::int64_t stride = columns.row_bytes, all = activations.tokens;
     const bool apart = rows[T::rows - 1] == rows[0] + (T::rows - 1) * stride;
@@ -164,32 +182,25 @@ GOLDSTICK_AVX2 void multiply_tile(const Columns& columns, const RowBlock& block,
             for (int line = 0; line < T::rows * T::bytes; line += 64) {
                 _mm_prefetch(reinterpret_cast<const char*>(ahead + line), _MM_HINT_T0);
             }
-            multiply_block<shape, tokens>(bytes, stride, q, padded, product);
+            multiply_block<shape, table, tokens>(coding, bytes, stride, q, padded, product);
         }
         for (std::int64_t at = whole; at < padded / T::step; ++at, q += T::step) {
             std::uint8_t copies[T::rows * kBlockBytes];
             for (int r = 0; r < T::rows; ++r) {
                 copy_block(columns, *chunk, rows[r], at, copies + r * kBlockBytes);
             }
-            multiply_block<shape, tokens>(copies, kBlockBytes, q, padded, product);
+            multiply_block<shape, table, tokens>(coding, copies, kBlockBytes, q, padded, product);
         }
         if (chunk->closes) {
             const std::int64_t group = chunk->group * kRows + first;
-            const __m256 weight_scale = T::by_row(block.scale + group);
+            const Steps8 steps{T::by_row(block.scale + group),
+                               block.zero ? T::by_row(block.zero + group) : _mm256_setzero_ps(), block.zero != nullptr,
+                               block.minimums};
             GOLDSTICK_UNROLL
             for (int i = 0; i < T::results; ++i) {
-                const __m256i dot = eight_sums<T::halves>(product + i * vectors / T::results);
-                const __m256i token_shift = T::by_token(shift, i);
-                __m256 centred;
-                if (block.zero) {
-                    const __m256 zero = T::by_row(block.zero + group);
-                    const __m256 shifted = _mm256_mul_ps(zero, _mm256_cvtepi32_ps(token_shift));
-                    centred = _mm256_sub_ps(_mm256_cvtepi32_ps(dot), shifted);
-                } else {
-                    centred = _mm256_cvtepi32_ps(_mm256_add_epi32(dot, token_shift));
-                }
-                const __m256 factor = _mm256_mul_ps(weight_scale, _mm256_castsi256_ps(T::by_token(scale, i)));
-                total[i] = _mm256_add_ps(total[i], _mm256_mul_ps(centred, factor));
+                const __m256i dot = eight_sums<T>(product + i * vectors / T::results);
+                const __m256 token_scale = _mm256_castsi256_ps(T::by_token(scale, i));
+                total[i] = _mm256_add_ps(total[i], closed(dot, steps, T::by_token(shift, i), token_scale));
             }
         }
     }
@@ -199,23 +210,23 @@ GOLDSTICK_AVX2 void multiply_tile(const Columns& columns, const RowBlock& block,
     }
 }
 
-template <Shape shape, int tokens>
+template <Shape shape, bool table, int tokens>
 void multiply_rows(const Columns& columns, const RowBlock& block, const Activations& activations, std::int64_t begin,
                    float* sums) {
     for (std::int64_t first = 0; first < kRows; first += Tile<shape, tokens>::rows) {
-        multiply_tile<shape, tokens>(columns, block, activations, begin, first, sums);
+        multiply_tile<shape, table, tokens>(columns, block, activations, begin, first, sums);
     }
 }
 
-template <Shape shape>
+template <Shape shape, bool table>
 void multiply(const Columns& columns, const RowBlock& block, const Activations& activations, std::int64_t begin,
               std::int64_t end, float* sums) {
     constexpr int most = shape == Shape::kBytes ? 4 : 2;
     for (std::int64_t tokens; begin < end; begin += tokens, sums += tokens * kRows) {
         tokens = end - begin >= most ? most : end - begin >= 2 ? 2 : 1;
-        const auto run = tokens == most ? multiply_rows<shape, most>
-                         : tokens == 2  ? multiply_rows<shape, 2>
-                                        : multiply_rows<shape, 1>;
+        const auto run = tokens == most ? multiply_rows<shape, table, most>
+                         : tokens == 2  ? multiply_rows<shape, table, 2>
+                                        : multiply_rows<shape, table, 1>;
         run(columns, block, activations, begin, sums);
     }
 }
@@ -224,9 +235,9 @@ void multiply(const Columns& columns, const RowBlock& block, const Activations& 
 
 void block_dot_avx2(const Columns& columns, const RowBlock* block, const Activations& activations, std::int64_t begin,
                     std::int64_t end, float* sums) {
-    const auto run = columns.shape == Shape::kNibbles       ? multiply<Shape::kNibbles>
-                     : columns.shape == Shape::kHalfNibbles ? multiply<Shape::kHalfNibbles>
-                                                            : multiply<Shape::kBytes>;
+    const auto run = for_shape(columns, [](auto shape, auto table) {
+        return multiply<decltype(shape)::value, decltype(table)::value>;
+    });
     run(columns, *block, activations, begin, end, sums);
 }
 

@@ -62,6 +62,40 @@ void gather_rows(const T* from, std::int64_t rows, std::int64_t groups, std::int
     }
 }
 
+// Multiply the scales [groups][kRows] of the rows from `first` on (of plane 1, the minimums) by those of their superblocks.
+template <typename T>
+void multiply_by_units(const LinearCall<T>& call, std::int64_t first, std::int64_t plane, float* scale) {
+    const std::int64_t planes = call.zero ? 2 : 1, groups = call.groups / call.superblocks;
+    for (std::int64_t s = 0; s < call.superblocks; ++s) {
+        float unit[kRows];
+        for (std::int64_t r = 0; r < kRows; ++r) {
+            const std::int64_t row = std::min(first + r, call.rows - 1);
+            unit[r] = call.units[(row * planes + plane) * call.superblocks + s];
+        }
+        for (std::int64_t i = 0; i < groups; ++i, scale += kRows) {
+            for (std::int64_t r = 0; r < kRows; ++r) scale[r] *= unit[r];
+        }
+    }
+}
+
+// Scales and zeros (or minimums) of the rows from `first` on, [groups][kRows], where there are zeros.
+template <typename T>
+void gather_steps(const LinearCall<T>& call, std::int64_t first, float* scale, float* zero) {
+    gather_rows(call.scale, call.rows, call.groups, first, scale);
+    if (call.units) {
+        multiply_by_units(call, first, 0, scale);
+    }
+    if (call.zero) {
+        gather_rows(call.zero, call.rows, call.groups, first, zero);
+        for (std::int64_t i = 0; sizeof(T) == 2 && i < call.groups * kRows; ++i) {
+            zero[i] = round_to<T>(zero[i]);
+        }
+        if (call.units) {
+            multiply_by_units(call, first, 1, zero);
+        }
+    }
+}
+
 // Codes, scales and zeros of the rows from `first` on.
 template <typename T>
 RowBlock gather_block(const LinearCall<T>& call, std::int64_t first, float* scale, float* zero) {
@@ -69,15 +103,10 @@ RowBlock gather_block(const LinearCall<T>& call, std::int64_t first, float* scal
     for (std::int64_t r = 0; r < kRows; ++r) {
         block.rows[r] = call.packed + std::min(first + r, call.rows - 1) * call.row_bytes;
     }
-    gather_rows(call.scale, call.rows, call.groups, first, scale);
+    gather_steps(call, first, scale, zero);
     block.scale = scale;
-    if (call.zero) {
-        gather_rows(call.zero, call.rows, call.groups, first, zero);
-        for (std::int64_t i = 0; sizeof(T) == 2 && i < call.groups * kRows; ++i) {
-            zero[i] = round_to<T>(zero[i]);
-        }
-        block.zero = zero;
-    }
+    block.zero = call.zero ? zero : nullptr;
+    block.minimums = call.units && call.zero;
     return block;
 }
 

@@ -20,6 +20,28 @@ void spread_lines(const Columns& columns, const Chunk& chunk, bool interleaved, 
     }
 }
 
+// Scales and zeros of a group as floats, where they are products of integers with those of their superblock.
+class Expanded {
+public:
+    const float* scale(const RowBlock& block, const Chunk& chunk) {
+        return block.whole_scale ? product(block.whole_scale, block.unit, chunk, scale_) : block.scale + chunk.group * kRows;
+    }
+    const float* zero(const RowBlock& block, const Chunk& chunk) {
+        return block.whole_zero ? product(block.whole_zero, block.zero_unit, chunk, zero_)
+               : block.zero     ? block.zero + chunk.group * kRows
+                                : nullptr;
+    }
+
+private:
+    static const float* product(const std::int8_t* whole, const float* unit, const Chunk& chunk, float* out) {
+        for (std::int64_t r = 0; r < kRows; ++r) {
+            out[r] = static_cast<float>(whole[chunk.group * kRows + r]) * unit[chunk.superblock * kRows + r];
+        }
+        return out;
+    }
+    float scale_[kRows], zero_[kRows];
+};
+
 template <int count>
 void block_gemm(const Columns& columns, const RowBlock* blocks, const Activations& activations, std::int64_t begin,
                  std::int64_t end, float* sums, Multiply* of_tile, Multiply* of_rest) {
@@ -32,7 +54,7 @@ void block_gemm(const Columns& columns, const RowBlock* blocks, const Activation
     std::int32_t products[count * kTokens * kRows];
     const bool interleaved = blocks->words != nullptr;
     const bool as_they_are = interleaved && columns.in_bytes && columns.shape == Shape::kBytes;
-    Unpack* const spread = (columns.in_bytes ? unpack_for<true> : unpack_for<false>)(columns.shape, interleaved);
+    Unpack* const spread = (columns.in_bytes ? unpack_for<true> : unpack_for<false>)(columns, interleaved);
     const std::int64_t tile = activations.tile, rest = (end - begin) % tile, full = end - rest;
     std::int64_t part = 0, tiles = 0;  // of the chunks before this one
     std::int32_t lines[kChunk];
@@ -40,17 +62,19 @@ void block_gemm(const Columns& columns, const RowBlock* blocks, const Activation
     for (const Chunk& chunk : columns.chunks) {
         const bool last = &chunk == &columns.chunks.back();
         Rows rows[count];
+        Expanded expanded[count];
         for (int b = 0; b < count; ++b) {
             const RowBlock& block = blocks[b];
-            const std::uint32_t* const words = interleaved ? columns.words_of(chunk, block) : nullptr;
+            const std::uint32_t* const words = interleaved ? columns.words_from(chunk, block) : nullptr;
             if (!as_they_are) {
                 spread(columns, chunk, block, panels[b]);
             }
             rows[b] = {as_they_are ? reinterpret_cast<const std::int32_t*>(words) : panels[b].codes,
                        interleaved ? reinterpret_cast<const std::uint8_t*>(words + columns.words(chunk) * kRows)
                                    : block.rows[0] + (last ? kRows * columns.row_bytes : chunk.end * columns.bits / 8),
-                       block.scale + chunk.group * kRows,
-                       block.zero ? block.zero + chunk.group * kRows : nullptr,
+                       expanded[b].scale(block, chunk),
+                       expanded[b].zero(block, chunk),
+                       block.minimums,
                        products + b * numbers,
                        sums + b * numbers};
         }

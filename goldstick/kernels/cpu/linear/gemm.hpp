@@ -12,6 +12,7 @@ struct Rows {
     const std::uint8_t* ahead;  // what is unpacked next: while the first tile is multiplied, memory is called for
     const float* weight_scale;  // [kRows]
     const float* zero;          // [kRows], or null
+    bool minimums;              // whether zeros are such
     std::int32_t* products;     // [tile][tokens][kRows]: of a span's chunks before this one
     float* sums;                // [tile][tokens][kRows]: of the spans before this one
 };

@@ -84,7 +84,7 @@ private:
         const float* const scale = strip_.scale + token;
         std::int32_t* const products = rows.products + token * kRows;
         float* const sums = rows.sums + token * kRows;
-        const __m512 weight_scale = _mm512_loadu_ps(rows.weight_scale);
+        const Steps steps = steps_of(rows.weight_scale, zeros ? rows.zero : nullptr, rows.minimums);
         GOLDSTICK_UNROLL
         for (std::int64_t t = 0; t < count; ++t) {
             __m512i product = _mm512_load_si512(found + t * kRows);
@@ -99,9 +99,9 @@ private:
                 _mm512_storeu_si512(products + t * kRows, product);
                 continue;
             }
-            const __m512 value = centred(product, false, zeros ? rows.zero : nullptr, shift[t]);
             const __m512 before = _mm512_loadu_ps(sums + t * kRows);
-            _mm512_storeu_ps(sums + t * kRows, _mm512_add_ps(before, scaled(value, weight_scale, scale[t])));
+            const __m512 added = closed(product, false, steps, shift[t], scale[t]);
+            _mm512_storeu_ps(sums + t * kRows, _mm512_add_ps(before, added));
         }
     }
 

@@ -1,5 +1,6 @@
 // Products of a panel with AVX2: two vectors of eight rows, and four tokens at a time.
 #include "base/inline.hpp"
+#include "linear/closing_avx2.hpp"
 #include "linear/gemm.hpp"
 
 #if defined(__x86_64__)
@@ -10,17 +11,14 @@
 namespace goldstick {
 namespace {
 
-// What the products of a span come to, added to the sums of one token and eight rows.
-GOLDSTICK_AVX2 inline void close(__m256i product, __m256 weight_scale, const float* zero, std::int32_t shift,
-                                 float scale, float* sums) {
-    __m256 centred;
-    if (zero) {
-        const __m256 shifted = _mm256_mul_ps(_mm256_loadu_ps(zero), _mm256_set1_ps(static_cast<float>(shift)));
-        centred = _mm256_sub_ps(_mm256_cvtepi32_ps(product), shifted);
-    } else {
-        centred = _mm256_cvtepi32_ps(_mm256_add_epi32(product, _mm256_set1_epi32(shift)));
-    }
-    const __m256 added = _mm256_mul_ps(centred, _mm256_mul_ps(weight_scale, _mm256_set1_ps(scale)));
+GOLDSTICK_AVX2 inline Steps8 steps_of(const Rows& rows, std::int64_t row) {
+    return {_mm256_loadu_ps(rows.weight_scale + row), rows.zero ? _mm256_loadu_ps(rows.zero + row) : _mm256_setzero_ps(),
+            rows.zero != nullptr, rows.minimums};
+}
+
+// Add what the products of a span come to, of one token and eight rows.
+GOLDSTICK_AVX2 inline void close(__m256i product, const Steps8& steps, std::int32_t shift, float scale, float* sums) {
+    const __m256 added = closed(product, steps, _mm256_set1_epi32(shift), _mm256_set1_ps(scale));
     _mm256_storeu_ps(sums, _mm256_add_ps(_mm256_loadu_ps(sums), added));
 }
 
@@ -90,8 +88,8 @@ GOLDSTICK_AVX2 void multiply(const Strip& strip, const Chunk& chunk) {
     const std::int32_t *q = strip.q, *shift = strip.shift;
     const Overflow* overflow = strip.overflow;
     const Rows& rows = *strip.rows;
-    const __m256 low_scale = _mm256_loadu_ps(rows.weight_scale), high_scale = _mm256_loadu_ps(rows.weight_scale + 8);
-    const float *zero = rows.zero, *high_zero = zero ? zero + 8 : nullptr, *scale = strip.scale;
+    const Steps8 low_steps = steps_of(rows, 0), high_steps = steps_of(rows, 8);
+    const float* scale = strip.scale;
     auto* products = reinterpret_cast<__m256i*>(rows.products);
     float* sums = rows.sums;
     for (std::int64_t tile = 0; tile < strip.tiles; ++tile, products += 2 * tokens, overflow += chunk.steps) {
@@ -113,8 +111,8 @@ GOLDSTICK_AVX2 void multiply(const Strip& strip, const Chunk& chunk) {
         GOLDSTICK_UNROLL
         for (int t = 0; t < tokens; ++t) {
             if (chunk.closes) {
-                close(low[t], low_scale, zero, shift[t], scale[t], sums + t * kRows);
-                close(high[t], high_scale, high_zero, shift[t], scale[t], sums + t * kRows + 8);
+                close(low[t], low_steps, shift[t], scale[t], sums + t * kRows);
+                close(high[t], high_steps, shift[t], scale[t], sums + t * kRows + 8);
             } else {
                 _mm256_storeu_si256(products + 2 * t, low[t]);
                 _mm256_storeu_si256(products + 2 * t + 1, high[t]);
@@ -135,7 +133,7 @@ constexpr int kSmallBits = 6;  // two sums of two products of such codes and 8 b
 
 Multiply* const* gemm_avx2(const Columns& columns) {
     return !columns.in_bytes              ? kMultiply<InWords>
-           : columns.bits <= kSmallBits ? kMultiply<InBytes<2>>
+           : columns.coding.width <= kSmallBits ? kMultiply<InBytes<2>>
                                         : kMultiply<InBytes<1>>;
 }
 

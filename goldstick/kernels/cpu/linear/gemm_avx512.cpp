@@ -27,8 +27,8 @@ GOLDSTICK_AVX512 inline void add_all(const Strip& strip, const Chunk& chunk, con
 template <bool in_bytes, int tokens>
 GOLDSTICK_AVX512 void multiply(const Strip& strip, const Chunk& chunk) {
     const Rows& rows = *strip.rows;
-    const bool shifted = begins_shifted(chunk, rows.zero);
-    const __m512 weight_scale = _mm512_loadu_ps(rows.weight_scale);
+    const bool shifted = begins_shifted(chunk, rows.zero != nullptr);
+    const Steps steps = steps_of(rows.weight_scale, rows.zero, rows.minimums);
     const std::int32_t *q = strip.q, *shift = strip.shift;
     const float* scale = strip.scale;
     std::int32_t* products = rows.products;
@@ -50,8 +50,8 @@ GOLDSTICK_AVX512 void multiply(const Strip& strip, const Chunk& chunk) {
         for (int t = 0; t < tokens; ++t) {
             if (chunk.closes) {
                 const __m512 before = _mm512_loadu_ps(sums + t * kRows);
-                const __m512 found = centred(product[t], shifted, rows.zero, shift[t]);
-                _mm512_storeu_ps(sums + t * kRows, _mm512_add_ps(before, scaled(found, weight_scale, scale[t])));
+                const __m512 added = closed(product[t], shifted, steps, shift[t], scale[t]);
+                _mm512_storeu_ps(sums + t * kRows, _mm512_add_ps(before, added));
             } else {
                 _mm512_storeu_si512(products + t * kRows, product[t]);
             }

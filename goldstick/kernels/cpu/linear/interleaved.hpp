@@ -8,8 +8,10 @@
 
 namespace goldstick {
 
-// Codes of up to 4 bits fill 4, wider ones 8. A 32-bit word holds 8 or 4 neighbouring codes of a row; the words of 16
-// rows lie side by side, [block of rows][word][kRows], and of scales and zeros the floats, [block of rows][group][kRows].
+// Codes of 3 and 4 bits fill 4, and those of a table or of 7 and 8 bits 8: a 32-bit word holds 8 or 4 neighbouring codes of
+// a row. Others are split where that saves memory (shape.hpp). The words of 16 rows lie side by side, [block of
+// rows][word][kRows], and of scales and zeros the floats, [block of rows][group][kRows]; of superblocks the integers, where
+// they are such of 8 bits, and the floats of superblocks.
 // Chunks are filled up to whole blocks of columns, and the last block of rows with its last row.
 class Interleaved {
 public:
@@ -27,8 +29,10 @@ public:
 private:
     std::int64_t row_words_, groups_;
     Buffer<std::uint32_t> words_;
-    Buffer<float> scale_, zero_;
-    bool has_zero_;
+    std::int64_t superblocks_;
+    bool whole_, has_zero_;
+    Buffer<float> scale_, zero_;  // of groups, or where scales are whole of superblocks
+    Buffer<std::int8_t> whole_scale_, whole_zero_;
 };
 
 }  // namespace goldstick

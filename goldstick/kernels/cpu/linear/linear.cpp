@@ -15,8 +15,23 @@ namespace {
 
 constexpr std::int64_t kSpan16 = 128;    // 128 products of 8 and 16 bits, and half of what 32 bits hold
 constexpr std::int64_t kSpan8 = 32768;   // as many products of 8 and 9 bits
+constexpr std::int64_t kHalfMatrix = 32;  // columns of the half of a matrix of AMX
 constexpr std::int64_t kQuantizedAlone = 16, kNeighbours = 64;
 constexpr std::int64_t kOverflowShare = 4;  // with more than one overflow in so many steps, 16 bits are faster
+
+// What sums of `count` rows come to, from `row` on, where codes are not the integers themselves or scales have a scale.
+template <typename T>
+GOLDSTICK_INLINE const float* in_units(const LinearCall<T>& call, std::int64_t row, std::int64_t count, const float* sum,
+                                       float* out) {
+    if (call.coding.unit == 1.0f && !call.divisor) {
+        return sum;
+    }
+    for (std::int64_t r = 0; r < count; ++r) {
+        const float divisor = !call.divisor ? 1.0f : call.divisor[call.divisor_rows ? row + r : 0];
+        out[r] = sum[r] * call.coding.unit / divisor;
+    }
+    return out;
+}
 
 // The rows of some blocks, from `first` on, for the tokens begin … end, as far as there are any.
 template <typename T>
@@ -25,7 +40,8 @@ GOLDSTICK_INLINE void write_in(const LinearCall<T>& call, std::int64_t blocks, c
     for (std::int64_t token = begin; token < std::min(end, call.tokens); ++token) {
         for (std::int64_t b = 0; b < blocks; ++b) {
             const std::int64_t row = first + b * kRows, count = std::min(kRows, call.rows - row);
-            const float* sum = sums + (b * (end - begin) + token - begin) * kRows;
+            float units[kRows];
+            const float* sum = in_units(call, row, count, sums + (b * (end - begin) + token - begin) * kRows, units);
             T* y = call.y + token * call.rows + row;
             if (const T* const bias = call.bias ? call.bias + row : nullptr) {
                 for (std::int64_t r = 0; r < count; ++r) store(y + r, round_to<T>(sum[r] + to_float(bias[r])));
@@ -49,14 +65,30 @@ void write_scalar(const LinearCall<T>& call, std::int64_t blocks, const float* s
 
 }  // namespace
 
-Columns::Columns(std::int64_t columns, std::int64_t group_size, int bits, std::int64_t row_bytes, Rounding rounding,
-                 bool in_bytes, Isa isa, bool interleaved)
-    : bits(bits), row_bytes(row_bytes), in_bytes(in_bytes), deposit(isa != Isa::kScalar && can_deposit()), steps(0),
+namespace {
+
+Shape shape_of(std::int64_t group_size, int bits, bool table, bool nibbles, bool interleaved) {
+    if (interleaved && !table && bits <= 2) return Shape::kPairs;
+    if (nibbles) {
+        return group_size <= 16 ? Shape::kQuarterNibbles : group_size <= 32 ? Shape::kHalfNibbles : Shape::kNibbles;
+    }
+    if (interleaved && !table && bits <= 6) return bits == 5 && group_size > 16 ? Shape::kFives : Shape::kSixes;
+    return group_size <= 16 ? Shape::kHalfBytes : Shape::kBytes;
+}
+
+}  // namespace
+
+Columns::Columns(std::int64_t columns, std::int64_t group_size, int bits, const Coding& coding, std::int64_t row_bytes,
+                 Rounding rounding, bool in_bytes, Isa isa, bool interleaved, std::int64_t superblocks)
+    : bits(bits), coding(coding), row_bytes(row_bytes), in_bytes(in_bytes), deposit(isa != Isa::kScalar && can_deposit()), steps(0),
       matrix_steps(16) {
     const bool whole_bytes = group_size % 2 == 0 || group_size >= columns;  // in nibbles: groups begin with a byte
-    const bool in_nibbles = interleaved ? bits <= 4 : bits == 4 && whole_bytes;
-    shape = !in_nibbles ? Shape::kBytes : group_size <= 32 ? Shape::kHalfNibbles : Shape::kNibbles;
-    direct = !interleaved && (in_nibbles || bits == 8);
+    const bool nibbles = interleaved ? bits <= 4 : bits == 4 && whole_bytes;
+    shape = shape_of(group_size, bits, coding.is_table, nibbles, interleaved);
+    direct = !interleaved && (nibbles || bits == 8);
+    // AMX takes no fewer than half a matrix.
+    const std::int64_t whole_blocks = std::max<std::int64_t>(block_codes(), group_size < kHalfMatrix ? 1 : kHalfMatrix);
+    const std::int64_t of_superblock = superblocks ? std::max<std::int64_t>(columns / superblocks, 1) : columns;
     const std::int64_t longest = rounding == Rounding::kInt16 ? kSpan16 : kSpan8;
     const std::int64_t chunk_size = rounding == Rounding::kInt16 ? kSpan16 : kChunk;
     chunks.reserve(static_cast<std::size_t>(columns / std::min(chunk_size, group_size) + 1));
@@ -64,10 +96,10 @@ Columns::Columns(std::int64_t columns, std::int64_t group_size, int bits, std::i
         const std::int64_t stop = std::min(start + group_size, columns);
         for (std::int64_t begin = start; begin < stop; begin += chunk_size) {
             const std::int64_t end = std::min(begin + chunk_size, stop);
-            const std::int64_t width = (end - begin + block_codes() - 1) / block_codes() * block_codes();
+            const std::int64_t width = (end - begin + whole_blocks - 1) / whole_blocks * whole_blocks;
             const std::int64_t there = (row_bytes - begin * bits / 8) / block_bytes();
             const std::int64_t whole = direct ? std::min(there, width / block_codes()) : 0;
-            chunks.push_back({begin, end, start / group_size, steps, width, width / step_codes(), whole,
+            chunks.push_back({begin, end, start / group_size, start / of_superblock, steps, width, width / step_codes(), whole,
                               (begin - start) % longest == 0, end == stop || (end - start) % longest == 0});
             steps += width / step_codes();
             matrix_steps = width / step_codes() % 16 == 0 ? matrix_steps : 8;
@@ -112,8 +144,8 @@ private:
 template <typename T>
 bool multiply(const LinearCall<T>& call, int threads, const Plan& plan) {
     const Interleaved* const interleaved = plan.interleaved ? call.interleaved : nullptr;
-    const Columns columns(call.columns, call.group_size, call.bits, call.row_bytes, call.rounding, plan.in_bytes,
-                          plan.isa, plan.interleaved);
+    const Columns columns(call.columns, call.group_size, call.bits, call.coding, call.row_bytes, call.rounding,
+                          plan.in_bytes, plan.isa, plan.interleaved, call.superblocks);
     const ActivationMemory memory(columns, plan, call.tokens);
     const Activations activations = memory.activations();
     std::int64_t exceeding = 0;

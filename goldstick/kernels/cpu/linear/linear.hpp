@@ -5,6 +5,11 @@
 //
 //     y = Σ over spans  (Σ u·q − zero · Σ q) · (weight scale · activation scale)
 //
+// where u may be looked up in a table, and y is then multiplied by the table's unit and divided by the scale of scales.
+// Of superblocks the weight scale is the product of two, exact in float32, and zeros are minimums, likewise:
+//
+//     y = Σ over spans  (Σ u·q · weight scale − minimum · Σ q) · activation scale
+//
 // Both inner sums are exact in 32 bits, so they may be taken in any order; the spans are added in order, in float32,
 // with one rounding for each operation written here. Every path (portable or vector, one token or many, any number of
 // threads) therefore gives the same bits. These files must be compiled without contraction.
@@ -14,9 +19,12 @@
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "base/isa.hpp"
+#include "linear/coding.hpp"
+#include "linear/shape.hpp"
 
 namespace goldstick {
 
@@ -59,13 +67,18 @@ struct LinearCall {
     Rounding rounding;
     float input_scale;  // of kInt8Tensor
     float input_zero;   // of kInt8Tensor; 0 where the range is symmetric
+    Coding coding;      // what codes stand for; middle() stands for 0 where there are no zeros
+    const float* divisor = nullptr;  // the scale of scales: [1], or [rows] if `divisor_rows`; or null
+    bool divisor_rows = false;
+    const float* units = nullptr;  // of superblocks, what scales and then zeros are multiplied by: [rows, 1 or 2, superblocks]
+    std::int64_t superblocks = 0;  // of a row
     const Interleaved* interleaved = nullptr;  // the weight prepacked, which vector kernels read instead; or null
 };
 
 // A run of columns that is unpacked and multiplied at once.
 struct Chunk {
     std::int64_t begin, end;  // columns, all of one group
-    std::int64_t group;
+    std::int64_t group, superblock;
     std::int64_t offset;  // steps before it
     std::int64_t padded;  // its columns, filled up to whole blocks
     std::int64_t steps;   // what a multiplication takes at once of a row, 32 bits of activations: two columns or four
@@ -73,19 +86,17 @@ struct Chunk {
     bool opens, closes;   // whether it is the first and the last of its span
 };
 
-// How the codes of a block lie in its bytes.
-enum class Shape {
-    kNibbles,      // 64 codes of 4 bits in 32 bytes
-    kHalfNibbles,  // 32 codes of 4 bits in 16 bytes, for groups as short as that
-    kBytes,        // 32 codes of 8 bits in 32 bytes; codes of other widths are widened first
-};
-
 // Sixteen rows of the weight. Where fewer are left, the last one stands in for the others.
 struct RowBlock {
     const std::uint8_t* rows[kRows];
     const std::uint32_t* words;  // [word][kRows] where they are prepacked; there are no rows then, or else null
-    const float* scale;  // [groups][kRows]
+    const float* scale;  // [groups][kRows], or null where there are integers
     const float* zero;   // [groups][kRows], or null: Columns::middle() for all
+    const std::int8_t* whole_scale;  // [groups][kRows], of superblocks that are prepacked, or null
+    const std::int8_t* whole_zero;   // the same of minimums, or null
+    const float* unit;               // [superblocks][kRows]: scale is whole_scale · unit
+    const float* zero_unit;          // [superblocks][kRows]
+    bool minimums;                   // zeros are subtracted as they are, and not in units of the scale
 };
 
 // How the rows are cut into chunks and blocks.
@@ -93,10 +104,11 @@ struct RowBlock {
 // A 32-bit lane d of a block holds 8 or 4 neighbouring codes. Shifting by `j` codes and masking leaves some of them as
 // 16-bit or 8-bit integers, `shifts()` codes apart, so activations are kept in that order: [j][d][2 or 4].
 struct Columns {
-    Columns(std::int64_t columns, std::int64_t group_size, int bits, std::int64_t row_bytes, Rounding rounding,
-            bool in_bytes, Isa isa, bool interleaved = false);
+    Columns(std::int64_t columns, std::int64_t group_size, int bits, const Coding& coding, std::int64_t row_bytes,
+            Rounding rounding, bool in_bytes, Isa isa, bool interleaved = false, std::int64_t superblocks = 0);
 
     int bits;
+    Coding coding;
     std::int64_t row_bytes;
     bool in_bytes;  // activations have 8 bits and are multiplied as such
     bool deposit;   // codes of other widths are spread by an instruction
@@ -106,18 +118,20 @@ struct Columns {
     std::int64_t matrix_steps;  // of a matrix, which AMX multiplies at once: 64 columns, or 32 where a chunk wants it
     std::vector<Chunk> chunks;
 
-    std::int64_t block_bytes() const { return shape == Shape::kHalfNibbles ? 16 : kBlockBytes; }
-    std::int64_t lanes() const { return block_bytes() / 4; }
-    std::int64_t lane_codes() const { return shape == Shape::kBytes ? 4 : 8; }
+    std::int64_t block_bytes() const { return words_of(shape) * 4; }
+    bool in_table() const { return coding.is_table && in_nibbles(shape); }  // nibbles, which are no integers yet
+    std::int64_t lanes() const { return lanes_of(shape); }
+    std::int64_t lane_codes() const { return lane_codes_of(shape); }
     std::int64_t block_codes() const { return lanes() * lane_codes(); }
     std::int64_t step_codes() const { return in_bytes ? 4 : 2; }
     std::int64_t shifts() const { return lane_codes() / step_codes(); }
-    std::int64_t words() const { return steps * step_codes() / lane_codes(); }  // of a row that is prepacked
-    std::int64_t words(const Chunk& chunk) const { return chunk.padded / lane_codes(); }
-    const std::uint32_t* words_of(const Chunk& chunk, const RowBlock& block) const {
-        return block.words + chunk.offset * step_codes() / lane_codes() * kRows;
+    // Words of a row that is prepacked.
+    std::int64_t words() const { return steps * step_codes() / block_codes() * words_of(shape); }
+    std::int64_t words(const Chunk& chunk) const { return chunk.padded / block_codes() * words_of(shape); }
+    const std::uint32_t* words_from(const Chunk& chunk, const RowBlock& block) const {
+        return block.words + chunk.offset * step_codes() / block_codes() * words_of(shape) * kRows;
     }
-    std::int32_t middle() const { return 1 << (bits - 1); }
+    std::int32_t middle() const { return coding.middle; }
 
     // Place of column `column` of a block among the block's activations.
     std::int64_t place(std::int64_t column) const {
@@ -186,6 +200,31 @@ BlockKernel block_scalar;
 BlockKernel block_gemm_avx2, block_gemm_avx512, block_gemm_amx;  // best for many tokens
 BlockKernel block_dot_avx2;                                         // best for a few
 BlockKernel block_interleaved_avx2, block_interleaved_avx512;       // best for a few, of a weight that is prepacked
+
+// What `of` gives for the shape and for whether a table is looked up, both of which it is called with as types.
+template <bool interleaved = false, typename Of>
+auto for_shape(const Columns& columns, Of of) {
+    using std::integral_constant;
+    using kNibbles = integral_constant<Shape, Shape::kNibbles>;
+    using kHalf = integral_constant<Shape, Shape::kHalfNibbles>;
+    using kQuarter = integral_constant<Shape, Shape::kQuarterNibbles>;
+    const bool table = columns.in_table();
+    if constexpr (interleaved) {
+        switch (columns.shape) {
+            case Shape::kSixes: return of(integral_constant<Shape, Shape::kSixes>(), std::false_type());
+            case Shape::kFives: return of(integral_constant<Shape, Shape::kFives>(), std::false_type());
+            case Shape::kPairs: return of(integral_constant<Shape, Shape::kPairs>(), std::false_type());
+            default: break;
+        }
+    }
+    switch (columns.shape) {
+        case Shape::kNibbles: return table ? of(kNibbles(), std::true_type()) : of(kNibbles(), std::false_type());
+        case Shape::kHalfNibbles: return table ? of(kHalf(), std::true_type()) : of(kHalf(), std::false_type());
+        case Shape::kQuarterNibbles: return table ? of(kQuarter(), std::true_type()) : of(kQuarter(), std::false_type());
+        case Shape::kHalfBytes: return of(integral_constant<Shape, Shape::kHalfBytes>(), std::false_type());
+        default: return of(integral_constant<Shape, Shape::kBytes>(), std::false_type());
+    }
+}
 
 // The whole call on `threads` threads.
 template <typename T>

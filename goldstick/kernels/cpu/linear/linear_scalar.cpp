@@ -12,10 +12,23 @@ void unpack_row(const Columns& columns, const Chunk& chunk, const std::uint8_t* 
     for (std::int64_t start = 0; start < chunk.padded; start += columns.block_codes()) {
         copy_block(columns, chunk, row, start / columns.block_codes(), bytes);
         for (std::int64_t i = 0; i < columns.block_codes(); ++i) {
-            const int code = columns.shape == Shape::kBytes ? bytes[i] : bytes[i / 2] >> (i % 2 * 4) & 15;
+            const bool wide = !in_nibbles(columns.shape);  // and an integer already
+            const int code = wide ? bytes[i] : columns.coding[bytes[i / 2] >> (i % 2 * 4) & 15];
             codes[start + columns.place(i)] = static_cast<std::int16_t>(code);
         }
     }
+}
+
+// What the products of a span come to; `group` is that of a row.
+float closed(const RowBlock& block, std::int64_t group, std::int32_t product, std::int32_t shift, float scale) {
+    if (!block.zero) {
+        return static_cast<float>(product + shift) * (block.scale[group] * scale);
+    }
+    const float of_zeros = block.zero[group] * static_cast<float>(shift);
+    if (block.minimums) {
+        return (static_cast<float>(product) * block.scale[group] - of_zeros) * scale;
+    }
+    return (static_cast<float>(product) - of_zeros) * (block.scale[group] * scale);
 }
 
 }  // namespace
@@ -43,10 +56,7 @@ void block_scalar(const Columns& columns, const RowBlock* block, const Activatio
                 if (chunk.closes) {
                     const std::int64_t group = chunk.group * kRows + r;
                     const std::int32_t shift = activations.shift[part];
-                    const float centred = block->zero ? static_cast<float>(product) -
-                                                           block->zero[group] * static_cast<float>(shift)
-                                                     : static_cast<float>(product + shift);
-                    sums[at] += centred * (block->scale[group] * activations.scale[part]);
+                    sums[at] += closed(*block, group, product, shift, activations.scale[part]);
                 }
             }
         }

@@ -49,7 +49,7 @@ Plan plan_of(const LinearCall<T>& call, Isa isa, bool bytes) {
         plan.tile = std::max<std::int64_t>(parts(call.tokens, tiles), 1);
     }
     plan.tiles = parts(call.tokens, plan.tile);
-    plan.may_exceed = plan.in_bytes && call.bits == 8 && plan.isa == Isa::kAvx2;
+    plan.may_exceed = plan.in_bytes && call.coding.width == 8 && plan.isa == Isa::kAvx2;
     return plan;
 }
 

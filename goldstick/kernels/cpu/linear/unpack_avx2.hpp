@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/inline.hpp"
+#include "linear/codes_avx2.hpp"
 #include "linear/linear.hpp"
 
 #if defined(__x86_64__)
@@ -64,29 +65,32 @@ GOLDSTICK_AVX2 inline void load_half_lanes(const std::uint8_t* const rows[8], __
     lanes[3] = _mm256_unpackhi_epi64(b, d);
 }
 
-// Which codes a shift and a mask leave of a 32-bit lane.
-template <Shape shape, bool in_bytes>
-struct Lanes {
-    static constexpr int width = shape == Shape::kBytes ? 8 : 4;
-    static constexpr int shifts = 32 / width / (in_bytes ? 4 : 2);
-    static constexpr int mask = in_bytes ? 0x0f0f0f0f : shape == Shape::kBytes ? 0x00ff00ff : 0x000f000f;
-    static constexpr int count = shape == Shape::kHalfNibbles ? 4 : 8;  // of a block
-
-    GOLDSTICK_AVX2 static __m256i codes(__m256i lanes, int j) {
-        if constexpr (shifts == 1) {
-            return lanes;
-        } else {
-            return _mm256_and_si256(_mm256_srli_epi32(lanes, j * width), _mm256_set1_epi32(mask));
+// The same for blocks of 8 bytes.
+GOLDSTICK_AVX2 inline void load_quarter_lanes(const std::uint8_t* const rows[8], __m256i lanes[2]) {
+    __m256 v[2];
+    GOLDSTICK_UNROLL
+    for (int i = 0; i < 2; ++i) {
+        __m128i pairs[2];
+        GOLDSTICK_UNROLL
+        for (int k = 0; k < 2; ++k) {
+            const std::uint8_t* const* const pair = rows + 2 * i + 4 * k;
+            pairs[k] = _mm_unpacklo_epi64(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(pair[0])),
+                                          _mm_loadl_epi64(reinterpret_cast<const __m128i*>(pair[1])));
         }
+        v[i] = _mm256_castsi256_ps(_mm256_set_m128i(pairs[1], pairs[0]));
     }
-};
+    lanes[0] = _mm256_castps_si256(_mm256_shuffle_ps(v[0], v[1], 0x88));
+    lanes[1] = _mm256_castps_si256(_mm256_shuffle_ps(v[0], v[1], 0xdd));
+}
 
 // A chunk of the block's rows, which has been called for while the chunk before it was multiplied. Eight rows first, then
 // the others: rows are often some 4096 bytes long, so that the same columns of more than eight drive each other out of
 // the first-level cache before a line is used up.
-template <Shape shape, bool in_bytes>
+template <Shape shape, bool in_bytes, bool table>
 GOLDSTICK_AVX2 void unpack(const Columns& columns, const Chunk& chunk, const RowBlock& block, Panel& panel) {
-    using L = Lanes<shape, in_bytes>;
+    using C = Codes<shape, in_bytes, table>;
+    constexpr int count = lanes_of(shape);
+    const C codes(columns);
     std::uint8_t copies[8 * kBlockBytes];
     const std::int64_t blocks = chunk.padded / columns.block_codes();
     for (std::int64_t half = 0; half < 2; ++half) {
@@ -94,7 +98,7 @@ GOLDSTICK_AVX2 void unpack(const Columns& columns, const Chunk& chunk, const Row
         std::int64_t offset = chunk.begin * columns.bits / 8;
         __m256i* out = reinterpret_cast<__m256i*>(panel.codes) + half;
         for (std::int64_t at = 0; at < blocks;
-             ++at, offset += columns.block_bytes(), out += 2 * L::shifts * L::count) {
+             ++at, offset += columns.block_bytes(), out += 2 * C::shifts * count) {
             const std::uint8_t* rows[8];
             for (int r = 0; r < 8; ++r) {
                 rows[r] = from[r] + offset;
@@ -104,12 +108,15 @@ GOLDSTICK_AVX2 void unpack(const Columns& columns, const Chunk& chunk, const Row
                 }
             }
             __m256i lanes[8];
-            shape == Shape::kHalfNibbles ? load_half_lanes(rows, lanes) : load_lanes(rows, lanes);
+            count == 2   ? load_quarter_lanes(rows, lanes)
+            : count == 4 ? load_half_lanes(rows, lanes)
+                         : load_lanes(rows, lanes);
             GOLDSTICK_UNROLL
-            for (int d = 0; d < L::count; ++d) {
+            for (int d = 0; d < count; ++d) {
+                const auto words = codes.words(lanes[d]);
                 GOLDSTICK_UNROLL
-                for (int j = 0; j < L::shifts; ++j) {
-                    _mm256_store_si256(out + 2 * (j * L::count + d), L::codes(lanes[d], j));
+                for (int j = 0; j < C::shifts; ++j) {
+                    _mm256_store_si256(out + 2 * (j * count + d), C::shifted(words, j));
                 }
             }
         }
@@ -117,35 +124,39 @@ GOLDSTICK_AVX2 void unpack(const Columns& columns, const Chunk& chunk, const Row
 }
 
 // The same of rows that lie side by side already.
-template <Shape shape, bool in_bytes>
+template <Shape shape, bool in_bytes, bool table>
 GOLDSTICK_AVX2 void unpack_words(const Columns& columns, const Chunk& chunk, const RowBlock& block, Panel& panel) {
-    using L = Lanes<shape, in_bytes>;
-    const auto* from = reinterpret_cast<const __m256i*>(columns.words_of(chunk, block));
+    using C = Codes<shape, in_bytes, table>;
+    constexpr int count = lanes_of(shape);
+    const C codes(columns);
+    const std::uint32_t* from = columns.words_from(chunk, block);
     auto* out = reinterpret_cast<__m256i*>(panel.codes);
-    for (std::int64_t at = 0; at < chunk.padded; at += columns.block_codes(), out += 2 * L::shifts * L::count) {
-        for (int d = 0; d < L::count; ++d, from += 2) {
-            const __m256i low = _mm256_load_si256(from), high = _mm256_load_si256(from + 1);
+    for (std::int64_t at = 0; at < chunk.padded; at += columns.block_codes(), out += 2 * C::shifts * count) {
+        GOLDSTICK_UNROLL
+        for (int d = 0; d < count; ++d) {
+            const auto low = codes.words(word_of<shape>(from, d)), high = codes.words(word_of<shape>(from + 8, d));
             GOLDSTICK_UNROLL
-            for (int j = 0; j < L::shifts; ++j) {
-                _mm256_store_si256(out + 2 * (j * L::count + d), L::codes(low, j));
-                _mm256_store_si256(out + 2 * (j * L::count + d) + 1, L::codes(high, j));
+            for (int j = 0; j < C::shifts; ++j) {
+                _mm256_store_si256(out + 2 * (j * count + d), C::shifted(low, j));
+                _mm256_store_si256(out + 2 * (j * count + d) + 1, C::shifted(high, j));
             }
         }
+        from += words_of(shape) * kRows;
     }
 }
 
 using Unpack = void(const Columns&, const Chunk&, const RowBlock&, Panel&);
 
 template <bool in_bytes>
-Unpack* unpack_for(Shape shape, bool interleaved) {
+Unpack* unpack_for(const Columns& columns, bool interleaved) {
     if (interleaved) {
-        return shape == Shape::kNibbles       ? unpack_words<Shape::kNibbles, in_bytes>
-               : shape == Shape::kHalfNibbles ? unpack_words<Shape::kHalfNibbles, in_bytes>
-                                              : unpack_words<Shape::kBytes, in_bytes>;
+        return for_shape<true>(columns, [](auto shape, auto table) -> Unpack* {
+            return unpack_words<decltype(shape)::value, in_bytes, decltype(table)::value>;
+        });
     }
-    return shape == Shape::kNibbles       ? unpack<Shape::kNibbles, in_bytes>
-           : shape == Shape::kHalfNibbles ? unpack<Shape::kHalfNibbles, in_bytes>
-                                          : unpack<Shape::kBytes, in_bytes>;
+    return for_shape(columns, [](auto shape, auto table) -> Unpack* {
+        return unpack<decltype(shape)::value, in_bytes, decltype(table)::value>;
+    });
 }
 
 }  // namespace

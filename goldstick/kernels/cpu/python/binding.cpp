@@ -11,6 +11,7 @@
 #include "python/convolution_binding.hpp"
 #include "python/decoder_block_binding.hpp"
 #include "python/float_codes_binding.hpp"
+#include "python/fits_binding.hpp"
 #include "python/fused_binding.hpp"
 #include "python/gptq_binding.hpp"
 #include "base/isa.hpp"
@@ -34,7 +35,8 @@ using Array = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 // `Stored` is how an element crosses the border (bfloat16 travels as int16, float16 as uint16), `T` how the kernel sees it.
 template <typename T, typename Stored>
 void dequantize_rows(Array<const std::int32_t> packed, Array<const Stored> scale,
-                     nb::object zero_or_none, Array<Stored> out, int bits, std::int64_t group_size, int threads) {
+                     nb::object zero_or_none, Array<Stored> out, int bits, std::int64_t group_size, int threads,
+                     nb::object units_or_none) {
     static_assert(sizeof(T) == sizeof(Stored));
     const std::size_t rows = out.shape(0), columns = out.shape(1);
     if (bits < 1 || bits > 8) {
@@ -56,6 +58,18 @@ void dequantize_rows(Array<const std::int32_t> packed, Array<const Stored> scale
         goldstick::expect_shape("zero", zero, {rows, groups});
         matrix.zero = reinterpret_cast<const T*>(zero.data());
     }
+    nb::ndarray<const float, nb::ndim<3>, nb::c_contig, nb::device::cpu> units;
+    if (!units_or_none.is_none()) {
+        if (!nb::try_cast(units_or_none, units, false)) {
+            throw nb::type_error("units must be dense float32 of three dimensions");
+        }
+        goldstick::expect_shape("units", units, {rows, matrix.zero ? std::size_t{2} : std::size_t{1}, units.shape(2)});
+        if (units.shape(2) == 0 || groups % units.shape(2) != 0) {
+            throw std::invalid_argument("groups do not divide into superblocks");
+        }
+        matrix.units = units.data();
+        matrix.superblocks = static_cast<std::int64_t>(units.shape(2));
+    }
     matrix.packed = reinterpret_cast<const std::uint32_t*>(packed.data());
     matrix.scale = reinterpret_cast<const T*>(scale.data());
     matrix.out = reinterpret_cast<T*>(out.data());
@@ -73,7 +87,8 @@ void dequantize_rows(Array<const std::int32_t> packed, Array<const Stored> scale
 template <typename T, typename Stored>
 void define_dequantize_rows(nb::module_& module) {
     module.def("dequantize_rows", &dequantize_rows<T, Stored>, "packed"_a.noconvert(), "scale"_a.noconvert(),
-               "zero"_a.none(), "out"_a.noconvert(), "bits"_a, "group_size"_a, "threads"_a = 1);
+               "zero"_a.none(), "out"_a.noconvert(), "bits"_a, "group_size"_a, "threads"_a = 1,
+               "units"_a.none() = nb::none());
 }
 
 }  // namespace
@@ -92,5 +107,6 @@ NB_MODULE(_C, module) {
     define_decoder_block(module);
     define_convolution(module);
     define_search_ranges(module);
+    define_fit_blocks(module);
     module.def("isa", [] { return goldstick::name_of(goldstick::chosen_isa()); });
 }

@@ -19,11 +19,13 @@ namespace {
 
 template <typename T>
 using Array = nb::ndarray<T, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Numbers = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Groups = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void gptq_block(Array<const double> weight, Array<const double> factor, Array<const float> scale,
                 nb::object zero_or_none, Groups group, Array<std::uint8_t> codes, Array<double> errors, int bits,
-                const std::string& precision, int threads, bool use_avx2) {
+                const std::string& precision, int threads, bool use_avx2, bool minimums, nb::object edges_or_none,
+                nb::object table_or_none, bool sign, bool zero_sign) {
     const std::size_t rows = weight.shape(0), width = weight.shape(1), groups = scale.shape(1);
     if (bits < 1 || bits > 8) {
         throw std::invalid_argument("bits is " + std::to_string(bits) + ", expected 1 to 8");
@@ -51,6 +53,28 @@ void gptq_block(Array<const double> weight, Array<const double> factor, Array<co
         goldstick::expect_shape("zero", zero, {rows, groups});
         block.zero = zero.data();
     }
+    block.minimums = minimums;
+    if (minimums && !block.zero) {
+        throw std::invalid_argument("minimums are missing");
+    }
+    Numbers edges, table;
+    if (edges_or_none.is_none() != table_or_none.is_none()) {
+        throw std::invalid_argument("edges and table go together");
+    }
+    if (!table_or_none.is_none()) {
+        if (!nb::try_cast<Numbers>(edges_or_none, edges, false) || !nb::try_cast<Numbers>(table_or_none, table, false)) {
+            throw nb::type_error("edges and table must be dense float32 vectors");
+        }
+        const std::size_t values = (std::size_t{1} << bits) >> (sign ? 1 : 0);
+        if (bits > 4 || table.shape(0) != std::size_t{1} << bits || edges.shape(0) >= values) {
+            throw std::invalid_argument("a table has 2^bits values, 16 at most, and fewer edges");
+        }
+        block.edges = edges.data();
+        block.table = table.data();
+        block.edge_count = static_cast<int>(edges.shape(0));
+        block.sign = sign;
+        block.zero_sign = zero_sign;
+    }
     block.weight = weight.data();
     block.factor = factor.data();
     block.scale = scale.data();
@@ -74,5 +98,6 @@ void gptq_block(Array<const double> weight, Array<const double> factor, Array<co
 void define_gptq_block(nb::module_& module) {
     module.def("gptq_block", &gptq_block, "weight"_a.noconvert(), "factor"_a.noconvert(), "scale"_a.noconvert(),
                "zero"_a.none(), "group"_a.noconvert(), "codes"_a.noconvert(), "errors"_a.noconvert(), "bits"_a,
-               "precision"_a, "threads"_a = 1, "use_avx2"_a = false);
+               "precision"_a, "threads"_a = 1, "use_avx2"_a = false, "minimums"_a = false,
+               "edges"_a.none() = nb::none(), "table"_a.none() = nb::none(), "sign"_a = false, "zero_sign"_a = false);
 }

@@ -9,6 +9,7 @@
 
 #include "base/floats.hpp"
 #include "linear/linear.hpp"
+#include "python/coding_arguments.hpp"
 #include "python/linear_binding.hpp"
 #include "python/shapes.hpp"
 
@@ -28,7 +29,8 @@ template <typename T, typename Stored>
 void quantized_linear(Array<const Stored, 2> x, Array<const std::int32_t, 2> packed, Array<const Stored, 2> scale,
                       nb::object zero_or_none, nb::object bias_or_none, Array<Stored, 2> y, int bits,
                       std::int64_t group_size, const std::string& activation, float input_scale, int input_zero,
-                      int threads, const std::string& isa) {
+                      int threads, const std::string& isa, nb::object table, int middle, float unit,
+                      nb::object global_scale) {
     static_assert(sizeof(T) == sizeof(Stored));
     const std::size_t tokens = x.shape(0), columns = x.shape(1), rows = packed.shape(0);
     if (bits < 1 || bits > 8) {
@@ -73,6 +75,8 @@ void quantized_linear(Array<const Stored, 2> x, Array<const std::int32_t, 2> pac
     call.groups = static_cast<std::int64_t>(groups);
     call.group_size = group_size;
     call.bits = bits;
+    call.coding = goldstick::coding_of(table, bits, middle, unit);
+    goldstick::set_global_scale(call, global_scale, rows);
     call.rounding = goldstick::rounding_of(activation);
     call.input_scale = input_scale;
     call.input_zero = static_cast<float>(input_zero);
@@ -99,7 +103,8 @@ void define(nb::module_& module) {
     module.def("quantized_linear", &quantized_linear<T, Stored>, "x"_a.noconvert(), "packed"_a.noconvert(),
                "scale"_a.noconvert(), "zero"_a.none(), "bias"_a.none(), "y"_a.noconvert(), "bits"_a, "group_size"_a,
                "activation"_a = "", "input_scale"_a = 0.0f, "input_zero"_a = 0, "threads"_a = 1,
-               "isa"_a = "scalar");
+               "isa"_a = "scalar", "table"_a.none() = nb::none(), "middle"_a = 0, "unit"_a = 1.0f,
+               "global_scale"_a.none() = nb::none());
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "linear/interleaved.hpp"
 #include "base/isa.hpp"
 #include "linear/linear.hpp"
+#include "python/coding_arguments.hpp"
 #include "python/prepared_binding.hpp"
 #include "linear/prepared_linear.hpp"
 #include "python/shapes.hpp"
@@ -49,7 +50,8 @@ class Prepared final : public goldstick::PreparedLinear {
 public:
     Prepared(Array<const std::int32_t, 2> packed, Array<const Stored, 2> scale, nb::object zero, nb::object bias,
              nb::object input_scale, nb::object input_zero, int bits, std::int64_t columns, std::int64_t group_size,
-             const std::string& activation, bool interleaved)
+             const std::string& activation, bool interleaved, const nb::object& table, int middle, float unit,
+             const nb::object& global_scale)
         : packed_(packed), scale_(scale) {
         if (bits < 1 || bits > 8 || group_size < 1 || columns < 1) {
             throw std::invalid_argument("a layer has 1 to 8 bits, and columns and groups of 1 or more");
@@ -75,6 +77,9 @@ public:
         call_.groups = static_cast<std::int64_t>(groups);
         call_.group_size = group_size;
         call_.bits = bits;
+        call_.coding = goldstick::coding_of(table, bits, middle, unit);
+        goldstick::set_global_scale(call_, global_scale, rows);
+        kept_[4] = global_scale;
         if (interleaved && goldstick::uses_avx2() && goldstick::Interleaved::pays(call_)) {
             interleaved_ = std::make_unique<goldstick::Interleaved>(call_);
             call_.interleaved = interleaved_.get();
@@ -100,7 +105,7 @@ public:
 private:
     Array<const std::int32_t, 2> packed_;
     Array<const Stored, 2> scale_;
-    nb::object kept_[4];
+    nb::object kept_[5];
     std::unique_ptr<const goldstick::Interleaved> interleaved_;
     goldstick::LinearCall<T> call_{};
     const T* input_scale_;
@@ -113,12 +118,14 @@ void define(nb::module_& module) {
         "prepare_linear",
         [](Array<const std::int32_t, 2> packed, Array<const Stored, 2> scale, nb::object zero, nb::object bias,
            nb::object input_scale, nb::object input_zero, int bits, std::int64_t columns, std::int64_t group_size,
-           const std::string& activation, bool interleaved) -> goldstick::PreparedLinear* {
+           const std::string& activation, bool interleaved, nb::object table, int middle, float unit,
+           nb::object global_scale) -> goldstick::PreparedLinear* {
             return new Prepared<T, Stored>(packed, scale, zero, bias, input_scale, input_zero, bits, columns,
-                                           group_size, activation, interleaved);
+                                           group_size, activation, interleaved, table, middle, unit, global_scale);
         },
         "packed"_a.noconvert(), "scale"_a.noconvert(), "zero"_a.none(), "bias"_a.none(), "input_scale"_a.none(),
         "input_zero"_a.none(), "bits"_a, "columns"_a, "group_size"_a, "activation"_a, "interleaved"_a = false,
+        "table"_a.none() = nb::none(), "middle"_a = 0, "unit"_a = 1.0f, "global_scale"_a.none() = nb::none(),
         nb::rv_policy::take_ownership);
 }
 

@@ -1,0 +1,128 @@
+"""Records of decoders like Llama's, whose blocks hold one network."""
+
+from __future__ import annotations
+
+from goldstick.checkpoint.gguf.architecture import (
+    ATTENTION,
+    BLOCK,
+    GELU,
+    HEAD_NORMS,
+    MLP,
+    NORMS,
+    PAIRS,
+    QKV,
+    SILU,
+    Architecture,
+)
+
+_SANDWICH = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
+_GEMMA = {"hidden_activation": "gelu_pytorch_tanh", "attention_bias": False, "use_bidirectional_attention": False}
+
+DENSE = (
+    Architecture(
+        name="llama",
+        classes=("LlamaForCausalLM", "MistralForCausalLM"),
+        model_type="llama",
+        modules=BLOCK,
+        biases=(*ATTENTION, *MLP),
+        rows=PAIRS,
+        fixed=SILU,
+        told_by={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+        window="ignored",
+    ),
+    Architecture(
+        name="qwen2",
+        classes=("Qwen2ForCausalLM",),
+        model_type="qwen2",
+        modules=BLOCK,
+        biases=QKV,
+        fixed=SILU,
+    ),
+    Architecture(
+        name="qwen3",
+        classes=("Qwen3ForCausalLM",),
+        model_type="qwen3",
+        modules=(*BLOCK, *HEAD_NORMS),
+        fixed=SILU | {"attention_bias": False},
+    ),
+    Architecture(
+        name="granite",
+        classes=("GraniteForCausalLM",),
+        model_type="granite",
+        modules=BLOCK,
+        biases=(*ATTENTION, *MLP),
+        rows=PAIRS,
+        keys={
+            "attention_multiplier": "Attention.SCALE",
+            "embedding_multiplier": "LLM.EMBEDDING_SCALE",
+            "residual_multiplier": "LLM.RESIDUAL_SCALE",
+            "logits_scaling": "LLM.LOGIT_SCALE",
+        },
+        fixed=SILU,
+        told_by={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
+    ),
+    Architecture(
+        name="olmo2",
+        classes=("Olmo2ForCausalLM",),
+        model_type="olmo2",
+        modules=(*ATTENTION, *HEAD_NORMS, "post_attention_layernorm", "post_feedforward_layernorm", *MLP),
+        fixed=SILU | {"attention_bias": False},
+        needs_head=True,
+    ),
+    Architecture(
+        name="starcoder2",
+        classes=("Starcoder2ForCausalLM",),
+        model_type="starcoder2",
+        modules=(*NORMS, *ATTENTION, "mlp.c_fc", "mlp.c_proj"),
+        biases=("model.norm", *NORMS, *ATTENTION, "mlp.c_fc", "mlp.c_proj"),
+        epsilon="norm_epsilon",
+        fixed={"hidden_act": ("gelu_pytorch_tanh", *GELU)},
+        told_by={"use_bias": "blk.0.attn_q.bias"},
+        window="ignored",
+    ),
+    Architecture(
+        name="phi3",
+        classes=("Phi3ForCausalLM",),
+        model_type="phi3",
+        modules=(*NORMS, "self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"),
+        fixed=SILU,
+        partly=True,
+        scalings=("yarn", "longrope"),
+        window="ignored",
+    ),
+    Architecture(
+        name="gemma",
+        classes=("GemmaForCausalLM",),
+        model_type="gemma",
+        modules=BLOCK,
+        one_more=True,
+        fixed={"hidden_act": ("gelu_pytorch_tanh", *GELU), "attention_bias": False},
+    ),
+    Architecture(
+        name="gemma2",
+        classes=("Gemma2ForCausalLM",),
+        model_type="gemma2",
+        modules=(*BLOCK, *_SANDWICH),
+        one_more=True,
+        keys={
+            "attn_logit_softcapping": "LLM.ATTN_LOGIT_SOFTCAPPING",
+            "final_logit_softcapping": "LLM.FINAL_LOGIT_SOFTCAPPING",
+        },
+        fixed=_GEMMA,
+        window="layers",
+        period=2,
+        scaled_by_width=46,
+    ),
+    Architecture(
+        name="gemma3",
+        classes=("Gemma3ForCausalLM",),
+        model_type="gemma3_text",
+        modules=(*BLOCK, *HEAD_NORMS, *_SANDWICH),
+        one_more=True,
+        keys={"final_logit_softcapping": "LLM.FINAL_LOGIT_SOFTCAPPING"},
+        fixed=_GEMMA | {"attn_logit_softcapping": None},
+        window="layers",
+        period=6,
+        scaled_by_width=62,
+    ),
+)

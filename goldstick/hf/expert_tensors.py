@@ -1,0 +1,76 @@
+"""The experts of a checkpoint in the native format's tensors, whatever format it is stored in.
+
+transformers gathers the experts of a mixture into one parameter by stacking rows. The tensors of the native format can
+be stacked so. Those of other formats cannot always: zeros are packed over rows, blocks have one scale for many of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from goldstick.checkpoint.derived_tensor import DerivedTensor
+from goldstick.checkpoint.safetensors_file import TensorInfo
+from goldstick.core.scheme import Scheme
+from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.formats.input_scale import part_name
+from goldstick.formats.native import NATIVE
+from goldstick.hf.layers import StoredLayers
+from goldstick.structure.network import Network
+
+
+def with_native_experts(stored: StoredLayers, network: Network) -> dict[str, TensorInfo] | None:
+    """Every tensor of a checkpoint, those of quantized experts as the native format would store them.
+
+    Args:
+        stored: Its quantized matrices.
+        network: Its model, on the meta device.
+
+    Returns:
+        Name → tensor; ``None`` where nothing differs from what the files hold.
+    """
+    fused = [layer for layer in stored.layers if network.by_name[layer.site].layout.fused]
+    experts = [layer for layer in fused if not is_stacked_as_stored(stored.format, layer)]
+    if not experts:
+        return None
+    tensors = dict(stored.tensors)
+    for layer in experts:
+        for suffix in stored.parts(layer):
+            del tensors[part_name(layer.name, suffix)]
+        tensors |= _native(stored, layer)
+    return tensors
+
+
+def is_stacked_as_stored(storage: StorageFormat, layer: StoredLayer) -> bool:
+    """Whether the tensors that a format stores experts in are those of the native format, and more at most."""
+    dtype = layer.scale_dtype or torch.float32
+    native = dataclasses.replace(layer, scheme=of_experts(layer.scheme))
+    return NATIVE.specs(native, dtype).items() <= storage.specs(layer, dtype).items()
+
+
+def of_experts(scheme: Scheme) -> Scheme:
+    """The scheme that experts run: their inputs stay float."""
+    return dataclasses.replace(scheme, activation=None)
+
+
+def _native(stored: StoredLayers, layer: StoredLayer) -> dict[str, TensorInfo]:
+    parts = stored.parts(layer)
+    native = dataclasses.replace(layer, scheme=of_experts(layer.scheme))
+    specs = NATIVE.specs(native, layer.scale_dtype or torch.float32)
+    latest: dict[str, Tensor] = {}
+
+    def part(suffix: str) -> Tensor:
+        if suffix not in latest:  # each is asked for once, one after the other
+            tensor = stored.format.unpack(stored.read(layer), layer.scheme, layer.shape[-1])
+            latest.update(NATIVE.pack(tensor, native.scheme))
+        return latest.pop(suffix)
+
+    return {
+        part_name(layer.name, suffix): DerivedTensor.of(
+            part_name(layer.name, suffix), spec, parts.values(), partial(part, suffix)
+        )
+        for suffix, spec in specs.items()
+    }

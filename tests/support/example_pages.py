@@ -1,0 +1,188 @@
+"""What each document's examples presume: models and data, as small as they come."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from safetensors.torch import save_file
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import goldstick
+from goldstick.jobs.load.find_model import reference_directory
+from tests.support import tiny_processors
+from tests.support.small_networks import TinyStages, accuracy, batches
+from tests.support.tiny_processors import SIDE, write_image, write_rows, write_sound
+
+#: Bundled, before any test puts a smaller one in its place.
+BUNDLED = reference_directory()
+#: The size of a page's model. What says nothing of lengths is calibrated on windows of its context.
+SMALL = {
+    "num_hidden_layers": 1,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+#: Page → what is otherwise in its model's config.
+OTHERWISE = {"README.md": {"max_position_embeddings": 192}, "recipes.md": {"num_hidden_layers": 2}}
+
+
+def small_model(directory: Path, page: str) -> Path:
+    """The bundled model made small, with random weights and its tokenizer."""
+    torch.manual_seed(0)
+    config = AutoConfig.from_pretrained(BUNDLED, **(SMALL | OTHERWISE.get(page, {})))
+    AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED / name, directory)
+    return directory
+
+
+def few_data(directory: Path) -> Path:
+    """A data directory with a few items of each of the bundled tasks, and with the bundled text for calibration."""
+    for name in ("text", "boolq", "squad", "ceval", "wikitext2"):
+        (directory / name).mkdir(parents=True)
+    data = BUNDLED / "data"
+    shutil.copy(data / "text" / "calibration.txt", directory / "text")
+    shutil.copy(data / "text" / "calibration.txt", directory / "wikitext2" / "wiki.train.raw")
+    held_out = (data / "text" / "heldout.txt").read_text()[:6000]
+    for name in ("text/heldout.txt", "wikitext2/wiki.test.raw"):
+        (directory / name).write_text(held_out)
+    for name, rows in (("boolq/val.jsonl", 4), ("ceval/val.jsonl", 4), ("ceval/dev.jsonl", 40)):
+        lines = (data / name).read_text().splitlines(keepends=True)
+        (directory / name).write_text("".join(lines[:rows]))
+    squad = json.loads((data / "squad" / "dev-v1.1.json").read_text())
+    squad["data"] = squad["data"][:1]
+    squad["data"][0]["paragraphs"] = squad["data"][0]["paragraphs"][:2]
+    (directory / "squad" / "dev-v1.1.json").write_text(json.dumps(squad))
+    return directory
+
+
+def bundled_with_few_data(directory: Path) -> Path:
+    """The bundled model as it is, with a few items of its data."""
+    shutil.copytree(BUNDLED, directory, ignore=shutil.ignore_patterns("data"))
+    few_data(directory / "data")
+    return directory
+
+
+def texts(folder: Path) -> None:
+    """The bundled text under the names that examples give their own."""
+    text = (BUNDLED / "data" / "text" / "calibration.txt").read_text()
+    for name in ("text.txt", "TEXT"):
+        (folder / name).write_text(text)
+    write_rows(folder / "mine.jsonl", {"text": text})
+
+
+def loaded(directory: str | Path) -> Any:
+    """The model of a checkpoint, as transformers loads it."""
+    return AutoModelForCausalLM.from_pretrained(directory)
+
+
+def _ids() -> torch.Tensor:
+    return torch.randint(3, 3000, (1, 32))
+
+
+def _readme(folder: Path, names: dict[str, Any]) -> None:
+    for name in ("MODEL", "Llama-3-8B"):
+        shutil.copytree(folder / "model", folder / name)
+    goldstick.quantize("model", "rtn-w4a16-g128", output="packed", proof="tensors")
+    names |= {"model": loaded("model"), "loaded": loaded("packed")}
+
+
+def _calibration(folder: Path, names: dict[str, Any]) -> None:
+    tiny_processors.vit(folder / "vit")
+    tiny_processors.llava(folder / "llava")
+    tiny_processors.whisper(folder / "whisper")
+    for number in range(4):
+        write_sound(folder / f"{number}.wav", seed=number)
+        write_image(folder / "photos" / f"{number}.png", seed=number)
+    rows = "".join(f"{number}.wav,some words\n" for number in range(4))
+    (folder / "speech.csv").write_text("audio,transcript\n" + rows)
+    write_rows(folder / "asked.jsonl", *({"image": f"photos/{number}.png", "text": "what?"} for number in range(4)))
+    save_file({"pixel_values": torch.randn(4, 3, SIDE, SIDE)}, folder / "pixels.safetensors")
+
+
+def _doctor(folder: Path, names: dict[str, Any]) -> None:
+    goldstick.quantize("model", "rtn-w4a16-g128", output="Llama-3-8B-w4a16", proof="tensors")
+
+
+def _evaluation(folder: Path, names: dict[str, Any]) -> None:
+    shutil.copytree(folder / "model", folder / "path" / "to" / "model")
+    goldstick.quantize("model", "rtn-w4a16-g128", output="packed", proof="tensors")
+    images = []
+    for seed in range(4):
+        file = io.BytesIO()
+        Image.fromarray(np.random.default_rng(seed).integers(0, 256, (32, 32, 3), dtype=np.uint8)).save(file, "jpeg")
+        images.append(file.getvalue())
+    (folder / "data" / "cifar10").mkdir()
+    np.savez(
+        folder / "data" / "cifar10" / "test.npz",
+        jpeg=np.frombuffer(b"".join(images), dtype=np.uint8),
+        offsets=np.cumsum([0, *map(len, images)]),
+        labels=np.arange(4),
+    )
+    module = nn.Sequential(nn.Conv2d(3, 4, 3, stride=8), nn.Flatten(), nn.Linear(64, 10))
+    names |= {"model": loaded("model"), "quantized": goldstick.load("packed"), "module": module}
+
+
+def _formats(folder: Path, names: dict[str, Any]) -> None:
+    recipe = {"stages": [{"rtn": {"scheme": "fp8-block"}}], "export": {"format": "fp8"}}
+    goldstick.quantize("model", recipe, output="DEEPSEEK-FP8", proof="tensors")
+
+
+def _number_formats(folder: Path, names: dict[str, Any]) -> None:
+    shutil.copytree(folder / "model", folder / "MODEL")
+
+
+def _optimize(folder: Path, names: dict[str, Any]) -> None:
+    goldstick.quantize("model", "rtn-w4a16-g128", output="out", proof="tensors")
+    shutil.copytree("out", "reference-w4")
+    names["model"] = goldstick.load("out")
+
+
+def _recipes(folder: Path, names: dict[str, Any]) -> None:
+    shutil.copytree(folder / "model", folder / "MODEL")
+    (folder / "mine.yaml").write_text("stages:\n  - rtn: {scheme: w8a16}\n")
+
+
+def _report(folder: Path, names: dict[str, Any]) -> None:
+    goldstick.quantize("reference", "rtn-w8a16", output="other", proof="tensors")
+
+
+def _in_float(folder: Path, names: dict[str, Any]) -> None:
+    names |= {"model": loaded("model"), "ids": _ids()}
+
+
+def _training(folder: Path, names: dict[str, Any]) -> None:
+    training = "{epochs: 2, norm_batches: 2}"
+    (folder / "slb.yaml").write_text(f"stages:\n  - slb: {{scheme: w2a16-channel-asym, training: {training}}}\n")
+    names |= {"model": TinyStages(), "loader": batches(2), "accuracy": accuracy}
+
+
+#: Page → what it presumes beside ``model``, ``data`` and texts; it is called in the folder in which the page is read.
+PREPARE: dict[str, Callable[[Path, dict[str, Any]], None]] = {
+    "README.md": _readme,
+    "calibration.md": _calibration,
+    "doctor.md": _doctor,
+    "evaluation.md": _evaluation,
+    "formats.md": _formats,
+    "kv-cache.md": _in_float,
+    "number-formats.md": _number_formats,
+    "optimize.md": _optimize,
+    "recipes.md": _recipes,
+    "report.md": _report,
+    "rotation.md": _in_float,
+    "structure.md": _in_float,
+    "training.md": _training,
+}
+#: Pages that print what only the whole bundled model gives.
+WHOLE = {"kv-cache.md", "rotation.md"}

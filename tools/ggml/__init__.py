@@ -1,0 +1,1 @@
+"""ggml's own quantizers beside goldstick's."""
