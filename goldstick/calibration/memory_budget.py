@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,8 +19,11 @@ _SHARE = 0.7
 
 
 def peak_memory() -> int:
-    """The largest resident set of this process so far, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """The largest resident set of this process so far, in bytes.
+
+    Not ``ru_maxrss``: Linux keeps that over ``exec``, so that a run would report the size of whoever started it.
+    """
+    return _counted("self/status", "VmHWM")
 
 
 def require_memory(given: object, least: int) -> None:
@@ -48,14 +50,18 @@ def require_memory(given: object, least: int) -> None:
 
 def default_budget() -> int:
     """What is used now and a good part of what is free, in bytes."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="utf-8").splitlines())
-    return used_memory() + int(_SHARE * 1024 * int(fields["MemAvailable"].split()[0]))
+    return used_memory() + int(_SHARE * _counted("meminfo", "MemAvailable"))
 
 
 def used_memory() -> int:
     """The resident set of this process now, in bytes."""
-    fields = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text(encoding="utf-8").splitlines())
-    return 1024 * int(fields["VmRSS"].split()[0])
+    return _counted("self/status", "VmRSS")
+
+
+def _counted(file: str, field: str) -> int:
+    """Bytes of a field of a file of the kernel's, whose lines are ``name: n kB``."""
+    fields = dict(line.split(":", 1) for line in Path("/proc", file).read_text(encoding="utf-8").splitlines())
+    return 1024 * int(fields[field].split()[0])
 
 
 def fits_together(block: nn.Module, held: int, batches: int, budget: int, streams: int = 1) -> bool:
