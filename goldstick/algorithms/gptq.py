@@ -208,6 +208,11 @@ class GPTQ(Quantizer):
         """With ``gptaq``."""
         return self.gptaq
 
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The Hessian, and with ``gptaq`` the drift."""
+        return ("hessian", "cross_covariance") if self.gptaq else ("hessian",)
+
     def attach(self, site: Site) -> InputObserver | list[InputObserver]:
         """The Hessian of the site's inputs; for experts a list of them, one each."""
         return observers_for(site)

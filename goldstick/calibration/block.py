@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from goldstick import surgery
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.calibration.bias_correction import correct_bias, has_bias, mean_output
+from goldstick.calibration.dividing import cost, groups_of_ranks, kind
 from goldstick.calibration.experts import listen_to_experts
-from goldstick.calibration.groups import input_groups
 from goldstick.calibration.input_factors import InputMultipliers
 from goldstick.calibration.input_range import with_input_range
 from goldstick.calibration.observing import observe_cross_covariance, observe_group
@@ -24,7 +24,7 @@ from goldstick.calibration.reconstruction import reconstruct_block
 from goldstick.calibration.smoothing import smooth_group
 from goldstick.calibration.task import Assignment, Work
 from goldstick.calibration.unreached import note_unreached
-from goldstick.core.edits import SetWeight
+from goldstick.core.edits import Quantize, SetWeight
 from goldstick.core.freed_memory import make_room
 from goldstick.core.inputs import InputObserver
 from goldstick.structure.network import Network
@@ -64,15 +64,16 @@ class BlockCalibration:
     ) -> None:
         self._network, self._work, self._masks, self._pairs = network, work, masks, pairs
         products = {name: task for name, task in work.tasks.items() if task.site.product}
-        self._groups, again = input_groups(network, products, look or runs[0])
+        self._ranks = work.ranks
+        self._groups, again = groups_of_ranks(network, products, work.ranks, look or (runs[0] if runs else None))
         self._called_again = {task.site.name for number in again for task in self._groups[number]}
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
-        self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules, again)
+        self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules, again, work.ranks)
         self._beside: OriginalPasses | None = None
         if original is not None:
             sites = [[task.site for task in group] for group in self._groups]
             copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
-            self._beside = OriginalPasses(original, copies, together=together)
+            self._beside = OriginalPasses(original, copies, together=together, ranks=work.ranks)
         self._edits = PackedEdits()
         self._runs = runs
         self._weights: dict[str, Tensor] = {}  # in float, for a block reconstruction
@@ -83,9 +84,8 @@ class BlockCalibration:
         """Solve every group. A layer that was not reached, such as an expert without tokens, is left to its stage, with
         a state that saw nothing, and has a note that says so.
         """
-        for task in self._work.tasks.values():
-            if not task.site.product:  # no input says anything of it; what comes behind is to see it rounded
-                self._decide(task, task.stage.attach(task.site), {})
+        # No input says anything of what is no product; what comes behind is to see it rounded.
+        self._decide_alone([task for task in self._work.tasks.values() if not task.site.product], {})
         for number in self._passes.groups():
             group = self._groups[number]
             if self._beside is not None:
@@ -95,9 +95,8 @@ class BlockCalibration:
                     self._solve_experts(task)
             else:
                 self._solve_group(group)
-        for name, task in self._work.tasks.items():
-            if name not in self._edits:
-                self._decide(task, task.stage.attach(task.site), note_unreached({}))
+        left = [task for name, task in self._work.tasks.items() if name not in self._edits]
+        self._decide_alone(left, note_unreached({}))
 
     def outputs(self) -> Iterator[Tensor]:
         """What the solved block gives, batch by batch."""
@@ -123,7 +122,14 @@ class BlockCalibration:
         assert self._beside is not None  # the float model runs beside a block reconstruction
         self._targets = list(self._beside.outputs())
         found = reconstruct_block(
-            self._network, dict(self._edits), self._weights, reconstruction, self._runs, self._targets, self._masks
+            self._network,
+            dict(self._edits),
+            self._weights,
+            reconstruction,
+            self._runs,
+            self._targets,
+            self._masks,
+            self._ranks,
         )
         for name, edit in found.items():
             surgery.apply(self._network, [SetWeight(site=name, weight=edit.tensor.dequantize())])
@@ -142,12 +148,10 @@ class BlockCalibration:
             self._multipliers,
         )
         observer = self._observe(group, scale)
-        if not observer.tokens and not any(True for _ in self._passes.captured_inputs()):
+        if not observer.tokens and not self._ranks.any(any(True for _ in self._passes.captured_inputs())):
             return
         make_room(8 * observer.in_features**2)  # for the Hessian: the passes have let go of much
-        for task in group:
-            observer.last_use = task is group[-1]
-            self._decide(task, observer, notes)
+        self._decide(group, observer, notes)
         observer.release()
         make_room(8 * observer.in_features**2)
 
@@ -161,7 +165,7 @@ class BlockCalibration:
         """Whether a stage wants what the float model gives a group, and its tokens may be those that come to it."""
         if not any(task.stage.needs_float_inputs for task in group) or group[0].site.name in self._called_again:
             return False
-        return not self._chosen(group[0])
+        return not self._ranks.any(self._chosen(group[0]))
 
     def _chosen(self, task: Assignment) -> bool:
         """Whether a layer may be given a choice of tokens, as one of a list of experts: the float model may choose
@@ -178,6 +182,7 @@ class BlockCalibration:
             parameter = getattr(self._network.module(task.site), task.site.parameter)
             for captured in self._passes.captured_inputs():
                 listen_to_experts(parameter, captured, lambda expert, x: state[expert].observe(x))
+            state.share(self._ranks)
             least = task.stage.least_inputs(task.site)
             starved = {expert for expert, seen in enumerate(state) if seen.tokens < least}
             if starved:
@@ -189,29 +194,85 @@ class BlockCalibration:
                         lambda expert, x: fresh[expert].observe(x) if expert in starved else None,
                         every_token=True,
                     )
+                fresh.share(self._ranks)
                 for expert in starved:
                     state[expert] = fresh[expert]
                 notes["shown_every_token"] = len(starved)
-        self._decide(task, state, notes)
+        self._place(task, self._ranks.of(self._solved(task, state, notes)))  # its experts are divided
 
-    def _decide(self, task: Assignment, state: Any, notes: Mapping[str, float | str]) -> None:
-        weight = self._network.weight(task.site)
+    def _decide_alone(self, tasks: Sequence[Assignment], notes: Mapping[str, float | str]) -> None:
+        """Decide on layers that no input reached."""
+        for task, edit in zip(
+            tasks,
+            self._divided(tasks, lambda task: self._solved(task, task.stage.attach(task.site), notes)),
+            strict=True,
+        ):
+            self._place(task, edit)
+
+    def _decide(self, group: Sequence[Assignment], observer: InputObserver, notes: Mapping[str, float | str]) -> None:
+        """Decide on layers that read one tensor, each on a rank of its own where their stages say what they ask for."""
+        wanted = [task.stage.statistics for task in group]
+        if any(one is None for one in wanted) and not self._ranks.alone:
+            for task in group:
+                self._place(task, self._ranks.of(self._solved(task, observer, notes)))
+            return
+        owners = self._owners(group)
+        asked = {name for one in wanted for name in one or ()}
+        observer.settle(asked, owners[0] if len(set(owners)) == 1 else None)
+        last = {owner: task for task, owner in zip(group, owners, strict=True)}
+
+        def solved(task: Assignment) -> Quantize:
+            observer.last_use = task is last[self._ranks.rank]
+            return self._solved(task, observer, notes)
+
+        if self._ranks.alone:  # one is rounded before the next is looked at: no more than one is held
+            for task in group:
+                self._place(task, solved(task))
+            return
+        for task, edit in zip(group, self._divided(group, solved, owners), strict=True):
+            self._place(task, edit)
+
+    def _owners(self, tasks: Sequence[Assignment]) -> list[int]:
+        return self._ranks.owners([*map(kind, tasks)], [*map(cost, tasks)])
+
+    def _divided(
+        self, tasks: Sequence[Assignment], solve: Callable[[Assignment], Quantize], owners: Sequence[int] | None = None
+    ) -> list[Quantize]:
+        """What is decided on some tasks, each on one rank; told to all."""
+        owners = self._owners(tasks) if owners is None else owners
+        edits = self._ranks.divided(owners, lambda number: solve(tasks[number]), [*map(kind, tasks)])
+        for task, owner, edit in zip(tasks, owners, edits, strict=True):
+            if owner != self._ranks.rank:
+                self._work.revise(task, self._network.weight(task.site), edit)
+        return edits
+
+    def _solved(self, task: Assignment, state: Any, notes: Mapping[str, float | str]) -> Quantize:
         module, correct = self._network.module(task.site), task.site.name in self._work.corrected
         if correct and not has_bias(module):
-            correct, notes = False, {**notes, "correct_bias": "the layer has no bias to correct"}
-        before = mean_output(module, task.site.layout, self._passes.captured_inputs()) if correct else None
+            notes = {**notes, "correct_bias": "the layer has no bias to correct"}
+        return with_input_range(self._work.decide(task, self._network.weight(task.site), state, notes), state)
+
+    def _place(self, task: Assignment, edit: Quantize) -> None:
+        """Let the passes go on through what was decided."""
+        weight = self._network.weight(task.site)
+        module, correct = self._network.module(task.site), task.site.name in self._work.corrected
+        correct = correct and has_bias(module)
+        before = self._mean_output(task) if correct else None
         if self._work.reconstruction is not None:
             self._weights[task.site.name] = weight.clone()
-        edit = with_input_range(self._work.decide(task, weight, state, notes), state)
         if task.multiplied:
             edit = dataclasses.replace(edit, input_multiplier=self._multipliers.of(task.site))
         # The batches are inside the old modules: these go on with the new weights until all have passed.
         surgery.apply(self._network, [SetWeight(site=edit.site, weight=edit.tensor.dequantize())])
         if before is not None:
-            after = mean_output(module, task.site.layout, self._passes.captured_inputs())
+            after = self._mean_output(task)
             assert after is not None  # as many inputs came as before
             correct_bias(module, before, after)
         self._edits[edit.site] = edit
+
+    def _mean_output(self, task: Assignment) -> Tensor | None:
+        module, layout = self._network.module(task.site), task.site.layout
+        return mean_output(module, layout, self._passes.captured_inputs(), self._ranks)
 
 
 @torch.no_grad()

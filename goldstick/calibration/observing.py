@@ -36,6 +36,9 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
             rows = rows_read_by(captured.module, captured.tensor)
             if rows is not None:
                 look(rows, _fitting(masks[captured.batch], rows))
+        if look == observer.observe_range:
+            observer.share_ranges(passes.ranks)
+    observer.share(passes.ranks)
     convolves = group[0].site.layout is Layout.CONVOLUTION
     return _ends(passes, group) if convolves and not observer.tokens else observer  # in groups, rows differ
 
@@ -50,6 +53,7 @@ def _ends(passes: Passes, group: Sequence[Assignment]) -> InputEnds:
     observer = InputEnds(group[0].site.in_features)
     for captured in passes.captured_inputs():
         observer.widen(captured.tensor)
+    observer.share(passes.ranks)
     return observer
 
 
@@ -75,10 +79,17 @@ def observe_cross_covariance(
     observer = CrossCovarianceObserver(group[0].site.in_features, scale)
     looks = [observer.observe] if passes.together else [observer.observe_range, observer.observe]
     for look in looks:
+        paired = True
         for rows, mask, floats in _pairs(passes, original, masks):
-            if floats is not None and floats.shape != rows.shape:
-                return None
+            paired = floats is None or floats.shape == rows.shape
+            if not paired:
+                break
             look(rows, mask, floats)
+        if passes.ranks.any(not paired):
+            return None
+        if look == observer.observe_range:
+            observer.share_ranges(passes.ranks)
+    observer.share(passes.ranks)
     return observer
 
 

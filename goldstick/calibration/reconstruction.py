@@ -12,6 +12,7 @@ from torch import Tensor
 
 from goldstick.algorithms.block_reconstruction import BlockReconstruction, CodeSearch
 from goldstick.core.edits import Quantize
+from goldstick.core.ranks import Ranks
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network, Site
 
@@ -26,6 +27,7 @@ def reconstruct_block(
     runs: Runs,
     targets: Sequence[Tensor],
     masks: Sequence[Tensor | None],
+    ranks: Ranks | None = None,
 ) -> dict[str, Quantize]:
     """Better edits for the layers of a block, none where no better ones were found. The block is left as it was.
 
@@ -40,6 +42,8 @@ def reconstruct_block(
         runs: The block's forward on each batch.
         targets: What the float block gives for each batch.
         masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
+        ranks: Who has further batches: a step is taken on one batch, by the rank that has it, and its gradient is
+            everybody's.
 
     Raises:
         QuantizationError: The loss is not finite.
@@ -49,12 +53,13 @@ def reconstruct_block(
     searches = {site.name: reconstruction.search(edits[site.name].tensor, weights[site.name]) for site in sites}
     if not searches:
         return {}
-    before = _loss(runs, targets, masks)
+    ranks = ranks or Ranks()
+    before = _loss(runs, targets, masks, ranks)
     with _computed(network, sites) as place:
-        _learn(searches, reconstruction, place, runs, targets, masks)
+        _learn(searches, reconstruction, place, runs, targets, masks, ranks)
         found = {name: search.decision() for name, search in searches.items()}
         place({name: tensor.dequantize() for name, tensor in found.items()})
-        after = _loss(runs, targets, masks)
+        after = _loss(runs, targets, masks, ranks)
     if not after < before:
         return {}
     notes = {"block_error": after, "block_error_before": before}
@@ -75,7 +80,9 @@ def _learn(
     runs: Runs,
     targets: Sequence[Tensor],
     masks: Sequence[Tensor | None],
+    ranks: Ranks,
 ) -> None:
+    owned = [(owner, index) for owner, count in enumerate(ranks.gather(len(runs))) for index in range(count)]
     peaks = [group for search in searches.values() for group in search.groups()]
     optimizer = torch.optim.Adam([{"params": [parameter], "lr": rate} for parameter, rate in peaks])
     generator = torch.Generator().manual_seed(reconstruction.seed)
@@ -85,18 +92,21 @@ def _learn(
             share = step / reconstruction.steps
             for group, (_, rate) in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = rate * (1 + math.cos(math.pi * share)) / 2
-            order = order or torch.randperm(len(runs), generator=generator).tolist()
-            index = order.pop()
+            order = order or torch.randperm(len(owned), generator=generator).tolist()
+            owner, index = owned[order.pop()]
             for search in searches.values():
                 search.anneal(share)
             place({name: search.weight() for name, search in searches.items()})
-            loss = _errors(runs[index](), targets[index], masks[index]).mean()
-            if not math.isfinite(loss.item()):
+            found: tuple[float, Sequence[Tensor | None]] = 0.0, ()
+            if owner == ranks.rank:
+                loss = _errors(runs[index](), targets[index], masks[index]).mean()
+                # Weights that are one-hot have no gradient; parameters of the block are none of its business.
+                found = loss.item(), torch.autograd.grad(loss, [one for one, _ in peaks], allow_unused=True)
+            value, gradients = ranks.of(found, owner)
+            if not math.isfinite(value):
                 raise QuantizationError(
-                    f"The loss is {loss.item()} in step {step + 1}; lower the block reconstruction's rates."
+                    f"The loss is {value} in step {step + 1}; lower the block reconstruction's rates."
                 )
-            # Weights that are one-hot have no gradient; parameters of the block are none of its business.
-            gradients = torch.autograd.grad(loss, [parameter for parameter, _ in peaks], allow_unused=True)
             for (parameter, _), gradient in zip(peaks, gradients, strict=True):
                 parameter.grad = gradient
             optimizer.step()
@@ -133,11 +143,15 @@ def _errors(output: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
 
 
 @torch.no_grad()
-def _loss(runs: Runs, targets: Sequence[Tensor], masks: Sequence[Tensor | None]) -> float:
-    total, count = 0.0, 0
+def _loss(runs: Runs, targets: Sequence[Tensor], masks: Sequence[Tensor | None], ranks: Ranks) -> float:
+    sums: list[tuple[float, int]] = []
     for run, target, mask in zip(runs, targets, masks, strict=True):
         errors = _errors(run(), target, mask)
-        total, count = total + float(errors.double().sum()), count + errors.numel()
+        sums.append((float(errors.double().sum()), errors.numel()))
+    total, count = 0.0, 0
+    for each in ranks.gather(sums):  # batch by batch, in one order, whoever has them
+        for further, numbers in each:
+            total, count = total + further, count + numbers
     return total / count
 
 
