@@ -215,11 +215,13 @@ def export(
         return export_checkpoint(found, format, Path(output), overwrite=overwrite, proof=proof, progress=progress)
 
 
-def doctor(directory: str | Path, *, progress: Progress = quiet) -> Diagnosis:
+def doctor(directory: str | Path, *, source: str | Path | None = None, progress: Progress = quiet) -> Diagnosis:
     """Look for everything that is wrong with a checkpoint, quantized by any tool, or in float.
 
     Args:
         directory: A checkpoint of a transformers model, or a GGUF file.
+        source: The model that it was made from; its weights are compared with that one's, and codes that were packed in
+            another order are found.
         progress: Called with (description, done, total).
 
     Returns:
@@ -228,7 +230,7 @@ def doctor(directory: str | Path, *, progress: Progress = quiet) -> Diagnosis:
     Raises:
         SourceError: There is no such directory, or it holds no config.json and no GGUF file.
     """
-    return examine(find_model(directory), progress)
+    return examine(find_model(directory), progress, None if source is None else find_model(source))
 
 
 def load(
