@@ -28,7 +28,6 @@ from goldstick.jobs.load.calibration_inputs import calibration_inputs
 from goldstick.jobs.load.find_model import data_directory, find_model
 from goldstick.jobs.load.load import load as load_checkpoint
 from goldstick.jobs.optimize.optimize import optimize
-from goldstick.jobs.optimize.optimize import optimize as optimize_model
 from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.quantize import Quantized, execute, help_the_first
@@ -38,6 +37,7 @@ from goldstick.recipes.run import needs_data
 from goldstick.training import TrainingTask
 from goldstick.training.parallel import rank, wait_for_all
 
+optimize_model = optimize  # where an argument has its name
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
 __all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize"]
@@ -163,8 +163,7 @@ def quantize(
         if rank() > 0:
             return help_the_first(planned, Path(output), device, calibrate)
         tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
-        data = {"data directory": local, "calibration data": planned.recipe.calibration.dataset}
-        refuse_overlap(Path(output), {name: Path(path) for name, path in data.items() if path is not None})
+        refuse_overlap(Path(output), {"data directory": local, "calibration data": planned.recipe.calibration.dataset})
         check_output(Path(output), overwrite, resume)
         measure = before_and_after(directory, tasks, local, limit, progress, cache) if tasks else None
         made = execute(
@@ -191,6 +190,7 @@ def export(
     output: str | Path,
     overwrite: bool = False,
     proof: ProofMethod = "outputs",
+    max_shard_size: int | None = None,
     progress: Progress = quiet,
 ) -> Quantized:
     """Store a compressed checkpoint in another format; codes, scales and zeros stay what they are.
@@ -201,6 +201,7 @@ def export(
         output: The directory to make; it appears whole or not at all.
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
         proof: Tensors are always compared; with ``outputs``, what both checkpoints give as well.
+        max_shard_size: Bytes a weight file may have; 5 GB where ``None``, of GGUF files 50 GB.
         progress: Called with (description, done, total).
 
     Raises:
@@ -212,20 +213,17 @@ def export(
     if format not in FORMATS:
         raise UsageError(f"There is no format {format!r}. There are {', '.join(FORMATS)}.")
     with checkpoint_directory(find_model(directory)) as found:
-        return export_checkpoint(found, format, Path(output), overwrite=overwrite, proof=proof, progress=progress)
+        limits: Any = {"overwrite": overwrite, "proof": proof, "max_shard_size": max_shard_size}
+        return export_checkpoint(found, format, Path(output), progress=progress, **limits)
 
 
 def doctor(directory: str | Path, *, source: str | Path | None = None, progress: Progress = quiet) -> Diagnosis:
-    """Look for everything that is wrong with a checkpoint, quantized by any tool, or in float.
+    """Look for all that is wrong with a checkpoint, by any tool or in float: findings, and whether it is healthy.
 
     Args:
         directory: A checkpoint of a transformers model, or a GGUF file.
-        source: The model that it was made from; its weights are compared with that one's, and codes that were packed in
-            another order are found.
+        source: The model that it was made from, to compare weights with.
         progress: Called with (description, done, total).
-
-    Returns:
-        The ``findings``, each with its severity, what, where and remedy; whether it is ``healthy``; ``to_dict()``.
 
     Raises:
         SourceError: There is no such directory, or it holds no config.json and no GGUF file.

@@ -73,7 +73,7 @@ class Export(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
     format: Annotated[str, AfterValidator(_known_format), Field(json_schema_extra=_list_formats)] = "auto"
-    max_shard_size: int = Field(default=5_000_000_000, ge=1_000_000, description="bytes a weight file may have")
+    max_shard_size: int | None = Field(default=None, ge=1_000_000, description="bytes a weight file may have")
 
 
 #: Keys below the top of a recipe or of a stage, for the nearest name of an unknown one.
