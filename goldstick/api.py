@@ -24,6 +24,7 @@ from goldstick.jobs.doctor import Diagnosis, examine
 from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory
 from goldstick.jobs.export.export import export_checkpoint
 from goldstick.jobs.load.accelerate import accelerate
+from goldstick.jobs.load.bundled_data import with_bundled_data
 from goldstick.jobs.load.calibration_inputs import calibration_inputs
 from goldstick.jobs.load.find_model import data_directory, find_model
 from goldstick.jobs.load.load import load as load_checkpoint
@@ -107,7 +108,7 @@ def plan(model: str | Path, recipe: RecipeLike, *, inputs: Mapping[str, Tensor] 
     """
     given = read_inputs(Path(inputs)) if isinstance(inputs, str | Path) else inputs
     with checkpoint_directory(find_model(model)) as directory:
-        return make_plan(directory, Recipe.load(recipe), given)
+        return make_plan(directory, with_bundled_data(Recipe.load(recipe), model, None), given)
 
 
 def quantize(
@@ -157,7 +158,7 @@ def quantize(
         CheckpointError: What was written and read back is not what it should be.
     """
     with checkpoint_directory(find_model(model)) as directory:
-        planned = plan(directory, recipe, inputs=inputs)
+        planned = plan(directory, with_bundled_data(Recipe.load(recipe), model, data_dir), inputs=inputs)
         local = data_directory(data_dir, model)
         calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
         if rank() > 0:
