@@ -12,6 +12,7 @@ from torch import Tensor
 from goldstick.algorithms.base import DataRequirement, Quantizer
 from goldstick.algorithms.column_importance import OF_GGML, WITH_IMPORTANCE, without_importance
 from goldstick.algorithms.column_loop import solve_columns
+from goldstick.algorithms.coordinate_descent import damped_hessian, descend
 from goldstick.algorithms.gptaq import gptaq_target
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
 from goldstick.algorithms.observers import Observers, observers_for
@@ -42,6 +43,7 @@ def solve_gptq(
     drift: Tensor | None = None,
     alpha: float = 1.0,
     overwrite: bool = False,
+    cycles: int = 0,
 ) -> Solution:
     """Quantize ``weight`` so that tr((W − Ŵ) H (W − Ŵ)ᵀ) stays small, never larger than rounding to nearest.
 
@@ -69,7 +71,8 @@ def solve_gptq(
         drift: D = (2/n) Σ (x_fp − x_q) x_qᵀ, float64 [in, in]: x_q are the inputs that H is of, x_fp those that the
             float model gives to the same layer at the same tokens. ``None``: the layer's own output is aimed at.
         alpha: How much of the drift is made up for, 0 to 1.
-        overwrite: Whether the storage of ``hessian`` may be used; with drift, or a float64 weight, it is not.
+        overwrite: Whether the storage of ``hessian`` may be used; with drift, a float64 weight or cycles, it is not.
+        cycles: Cycles of :func:`descend` on codes and scales behind the column loop, in the damped Hessian.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity, or the shapes do not fit. A Hessian that cannot be used
@@ -107,7 +110,8 @@ def solve_gptq(
     drifted = None if drift is None else weight.double() @ drift.double()
     make_room(hessian.nbytes)
     rival = least_error(weight, rivals, hessian, drifted)
-    known = drifted is None and weight.dtype != torch.float64  # which the column loop rounds to float32
+    # The column loop rounds float64 to float32.
+    known = drifted is None and weight.dtype != torch.float64 and not cycles
     for damping in ladder:
         key = order, grid.group_width(len(dead)), damping
         if key not in memo:
@@ -120,6 +124,8 @@ def solve_gptq(
         codes, squares = solve_columns(target, factor, columns, rounded)
         make_room(hessian.nbytes)
         solved = replace(rounded, codes=codes)
+        if cycles:
+            solved = descend(target, solved, damped_hessian(hessian, damping * mean), columns, cycles)
         if known:
             loss = _undamped(weight, solved, squares, damping * mean, dead)
         else:
@@ -168,6 +174,8 @@ class GPTQ(Quantizer):
         gptaq: Aim at the output of the float model, not at that of the float layer on the inputs
             there are (GPTAQ, arXiv 2504.02692): a layer then makes up for errors of those before it.
         alpha: How much of them, 0 to 1; without ``gptaq`` it means nothing.
+        cycles: Behind the column loop, so many cycles in which every code and every scale is moved to where the error
+            is least while all others are held (arXiv 2505.07004); the error never rises.
     """
 
     name: ClassVar[str] = "gptq"
@@ -181,6 +189,7 @@ class GPTQ(Quantizer):
     token_floor: float = 0.5
     gptaq: bool = False
     alpha: float = 0.5
+    cycles: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,6 +199,8 @@ class GPTQ(Quantizer):
             raise RecipeError(f"token_floor is a fraction of the input features, 0 or more, not {self.token_floor}.")
         if not 0 <= self.alpha <= 1:
             raise RecipeError(f"alpha is how much of the drift is made up for, 0 to 1, not {self.alpha}.")
+        if not self.cycles >= 0:
+            raise RecipeError(f"cycles is 0 or more, not {self.cycles}.")
         if self.order not in get_args(Order):
             raise RecipeError(f"order is gar, activation or natural, not {self.order!r}.")
 
@@ -256,4 +267,5 @@ class GPTQ(Quantizer):
             drift=drift,
             alpha=self.alpha,
             overwrite=alone,
+            cycles=self.cycles,
         )
