@@ -20,6 +20,7 @@ from goldstick.calibration.observing import observe_cross_covariance, observe_gr
 from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.packed_edits import PackedEdits
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
+from goldstick.calibration.reconstruction import Passes as BlockPasses
 from goldstick.calibration.reconstruction import reconstruct_block
 from goldstick.calibration.smoothing import smooth_group
 from goldstick.calibration.task import Assignment, Work
@@ -122,9 +123,8 @@ class BlockCalibration:
     def _reconstruct(self, reconstruction: BlockReconstruction) -> None:
         assert self._beside is not None  # the float model runs beside a block reconstruction
         self._targets = list(self._beside.outputs())
-        found = reconstruct_block(
-            self._network, dict(self._edits), self._weights, reconstruction, self._runs, self._targets, self._masks
-        )
+        passes = BlockPasses(runs=self._runs, targets=self._targets, masks=self._masks)
+        found = reconstruct_block(self._network, dict(self._edits), self._weights, reconstruction, passes)
         for name, edit in found.items():
             surgery.apply(self._network, [SetWeight(site=name, weight=edit.tensor.dequantize())])
             self._edits[name] = edit
