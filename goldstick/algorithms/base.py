@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeGuard
 
 from torch import Tensor, nn
 
-from goldstick.algorithms.guide import Guide
+from goldstick.algorithms.guide import Guide as Guide
 from goldstick.algorithms.stage import DataRequirement as DataRequirement
 from goldstick.algorithms.stage import NetworkRun, NetworkStage
 from goldstick.algorithms.stage import Stage as Stage

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.base import Quantizer
-from goldstick.algorithms.guide import Guide
+from goldstick.algorithms.base import Guide, Quantizer
 from goldstick.calibration.end_gradients import output_weights, relative_weights
 from goldstick.calibration.observing import Rows
 from goldstick.calibration.original import Original
