@@ -149,7 +149,7 @@ def grammar() -> str:
     parts = []
     for slot in SLOTS:
         words = [name for name, word in known.items() if word.slot == slot]
-        text = {"method": "METHOD", "scheme": "SCHEME"}.get(slot, "|".join(words))
+        text = {"method": "METHOD", "reconstruction": "FINISH", "scheme": "SCHEME"}.get(slot, "|".join(words))
         before = SLOTS.index(slot) < SLOTS.index("scheme")
         parts.append(text if slot == "scheme" else f"[{text}-]" if before else f"[-{text}]")
     return "".join(parts)
