@@ -181,13 +181,10 @@ class GPTQ(Quantizer):
         gptaq: Aim at the output of the float model, not at that of the float layer on the inputs
             there are (GPTAQ, arXiv 2504.02692): a layer then makes up for errors of those before it.
         alpha: How much of them, 0 to 1; without ``gptaq`` it means nothing.
-        cycles: Behind the column loop, so many cycles in which every code and every scale is moved to where the error
-            is least while all others are held (arXiv 2505.07004); the error never rises.
-        objective: Of which error the least is looked for: of the ``layer``'s output, of its block's ``output``, or of
-            the ``loss`` at the end. For the last two tokens are weighted by the squared gradients of each part of the
-            layer's outputs in the float model (GuidedQuant, arXiv 2505.07004).
-        output_groups: Into how many such parts outputs are taken apart.
-        mix: How much of the plain Hessian is mixed in then.
+        cycles: So many times, behind the column loop, codes and scales move in turns (:func:`descend`).
+        objective: Of which error the least is looked for: of the ``layer``'s output, its block's ``output``, or the
+            ``loss`` at the end, by weights of tokens (GuidedQuant, arXiv 2505.07004).
+        output_groups, mix: See :class:`Guide`.
     """
 
     name: ClassVar[str] = "gptq"
