@@ -76,8 +76,7 @@ def solve_gptq(
         alpha: How much of the drift is made up for, 0 to 1.
         overwrite: Whether the storage of ``hessian`` may be used; with drift, a float64 weight or cycles, it is not.
         cycles: Cycles of :func:`descend` on codes and scales behind the column loop, in the damped Hessian.
-        largest: The largest magnitude of the matrix that these are rows of, where scales have a scale; that of
-            ``weight`` where ``None``.
+        largest: The largest magnitude of the matrix that these are rows of; that of ``weight`` where ``None``.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity, or the shapes do not fit. A Hessian that cannot be used
