@@ -39,19 +39,32 @@ class BlockReconstruction(Stage):
     """A stage that improves the codes of a block's layers together, when the stages before it have chosen them.
 
     Attributes:
-        steps: Optimizer steps for each block, of one calibration batch each.
+        steps: Optimizer steps for each block.
+        batches: Calibration batches of a step.
+        holdout: Share of the calibration batches, the last, that a block does not learn from and is judged by; at 0 it
+            is judged by all.
         seed: Seed of the order of the batches.
     """
 
     data_requirement: ClassVar[DataRequirement] = DataRequirement.BLOCKWISE
     place: ClassVar[Place] = Place.LAST
+    #: How often what is found is judged while a block learns, and the best kept; 1: at the end alone.
+    judgements: ClassVar[int] = 1
+    #: Whether a loss or a gradient that is no number leaves a block at the best it had; otherwise it is an error.
+    survives: ClassVar[bool] = False
+    #: Whether it searches the codes of every grid, or of integers with float scales alone.
+    any_grid: ClassVar[bool] = False
 
     steps: int = 200
+    batches: int = 1
+    holdout: float = 0.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if self.steps < 1:
-            raise RecipeError(f"steps is at least 1, not {self.steps}.")
+        if self.steps < 1 or self.batches < 1:
+            raise RecipeError(f"steps and batches are at least 1, not {self.steps} and {self.batches}.")
+        if not 0 <= self.holdout <= 0.5:
+            raise RecipeError(f"holdout is a share of the calibration batches, 0 to 0.5, not {self.holdout}.")
         check_seed(self.seed)
 
     @abstractmethod

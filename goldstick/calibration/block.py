@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,17 +16,21 @@ from goldstick.calibration.experts import listen_to_experts
 from goldstick.calibration.groups import input_groups
 from goldstick.calibration.input_factors import InputMultipliers
 from goldstick.calibration.input_range import with_input_range
-from goldstick.calibration.observing import observe_cross_covariance, observe_group
+from goldstick.calibration.observing import Rows, observe_cross_covariance, observe_group, rows_of_batches
 from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.packed_edits import PackedEdits
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
+from goldstick.calibration.reconstruction import Passes as BlockPasses
 from goldstick.calibration.reconstruction import reconstruct_block
 from goldstick.calibration.smoothing import smooth_group
 from goldstick.calibration.task import Assignment, Work
 from goldstick.calibration.unreached import note_unreached
+from goldstick.calibration.weighted_inputs import weighted_groups, weights_in_block
+from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import SetWeight
 from goldstick.core.freed_memory import make_room
 from goldstick.core.inputs import InputObserver
+from goldstick.core.output_groups import OutputGroups
 from goldstick.structure.network import Network
 from goldstick.structure.probe.findings import FoldPair
 
@@ -48,6 +52,7 @@ class BlockCalibration:
         together: Whether all batches may wait together; see :mod:`goldstick.calibration.passes`.
         original: The float block and its passes, where a stage needs its inputs.
         look: A forward that reaches the layers in the same order, such as a shorter one; the first run where ``None``.
+        gradients: Of the float model's loss, at what the block gives for each batch; ``None`` where no stage asks.
     """
 
     def __init__(
@@ -61,6 +66,7 @@ class BlockCalibration:
         together: bool = True,
         original: Original | None = None,
         look: Callable[[], Tensor] | None = None,
+        gradients: Sequence[Tensor] | None = None,
     ) -> None:
         self._network, self._work, self._masks, self._pairs = network, work, masks, pairs
         products = {name: task for name, task in work.tasks.items() if task.site.product}
@@ -69,7 +75,9 @@ class BlockCalibration:
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
         self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules, again)
         self._beside: OriginalPasses | None = None
+        self._token_weights: dict[str, Sequence[Tensor]] = {}
         if original is not None:
+            self._token_weights = weights_in_block(work.tasks, original, gradients)
             sites = [[task.site for task in group] for group in self._groups]
             copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
             self._beside = OriginalPasses(original, copies, together=together)
@@ -122,9 +130,8 @@ class BlockCalibration:
     def _reconstruct(self, reconstruction: BlockReconstruction) -> None:
         assert self._beside is not None  # the float model runs beside a block reconstruction
         self._targets = list(self._beside.outputs())
-        found = reconstruct_block(
-            self._network, dict(self._edits), self._weights, reconstruction, self._runs, self._targets, self._masks
-        )
+        passes = BlockPasses(runs=self._runs, targets=self._targets, masks=self._masks)
+        found = reconstruct_block(self._network, dict(self._edits), self._weights, reconstruction, passes)
         for name, edit in found.items():
             surgery.apply(self._network, [SetWeight(site=name, weight=edit.tensor.dequantize())])
             self._edits[name] = edit
@@ -147,7 +154,7 @@ class BlockCalibration:
         make_room(8 * observer.in_features**2)  # for the Hessian: the passes have let go of much
         for task in group:
             observer.last_use = task is group[-1]
-            self._decide(task, observer, notes)
+            self._decide(task, self._state_of(task, observer, scale), notes)
         observer.release()
         make_room(8 * observer.in_features**2)
 
@@ -156,6 +163,21 @@ class BlockCalibration:
         if self._beside is not None and self._pairs_tokens(group):
             found = observe_cross_covariance(self._passes, self._beside, group, self._masks, scale)
         return found if found is not None else observe_group(self._passes, group, self._masks)
+
+    def _state_of(
+        self, task: Assignment, observer: InputObserver, scale: Tensor | None
+    ) -> InputObserver | OutputGroups:
+        """What a task is solved by: the group's inputs, weighted where its stage says so and it is known by what."""
+        weights = self._token_weights.get(task.site.name)
+        if task.stage.guide is None or weights is None:
+            return observer
+        outputs = task.site.matrix_shape[-2]
+        drifts = isinstance(observer, CrossCovarianceObserver)
+
+        def rows() -> Iterable[tuple[int, Rows]]:
+            return rows_of_batches(self._passes, self._beside if drifts else None, self._masks)
+
+        return weighted_groups(task.stage, outputs, observer, weights, rows, scale) or observer
 
     def _pairs_tokens(self, group: Sequence[Assignment]) -> bool:
         """Whether a stage wants what the float model gives a group, and its tokens may be those that come to it."""
@@ -202,7 +224,10 @@ class BlockCalibration:
         before = mean_output(module, task.site.layout, self._passes.captured_inputs()) if correct else None
         if self._work.reconstruction is not None:
             self._weights[task.site.name] = weight.clone()
-        edit = with_input_range(self._work.decide(task, weight, state, notes), state)
+        if task.stage.guide is not None and not isinstance(state, OutputGroups):
+            notes = {**notes, "objective": "layer: it is not known what an error of its output costs further on"}
+        plain = state.plain if isinstance(state, OutputGroups) else state
+        edit = with_input_range(self._work.decide(task, weight, state, notes), plain)
         if task.multiplied:
             edit = dataclasses.replace(edit, input_multiplier=self._multipliers.of(task.site))
         # The batches are inside the old modules: these go on with the new weights until all have passed.

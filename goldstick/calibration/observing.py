@@ -40,6 +40,19 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
     return _ends(passes, group) if convolves and not observer.tokens else observer  # in groups, rows differ
 
 
+def rows_of_batches(
+    passes: Passes, original: OriginalPasses | None, masks: Sequence[Tensor | None]
+) -> Iterator[tuple[int, Rows]]:
+    """Each batch's number and its inputs of the group at hand, with those of the float model where it runs beside."""
+    floats = {} if original is None else {captured.batch: captured for captured in original.captured_inputs()}
+    for captured in passes.captured_inputs():
+        rows = rows_read_by(captured.module, captured.tensor)
+        if rows is not None:
+            other = floats.get(captured.batch)
+            beside = None if other is None else rows_read_by(other.module, other.tensor)
+            yield captured.batch, (rows, _fitting(masks[captured.batch], rows), beside)
+
+
 def _ends_are_enough(group: Sequence[Assignment]) -> bool:
     """Whether convolutions are asked for the ends of their inputs alone: patches would take many times as much."""
     asked = {task.stage.data_requirement for task in group}

@@ -6,16 +6,52 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from goldstick.algorithms.block_reconstruction import BlockReconstruction, CodeSearch
 from goldstick.core.edits import Quantize
+from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network, Site
 
 Runs = Sequence[Callable[[], Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Forward passes of a block, and what they should give.
+
+    Attributes:
+        runs: The block's forward on each batch.
+        targets: What the float block gives for each batch.
+        masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
+    """
+
+    runs: Runs
+    targets: Sequence[Tensor]
+    masks: Sequence[Tensor | None]
+
+    def part(self, part: slice) -> Passes:
+        """Some of the batches."""
+        return Passes(runs=self.runs[part], targets=self.targets[part], masks=self.masks[part])
+
+    def errors(self, index: int) -> Tensor:
+        """(y − y_float)² of the tokens of a batch that count, float32."""
+        output, mask = self.runs[index](), self.masks[index]
+        found = (output.float() - self.targets[index].float()).square()
+        return found if mask is None or mask.shape != found.shape[:2] else found[mask.bool()]
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """The mean over all batches."""
+        total, count = 0.0, 0
+        for index in range(len(self.runs)):
+            errors = self.errors(index)
+            total, count = total + float(errors.double().sum()), count + errors.numel()
+        return total / count
 
 
 def reconstruct_block(
@@ -23,83 +59,126 @@ def reconstruct_block(
     edits: Mapping[str, Quantize],
     weights: Mapping[str, Tensor],
     reconstruction: BlockReconstruction,
-    runs: Runs,
-    targets: Sequence[Tensor],
-    masks: Sequence[Tensor | None],
+    passes: Passes,
 ) -> dict[str, Quantize]:
     """Better edits for the layers of a block, none where no better ones were found. The block is left as it was.
 
     The loss of a batch is the mean of (y − y_float)² over the tokens that count. What is decided is judged by that loss
-    over all batches, in the weights as they will be stored.
+    over the batches that are held out, or over all where none are, in the weights as they will be stored.
 
     Args:
         network: The network; the block holds the rounded weights of ``edits``.
         edits: Site name → what was decided for it.
         weights: Site name → the float weight it was decided from, [..., out, in].
         reconstruction: The stage.
-        runs: The block's forward on each batch.
-        targets: What the float block gives for each batch.
-        masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
+        passes: The block's forward on each batch, and what the float block gives.
+
+    Returns:
+        Site name → the edit. Where nothing better was found, the edits that were given with a note that says so, of a
+        stage that judges by batches it has not learned from; otherwise nothing.
 
     Raises:
-        QuantizationError: The loss is not finite.
+        QuantizationError: The loss is not finite, and the stage does not survive that; there are too few batches to
+            hold some out.
     """
     sites = [network.by_name[name] for name in edits]
     sites = [site for site in sites if site.layout.multiplied]
     searches = {site.name: reconstruction.search(edits[site.name].tensor, weights[site.name]) for site in sites}
     if not searches:
         return {}
-    before = _loss(runs, targets, masks)
+    lesson, judge = _split(passes, reconstruction)
+    before = judge.loss()
+    best, found = before, dict[str, QuantizedTensor]()
+    failure = ""
     with _computed(network, sites) as place:
-        _learn(searches, reconstruction, place, runs, targets, masks)
-        found = {name: search.decision() for name, search in searches.items()}
-        place({name: tensor.dequantize() for name, tensor in found.items()})
-        after = _loss(runs, targets, masks)
-    if not after < before:
+        try:
+            for _ in _learning(searches, reconstruction, place, lesson):
+                tried = {name: search.decision() for name, search in searches.items()}
+                place({name: tensor.dequantize() for name, tensor in tried.items()})
+                loss = judge.loss()
+                if loss < best:
+                    best, found = loss, tried
+        except QuantizationError as error:
+            if not reconstruction.survives:
+                raise
+            failure = str(error)
+    held = reconstruction.holdout > 0
+    notes: dict[str, float | str] = {"block_error": best, "block_error_before": before} if held or found else {}
+    if held:
+        notes["held_out_batches"] = len(judge.runs)
+    if failure:
+        notes["learning"] = f"stopped: {failure}"
+    elif held and not found:
+        notes["learning"] = "its start was kept: nothing better on the batches held out"
+    if not notes:
         return {}
-    notes = {"block_error": after, "block_error_before": before}
-    return {
-        name: dataclasses.replace(
-            edits[name],
-            tensor=tensor,
-            notes={**edits[name].notes, **notes, "codes_moved": _moved(edits[name], tensor.codes)},
+    return {name: _revised(edits[name], found.get(name), notes) for name in searches}
+
+
+def _split(passes: Passes, reconstruction: BlockReconstruction) -> tuple[Passes, Passes]:
+    """The batches to learn from, and those to judge by."""
+    count = len(passes.runs)
+    if not reconstruction.holdout:
+        return passes, passes
+    if count < 2:
+        raise QuantizationError(
+            f"{reconstruction.name} is judged by calibration batches that it has not learned from, and there is {count}"
+            " batch; give at least 2 (more samples), or set holdout: 0."
         )
-        for name, tensor in found.items()
-    }
+    held = min(max(1, round(reconstruction.holdout * count)), count - 1)
+    return passes.part(slice(0, count - held)), passes.part(slice(count - held, count))
 
 
-def _learn(
+def _revised(edit: Quantize, tensor: QuantizedTensor | None, notes: Mapping[str, float | str]) -> Quantize:
+    if tensor is None:
+        return dataclasses.replace(edit, notes={**edit.notes, **notes})
+    moved = _moved(edit, tensor.codes)
+    return dataclasses.replace(edit, tensor=tensor, notes={**edit.notes, **notes, "codes_moved": moved})
+
+
+def _learning(
     searches: Mapping[str, CodeSearch],
     reconstruction: BlockReconstruction,
     place: Callable[[Mapping[str, Tensor]], None],
-    runs: Runs,
-    targets: Sequence[Tensor],
-    masks: Sequence[Tensor | None],
-) -> None:
+    lesson: Passes,
+) -> Iterator[None]:
+    """Learn; stops where what was found is to be judged."""
     peaks = [group for search in searches.values() for group in search.groups()]
+    parameters: list[Tensor] = [parameter for parameter, _ in peaks]
     optimizer = torch.optim.Adam([{"params": [parameter], "lr": rate} for parameter, rate in peaks])
     generator = torch.Generator().manual_seed(reconstruction.seed)
     order: list[int] = []
-    with torch.enable_grad():
-        for step in range(reconstruction.steps):
-            share = step / reconstruction.steps
-            for group, (_, rate) in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = rate * (1 + math.cos(math.pi * share)) / 2
-            order = order or torch.randperm(len(runs), generator=generator).tolist()
-            index = order.pop()
-            for search in searches.values():
-                search.anneal(share)
-            place({name: search.weight() for name, search in searches.items()})
-            loss = _errors(runs[index](), targets[index], masks[index]).mean()
-            if not math.isfinite(loss.item()):
-                raise QuantizationError(
-                    f"The loss is {loss.item()} in step {step + 1}; lower the block reconstruction's rates."
-                )
-            # Weights that are one-hot have no gradient; parameters of the block are none of its business.
-            gradients = torch.autograd.grad(loss, [parameter for parameter, _ in peaks], allow_unused=True)
-            for (parameter, _), gradient in zip(peaks, gradients, strict=True):
-                parameter.grad = gradient
-            optimizer.step()
+    pauses = {
+        round(reconstruction.steps * (number + 1) / reconstruction.judgements)
+        for number in range(reconstruction.judgements)
+    }
+    for step in range(reconstruction.steps):
+        share = step / reconstruction.steps
+        for group, (_, rate) in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = rate * (1 + math.cos(math.pi * share)) / 2
+        for search in searches.values():
+            search.anneal(share)
+        optimizer.zero_grad()
+        for _ in range(reconstruction.batches):
+            order = order or torch.randperm(len(lesson.runs), generator=generator).tolist()
+            with torch.enable_grad():
+                place({name: search.weight() for name, search in searches.items()})
+                loss = lesson.errors(order.pop()).mean()
+                if not math.isfinite(loss.item()):
+                    raise QuantizationError(
+                        f"The loss is {loss.item()} in step {step + 1}; lower the block reconstruction's rates."
+                    )
+                # Weights that are one-hot have no gradient; parameters of the block are none of its business.
+                gradients: Sequence[Tensor | None] = torch.autograd.grad(loss, parameters, allow_unused=True)
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is None:
+                    continue
+                if not bool(torch.isfinite(gradient.sum())):
+                    raise QuantizationError(f"A gradient is NaN or infinite in step {step + 1}.")
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        optimizer.step()
+        if step + 1 in pauses:
+            yield
 
 
 @contextmanager
@@ -122,23 +201,6 @@ def _computed(network: Network, sites: Sequence[Site]) -> Iterator[Callable[[Map
         for module, parameters in saved.items():
             module._parameters.clear()
             module._parameters.update(parameters)
-
-
-def _errors(output: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-    """(y − y_float)² of the tokens that count, float32."""
-    found = (output.float() - target.float()).square()
-    if mask is None or mask.shape != found.shape[:2]:
-        return found
-    return found[mask.bool()]
-
-
-@torch.no_grad()
-def _loss(runs: Runs, targets: Sequence[Tensor], masks: Sequence[Tensor | None]) -> float:
-    total, count = 0.0, 0
-    for run, target, mask in zip(runs, targets, masks, strict=True):
-        errors = _errors(run(), target, mask)
-        total, count = total + float(errors.double().sum()), count + errors.numel()
-    return total / count
 
 
 def _moved(edit: Quantize, codes: Tensor) -> float:

@@ -144,8 +144,8 @@ def test_a_mixture_says_what_llama_cpp_calls_it() -> None:
         ("gptq-w4a16-asym-g64", "word 4, 'g64', is not known here", "gptq-w4a16-g64-asym"),
         ("gptq-w4a16-kv8-kv8", "word 4, 'kv8', cannot follow 'kv8'. Expected: the end", "gptq-w4a16-kv8"),
         ("gptq-slb-finish-w2a16-g32", "word 2, 'slb', cannot follow 'gptq'", "gptq-slb_finish-w2a16-g32"),
-        ("gptq-kv8", "word 2, 'kv8', needs a scheme before it. Expected: slb_finish, w8a16,", "gptq-w4a16-g128"),
-        ("rotate-gptq", "after 'gptq' it needs a scheme. Expected: slb_finish, w8a16", "rotate-gptq-w4a16-g128"),
+        ("gptq-kv8", "word 2, 'kv8', needs a scheme before it. Expected: slb_finish, learn, w8a16,", "gptq-w4a16-g128"),
+        ("rotate-gptq", "after 'gptq' it needs a scheme. Expected: slb_finish, learn, w8a16", "rotate-gptq-w4a16-g128"),
         ("rtn-w8a8-down8", "word 3, 'down8', changes nothing: w8a8-dynamic has 8 bits everywhere", "rtn-w8a8"),
     ],
 )
