@@ -38,7 +38,7 @@ class ShardedWriter:
         self, directory: Path, groups: Sequence[Specs], max_shard_size: int, state: Mapping[str, Any] | None = None
     ) -> None:
         self._directory = directory
-        self._shards = _shards(groups, max_shard_size)
+        self._shards = shards_of(groups, max_shard_size)
         self._hashes: dict[str, str] = {}
         self._written = 0
         self._index = 0
@@ -142,7 +142,8 @@ def write_entries(directory: Path, entries: Iterable[Entry], max_shard_size: int
         writer.abandon()
 
 
-def _shards(groups: Sequence[Specs], limit: int) -> list[Specs]:
+def shards_of(groups: Sequence[Specs], limit: int) -> list[Specs]:
+    """What each file holds, where none may have more bytes of tensors than ``limit`` but for one group alone."""
     shards: list[Specs] = [{}]
     size = 0
     for group in groups:
