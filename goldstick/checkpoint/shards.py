@@ -45,7 +45,7 @@ class ShardedWriter:
         state: Mapping[str, Any] | None = None,
     ) -> None:
         self._directory = directory
-        self._shards = _shards(groups, max_shard_size or MAX_SHARD_SIZE)
+        self._shards = shards_of(groups, max_shard_size or MAX_SHARD_SIZE)
         self._hashes: dict[str, str] = {}
         self._written = 0
         self._index = 0
@@ -151,7 +151,8 @@ def write_entries(
         writer.abandon()
 
 
-def _shards(groups: Sequence[Specs], limit: int) -> list[Specs]:
+def shards_of(groups: Sequence[Specs], limit: int) -> list[Specs]:
+    """What each file holds, where none may have more bytes of tensors than ``limit`` but for one group alone."""
     shards: list[Specs] = [{}]
     size = 0
     for group in groups:

@@ -57,6 +57,11 @@ class GgufWriter(FinishedFile):
             self._starts[name] = self._end
             self._end += self._aligned(shape.numel())
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the finished file has."""
+        return self._end
+
     def write(self, name: str, tensor: Tensor, at: int = 0) -> None:
         """A tensor, any dtype, or a piece of it that begins ``at`` a byte.
 
