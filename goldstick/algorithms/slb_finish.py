@@ -103,6 +103,8 @@ class SLBFinish(BlockReconstruction):
         temperature: The highest T.
         anneal_from: Share of the steps after which T rises.
         harden_at: Share of the steps after which weights are one-hot and scales alone learn.
+        batches: Calibration batches of a step.
+        holdout: Share of the batches, the last, that a block does not learn from and is judged by; at 0 by all.
         seed: Seed of the order of the batches.
     """
 

@@ -107,7 +107,8 @@ def search(
     use_processors(threads)
     from goldstick.core.json_files import check_writable, dump_json, write_atomically
     from goldstick.jobs.load.find_model import data_directory, find_model
-    from goldstick.jobs.search.search import Target, search_recipe
+    from goldstick.jobs.search.search import search_recipe
+    from goldstick.jobs.search.target import Target
     from goldstick.recipes.recipe import Calibration
     from goldstick.report.search_page import render_search
 

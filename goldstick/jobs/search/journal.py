@@ -54,3 +54,12 @@ class Journal:
         """The search is finished."""
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+def states_of(directory: Path) -> dict[str, list[int]]:
+    """Name of each file that a model is made of → its size and the time of its last change."""
+    return {
+        path.name: [path.stat().st_size, path.stat().st_mtime_ns]
+        for path in sorted(directory.glob("*"))
+        if path.suffix in (".safetensors", ".json", ".gguf")
+    }

@@ -5,28 +5,29 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any, Literal
 
 from torch import nn
 
 from goldstick.core.progress import Progress, quiet
-from goldstick.errors import RecipeError, UsageError
+from goldstick.errors import UsageError
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.save.result import apply_recipe
 from goldstick.jobs.search.bound import MOST_LOOKS, upper_bound
 from goldstick.jobs.search.exchange import exchange
-from goldstick.jobs.search.journal import Journal
+from goldstick.jobs.search.journal import Journal, states_of
 from goldstick.jobs.search.knapsack import Choice
 from goldstick.jobs.search.layers import FLOAT, Layers, Method, find_layers
 from goldstick.jobs.search.losses import Metric, RowLosses
+from goldstick.jobs.search.record import found_by
 from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.jobs.search.runtimes import RUNTIMES, RuntimeName
 from goldstick.jobs.search.scores import Scores
+from goldstick.jobs.search.target import Found, Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
 from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.structure.network import Network
@@ -37,55 +38,6 @@ Effort = Literal["fast", "normal", "thorough"]
 _ROUNDS = {"fast": 0, "normal": 6, "thorough": 0}
 #: Exchanges that are tried.
 _EXCHANGES = {"fast": 0, "normal": 12, "thorough": 48}
-#: Sizes of the front at which the whole model is measured, for the page.
-_SHOWN = 9
-
-
-@dataclass(frozen=True, kw_only=True)
-class Target:
-    """What is asked for; exactly one of the first three.
-
-    Attributes:
-        size: Bytes of the weight files, at most.
-        bits: Bits of those files for each weight of the model, at most.
-        max_loss: The largest loss: a fraction by which perplexity grows, or KL per token in nats.
-        share: Part of the bytes of the source's tensors, at most.
-        metric: What ``max_loss`` is of.
-    """
-
-    size: int | None = None
-    bits: float | None = None
-    share: float | None = None
-    max_loss: float | None = None
-    metric: Metric = "perplexity"
-
-    def __post_init__(self) -> None:
-        given = [value for value in (self.size, self.bits, self.share, self.max_loss) if value is not None]
-        if len(given) != 1:
-            raise UsageError("Ask for one thing: a size, bits a weight, a part of the size, or a largest loss.")
-        if not (math.isfinite(given[0]) and given[0] > 0):
-            raise UsageError(f"What is asked for is a number above 0, not {given[0]!r}.")
-
-    def bytes_of(self, layers: Layers) -> int:
-        """Bytes of the weight files, where a size is asked for."""
-        if self.size is not None:
-            return self.size
-        return int(self.bits * layers.weights / 8 if self.bits is not None else (self.share or 0) * layers.source)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Found:
-    """What a search found.
-
-    Attributes:
-        recipe: The recipe.
-        nbytes: Bytes of its weight files.
-        record: Everything that the page shows, as plain data.
-    """
-
-    recipe: Recipe
-    nbytes: int
-    record: dict[str, Any]
 
 
 def search_recipe(
@@ -132,7 +84,7 @@ def search_recipe(
     )
     if target.max_loss is None:
         refuse_size(layers, target.bytes_of(layers))
-    search = _Search(layers, target, text, held_out, held_out_rows, data_dir, journal, effort, progress)
+    search = Search(layers, target, text, held_out, held_out_rows, data_dir, journal, effort, progress)
     return search.run()
 
 
@@ -152,7 +104,7 @@ def smallest(layers: Layers) -> int:
     return weight_file_bytes(make_plan(layers.directory, layers.recipe(chosen)))
 
 
-class _Search:
+class Search:
     """The state of a search: the model in memory, the rows, the scores."""
 
     def __init__(
@@ -177,8 +129,7 @@ class _Search:
         model = model.float().eval()
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        ids = data.ids
-        judged = ids[text.samples :]
+        ids, judged = data.ids, data.ids[text.samples :]
         if held_out:
             other = text.model_copy(update={"dataset": held_out, "samples": 2 * held_out_rows})
             judged = calibration_data(other, layers.directory, data_dir)(model).ids
@@ -188,7 +139,7 @@ class _Search:
         self.check = RowLosses(model, _batches(judged[held_out_rows:]))
         self.held_out = held_out or f"{text.dataset}, rows that were not searched on"
         identity = {
-            "source": {str(path): list(state) for path, state in _states(layers.directory).items()},
+            "source": states_of(layers.directory),
             "data": data.fingerprint,
             "groups": {group.name: dict(group.nbytes) for group in layers.groups},
             "seed": text.seed,
@@ -201,6 +152,7 @@ class _Search:
         )  # fmt: skip
 
     def run(self) -> Found:
+        """Search."""
         if self.effort == "thorough":
             self.scores.measure_all()
         if self.target.max_loss is None:
@@ -208,7 +160,7 @@ class _Search:
             looks: list[dict[str, Any]] = []
         else:
             chosen, nbytes, looks = self._within_loss(self.target.max_loss)
-        found = self._found(chosen, nbytes, looks)
+        found = found_by(self, chosen, nbytes, looks)
         self.journal.remove()
         return found
 
@@ -223,7 +175,7 @@ class _Search:
         if exchanged and _EXCHANGES[self.effort]:
             room = size - overhead - self.layers.fixed
             chosen = exchange(
-                self.layers, self.scores.losses(), chosen, room, self._whole, _EXCHANGES[self.effort], self.progress
+                self.layers, self.scores.losses(), chosen, room, self.whole, _EXCHANGES[self.effort], self.progress
             )
         nbytes = self._file_bytes(chosen)
         return (chosen, nbytes) if nbytes <= size else (self.scores.chosen(choice), self._file_bytes_of(choice))
@@ -252,17 +204,18 @@ class _Search:
         return self._file_bytes(self.scores.chosen(choice))
 
     def _file_bytes(self, chosen: Mapping[str, str]) -> int:
-        sites = self._sites(chosen)
+        sites = self.sites(chosen)
         if all(scheme == FLOAT for scheme in sites.values()):
             return self.layers.source
         return weight_file_bytes(make_plan(self.layers.directory, self.layers.recipe(sites)))
 
-    def _sites(self, chosen: Mapping[str, str]) -> dict[str, str]:
+    def sites(self, chosen: Mapping[str, str]) -> dict[str, str]:
+        """Site → scheme, of group → scheme."""
         return {site.name: chosen[group.name] for group in self.layers.groups for site in group.sites}
 
-    def _whole(self, chosen: Mapping[str, str]) -> float:
+    def whole(self, chosen: Mapping[str, str]) -> float:
         """Mean KL of all changes together on the rows that exchanges are judged on, rounded to nearest."""
-        sites = self._sites(chosen)
+        sites = self.sites(chosen)
         key = "whole " + " ".join(sites.values())
         known: float | None = self.journal.get(key)
         if known is None:
@@ -328,7 +281,7 @@ class _Search:
         return (*best, looks)
 
     def _losses_of(self, chosen: Mapping[str, str]) -> list[float]:
-        sites = self._sites(chosen)
+        sites = self.sites(chosen)
         if all(scheme == FLOAT for scheme in sites.values()):
             return [0.0] * sum(len(batch["input_ids"]) for batch in self.check.batches)
         key = f"real {self.layers.method} {self.target.metric} {self.layers.calibration!r} " + " ".join(sites.values())
@@ -341,119 +294,7 @@ class _Search:
     def _loss(self, losses: Sequence[float]) -> float:
         return math.expm1(fmean(losses)) if self.target.metric == "perplexity" else fmean(losses)
 
-    def _found(self, chosen: Mapping[str, str], nbytes: int, looks: list[dict[str, Any]]) -> Found:
-        sites = self._sites(chosen)
-        if all(scheme == FLOAT for scheme in sites.values()):
-            raise RecipeError("Everything stays float at this size; ask for less.")
-        losses = self.scores.losses()
-        front = self.scores.front()
-        recipe = self.layers.recipe(sites)
-        recipe = recipe.model_copy(update={"description": self._description(nbytes)})
-        overhead = nbytes - self.layers.fixed - sum(
-            group.nbytes[chosen[group.name]] for group in self.layers.groups
-        )  # fmt: skip
-        record = {
-            "goldstick_search": 1,
-            "model": str(self.layers.directory),
-            "for": self.layers.runtime.format,
-            "asked": {key: value for key, value in vars(self.target).items() if value is not None},
-            "bytes": nbytes,
-            "bits_per_weight": 8 * nbytes / self.layers.weights,
-            "bytes_of_source": self.layers.source,
-            "exact": front.exact,
-            "text": f"{self.text.samples} rows of {self.text.seq_len} tokens from {self.text.dataset}",
-            "held_out": self.held_out,
-            "whole": self._judged(chosen),
-            "looks": looks,
-            "groups": [
-                {
-                    "name": group.name,
-                    "weights": sum(site.shape.numel() for site in group.sites),
-                    "chosen": chosen[group.name],
-                    "candidates": [
-                        {
-                            "scheme": scheme,
-                            "bytes": size,
-                            "loss": losses[group.name, scheme],
-                            **self._known(group.name, scheme),
-                        }
-                        for scheme, size in group.nbytes.items()
-                    ],
-                }
-                for group in self.layers.groups
-            ],
-            "front": self._points(front, overhead),
-            "uniform": self._uniform(overhead),
-        }
-        return Found(recipe=recipe, nbytes=nbytes, record=record)
-
-    def _description(self, nbytes: int) -> str:
-        asked = {
-            "at most {:,} bytes": self.target.size,
-            "at most {:g} bits a weight": self.target.bits,
-            "at most {:.4g} of the size": self.target.share,
-            f"a {self.target.metric} loss of at most {{:g}}": self.target.max_loss,
-        }
-        (words,) = (text.format(value) for text, value in asked.items() if value is not None)
-        return f"found by a search for {words}; weight files of {nbytes:,} bytes"
-
-    def _known(self, group: str, scheme: str) -> dict[str, float | None]:
-        if scheme == FLOAT:
-            return {"first": 0.0, "second": 0.0, "measured": 0.0}
-        pair = self.scores.pairs[group, scheme]
-        return {"first": pair.gradient.first, "second": pair.gradient.second, "measured": pair.measured}
-
-    def _judged(self, chosen: Mapping[str, str]) -> dict[str, float]:
-        with self.rounded.become(self._sites(chosen)):
-            losses = self.check.kl()
-        return {"kl": fmean(losses), "half_width": 1.96 * stdev(losses) / math.sqrt(len(losses)), "rows": len(losses)}
-
-    def _points(self, front: Any, overhead: int) -> list[dict[str, Any]]:
-        """Up to 120 choices of the front, evenly by bytes' logarithm; some of them measured as a whole."""
-        count = min(120, len(front))
-        low, high = math.log(front.nbytes[0]), math.log(front.nbytes[-1])
-        sizes = [math.exp(low + (high - low) * step / max(1, count - 1)) for step in range(count)]
-        found = []
-        for number, size in enumerate(sizes):
-            choice = front.within(size + 1)
-            chosen = self.scores.chosen(choice)
-            measured = None
-            if self.effort != "fast" and number % max(1, count // _SHOWN) == 0:
-                measured = self._whole(chosen)
-            found.append(
-                {
-                    "bytes": choice.nbytes + self.layers.fixed + overhead,
-                    "loss": choice.loss,
-                    "measured": measured,
-                    "picks": choice.picks,
-                }
-            )
-        return found
-
-    def _uniform(self, overhead: int) -> list[dict[str, Any]]:
-        """Every scheme that all layers can become, measured as a whole."""
-        schemes = [
-            scheme
-            for scheme in self.layers.groups[0].nbytes
-            if scheme != FLOAT and all(scheme in group.nbytes for group in self.layers.groups)
-        ]
-        found = []
-        for done, scheme in enumerate(schemes if self.effort != "fast" else ()):
-            self.progress("uniform schemes", done, len(schemes))
-            nbytes = self.layers.fixed + overhead + sum(group.nbytes[scheme] for group in self.layers.groups)
-            chosen = {group.name: scheme for group in self.layers.groups}
-            found.append({"scheme": scheme, "bytes": nbytes, "measured": self._whole(chosen)})
-        return found
-
 
 def _batches(ids: Any) -> list[dict[str, Any]]:
     size = max(1, 512 // ids.shape[1])
     return [{"input_ids": ids[start : start + size]} for start in range(0, len(ids), size)]
-
-
-def _states(directory: Path) -> dict[Path, tuple[int, int]]:
-    return {
-        Path(path.name): (path.stat().st_size, path.stat().st_mtime_ns)
-        for path in sorted(directory.glob("*"))
-        if path.suffix in (".safetensors", ".json", ".gguf")
-    }

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from goldstick.checkpoint.gguf.writer import GgufWriter
 from goldstick.checkpoint.safetensors_file import header_bytes
-from goldstick.checkpoint.shards import shards_of
+from goldstick.checkpoint.shards import MAX_SHARD_SIZE, shards_of
 from goldstick.jobs.plan.plan import Plan, planned_gguf
 
 
@@ -23,5 +23,5 @@ def weight_file_bytes(plan: Plan) -> int:
             writer = GgufWriter(Path(folder) / "head", layout.architecture.name, layout.metadata, layout.specs)
             writer.abandon()
             return writer.nbytes
-    shards = shards_of([tensor.outputs for tensor in plan.tensors], plan.recipe.export.max_shard_size)
+    shards = shards_of([tensor.outputs for tensor in plan.tensors], plan.recipe.export.max_shard_size or MAX_SHARD_SIZE)
     return sum(len(header_bytes(shard)) for shard in shards) + plan.bytes_after

@@ -22,7 +22,8 @@ from goldstick.jobs.search.layers import FLOAT, find_layers
 from goldstick.jobs.search.losses import RowLosses
 from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.jobs.search.runtimes import RUNTIMES
-from goldstick.jobs.search.search import Found, Target, search_recipe, smallest
+from goldstick.jobs.search.search import search_recipe, smallest
+from goldstick.jobs.search.target import Found, Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
 from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.structure.network import Network
