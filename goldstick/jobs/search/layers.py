@@ -17,6 +17,7 @@ from goldstick.core.qtensor import scale_dtype
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.formats import FORMATS
+from goldstick.formats.native import NATIVE
 from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.plan.planned_tensors import PlannedTensor
 from goldstick.jobs.search.runtimes import Runtime, groups_of
@@ -165,9 +166,9 @@ def _whole_plan(directory: Path, runtime: Runtime) -> Plan:
 
     It is laid out natively, whatever the runtime reads, so that it is legal for every layer.
     """
-    outer = ("@embedding",) if runtime.format != "compressed-tensors" else ()
+    outer = ("@embedding",) if runtime.embeddings else ()
     stages: list[Stage] = [RTN(scheme="w8a16", tie="keep", targets=Targets(include=("*", *outer, *_heads(directory))))]
-    recipe = Recipe(stages=tuple(stages), export=Export(format="native"))
+    recipe = Recipe(stages=tuple(stages), export=Export(format=NATIVE.name))
     return make_plan(directory, recipe)
 
 
@@ -178,7 +179,7 @@ def _heads(directory: Path) -> tuple[str, ...]:
 
 
 def _network(directory: Path) -> Network:
-    recipe = Recipe(stages=(RTN(scheme="w8a16"),), export=Export(format="native"))
+    recipe = Recipe(stages=(RTN(scheme="w8a16"),), export=Export(format=NATIVE.name))
     return make_plan(directory, recipe).network
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from goldstick.algorithms.ranges import RangeSearch
+from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
+from goldstick.formats.gguf import GGUF
+from goldstick.formats.native import NATIVE
 from goldstick.structure.network import Network, Site
 from goldstick.structure.run_together import RUN_TOGETHER
 
@@ -21,6 +24,7 @@ class Runtime:
     Attributes:
         format: The storage format that it reads.
         schemes: What it runs; weights alone are quantized.
+        embeddings: Whether it reads embeddings that are quantized.
         joins: Whether it makes one layer of some, which must have one scheme then.
         search: How ranges are searched.
         data_search: The same where calibration data are at hand.
@@ -28,6 +32,7 @@ class Runtime:
 
     format: str
     schemes: tuple[str, ...]
+    embeddings: bool = True
     joins: bool = False
     search: RangeSearch = "mse"
     data_search: RangeSearch = "mse"
@@ -42,20 +47,27 @@ def _integers(widths: Sequence[int], groups: Sequence[str] = _GROUPS) -> tuple[s
 
 RUNTIMES: dict[RuntimeName, Runtime] = {
     "goldstick": Runtime(
-        format="native",
+        format=NATIVE.name,
         schemes=_integers((2, 3, 4, 5, 6, 8)),
     ),
-    "transformers": Runtime(format="compressed-tensors", schemes=(*_integers((2, 3, 4, 8)), "nvfp4a16", "fp8a16")),
+    "transformers": Runtime(
+        format=COMPRESSED_TENSORS.name,
+        embeddings=False,
+        schemes=(*_integers((2, 3, 4, 8)), "nvfp4a16", "fp8a16"),
+    ),
     "vllm": Runtime(
-        format="compressed-tensors", schemes=(*_integers((4, 8)), "nvfp4a16", "fp8a16"), joins=True,
+        format=COMPRESSED_TENSORS.name,
+        embeddings=False,
+        schemes=(*_integers((4, 8)), "nvfp4a16", "fp8a16"),
+        joins=True,
     ),
     "llama.cpp": Runtime(
-        format="gguf",
+        format=GGUF.name,
         schemes=("q2_k", "q3_k", "iq4_xs", "q4_k", "q5_k", "q6_k", "iq4_nl", "q4_0", "q5_0", "q8_0"),
         search="ggml",
         data_search="ggml-imatrix",
     ),
-}  # fmt: skip
+}
 """What ``--for`` names."""
 
 
