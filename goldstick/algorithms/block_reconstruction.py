@@ -75,3 +75,35 @@ class BlockReconstruction(Stage):
             tensor: The codes.
             weight: The float weight they stand for, [out, in].
         """
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnnealedSearch(BlockReconstruction):
+    """A block reconstruction that assigns weights softly to levels, P = softmax(T·A), and hardens them on its way.
+
+    Attributes:
+        rate: The learning rate of the scales' logarithms at its highest; it falls to nothing.
+        logits_rate: The learning rate of the logits A.
+        temperature: The highest T.
+        anneal_from: Share of the steps after which T rises.
+        harden_at: Share of the steps after which weights are one-hot and scales alone learn.
+    """
+
+    rate: float = 2e-3
+    logits_rate: float = 2e-2
+    temperature: float = 50.0
+    anneal_from: float = 0.2
+    harden_at: float = 0.8
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.anneal_from < self.harden_at <= 1:
+            raise RecipeError(
+                f"anneal_from and harden_at are shares of the steps, the first below the second, not "
+                f"{self.anneal_from} and {self.harden_at}."
+            )
+        if not self.temperature >= 1 or not self.logits_rate > 0 or not self.rate >= 0:
+            raise RecipeError(
+                f"temperature is at least 1, logits_rate positive and rate 0 or more, not {self.temperature}, "
+                f"{self.logits_rate} and {self.rate}."
+            )

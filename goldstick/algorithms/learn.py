@@ -9,10 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from goldstick.algorithms.block_reconstruction import BlockReconstruction, CodeSearch
+from goldstick.algorithms.block_reconstruction import AnnealedSearch, CodeSearch
 from goldstick.core.grid import POWERS_OF_TWO, Grid
 from goldstick.core.qtensor import QuantizedTensor
-from goldstick.errors import RecipeError
 
 #: Logits at the start are −2·d², d the distance from a level; see :mod:`goldstick.algorithms.soft_assignment`.
 _SHARPNESS = 2.0
@@ -157,7 +156,7 @@ def _places(tensor: QuantizedTensor, levels: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Learn(BlockReconstruction):
+class Learn(AnnealedSearch):
     """Learn the rounding of a block's weights and their scales, from the codes of the stages before, on any grid.
 
     Block by block: every weight is assigned softly to its level and the two next to it (in the manner of GSQ and of
@@ -183,25 +182,7 @@ class Learn(BlockReconstruction):
     survives: ClassVar[bool] = True
     any_grid: ClassVar[bool] = True
 
-    rate: float = 2e-3
-    logits_rate: float = 2e-2
-    temperature: float = 50.0
-    anneal_from: float = 0.2
-    harden_at: float = 0.8
     holdout: float = 0.125
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.anneal_from < self.harden_at <= 1:
-            raise RecipeError(
-                f"anneal_from and harden_at are shares of the steps, the first below the second, not "
-                f"{self.anneal_from} and {self.harden_at}."
-            )
-        if not self.temperature >= 1 or not self.logits_rate > 0 or not self.rate >= 0:
-            raise RecipeError(
-                f"temperature is at least 1, logits_rate positive and rate 0 or more, not {self.temperature}, "
-                f"{self.logits_rate} and {self.rate}."
-            )
 
     def search(self, tensor: QuantizedTensor, weight: Tensor) -> LevelSearch:
         """The search around the codes of a weight."""
