@@ -28,7 +28,7 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from benchmarks.llama_cpp_decode import LlamaCpp
+from benchmarks.llama_cpp_decode import LlamaCpp, random_file
 from benchmarks.random_llama import SHAPES, config
 from goldstick.hf.random_models import float_llama, quantized_llama
 from goldstick.jobs.optimize.optimize import optimize
@@ -120,7 +120,7 @@ def networks(options: argparse.Namespace, clock: Clock) -> Iterator[tuple[str, N
         yield f"goldstick {label} optimized", InProcess(model, clock)
     yield "torch dynamic int8", InProcess(dynamic_int8(options.shape, options.layers), clock)
     if options.llama_cpp:
-        yield "llama.cpp Q4_0", LlamaCpp(options.llama_cpp, given, options.threads, options.clock)
+        yield "llama.cpp Q4_0", LlamaCpp(options.llama_cpp, random_file(given), options.threads, options.clock)
 
 
 def measure(found: dict[str, Network], what: str, options: argparse.Namespace) -> list[dict[str, Any]]:

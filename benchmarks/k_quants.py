@@ -66,14 +66,18 @@ def measure(bench: Bench, words: str) -> dict[str, Any]:
     started = time.perf_counter()
     result = goldstick.apply(bench.model, recipe, data=bench.batches if needs_data(recipe.stages) else None)
     seconds = time.perf_counter() - started
+    return kl_of(bench, result.model) | {"seconds": round(seconds, 1)}
+
+
+def kl_of(bench: Bench, quantized: Any) -> dict[str, Any]:
+    """Mean KL of a model's next tokens to the float model's, and its sums by document."""
     directory, task = bench.subject.directory, bench.subject.task
     with torch.no_grad():
-        models = [LanguageModel.from_directory(model, directory) for model in (bench.model, result.model)]
+        models = [LanguageModel.from_directory(model, directory) for model in (bench.model, quantized)]
         apart = divergence(*models, [task], DataSource(bench.subject.data))[task]
     items = apart["details"]["items"]["token_kl"]
     return {
         "kl": round(apart["metrics"]["token_kl"], 6),
-        "seconds": round(seconds, 1),
         "sums": [round(value, 6) for value in items["values"]],
         "tokens": items["weights"],
     }

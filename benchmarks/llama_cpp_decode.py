@@ -18,20 +18,16 @@ _BLOCK, _BLOCK_BYTES = 32, 18  # of Q4_0: a scale of 16 bits, then 32 codes of 4
 
 
 class LlamaCpp:
-    """A network in llama.cpp, Q4_0 throughout.
+    """A network in llama.cpp.
 
     Args:
         python: A Python that has llama-cpp-python.
-        config: The shape, as transformers holds it.
+        file: The network.
         threads: How many it may use.
         clock: ``wall`` or ``processor``.
     """
 
-    def __init__(self, python: str, config: Any, threads: int, clock: str) -> None:
-        folder = tempfile.TemporaryDirectory(prefix="goldstick-llama-cpp-")
-        atexit.register(folder.cleanup)
-        file = Path(folder.name) / "model.gguf"
-        write_random(file, config)
+    def __init__(self, python: str, file: Path, threads: int, clock: str) -> None:
         self.process = subprocess.Popen(
             [python, str(WORKER), str(file), str(threads), clock],
             stdin=subprocess.PIPE,
@@ -60,6 +56,19 @@ class LlamaCpp:
     def _answer(self) -> str:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
+
+
+def random_file(config: Any) -> Path:
+    """A network with random weights, Q4_0 throughout, that is removed when this process ends.
+
+    Args:
+        config: The shape, as transformers holds it.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="goldstick-llama-cpp-")
+    atexit.register(folder.cleanup)
+    file = Path(folder.name) / "model.gguf"
+    write_random(file, config)
+    return file
 
 
 def write_random(file: Path, config: Any) -> None:

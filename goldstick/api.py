@@ -25,11 +25,11 @@ from goldstick.jobs.doctor import Diagnosis, examine
 from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory
 from goldstick.jobs.export.export import export_checkpoint
 from goldstick.jobs.load.accelerate import accelerate
+from goldstick.jobs.load.bundled_data import with_bundled_data
 from goldstick.jobs.load.calibration_inputs import calibration_inputs
 from goldstick.jobs.load.find_model import data_directory, find_model
 from goldstick.jobs.load.load import load as load_checkpoint
 from goldstick.jobs.optimize.optimize import optimize
-from goldstick.jobs.optimize.optimize import optimize as optimize_model
 from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.quantize import Quantized, execute
@@ -39,6 +39,7 @@ from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import needs_data
 from goldstick.training import TrainingTask
 
+optimize_model = optimize  # where an argument has its name
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
 __all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize"]
@@ -108,7 +109,7 @@ def plan(model: str | Path, recipe: RecipeLike, *, inputs: Mapping[str, Tensor] 
     """
     given = read_inputs(Path(inputs)) if isinstance(inputs, str | Path) else inputs
     with checkpoint_directory(find_model(model)) as directory:
-        return make_plan(directory, Recipe.load(recipe), given)
+        return make_plan(directory, with_bundled_data(Recipe.load(recipe), model, None), given)
 
 
 def quantize(
@@ -156,17 +157,15 @@ def quantize(
         CheckpointError: What was written and read back is not what it should be.
     """
     with checkpoint_directory(find_model(model)) as directory:
-        planned = plan(directory, recipe, inputs=inputs)
+        planned = plan(directory, with_bundled_data(Recipe.load(recipe), model, data_dir), inputs=inputs)
         local = data_directory(data_dir, model)
         calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
         refuse_idle_ranks(planned, device)
         if rank():
-            return Quantized(
-                directory=Path(output), report=help_the_first(planned, output, device, calibrate, max_memory)
-            )
+            told = help_the_first(planned, output, device, calibrate, max_memory)
+            return Quantized(directory=Path(output), report=told)
         tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
-        data = {"data directory": local, "calibration data": planned.recipe.calibration.dataset}
-        refuse_overlap(Path(output), {name: Path(path) for name, path in data.items() if path is not None})
+        refuse_overlap(Path(output), {"data directory": local, "calibration data": planned.recipe.calibration.dataset})
         check_output(Path(output), overwrite, resume)
         measure = before_and_after(directory, tasks, local, limit, progress, cache) if tasks else None
         made = execute(
@@ -193,6 +192,7 @@ def export(
     output: str | Path,
     overwrite: bool = False,
     proof: ProofMethod = "outputs",
+    max_shard_size: int | None = None,
     progress: Progress = quiet,
 ) -> Quantized:
     """Store a compressed checkpoint in another format; codes, scales and zeros stay what they are.
@@ -203,6 +203,7 @@ def export(
         output: The directory to make; it appears whole or not at all.
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
         proof: Tensors are always compared; with ``outputs``, what both checkpoints give as well.
+        max_shard_size: Bytes a weight file may have; 5 GB where ``None``, of GGUF files 50 GB.
         progress: Called with (description, done, total).
 
     Raises:
@@ -214,23 +215,22 @@ def export(
     if format not in FORMATS:
         raise UsageError(f"There is no format {format!r}. There are {', '.join(FORMATS)}.")
     with checkpoint_directory(find_model(directory)) as found:
-        return export_checkpoint(found, format, Path(output), overwrite=overwrite, proof=proof, progress=progress)
+        limits: Any = {"overwrite": overwrite, "proof": proof, "max_shard_size": max_shard_size}
+        return export_checkpoint(found, format, Path(output), progress=progress, **limits)
 
 
-def doctor(directory: str | Path, *, progress: Progress = quiet) -> Diagnosis:
-    """Look for everything that is wrong with a checkpoint, quantized by any tool, or in float.
+def doctor(directory: str | Path, *, source: str | Path | None = None, progress: Progress = quiet) -> Diagnosis:
+    """Look for all that is wrong with a checkpoint, by any tool or in float: findings, and whether it is healthy.
 
     Args:
         directory: A checkpoint of a transformers model, or a GGUF file.
+        source: The model that it was made from, to compare weights with.
         progress: Called with (description, done, total).
-
-    Returns:
-        The ``findings``, each with its severity, what, where and remedy; whether it is ``healthy``; ``to_dict()``.
 
     Raises:
         SourceError: There is no such directory, or it holds no config.json and no GGUF file.
     """
-    return examine(find_model(directory), progress)
+    return examine(find_model(directory), progress, None if source is None else find_model(source))
 
 
 def load(

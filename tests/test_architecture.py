@@ -50,6 +50,7 @@ ALLOWED: dict[str, str] = {
     "jobs/evaluate": f"{BELOW} jobs/load jobs/optimize jobs/bench",
     "jobs/compare": f"{BELOW} jobs/load",
     "jobs/sensitivity": f"{BELOW} jobs/load",
+    "jobs/search": f"{BELOW} jobs/load jobs/plan jobs/save jobs/sensitivity",
     "jobs/doctor": f"{BELOW} jobs/save jobs/evaluate",
     "api": f"{BELOW} jobs",
     "cli": f"{BELOW} jobs api",

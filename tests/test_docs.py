@@ -19,6 +19,7 @@ import yaml
 from safetensors import safe_open
 
 from goldstick.cli import main
+from goldstick.errors import RecipeError
 from goldstick.structure import Network
 from tests.support.examples import DOCUMENTS, blocks_of, inline_code
 from tests.support.foreign_package import install
@@ -74,9 +75,14 @@ def test_the_algorithm_in_the_guide_runs_and_has_three_levels() -> None:
     exec(compile(code, "writing-an-algorithm.md", "exec"), module.__dict__)
     network = Network(torch.nn.Sequential(torch.nn.Linear(64, 8)))
     (site,) = network.sites
-    algorithm = module.Ternary(threshold=0.6)
-    (edit,) = algorithm.solve(site, network.weight(site), algorithm.attach(site), algorithm.scheme_for(site))
-    assert all(len(row.unique()) == 3 for row in edit.tensor.dequantize())
+    for scheme, groups in (("w2a16-channel", 1), ("w4a16-g16", 4)):
+        algorithm = module.Ternary(scheme=scheme, threshold=0.6)
+        (edit,) = algorithm.solve(site, network.weight(site), algorithm.attach(site), algorithm.scheme_for(site))
+        assert edit.tensor.scale.shape == (8, groups)
+        assert all(len(group.unique()) == 3 for group in edit.tensor.dequantize().reshape(8 * groups, -1))
+    assert "threshold:" in module.Ternary.__doc__, "the contract tests ask for every option"
+    with pytest.raises(RecipeError, match="symmetric grid of integers"):
+        module.Ternary(scheme="nf4a16")
 
 
 def install_the_guide(name: str, folder: Path) -> str:

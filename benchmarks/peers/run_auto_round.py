@@ -38,7 +38,7 @@ def main() -> None:
             "bits": spec["bits"],
             "group_size": spec["group_size"] or -1,
             "sym": True,
-            "data_type": "int",
+            "data_type": spec.get("data_type", "int"),
             "act_bits": 16,
         },
         layer_config={name: {"bits": spec["bits"], "group_size": -1} for name in by_row},
@@ -52,7 +52,11 @@ def main() -> None:
     rounding.quantize_and_save(spec["output"], format="fake")
     saved = time.perf_counter()
     refuse_float_layers(Path(spec["model"]), Path(spec["output"]))
-    times = {"load": loaded - began, "quantize_and_write": saved - began}
+    times = {
+        "load": loaded - began,
+        "quantize_and_write": saved - began,
+        "processor_seconds": time.process_time(),
+    }
     versions = {name: version(name) for name in ("auto-round", "transformers", "torch")}
     Path(spec["times"]).write_text(json.dumps({**times, "versions": versions}))
 

@@ -16,6 +16,7 @@ from goldstick.algorithms.finetune import Finetune
 from goldstick.algorithms.fold_batch_norm import FoldBatchNorm
 from goldstick.algorithms.gptq import GPTQ
 from goldstick.algorithms.kv_cache import KVCache
+from goldstick.algorithms.learn import Learn
 from goldstick.algorithms.rotation import RandomRotation
 from goldstick.algorithms.rtn import RTN
 from goldstick.algorithms.scop import SCOP
@@ -42,6 +43,7 @@ ALGORITHMS: Registry[type[Stage]] = Registry(
         "kv_cache": KVCache,
         "slb": SLB,
         "slb_finish": SLBFinish,
+        "learn": Learn,
         "scop": SCOP,
         "finetune": Finetune,
     },
@@ -62,6 +64,7 @@ __all__ = [
     "Finetune",
     "FoldBatchNorm",
     "KVCache",
+    "Learn",
     "Member",
     "Quantizer",
     "RandomRotation",

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeGuard
 
 from torch import Tensor, nn
 
+from goldstick.algorithms.guide import Guide as Guide
 from goldstick.algorithms.stage import DataRequirement as DataRequirement
 from goldstick.algorithms.stage import NetworkRun, NetworkStage
 from goldstick.algorithms.stage import Stage as Stage
@@ -187,6 +188,11 @@ class Quantizer(Algorithm):
     def least_inputs(self, site: Site) -> float:
         """An expert that the router sent fewer inputs is shown every token."""
         return 1
+
+    @property
+    def guide(self) -> Guide | None:
+        """How it wants its inputs weighted; ``None`` for as they are."""
+        return None
 
     def needs_inputs(self, scheme: Scheme) -> bool:
         """Whether it must see the inputs of a layer that becomes ``scheme``: for its codes, or for its input range."""

@@ -12,17 +12,20 @@ from torch import Tensor
 from goldstick.algorithms.base import DataRequirement, Quantizer
 from goldstick.algorithms.column_importance import OF_GGML, WITH_IMPORTANCE, without_importance
 from goldstick.algorithms.column_loop import solve_columns
+from goldstick.algorithms.coordinate_descent import damped_hessian, descend
 from goldstick.algorithms.gptaq import gptaq_target
+from goldstick.algorithms.guide import Guide, Objective, guide_for
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
 from goldstick.algorithms.observers import Observers, observers_for
 from goldstick.algorithms.output_error import least_error, output_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
-from goldstick.algorithms.solution import Solution, effective_rank, finite_or_none, never_worse, solve_each
+from goldstick.algorithms.solution import Solution, effective_rank, finite_or_none, never_worse, solve_each, solve_parts
 from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.freed_memory import make_room
 from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
+from goldstick.core.output_groups import OutputGroups
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.rows import row_chunks
 from goldstick.core.scheme import Scheme
@@ -42,6 +45,8 @@ def solve_gptq(
     drift: Tensor | None = None,
     alpha: float = 1.0,
     overwrite: bool = False,
+    cycles: int = 0,
+    largest: Tensor | None = None,
 ) -> Solution:
     """Quantize ``weight`` so that tr((W − Ŵ) H (W − Ŵ)ᵀ) stays small, never larger than rounding to nearest.
 
@@ -69,7 +74,9 @@ def solve_gptq(
         drift: D = (2/n) Σ (x_fp − x_q) x_qᵀ, float64 [in, in]: x_q are the inputs that H is of, x_fp those that the
             float model gives to the same layer at the same tokens. ``None``: the layer's own output is aimed at.
         alpha: How much of the drift is made up for, 0 to 1.
-        overwrite: Whether the storage of ``hessian`` may be used; with drift, or a float64 weight, it is not.
+        overwrite: Whether the storage of ``hessian`` may be used; with drift, a float64 weight or cycles, it is not.
+        cycles: Cycles of :func:`descend` on codes and scales behind the column loop, in the damped Hessian.
+        largest: The largest magnitude of the matrix that these are rows of; that of ``weight`` where ``None``.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity, or the shapes do not fit. A Hessian that cannot be used
@@ -86,12 +93,12 @@ def solve_gptq(
             bad = int((~torch.isfinite(statistic)).sum())
         if bad:
             return Solution(
-                tensor=_rounded_without_data(weight, grid, search),
+                tensor=_rounded_without_data(weight, grid, search, largest),
                 fallback=f"{bad} values of the {name} are NaN or infinite",
             )
     # The diagonal of a Hessian that cannot be used may be negative.
     importance = hessian.diagonal().clamp(min=0) if search in WITH_IMPORTANCE else None
-    rounded = quantize_with_search(weight, grid, search, importance)
+    rounded = quantize_with_search(weight, grid, search, importance, largest)
     dead = hessian.diagonal() == 0
     count = int(dead.sum())
     if count == len(dead):
@@ -99,15 +106,16 @@ def solve_gptq(
     mean = float(hessian.diagonal()[~dead].mean())
     rivals: dict[str, QuantizedTensor] = {search: rounded}
     if search == "ggml-imatrix":
-        rivals["ggml"] = quantize_with_search(weight, grid, "ggml")
+        rivals["ggml"] = quantize_with_search(weight, grid, "ggml", largest=largest)
     elif search not in ("minmax", "ggml"):
-        rivals["minmax"] = quantize_with_search(weight, grid, "minmax")
+        rivals["minmax"] = quantize_with_search(weight, grid, "minmax", largest=largest)
     columns = column_order(hessian.diagonal(), grid, order)
     memo = {} if memo is None else memo
     drifted = None if drift is None else weight.double() @ drift.double()
     make_room(hessian.nbytes)
     rival = least_error(weight, rivals, hessian, drifted)
-    known = drifted is None and weight.dtype != torch.float64  # which the column loop rounds to float32
+    # The column loop rounds float64 to float32.
+    known = drifted is None and weight.dtype != torch.float64 and not cycles
     for damping in ladder:
         key = order, grid.group_width(len(dead)), damping
         if key not in memo:
@@ -120,6 +128,8 @@ def solve_gptq(
         codes, squares = solve_columns(target, factor, columns, rounded)
         make_room(hessian.nbytes)
         solved = replace(rounded, codes=codes)
+        if cycles:
+            solved = descend(target, solved, damped_hessian(hessian, damping * mean), columns, cycles)
         if known:
             loss = _undamped(weight, solved, squares, damping * mean, dead)
         else:
@@ -143,9 +153,11 @@ def _undamped(weight: Tensor, solved: QuantizedTensor, squares: Tensor, shift: f
     return max(0.0, float(undamped))  # below 0 by rounding alone, where inputs do not span the columns
 
 
-def _rounded_without_data(weight: Tensor, grid: Grid, search: RangeSearch) -> QuantizedTensor:
+def _rounded_without_data(
+    weight: Tensor, grid: Grid, search: RangeSearch, largest: Tensor | None = None
+) -> QuantizedTensor:
     """Rounding to nearest where the inputs cannot be trusted to say what is important."""
-    return quantize_with_search(weight, grid, without_importance(search))
+    return quantize_with_search(weight, grid, without_importance(search), largest=largest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +180,10 @@ class GPTQ(Quantizer):
         gptaq: Aim at the output of the float model, not at that of the float layer on the inputs
             there are (GPTAQ, arXiv 2504.02692): a layer then makes up for errors of those before it.
         alpha: How much of them, 0 to 1; without ``gptaq`` it means nothing.
+        cycles: So many times, behind the column loop, codes and scales move in turns (:func:`descend`).
+        objective: Of which error the least is looked for: of the ``layer``'s output, its block's ``output``, or the
+            ``loss`` at the end, by weights of tokens (GuidedQuant, arXiv 2505.07004).
+        output_groups: Rows with a Hessian of their own; mix: both as in :class:`Guide`.
     """
 
     name: ClassVar[str] = "gptq"
@@ -181,6 +197,10 @@ class GPTQ(Quantizer):
     token_floor: float = 0.5
     gptaq: bool = False
     alpha: float = 0.5
+    cycles: int = 0
+    objective: Objective = "layer"
+    output_groups: int = 4
+    mix: float = 0.2
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -190,6 +210,9 @@ class GPTQ(Quantizer):
             raise RecipeError(f"token_floor is a fraction of the input features, 0 or more, not {self.token_floor}.")
         if not 0 <= self.alpha <= 1:
             raise RecipeError(f"alpha is how much of the drift is made up for, 0 to 1, not {self.alpha}.")
+        guide_for(self.objective, self.output_groups, self.mix)
+        if not self.cycles >= 0:
+            raise RecipeError(f"cycles is 0 or more, not {self.cycles}.")
         if self.order not in get_args(Order):
             raise RecipeError(f"order is gar, activation or natural, not {self.order!r}.")
 
@@ -213,6 +236,11 @@ class GPTQ(Quantizer):
         """The Hessian, and with ``gptaq`` the drift."""
         return ("hessian", "cross_covariance") if self.gptaq else ("hessian",)
 
+    @property
+    def guide(self) -> Guide | None:
+        """As ``objective`` says."""
+        return guide_for(self.objective, self.output_groups, self.mix)
+
     def attach(self, site: Site) -> InputObserver | list[InputObserver]:
         """The Hessian of the site's inputs; for experts a list of them, one each."""
         return observers_for(site)
@@ -221,35 +249,41 @@ class GPTQ(Quantizer):
         """As many as it does not round to nearest for."""
         return max(1.0, self.token_floor * site.in_features)
 
-    def solve(self, site: Site, weight: Tensor, state: Observers, scheme: Scheme) -> Sequence[Edit]:
+    def solve(self, site: Site, weight: Tensor, state: Observers | OutputGroups, scheme: Scheme) -> Sequence[Edit]:
         """One ``Quantize`` edit for a matrix [..., out, in], with what was found out about it as notes.
 
         Raises:
             QuantizationError: The weight, or more than 1 % of the inputs, hold NaN or infinity.
         """
+        largest = weight.abs().max() if isinstance(state, OutputGroups) else None
 
         def solve_matrix(matrix: Tensor, observer: InputObserver, keep: bool) -> Solution:
-            return self._solve_matrix(matrix, observer, scheme.weight, keep=keep)
+            return self._solve_matrix(matrix, observer, scheme.weight, keep=keep, largest=largest)
 
-        tensor, notes = solve_each(weight, state, solve_matrix)
+        if isinstance(state, OutputGroups):
+            tensor, notes = solve_parts(weight, state, solve_matrix)
+            notes["objective"] = self.objective
+            state = state.plain
+        else:
+            tensor, notes = solve_each(weight, state, solve_matrix)
         if self.gptaq and not isinstance(state, CrossCovarianceObserver):
             notes["symmetric"] = "its inputs cannot be paired, token for token, with those of the float model"
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
 
-    def _solve_matrix(self, weight: Tensor, observer: InputObserver, grid: Grid, *, keep: bool) -> Solution:
+    def _solve_matrix(
+        self, weight: Tensor, observer: InputObserver, grid: Grid, *, keep: bool, largest: Tensor | None = None
+    ) -> Solution:
         observer.refuse_too_many_dropped()  # few inputs are left then, too, and that is not the reason
         if observer.tokens < self.token_floor * observer.in_features:
             return Solution(
-                tensor=_rounded_without_data(weight, grid, self.range_search),
+                tensor=_rounded_without_data(weight, grid, self.range_search, largest),
                 fallback=f"{observer.tokens} inputs seen, fewer than {self.token_floor:g} of {observer.in_features}",
             )
         alone = not keep or (observer.last_use and not observer.memo)
         hessian = (observer.take_hessian() if alone else observer.hessian()).to(weight.device)
-        drift = (
-            observer.cross_covariance().to(weight.device)
-            if isinstance(observer, CrossCovarianceObserver) and self.gptaq
-            else None
-        )
+        drift = None
+        if self.gptaq and isinstance(observer, CrossCovarianceObserver):
+            drift = observer.cross_covariance().to(weight.device)
         return solve_gptq(
             weight,
             hessian,
@@ -261,4 +295,6 @@ class GPTQ(Quantizer):
             drift=drift,
             alpha=self.alpha,
             overwrite=alone,
+            cycles=self.cycles,
+            largest=largest,
         )

@@ -27,9 +27,9 @@ def least_error_range(
         importance: float32 [groups, width], 0 or more; ``None`` if all columns count alike.
         grid: Bits and symmetry.
     """
-    fused = _fused(grouped.device) if grid.integers else None
+    fused = _fused(grouped.device)
     if fused is not None:
-        return fused(grouped, scale, zero, importance, grid.bits)
+        return fused(grouped, scale, zero, importance, grid.bits, "" if grid.integers else grid.element)
     best = torch.zeros(grouped.shape[:2], dtype=torch.int64, device=grouped.device)
     least = torch.full(grouped.shape[:2], torch.inf, device=grouped.device)
     for candidate in range(scale.shape[-1]):

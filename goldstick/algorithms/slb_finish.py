@@ -9,10 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from goldstick.algorithms.block_reconstruction import BlockReconstruction, CodeSearch
+from goldstick.algorithms.block_reconstruction import AnnealedSearch, CodeSearch
 from goldstick.algorithms.soft_assignment import MeanCode
 from goldstick.core.qtensor import QuantizedTensor, in_groups
-from goldstick.errors import RecipeError
 
 #: Logits at the start are −2·d², d the distance in steps; see :mod:`goldstick.algorithms.soft_assignment`.
 _SHARPNESS = 2.0
@@ -89,7 +88,7 @@ class NeighbourSearch(nn.Module, CodeSearch):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SLBFinish(BlockReconstruction):
+class SLBFinish(AnnealedSearch):
     """Search for low-bit weights (arXiv 2009.08695) after training, from the codes of the stages before.
 
     Block by block: every weight is assigned softly to its code and the two levels next to it, the assignments are
@@ -103,29 +102,12 @@ class SLBFinish(BlockReconstruction):
         temperature: The highest T.
         anneal_from: Share of the steps after which T rises.
         harden_at: Share of the steps after which weights are one-hot and scales alone learn.
+        batches: Calibration batches of a step.
+        holdout: Share of the batches, the last, that a block does not learn from and is judged by; at 0 by all.
         seed: Seed of the order of the batches.
     """
 
     name: ClassVar[str] = "slb_finish"
-
-    rate: float = 2e-3
-    logits_rate: float = 2e-2
-    temperature: float = 50.0
-    anneal_from: float = 0.2
-    harden_at: float = 0.8
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.anneal_from < self.harden_at <= 1:
-            raise RecipeError(
-                f"anneal_from and harden_at are shares of the steps, the first below the second, not "
-                f"{self.anneal_from} and {self.harden_at}."
-            )
-        if not self.temperature >= 1 or not self.logits_rate > 0 or not self.rate >= 0:
-            raise RecipeError(
-                f"temperature is at least 1, logits_rate positive and rate 0 or more, not {self.temperature}, "
-                f"{self.logits_rate} and {self.rate}."
-            )
 
     def search(self, tensor: QuantizedTensor, weight: Tensor) -> NeighbourSearch:
         """The search around the codes of a weight."""

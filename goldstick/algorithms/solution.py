@@ -12,7 +12,8 @@ from torch import Tensor
 from goldstick.algorithms.observers import ExpertObservers, Observers, observers_of
 from goldstick.algorithms.output_error import Rival
 from goldstick.core.inputs import InputObserver
-from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.output_groups import OutputGroups
+from goldstick.core.qtensor import QuantizedTensor, joined
 from goldstick.core.rows import row_chunks
 
 TOKENS_FOR_A_RANK = 10
@@ -111,6 +112,23 @@ def solve_each(
     else:
         solutions = [solved(number) for number in range(len(observers))]
     return _stacked([solution.tensor for solution in solutions], weight.shape[:-2]), _notes(solutions, observers)
+
+
+def solve_parts(
+    weight: Tensor,
+    state: OutputGroups,
+    solve: Callable[[Tensor, InputObserver, bool], Solution],
+) -> tuple[QuantizedTensor, dict[str, float | str]]:
+    """Solve the parts of a layer's outputs, each on the inputs as it weights them; the codes together, and notes.
+
+    Args:
+        weight: float [out, in].
+        state: The parts and what they saw.
+        solve: Solves one part; told that its Hessian is not worth keeping.
+    """
+    solutions = [solve(weight[part], observer, False) for part, observer in state.parts]
+    tensor = joined([solution.tensor for solution in solutions], weight.shape, solutions[0].tensor.grid)
+    return tensor, _notes(solutions, [observer for _, observer in state.parts])
 
 
 def _stacked(tensors: Sequence[QuantizedTensor], lead: torch.Size) -> QuantizedTensor:

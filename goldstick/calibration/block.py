@@ -3,30 +3,41 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from goldstick import surgery
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.calibration.bias_correction import correct_bias, has_bias, mean_output
-from goldstick.calibration.dividing import cost, groups_of_ranks, kind
-from goldstick.calibration.experts import listen_to_experts
+from goldstick.calibration.dividing import decided, groups_of_ranks, owners_of
+from goldstick.calibration.experts import observe_experts
 from goldstick.calibration.input_factors import InputMultipliers
 from goldstick.calibration.input_range import with_input_range
-from goldstick.calibration.observing import observe_cross_covariance, observe_group
+from goldstick.calibration.observing import (
+    Rows,
+    chooses_tokens,
+    observe_cross_covariance,
+    observe_group,
+    rows_of_batches,
+)
 from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.packed_edits import PackedEdits
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
+from goldstick.calibration.reconstruction import Passes as BlockPasses
 from goldstick.calibration.reconstruction import reconstruct_block
 from goldstick.calibration.smoothing import smooth_group
 from goldstick.calibration.task import Assignment, Work
 from goldstick.calibration.unreached import note_unreached
+from goldstick.calibration.weighted_inputs import weighted_groups, weights_in_block
+from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import Quantize, SetWeight
 from goldstick.core.freed_memory import make_room
 from goldstick.core.inputs import InputObserver
+from goldstick.core.output_groups import OutputGroups
 from goldstick.structure.network import Network
 from goldstick.structure.probe.findings import FoldPair
 
@@ -48,6 +59,7 @@ class BlockCalibration:
         together: Whether all batches may wait together; see :mod:`goldstick.calibration.passes`.
         original: The float block and its passes, where a stage needs its inputs.
         look: A forward that reaches the layers in the same order, such as a shorter one; the first run where ``None``.
+        gradients: Of the float model's loss, at what the block gives for each batch; ``None`` where no stage asks.
     """
 
     def __init__(
@@ -61,6 +73,7 @@ class BlockCalibration:
         together: bool = True,
         original: Original | None = None,
         look: Callable[[], Tensor] | None = None,
+        gradients: Sequence[Tensor] | None = None,
     ) -> None:
         self._network, self._work, self._masks, self._pairs = network, work, masks, pairs
         products = {name: task for name, task in work.tasks.items() if task.site.product}
@@ -70,7 +83,9 @@ class BlockCalibration:
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
         self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules, again, work.ranks)
         self._beside: OriginalPasses | None = None
+        self._token_weights: dict[str, Sequence[Tensor]] = {}
         if original is not None:
+            self._token_weights = weights_in_block(work.tasks, original, gradients, work.ranks)
             sites = [[task.site for task in group] for group in self._groups]
             copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
             self._beside = OriginalPasses(original, copies, together=together, ranks=work.ranks)
@@ -121,16 +136,8 @@ class BlockCalibration:
     def _reconstruct(self, reconstruction: BlockReconstruction) -> None:
         assert self._beside is not None  # the float model runs beside a block reconstruction
         self._targets = list(self._beside.outputs())
-        found = reconstruct_block(
-            self._network,
-            dict(self._edits),
-            self._weights,
-            reconstruction,
-            self._runs,
-            self._targets,
-            self._masks,
-            self._ranks,
-        )
+        passes = BlockPasses(runs=self._runs, targets=self._targets, masks=self._masks, ranks=self._ranks)
+        found = reconstruct_block(self._network, dict(self._edits), self._weights, reconstruction, passes)
         for name, edit in found.items():
             surgery.apply(self._network, [SetWeight(site=name, weight=edit.tensor.dequantize())])
             self._edits[name] = edit
@@ -151,7 +158,7 @@ class BlockCalibration:
         if not observer.tokens and not self._ranks.any(any(True for _ in self._passes.captured_inputs())):
             return
         make_room(8 * observer.in_features**2)  # for the Hessian: the passes have let go of much
-        self._decide(group, observer, notes)
+        self._decide(group, observer, scale, notes)
         observer.release()
         make_room(8 * observer.in_features**2)
 
@@ -161,62 +168,76 @@ class BlockCalibration:
             found = observe_cross_covariance(self._passes, self._beside, group, self._masks, scale)
         return found if found is not None else observe_group(self._passes, group, self._masks)
 
+    def _state_of(
+        self, task: Assignment, observer: InputObserver, scale: Tensor | None
+    ) -> InputObserver | OutputGroups:
+        """What a task is solved by: the group's inputs, weighted where its stage says so and it is known by what."""
+        weights = self._token_weights.get(task.site.name)
+        if task.stage.guide is None or weights is None:
+            return observer
+        outputs = task.site.matrix_shape[-2]
+        drifts = isinstance(observer, CrossCovarianceObserver)
+
+        def rows() -> Iterable[tuple[int, Rows]]:
+            return rows_of_batches(self._passes, self._beside if drifts else None, self._masks)
+
+        return weighted_groups(task.stage, outputs, observer, weights, rows, scale, self._ranks) or observer
+
     def _pairs_tokens(self, group: Sequence[Assignment]) -> bool:
         """Whether a stage wants what the float model gives a group, and its tokens may be those that come to it."""
         if not any(task.stage.needs_float_inputs for task in group) or group[0].site.name in self._called_again:
             return False
-        return not self._ranks.any(self._chosen(group[0]))
-
-    def _chosen(self, task: Assignment) -> bool:
-        """Whether a layer may be given a choice of tokens, as one of a list of experts: the float model may choose
-        as many, and others."""
-        path = task.site.module.removeprefix(task.site.block or "").removeprefix(".").split(".")
-        start = self._network.model.get_submodule(task.site.block or "")
-        above = [start.get_submodule(".".join(path[:length])) for length in range(1, len(path))]
-        flat = any(captured.tensor.ndim == 2 for captured in self._passes.captured_inputs())
-        return flat and any(isinstance(module, nn.ModuleList) for module in above)
+        return not self._ranks.any(chooses_tokens(self._network, self._passes, group[0].site))
 
     def _solve_experts(self, task: Assignment) -> None:
-        state, notes = task.stage.attach(task.site), dict[str, float | str]()
-        if state is not None:
-            parameter = getattr(self._network.module(task.site), task.site.parameter)
-            for captured in self._passes.captured_inputs():
-                listen_to_experts(parameter, captured, lambda expert, x: state[expert].observe(x))
-            state.share(self._ranks)
-            least = task.stage.least_inputs(task.site)
-            starved = {expert for expert, seen in enumerate(state) if seen.tokens < least}
-            if starved:
-                fresh = task.stage.attach(task.site)
-                for captured in self._passes.captured_inputs():
-                    listen_to_experts(
-                        parameter,
-                        captured,
-                        lambda expert, x: fresh[expert].observe(x) if expert in starved else None,
-                        every_token=True,
-                    )
-                fresh.share(self._ranks)
-                for expert in starved:
-                    state[expert] = fresh[expert]
-                notes["shown_every_token"] = len(starved)
+        parameter = getattr(self._network.module(task.site), task.site.parameter)
+        state, notes = observe_experts(task, parameter, self._passes)
         self._place(task, self._ranks.of(self._solved(task, state, notes)))  # its experts are divided
 
     def _decide_alone(self, tasks: Sequence[Assignment], notes: Mapping[str, float | str]) -> None:
         """Decide on layers that no input reached."""
-        for task, edit in zip(
-            tasks,
-            self._divided(tasks, lambda task: self._solved(task, task.stage.attach(task.site), notes)),
-            strict=True,
-        ):
+
+        def solved(task: Assignment) -> Quantize:
+            return self._solved(task, task.stage.attach(task.site), notes)
+
+        for task, edit in zip(tasks, decided(self._work, self._network, tasks, solved), strict=True):
             self._place(task, edit)
 
-    def _decide(self, group: Sequence[Assignment], observer: InputObserver, notes: Mapping[str, float | str]) -> None:
+    def _decide(
+        self,
+        group: Sequence[Assignment],
+        observer: InputObserver,
+        scale: Tensor | None,
+        notes: Mapping[str, float | str],
+    ) -> None:
+        """Decide on layers that read one tensor."""
+        if self._ranks.alone:  # one is rounded before the next is looked at: no more than one is held
+            for task in group:
+                observer.last_use = task is group[-1]
+                self._place(task, self._solved(task, self._state_of(task, observer, scale), notes))
+            return
+        left: list[Assignment] = []
+        for task in group:
+            state = self._state_of(task, observer, scale)
+            if not isinstance(state, OutputGroups):
+                left.append(task)
+                continue
+            for _, part in state.parts:
+                part.settle(task.stage.statistics or ())
+            solve = partial(self._solved, state=state, notes=notes)
+            self._place(task, decided(self._work, self._network, [task], solve)[0])
+        self._decide_together(left, observer, notes)
+
+    def _decide_together(
+        self, group: Sequence[Assignment], observer: InputObserver, notes: Mapping[str, float | str]
+    ) -> None:
         """Decide on layers that read one tensor, each on a rank of its own where their stages say what they ask for."""
         wanted = [task.stage.statistics for task in group]
-        if any(one is None for one in wanted) and not self._ranks.alone:
+        if any(one is None for one in wanted):
             for task in group:
                 self._place(task, self._ranks.of(self._solved(task, observer, notes)))
             return
-        owners = self._owners(group)
+        owners = owners_of(self._ranks, group)
         asked = {name for one in wanted for name in one or ()}
         observer.settle(asked, owners[0] if len(set(owners)) == 1 else None)
         last = {owner: task for task, owner in zip(group, owners, strict=True)}
@@ -225,32 +246,17 @@ class BlockCalibration:
             observer.last_use = task is last[self._ranks.rank]
             return self._solved(task, observer, notes)
 
-        if self._ranks.alone:  # one is rounded before the next is looked at: no more than one is held
-            for task in group:
-                self._place(task, solved(task))
-            return
-        for task, edit in zip(group, self._divided(group, solved, owners), strict=True):
+        for task, edit in zip(group, decided(self._work, self._network, group, solved, owners), strict=True):
             self._place(task, edit)
-
-    def _owners(self, tasks: Sequence[Assignment]) -> list[int]:
-        return self._ranks.owners([*map(kind, tasks)], [*map(cost, tasks)])
-
-    def _divided(
-        self, tasks: Sequence[Assignment], solve: Callable[[Assignment], Quantize], owners: Sequence[int] | None = None
-    ) -> list[Quantize]:
-        """What is decided on some tasks, each on one rank; told to all."""
-        owners = self._owners(tasks) if owners is None else owners
-        edits = self._ranks.divided(owners, lambda number: solve(tasks[number]), [*map(kind, tasks)])
-        for task, owner, edit in zip(tasks, owners, edits, strict=True):
-            if owner != self._ranks.rank:
-                self._work.revise(task, self._network.weight(task.site), edit)
-        return edits
 
     def _solved(self, task: Assignment, state: Any, notes: Mapping[str, float | str]) -> Quantize:
         module, correct = self._network.module(task.site), task.site.name in self._work.corrected
         if correct and not has_bias(module):
             notes = {**notes, "correct_bias": "the layer has no bias to correct"}
-        return with_input_range(self._work.decide(task, self._network.weight(task.site), state, notes), state)
+        if task.stage.guide is not None and not isinstance(state, OutputGroups):
+            notes = {**notes, "objective": "layer: it is not known what an error of its output costs further on"}
+        plain = state.plain if isinstance(state, OutputGroups) else state
+        return with_input_range(self._work.decide(task, self._network.weight(task.site), state, notes), plain)
 
     def _place(self, task: Assignment, edit: Quantize) -> None:
         """Let the passes go on through what was decided."""

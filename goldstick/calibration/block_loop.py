@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -50,6 +50,7 @@ class BlockLoop:
         calls: Every block's other arguments, for each batch, and then for each further pass.
         float_calls: The same in the float model, for each batch; none where no stage compares with it.
         fold_targets: What can take scales, where a stage smooths.
+        gradients: Block → gradients of the float model's loss at what it gives, for each batch, where a stage asks.
         caches: What the passes have for a KV cache, where the model gives blocks one; ``None`` for nothing.
         load: Has a block in memory, with everything done that needs no data; its float copy, where there is one.
         write: Takes a block and what it gives, pass by pass; it is finished when the last came out. Gives the states
@@ -63,6 +64,7 @@ class BlockLoop:
     batches: Batches
     calls: Calls
     float_calls: Calls = ()
+    gradients: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
     fold_targets: ScaleFoldTargets | None = None
     caches: Caches | None = None
     load: Callable[[str], nn.Module | None]
@@ -110,6 +112,7 @@ class BlockLoop:
             pairs=self.fold_targets.of(block) if self.fold_targets is not None else (),
             together=together,
             original=original,
+            gradients=self.gradients.get(block),
             look=runs[count] if len(runs) > count and self._alike(block) else None,
         )
 

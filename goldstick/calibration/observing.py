@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick.algorithms.base import DataRequirement
 from goldstick.calibration.original import OriginalPasses
@@ -15,6 +15,7 @@ from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.input_ends import InputEnds
 from goldstick.core.inputs import InputObserver
 from goldstick.core.layout import Layout
+from goldstick.structure.network import Network, Site
 
 Rows = tuple[Tensor, Tensor | None, Tensor | None]  # of a batch, which of them count, those of the float model
 
@@ -41,6 +42,30 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
     observer.share(passes.ranks)
     convolves = group[0].site.layout is Layout.CONVOLUTION
     return _ends(passes, group) if convolves and not observer.tokens else observer  # in groups, rows differ
+
+
+def rows_of_batches(
+    passes: Passes, original: OriginalPasses | None, masks: Sequence[Tensor | None]
+) -> Iterator[tuple[int, Rows]]:
+    """Each batch's number and its inputs of the group at hand, with those of the float model where it runs beside."""
+    floats = {} if original is None else {captured.batch: captured for captured in original.captured_inputs()}
+    for captured in passes.captured_inputs():
+        rows = rows_read_by(captured.module, captured.tensor)
+        if rows is not None:
+            other = floats.get(captured.batch)
+            beside = None if other is None else rows_read_by(other.module, other.tensor)
+            yield captured.batch, (rows, _fitting(masks[captured.batch], rows), beside)
+
+
+def chooses_tokens(network: Network, passes: Passes, site: Site) -> bool:
+    """Whether a layer may be given a choice of tokens, as one of a list of experts: the float model may choose as many,
+    and others.
+    """
+    path = site.module.removeprefix(site.block or "").removeprefix(".").split(".")
+    start = network.model.get_submodule(site.block or "")
+    above = [start.get_submodule(".".join(path[:length])) for length in range(1, len(path))]
+    flat = any(captured.tensor.ndim == 2 for captured in passes.captured_inputs())
+    return flat and any(isinstance(module, nn.ModuleList) for module in above)
 
 
 def _ends_are_enough(group: Sequence[Assignment]) -> bool:

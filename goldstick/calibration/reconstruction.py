@@ -6,17 +6,63 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from goldstick.algorithms.block_reconstruction import BlockReconstruction, CodeSearch
 from goldstick.core.edits import Quantize
+from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.ranks import Ranks
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network, Site
 
 Runs = Sequence[Callable[[], Tensor]]
+Gradients = Sequence[Tensor | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Forward passes of a block, and what they should give.
+
+    Attributes:
+        runs: The block's forward on each batch.
+        targets: What the float block gives for each batch.
+        masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
+        ranks: Who has passes of further batches.
+    """
+
+    runs: Runs
+    targets: Sequence[Tensor]
+    masks: Sequence[Tensor | None]
+    ranks: Ranks = field(default_factory=Ranks)
+
+    def part(self, part: slice) -> Passes:
+        """Some of the batches of this rank."""
+        return Passes(runs=self.runs[part], targets=self.targets[part], masks=self.masks[part], ranks=self.ranks)
+
+    def places(self) -> list[tuple[int, int]]:
+        """The batches of all ranks in their order: whose each is, and its number there."""
+        counts = self.ranks.gather(len(self.runs))
+        return [(owner, index) for owner, count in enumerate(counts) for index in range(count)]
+
+    def errors(self, index: int) -> Tensor:
+        """(y − y_float)² of the tokens of a batch that count, float32."""
+        output, mask = self.runs[index](), self.masks[index]
+        found = (output.float() - self.targets[index].float()).square()
+        return found if mask is None or mask.shape != found.shape[:2] else found[mask.bool()]
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """The mean over all batches of all ranks."""
+        sums = [(float(errors.double().sum()), errors.numel()) for errors in map(self.errors, range(len(self.runs)))]
+        total, count = 0.0, 0
+        for each in self.ranks.gather(sums):  # batch by batch, in one order, whoever has them
+            for further, numbers in each:
+                total, count = total + further, count + numbers
+        return total / count
 
 
 def reconstruct_block(
@@ -24,92 +70,153 @@ def reconstruct_block(
     edits: Mapping[str, Quantize],
     weights: Mapping[str, Tensor],
     reconstruction: BlockReconstruction,
-    runs: Runs,
-    targets: Sequence[Tensor],
-    masks: Sequence[Tensor | None],
-    ranks: Ranks | None = None,
+    passes: Passes,
 ) -> dict[str, Quantize]:
     """Better edits for the layers of a block, none where no better ones were found. The block is left as it was.
 
     The loss of a batch is the mean of (y − y_float)² over the tokens that count. What is decided is judged by that loss
-    over all batches, in the weights as they will be stored.
+    over the batches that are held out, or over all where none are, in the weights as they will be stored.
 
     Args:
         network: The network; the block holds the rounded weights of ``edits``.
         edits: Site name → what was decided for it.
         weights: Site name → the float weight it was decided from, [..., out, in].
         reconstruction: The stage.
-        runs: The block's forward on each batch.
-        targets: What the float block gives for each batch.
-        masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
-        ranks: Who has further batches: a step is taken on one batch, by the rank that has it, and its gradient is
-            everybody's.
+        passes: The block's forward on each batch, and what the float block gives.
+
+    Returns:
+        Site name → the edit. Where nothing better was found, the edits that were given with a note that says so, of a
+        stage that judges by batches it has not learned from; otherwise nothing.
 
     Raises:
-        QuantizationError: The loss is not finite.
+        QuantizationError: The loss is not finite, and the stage does not survive that; there are too few batches to
+            hold some out.
     """
     sites = [network.by_name[name] for name in edits]
     sites = [site for site in sites if site.layout.multiplied]
     searches = {site.name: reconstruction.search(edits[site.name].tensor, weights[site.name]) for site in sites}
     if not searches:
         return {}
-    ranks = ranks or Ranks()
-    before = _loss(runs, targets, masks, ranks)
+    lesson, judge = _split(passes, reconstruction)
+    before = judge.loss()
+    best, found = before, dict[str, QuantizedTensor]()
+    failure = ""
     with _computed(network, sites) as place:
-        _learn(searches, reconstruction, place, runs, targets, masks, ranks)
-        found = {name: search.decision() for name, search in searches.items()}
-        place({name: tensor.dequantize() for name, tensor in found.items()})
-        after = _loss(runs, targets, masks, ranks)
-    if not after < before:
+        try:
+            for _ in _learning(searches, reconstruction, place, lesson):
+                tried = {name: search.decision() for name, search in searches.items()}
+                place({name: tensor.dequantize() for name, tensor in tried.items()})
+                loss = judge.loss()
+                if loss < best:
+                    best, found = loss, tried
+        except QuantizationError as error:
+            if not reconstruction.survives:
+                raise
+            failure = str(error)
+    held = reconstruction.holdout > 0
+    notes: dict[str, float | str] = {"block_error": best, "block_error_before": before} if held or found else {}
+    if held:
+        notes["held_out_batches"] = len(judge.places())
+    if failure:
+        notes["learning"] = f"stopped: {failure}"
+    elif held and not found:
+        notes["learning"] = "its start was kept: nothing better on the batches held out"
+    if not notes:
         return {}
-    notes = {"block_error": after, "block_error_before": before}
-    return {
-        name: dataclasses.replace(
-            edits[name],
-            tensor=tensor,
-            notes={**edits[name].notes, **notes, "codes_moved": _moved(edits[name], tensor.codes)},
+    return {name: _revised(edits[name], found.get(name), notes) for name in searches}
+
+
+def _split(passes: Passes, reconstruction: BlockReconstruction) -> tuple[Passes, Passes]:
+    """The batches to learn from, and those to judge by."""
+    places = passes.places()
+    count = len(places)
+    if not reconstruction.holdout:
+        return passes, passes
+    if count < 2:
+        raise QuantizationError(
+            f"{reconstruction.name} is judged by calibration batches that it has not learned from, and there is {count}"
+            " batch; give at least 2 (more samples), or set holdout: 0."
         )
-        for name, tensor in found.items()
-    }
+    held = min(max(1, round(reconstruction.holdout * count)), count - 1)
+    learned = sum(owner == passes.ranks.rank for owner, _ in places[: count - held])
+    return passes.part(slice(0, learned)), passes.part(slice(learned, None))
 
 
-def _learn(
+def _revised(edit: Quantize, tensor: QuantizedTensor | None, notes: Mapping[str, float | str]) -> Quantize:
+    if tensor is None:
+        return dataclasses.replace(edit, notes={**edit.notes, **notes})
+    moved = _moved(edit, tensor.codes)
+    return dataclasses.replace(edit, tensor=tensor, notes={**edit.notes, **notes, "codes_moved": moved})
+
+
+def _learning(
     searches: Mapping[str, CodeSearch],
     reconstruction: BlockReconstruction,
     place: Callable[[Mapping[str, Tensor]], None],
-    runs: Runs,
-    targets: Sequence[Tensor],
-    masks: Sequence[Tensor | None],
-    ranks: Ranks,
-) -> None:
-    owned = [(owner, index) for owner, count in enumerate(ranks.gather(len(runs))) for index in range(count)]
+    lesson: Passes,
+) -> Iterator[None]:
+    """Learn; stops where what was found is to be judged."""
     peaks = [group for search in searches.values() for group in search.groups()]
+    parameters: list[Tensor] = [parameter for parameter, _ in peaks]
     optimizer = torch.optim.Adam([{"params": [parameter], "lr": rate} for parameter, rate in peaks])
     generator = torch.Generator().manual_seed(reconstruction.seed)
-    order: list[int] = []
+    places, order = lesson.places(), list[int]()
+    pauses = {
+        round(reconstruction.steps * (number + 1) / reconstruction.judgements)
+        for number in range(reconstruction.judgements)
+    }
+    for step in range(reconstruction.steps):
+        share = step / reconstruction.steps
+        for group, (_, rate) in zip(optimizer.param_groups, peaks, strict=True):
+            group["lr"] = rate * (1 + math.cos(math.pi * share)) / 2
+        for search in searches.values():
+            search.anneal(share)
+        optimizer.zero_grad()
+        chosen: list[tuple[int, int]] = []
+        for _ in range(reconstruction.batches):
+            order = order or torch.randperm(len(places), generator=generator).tolist()
+            chosen.append(places[order.pop()])
+        for gradients in _gradients(chosen, lesson, partial(_gradient, searches, parameters, place, lesson, step)):
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                if gradient is not None:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        optimizer.step()
+        if step + 1 in pauses:
+            yield
+
+
+def _gradients(
+    chosen: Sequence[tuple[int, int]], lesson: Passes, gradient: Callable[[int], Gradients]
+) -> Iterator[Gradients]:
+    """Those of some batches, in their order, each from the rank that has it; as many at a time as there are ranks."""
+    count = lesson.ranks.count
+    for start in range(0, len(chosen), count):
+        owners = [owner for owner, _ in chosen[start : start + count]]
+        indices = [index for _, index in chosen[start : start + count]]
+        yield from lesson.ranks.divided(owners, lambda task, indices=indices: gradient(indices[task]))  # type: ignore[misc]
+
+
+def _gradient(
+    searches: Mapping[str, CodeSearch],
+    parameters: Sequence[Tensor],
+    place: Callable[[Mapping[str, Tensor]], None],
+    lesson: Passes,
+    step: int,
+    index: int,
+) -> Gradients:
+    """Of the loss on a batch of this rank."""
     with torch.enable_grad():
-        for step in range(reconstruction.steps):
-            share = step / reconstruction.steps
-            for group, (_, rate) in zip(optimizer.param_groups, peaks, strict=True):
-                group["lr"] = rate * (1 + math.cos(math.pi * share)) / 2
-            order = order or torch.randperm(len(owned), generator=generator).tolist()
-            owner, index = owned[order.pop()]
-            for search in searches.values():
-                search.anneal(share)
-            place({name: search.weight() for name, search in searches.items()})
-            found: tuple[float, Sequence[Tensor | None]] = 0.0, ()
-            if owner == ranks.rank:
-                loss = _errors(runs[index](), targets[index], masks[index]).mean()
-                # Weights that are one-hot have no gradient; parameters of the block are none of its business.
-                found = loss.item(), torch.autograd.grad(loss, [one for one, _ in peaks], allow_unused=True)
-            value, gradients = ranks.of(found, owner)
-            if not math.isfinite(value):
-                raise QuantizationError(
-                    f"The loss is {value} in step {step + 1}; lower the block reconstruction's rates."
-                )
-            for (parameter, _), gradient in zip(peaks, gradients, strict=True):
-                parameter.grad = gradient
-            optimizer.step()
+        place({name: search.weight() for name, search in searches.items()})
+        loss = lesson.errors(index).mean()
+        if not math.isfinite(loss.item()):
+            raise QuantizationError(
+                f"The loss is {loss.item()} in step {step + 1}; lower the block reconstruction's rates."
+            )
+        # Weights that are one-hot have no gradient; parameters of the block are none of its business.
+        gradients: Gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    if not all(gradient is None or bool(torch.isfinite(gradient.sum())) for gradient in gradients):
+        raise QuantizationError(f"A gradient is NaN or infinite in step {step + 1}.")
+    return gradients
 
 
 @contextmanager
@@ -132,27 +239,6 @@ def _computed(network: Network, sites: Sequence[Site]) -> Iterator[Callable[[Map
         for module, parameters in saved.items():
             module._parameters.clear()
             module._parameters.update(parameters)
-
-
-def _errors(output: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
-    """(y − y_float)² of the tokens that count, float32."""
-    found = (output.float() - target.float()).square()
-    if mask is None or mask.shape != found.shape[:2]:
-        return found
-    return found[mask.bool()]
-
-
-@torch.no_grad()
-def _loss(runs: Runs, targets: Sequence[Tensor], masks: Sequence[Tensor | None], ranks: Ranks) -> float:
-    sums: list[tuple[float, int]] = []
-    for run, target, mask in zip(runs, targets, masks, strict=True):
-        errors = _errors(run(), target, mask)
-        sums.append((float(errors.double().sum()), errors.numel()))
-    total, count = 0.0, 0
-    for each in ranks.gather(sums):  # batch by batch, in one order, whoever has them
-        for further, numbers in each:
-            total, count = total + further, count + numbers
-    return total / count
 
 
 def _moved(edit: Quantize, codes: Tensor) -> float:

@@ -19,6 +19,7 @@ from goldstick import surgery
 from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
+from goldstick.calibration.end_gradients import InMemory, end_gradients
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
@@ -71,12 +72,17 @@ def sweep(
                 states, calls, float_calls = _starts(model, floats, chain, batches)
             except StructureError:  # the first batch reaches these blocks, and another one does not
                 continue
+            gradients = {}
+            if floats is not None and work.needs_end_gradients:
+                first = states[len(batches) :]
+                gradients = end_gradients(floats, chain, batches, first, float_calls, InMemory(floats))
             loop = BlockLoop(
                 network=network,
                 work=work,
                 batches=batches,
                 calls=calls,
                 float_calls=float_calls,
+                gradients=gradients,
                 fold_targets=find_fold_targets(network, chain, batches[0]) if work.smoothing else None,
                 caches=recorder,
                 load=load,

@@ -81,7 +81,15 @@ class Work:
     @property
     def needs_float_inputs(self) -> bool:
         """Whether the float model must run beside."""
-        return self.reconstruction is not None or any(task.stage.needs_float_inputs for task in self.tasks.values())
+        stages = [task.stage for task in self.tasks.values()]
+        beside = any(stage.needs_float_inputs or stage.guide is not None for stage in stages)
+        return self.reconstruction is not None or beside
+
+    @property
+    def needs_end_gradients(self) -> bool:
+        """Whether gradients of the float model's loss are wanted."""
+        guides = [task.stage.guide for task in self.tasks.values()]
+        return any(guide is not None and guide.objective == "loss" for guide in guides)
 
     def within(self, block: str | None) -> Work:
         """The part of it that lies in one block; ``None`` for what lies outside all blocks."""

@@ -181,6 +181,19 @@ def _sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(number) is int and 0 <= number < 2**63 for number in value)
 
 
+def header_bytes(specs: Mapping[str, tuple[torch.Size, torch.dtype]]) -> bytes:
+    """What a safetensors file of tensors in this order begins with, its length and filling included."""
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    position = 0
+    for name, (shape, dtype) in specs.items():
+        end = position + math.prod(shape) * dtype.itemsize
+        header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [position, end]}
+        position = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
 class SafetensorsWriter(FinishedFile):
     """Writes one safetensors file whose tensors are known by shape beforehand and arrive in order.
 
@@ -196,7 +209,7 @@ class SafetensorsWriter(FinishedFile):
         self._prepare(file, specs)
         self._stream = file.open("xb", buffering=0)
         try:
-            self._write(self._head())
+            self._write(header_bytes(self._specs))
         except BaseException:
             self._stream.close()
             raise
@@ -241,17 +254,6 @@ class SafetensorsWriter(FinishedFile):
     def abandon(self) -> None:
         """Close the file, whatever is missing."""
         self._stream.close()
-
-    def _head(self) -> bytes:
-        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-        position = 0
-        for name, (shape, dtype) in self._specs.items():
-            end = position + math.prod(shape) * dtype.itemsize
-            header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [position, end]}
-            position = end
-        text = json.dumps(header, separators=(",", ":")).encode()
-        text += b" " * (-len(text) % 8)
-        return struct.pack("<Q", len(text)) + text
 
     def write(self, name: str, tensor: Tensor) -> None:
         """The next tensor.

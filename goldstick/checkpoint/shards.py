@@ -17,6 +17,9 @@ from goldstick.core.progress import Progress
 from goldstick.core.whole_file import sync_directory
 from goldstick.errors import OutputError
 
+#: Bytes that a file may have where nobody says.
+MAX_SHARD_SIZE = 5_000_000_000
+
 
 class ShardedWriter:
     """Writes tensors in a given order, one in memory at a time.
@@ -27,7 +30,7 @@ class ShardedWriter:
     Args:
         directory: Where to write.
         groups: The tensors that stay in one file together, in their order.
-        max_shard_size: Bytes a file may have; a larger group has a file of its own.
+        max_shard_size: Bytes a file may have, 5 GB where ``None``; a larger group has a file of its own.
         state: What an earlier writer left.
 
     Raises:
@@ -35,10 +38,14 @@ class ShardedWriter:
     """
 
     def __init__(
-        self, directory: Path, groups: Sequence[Specs], max_shard_size: int, state: Mapping[str, Any] | None = None
+        self,
+        directory: Path,
+        groups: Sequence[Specs],
+        max_shard_size: int | None,
+        state: Mapping[str, Any] | None = None,
     ) -> None:
         self._directory = directory
-        self._shards = _shards(groups, max_shard_size)
+        self._shards = shards_of(groups, max_shard_size or MAX_SHARD_SIZE)
         self._hashes: dict[str, str] = {}
         self._written = 0
         self._index = 0
@@ -122,7 +129,9 @@ class ShardedWriter:
                 self._file = writer
 
 
-def write_entries(directory: Path, entries: Iterable[Entry], max_shard_size: int, progress: Progress) -> dict[str, str]:
+def write_entries(
+    directory: Path, entries: Iterable[Entry], max_shard_size: int | None, progress: Progress
+) -> dict[str, str]:
     """Write entries as safetensors shards, one entry in memory at a time.
 
     Returns:
@@ -142,7 +151,8 @@ def write_entries(directory: Path, entries: Iterable[Entry], max_shard_size: int
         writer.abandon()
 
 
-def _shards(groups: Sequence[Specs], limit: int) -> list[Specs]:
+def shards_of(groups: Sequence[Specs], limit: int) -> list[Specs]:
+    """What each file holds, where none may have more bytes of tensors than ``limit`` but for one group alone."""
     shards: list[Specs] = [{}]
     size = 0
     for group in groups:

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from goldstick.checkpoint.file_state import FileState
+from goldstick.checkpoint.gguf.shards import gguf_file_in
 from goldstick.checkpoint.gguf.tensors import gguf_tensors
 from goldstick.checkpoint.safetensors_file import TensorInfo, read_header
 from goldstick.checkpoint.strict_json import parse_object, size_limit
 from goldstick.core.utf8_paths import require_utf8
 from goldstick.errors import FormatError, SourceError
-from goldstick.formats.gguf import GGUF_NAME
 from goldstick.formats.modelopt import BESIDE_CONFIG, beside_config
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -131,8 +131,9 @@ def open_tensors(directory: Path) -> dict[str, TensorInfo]:
             return read_header(_inside(directory, named))
     except FormatError as error:
         raise SourceError(f"{error} Fetch the file again.") from error
-    if (directory / GGUF_NAME).is_file():
-        return gguf_tensors((directory / GGUF_NAME).resolve(), _dtype_of_vectors(directory))
+    file = gguf_file_in(directory)
+    if file is not None:
+        return gguf_tensors(file, _dtype_of_vectors(directory))
     pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
     if pickles:
         raise SourceError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
@@ -75,21 +75,21 @@ def check_output(output: Path, overwrite: bool, resume: bool = False) -> None:
         raise OutputError(f"Nothing can be written in {parent}. Choose another -o.")
 
 
-def refuse_overlap(output: Path, inputs: dict[str, Path]) -> None:
+def refuse_overlap(output: Path, inputs: Mapping[str, str | Path | None]) -> None:
     """Refuse an output directory that is, or holds, what the run reads, or that lies in the source.
 
     Args:
         output: The directory to make.
-        inputs: What is read, by what the user calls it; ``source`` is a checkpoint.
+        inputs: What is read, by what the user calls it; ``source`` is a checkpoint. ``None``: nothing.
 
     Raises:
         OutputError: They overlap.
     """
     place = located(output)
     for name, path in inputs.items():
-        if not path.exists():  # a name, such as a data set's
+        if path is None or not Path(path).exists():  # a name, such as a data set's
             continue
-        found = path.resolve()
+        found = Path(path).resolve()
         if found.is_relative_to(place):
             raise OutputError(
                 f"The output {output} is or holds the {name} {path}, which would be lost. Choose another -o."

@@ -19,6 +19,7 @@ from goldstick.cli.export import export
 from goldstick.cli.inspect import inspect, report, verify
 from goldstick.cli.quantize import plan, quantize
 from goldstick.cli.recipes import recipes
+from goldstick.cli.search import search
 from goldstick.cli.sensitivity import sensitivity
 from goldstick.cli.signals import orderly_signals
 from goldstick.cli.streams import prepare_streams
@@ -118,6 +119,7 @@ def main(debug: bool) -> None:
 
 
 for command in (
-    quantize, plan, export, evaluate, compare, sensitivity, inspect, verify, doctor, report, generate, bench, recipes,
+    quantize, plan, export, evaluate, compare, sensitivity, search, inspect, verify, doctor, report, generate, bench,
+    recipes,
 ):  # fmt: skip
     main.add_command(command)

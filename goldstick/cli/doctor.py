@@ -15,9 +15,10 @@ _NAMED = 3
 
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
+@click.option("--source", metavar="MODEL", help="The model it was made from, to compare weights with.")
 @click.option("--verbose", "-v", is_flag=True, help="Name every place, not the first three.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(directory: Path | None, verbose: bool, as_json: bool) -> None:
+def doctor(directory: Path | None, source: str | None, verbose: bool, as_json: bool) -> None:
     """Look for what is wrong with a checkpoint, quantized by any tool, or in float; without one, with goldstick itself.
 
     Reads every tensor, one at a time: scales that are NaN or zero, dead groups, saturated codes, missing or extra
@@ -35,7 +36,7 @@ def doctor(directory: Path | None, verbose: bool, as_json: bool) -> None:
     from goldstick.report.terminal import print_table
 
     with progress_bar(not as_json) as progress:
-        found = api.doctor(directory, progress=progress)
+        found = api.doctor(directory, source=source, progress=progress)
     if as_json:
         print_json(found.to_dict())
     else:

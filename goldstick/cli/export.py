@@ -10,6 +10,7 @@ import click
 from goldstick.cli.console import console, print_json, progress_bar
 from goldstick.cli.format_option import OWN_FORMATS, FormatName
 from goldstick.cli.in_place import naming_what_is_in_place
+from goldstick.cli.memory_size import memory_size
 from goldstick.cli.processors import use_processors
 from goldstick.cli.push import push
 from goldstick.cli.streams import showing
@@ -34,6 +35,9 @@ from goldstick.cli.unused import note_private
     show_default=True,
     help="Compare what both checkpoints give, after their tensors, or their tensors alone.",
 )
+@click.option(
+    "--max-shard-size", metavar="SIZE", callback=memory_size, help="Bytes a weight file may have, such as 2GB."
+)
 @click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
 @click.option("--push-to-hub", "repository", metavar="OWNER/NAME", help="Upload the finished checkpoint there.")
 @click.option("--private", is_flag=True, help="Make that repository a private one.")
@@ -43,6 +47,7 @@ def export(
     format_: str,
     output: Path,
     proof: Literal["outputs", "tensors"],
+    max_shard_size: int | None,
     overwrite: bool,
     repository: str | None,
     private: bool,
@@ -66,7 +71,10 @@ def export(
     note_private(private, repository is not None)
     give_large_blocks_back()
     with naming_what_is_in_place((output,), repository), progress_bar(not as_json) as progress:
-        made = api.export(directory, format_, output=output, overwrite=overwrite, proof=proof, progress=progress)
+        made = api.export(
+            directory, format_, output=output, overwrite=overwrite, proof=proof, max_shard_size=max_shard_size,
+            progress=progress,
+        )  # fmt: skip
     with showing(output):
         if as_json:
             import json

@@ -13,5 +13,5 @@ def memory_size(_: click.Context, __: click.Parameter, value: str | None) -> int
         return None
     match = re.fullmatch(r"(\d{1,15}(?:\.\d+)?) *([KMGT]?)B?", value.strip(), re.IGNORECASE)
     if match is None:
-        raise click.BadParameter(f"{value!r} is no amount of memory; write 8GB or 500MB")
+        raise click.BadParameter(f"{value!r} is no number of bytes; write 8GB or 500MB")
     return int(float(match[1]) * 1000 ** " KMGT".index(match[2].upper() or " "))

@@ -1,4 +1,4 @@
-"""Greedy generation for a batch of prompts: left padding, key and value cache, no sampling."""
+"""Generation for a batch of prompts: left padding, key and value cache, greedy unless told how to choose."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from goldstick.evaluation.batching import pad
 from goldstick.evaluation.forward import forward, require_numbers
+from goldstick.evaluation.sampling import likeliest
 
 
 def greedy(
@@ -18,8 +19,9 @@ def greedy(
     end_ids: Collection[int],
     finished: Callable[[list[int]], bool],
     pad_id: int,
+    choose: Callable[[Tensor], Tensor] = likeliest,
 ) -> list[list[int]]:
-    """Return the tokens that continue each prompt: the likeliest at each step, the lowest id on a tie.
+    """Return the tokens that continue each prompt, greedily unless ``choose`` says otherwise.
 
     Args:
         model: a causal language model after transformers' calling convention. Where its output carries no
@@ -29,6 +31,7 @@ def greedy(
         end_ids: tokens that end a generation; they are not part of the result.
         finished: told the tokens generated so far, whether to stop.
         pad_id: what to fill the left of shorter prompts with.
+        choose: takes logits ``[rows, vocabulary]`` and gives the next token of each row.
     """
     ids, mask = pad(prompts, pad_id, left=True)  # [rows, longest]
     generated: list[list[int]] = [[] for _ in prompts]
@@ -45,7 +48,7 @@ def greedy(
             logits_to_keep=1,
         )
         cache = getattr(output, "past_key_values", None)
-        chosen = require_numbers(output.logits[:, -1]).argmax(dim=-1).cpu()  # [rows]
+        chosen = choose(require_numbers(output.logits[:, -1])).cpu()  # [rows]
         for row, token in enumerate(chosen.tolist()):
             if not running[row]:
                 continue

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 from goldstick.errors import DataError
 
@@ -33,6 +36,42 @@ class HubDataset:
     configuration_field: str | None = None
 
 
+def hub_answers(timeout: float = 2.0) -> bool:
+    """Whether the hub's host has an address; where not, nothing is asked of it, since its client would try for long.
+
+    Args:
+        timeout: Seconds; behind a slow server of names the hub counts as there.
+    """
+    from huggingface_hub import constants
+
+    host, known = urlsplit(constants.ENDPOINT).hostname or "", [True]
+
+    def look_up() -> None:
+        try:
+            socket.getaddrinfo(host, None)
+        except OSError:
+            known[0] = False
+
+    thread = threading.Thread(target=look_up, daemon=True, name="goldstick-hub-name")
+    thread.start()
+    thread.join(timeout)
+    return known[0]
+
+
+@contextmanager
+def asking_the_cache_alone() -> Iterator[None]:
+    """Let the hub's clients look at what they have stored, and ask nobody."""
+    import datasets
+    from huggingface_hub import constants
+
+    before = constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE
+    constants.HF_HUB_OFFLINE = datasets.config.HF_HUB_OFFLINE = True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE, datasets.config.HF_HUB_OFFLINE = before
+
+
 def load_from_hub(dataset: HubDataset, timeout: float = HUB_TIMEOUT) -> list[Mapping[str, Any]]:
     """Return the rows of one split from the hub or from the local cache of `datasets`.
 
@@ -52,9 +91,14 @@ def load_from_hub(dataset: HubDataset, timeout: float = HUB_TIMEOUT) -> list[Map
         raise DataError(f"{dataset.path} would come from the hub, but `datasets` is not installed") from error
     if offline and not datasets.config.HF_HUB_OFFLINE:  # set after the library read its environment
         raise DataError(f"{dataset.path} is on the hub and {offline} forbids asking it")
+    state = f"{offline} is set" if offline else "HF_HUB_OFFLINE is not set"
+    alone = not offline and not hub_answers()
+    if alone:
+        state = "this machine has no way to it"
     try:
-        builder = _bounded(dataset, timeout)
-        builder.download_and_prepare()
+        with asking_the_cache_alone() if alone else nullcontext():
+            builder = _bounded(dataset, timeout)
+            builder.download_and_prepare()
         found = builder.as_dataset(split=dataset.split)
         for name, feature in (getattr(found, "features", None) or {}).items():
             if isinstance(feature, datasets.Image):
@@ -62,7 +106,6 @@ def load_from_hub(dataset: HubDataset, timeout: float = HUB_TIMEOUT) -> list[Map
         rows: list[Mapping[str, Any]] = [dict(row) for row in found]
     except Exception as error:  # the library raises OSError, ValueError and its own classes for one cause
         cause = " ".join(f"{type(error).__name__}: {error}".split())
-        state = f"{offline} is set" if offline else "HF_HUB_OFFLINE is not set"
         raise DataError(f"{dataset.path} cannot be had from the hub ({cause}; {state})") from error
     if dataset.configuration_field is not None:
         rows = [{dataset.configuration_field: dataset.configuration, **row} for row in rows]

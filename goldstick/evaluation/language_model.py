@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,6 +12,7 @@ from goldstick.errors import UsageError
 from goldstick.evaluation.batching import TOKENS_PER_BATCH, Advance, batches_by_length
 from goldstick.evaluation.forward import evaluating, takes
 from goldstick.evaluation.generation import greedy
+from goldstick.evaluation.sampling import likeliest
 from goldstick.evaluation.scoring import Measure, score, target_scores
 from goldstick.evaluation.tokenizer import find_context_length, read_tokenizer, tokenized, tokenizer_digest
 
@@ -140,10 +141,12 @@ class LanguageModel:
         max_new_tokens: int,
         stop: Sequence[str] = (),
         advance: Advance | None = None,
+        choose: Callable[[Tensor], Tensor] = likeliest,
     ) -> list[str]:
         """Return the greedy continuation of each prompt, up to the first of ``stop`` (not included).
 
-        Prompts are cut from the left to leave ``max_new_tokens`` of the context.
+        Prompts are cut from the left to leave ``max_new_tokens`` of the context. ``choose`` replaces the likeliest
+        token by another choice, such as a ``Sampler``.
         """
         room = self.context_length - max_new_tokens
         if room < 1 or max_new_tokens < 1:
@@ -159,7 +162,7 @@ class LanguageModel:
             mixed = takes(self.model, "position_ids")  # without them, padding would shift positions
             for batch in batches_by_length(lengths, self.tokens_per_batch, mixed):
                 rows = [encoded[i] for i in batch]
-                new = greedy(self.model, rows, max_new_tokens, self.end_ids(), finished, self._pad_id())
+                new = greedy(self.model, rows, max_new_tokens, self.end_ids(), finished, self._pad_id(), choose)
                 for index, ids in zip(batch, new, strict=True):
                     text = self._continuation(encoded[index], ids)
                     texts[index] = text[: min([text.find(word) for word in stop if word in text], default=None)]

@@ -136,8 +136,8 @@ class Gguf(StorageFormat):
         return unpack_blocks(parts[kind.suffix], kind)
 
     def config(self, layers: Sequence[StoredLayer], ignored: Sequence[str], ties: Mapping[str, str]) -> dict[str, Any]:
-        """``quant_method: gguf`` and the name of the file, which says everything else itself."""
-        return {"quant_method": self.method, "file": GGUF_NAME}
+        """``quant_method: gguf``; the file says everything else itself."""
+        return {"quant_method": self.method}
 
     def listed(self, config: Mapping[str, Any]) -> SiteTable:
         """None: the tensors say themselves what they are."""

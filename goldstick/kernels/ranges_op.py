@@ -6,10 +6,13 @@ on the CPU), and plain torch otherwise, with the same choice.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.library import Library
 
+from goldstick.core.element import ELEMENTS
 from goldstick.errors import KernelError
 from goldstick.kernels import cpu
 
@@ -22,7 +25,9 @@ _THREADED_FROM = 1 << 14
 """Weights below this many take one thread: starting a team costs more than it saves."""
 
 
-def _search_ranges(grouped: Tensor, scale: Tensor, zero: Tensor | None, importance: Tensor | None, bits: int) -> Tensor:
+def _search_ranges(
+    grouped: Tensor, scale: Tensor, zero: Tensor | None, importance: Tensor | None, bits: int, element: str = ""
+) -> Tensor:
     """The first candidate of least error, int64 [rows, groups], as ``algorithms/range_error.py`` finds it."""
     if grouped.dtype != torch.float32 or scale.dtype != torch.float32:
         raise KernelError(f"search_ranges takes float32, not weights in {grouped.dtype} and scales in {scale.dtype}")
@@ -36,17 +41,30 @@ def _search_ranges(grouped: Tensor, scale: Tensor, zero: Tensor | None, importan
         bits,
         torch.get_num_threads() if grouped.numel() >= _THREADED_FROM else 1,
         cpu.chosen_isa() != "scalar",
+        **(_numbers(element) if element else {}),
     )
     return best
 
 
+def _numbers(name: str) -> dict[str, Any]:
+    """The numbers of a float element: floats by their bits, others as a table."""
+    element = ELEMENTS[name]
+    if not element.signed:
+        return {"table": element.table(), "edges": element.edges()}
+    least = element.values[1] * 2.0**element.mantissa_bits
+    return {"mantissa_bits": element.mantissa_bits, "least_normal": least, "largest": element.largest}
+
+
 def _fake_search_ranges(
-    grouped: Tensor, scale: Tensor, zero: Tensor | None, importance: Tensor | None, bits: int
+    grouped: Tensor, scale: Tensor, zero: Tensor | None, importance: Tensor | None, bits: int, element: str = ""
 ) -> Tensor:
     return torch.empty(grouped.shape[:2], dtype=torch.int64, device=grouped.device)
 
 
 if available:
-    _library.define("search_ranges(Tensor grouped, Tensor scale, Tensor? zero, Tensor? importance, int bits) -> Tensor")
+    _library.define(
+        "search_ranges(Tensor grouped, Tensor scale, Tensor? zero, Tensor? importance, int bits, str element='') "
+        "-> Tensor"
+    )
     _library.impl("search_ranges", _search_ranges, "CPU")
     torch.library.register_fake("goldstick::search_ranges", _fake_search_ranges, lib=_library)

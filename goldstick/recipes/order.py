@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from goldstick.algorithms.base import rounds, smooths
+from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.algorithms.stage import CacheQuantizer, NetworkStage, Place, Rotation, Stage
 from goldstick.core.scheme import Scheme
 
@@ -93,11 +94,11 @@ def unfinishable(stages: Sequence[Stage], schemes: Sequence[Scheme]) -> list[str
         problems.append(f"{place}: {later[0]} comes after it; it improves what all others have decided, and is last.")
     if not schemes:
         problems.append(f"{place}: no stage before it quantizes a layer of a block; put rtn or gptq before it.")
+    last = stages[found[0]]
+    any_grid = isinstance(last, BlockReconstruction) and last.any_grid
     others = [scheme.label for scheme in schemes if not scheme.weight.plain]
-    if others:
-        problems.append(
-            f"{place}: it searches integer codes with float scales, and {others[0]} has none; leave it out."
-        )
+    if others and not any_grid:
+        problems.append(f"{place}: it searches integer codes with float scales, and {others[0]} has none; take learn.")
     rounded = [scheme.label for scheme in schemes if scheme.activation is not None]
     if rounded:
         problems.append(

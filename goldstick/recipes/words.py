@@ -83,6 +83,10 @@ _WORDS = {
         slot="reconstruction", stage="slb_finish", options={"steps": 200}, title="SLB as block reconstruction",
         does="searches better codes, [block by block](training.md#slb-as-block-reconstruction); float activations only",
     ),
+    "learn": Word(
+        slot="reconstruction", stage="learn", title="learned rounding",
+        does="[learns](learn.md) codes and scales of each block, judged on rows held out; float activations only",
+    ),
     "down8": Word(
         slot="mixed", title="down projections at 8 bits",
         does="gives the down projections (`*down_proj`) 8 bits and one scale per output channel",
@@ -145,7 +149,7 @@ def grammar() -> str:
     parts = []
     for slot in SLOTS:
         words = [name for name, word in known.items() if word.slot == slot]
-        text = {"method": "METHOD", "scheme": "SCHEME"}.get(slot, "|".join(words))
+        text = {"method": "METHOD", "reconstruction": "FINISH", "scheme": "SCHEME"}.get(slot, "|".join(words))
         before = SLOTS.index(slot) < SLOTS.index("scheme")
         parts.append(text if slot == "scheme" else f"[{text}-]" if before else f"[-{text}]")
     return "".join(parts)

@@ -65,6 +65,7 @@ def test_its_options_survive_json(stage: type[Stage]) -> None:
         "rotate": {"seed": 3, "heads": False},
         "kv_cache": {"keys": "tensor", "window": 4},
         "slb_finish": {"steps": 7},
+        "learn": {"steps": 7},
         "fold_batch_norm": {"targets": Targets(exclude=("*a",))},
         "equalize": {"rounds": 3},
         "correct_bias": {"targets": Targets(exclude=("*a",))},

@@ -36,6 +36,7 @@ def fake_datasets(monkeypatch: pytest.MonkeyPatch, builder: Any, offline: bool =
     """Put a module in the place of `datasets`."""
     module = SimpleNamespace(load_dataset_builder=builder, config=SimpleNamespace(HF_HUB_OFFLINE=offline))
     monkeypatch.setitem(sys.modules, "datasets", module)
+    monkeypatch.setattr("goldstick.evaluation.hub.hub_answers", lambda: True)
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
 

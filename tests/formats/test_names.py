@@ -23,6 +23,9 @@ ALSO = {
     "algorithms/__init__.py": {"gptq", "awq"},
     "algorithms/gptq.py": {"gptq"},
     "algorithms/awq.py": {"awq"},
+    "cli/search.py": {"gptq"},
+    "jobs/search/layers.py": {"gptq"},
+    "jobs/search/search.py": {"gptq"},
     "recipes/words.py": {"gptq", "awq"},
 }
 

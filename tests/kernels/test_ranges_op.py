@@ -12,7 +12,9 @@ from torch.library import opcheck
 
 from goldstick.algorithms import range_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
+from goldstick.core.element import ELEMENTS
 from goldstick.core.grid import Grid
+from goldstick.core.scheme import Scheme
 from goldstick.errors import KernelError
 from goldstick.kernels import cpu, ranges_op
 from tests.support.guarded import before_a_forbidden_page
@@ -85,6 +87,39 @@ def test_candidates_a_bit_apart_are_told_apart_alike(isa: str, weighted: bool, m
     assert torch.equal(torch.ops.goldstick.search_ranges(*arguments), expected)
 
 
+@every_isa
+@weighted_or_not
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_the_choice_among_scales_of_float_elements_equals_that_of_plain_torch(
+    isa: str, weighted: bool, element: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights on, between and just beside the numbers of the element, far outside and near zero; scales of zero."""
+    monkeypatch.setenv("GOLDSTICK_ISA", isa)
+    kind = ELEMENTS[element]
+    grid = Grid(bits=kind.bits, element=element)
+    numbers = kind.table()[kind.table().isfinite()].sort().values
+    middles = (numbers[1:] + numbers[:-1]) / 2
+    near = torch.cat([numbers, middles, middles.nextafter(torch.tensor(torch.inf)), torch.tensor([-1e9, 1e9, 1e-9])])
+    for rows, groups, width in [(40, 3, 16), (5, 3, 7), (9, 2, 32), (4, 1, 100), (3, 2, 128), (0, 2, 4)]:
+        values = near[torch.randint(len(near), (rows, groups, width))]
+        scale = 2.0 ** torch.randint(-3, 3, (rows, groups, 9)).float() * (1 + 0.01 * torch.randn(rows, groups, 9))
+        scale[..., 2], scale[..., 4] = 1, 2.0
+        scale[..., 6] = 0
+        importance = torch.rand(groups, width).square() if weighted else None
+        errors = [range_error.rounding_error(values, scale[..., c], None, importance, grid) for c in range(9)]
+        found = torch.ops.goldstick.search_ranges(values, scale, None, importance, kind.bits, element)
+        assert torch.equal(found, torch.stack(errors, -1).argmin(-1))
+
+
+@pytest.mark.parametrize("scheme", ["nvfp4a16", "mxfp4a16", "mxfp6a16", "nf4a16", "iq4a16", "fp8a16", "fp8a16-block"])
+def test_searches_among_scales_of_float_elements_use_it(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, grid, importance = torch.randn(140, 192) * 0.02, Scheme.parse(scheme).weight, torch.rand(192)
+    fused = quantize_with_search(weight, grid, "imatrix", importance)
+    monkeypatch.setattr(range_error, "_fused", lambda device: None)
+    plain = quantize_with_search(weight, grid, "imatrix", importance)
+    assert torch.equal(fused.codes, plain.codes) and torch.equal(fused.scale, plain.scale)
+
+
 def test_the_first_of_equal_candidates_is_chosen() -> None:
     values, scale, zero, importance, bits = problem(50, 2, 40)
     assert zero is not None
@@ -130,6 +165,7 @@ def test_the_searches_use_it_and_find_the_same_ranges(
 def test_torchs_own_checks_pass() -> None:
     for full in (False, True):
         opcheck(torch.ops.goldstick.search_ranges.default, problem(20, 2, 12, asymmetric=full, weighted=full))
+    opcheck(torch.ops.goldstick.search_ranges.default, (*problem(20, 2, 12, asymmetric=False), "e2m1"))
 
 
 @pytest.mark.parametrize("width", [1, 31, 32, 33])
@@ -170,6 +206,20 @@ def arguments(**changes: Any) -> tuple[Any, ...]:
 def test_the_extension_itself_refuses_wrong_shapes(changes: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValueError, match=complaint):
         cpu._C.search_ranges(*arguments(**changes))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "complaint"),
+    [
+        ({"table": torch.ones(16)}, "a table has edges"),
+        ({"table": torch.ones(8), "edges": torch.ones(15)}, r"table has the shape \[8\], expected \[16\]"),
+        ({"largest": 6.0, "mantissa_bits": 40, "least_normal": 1.0}, "bits of mantissa"),
+        ({"largest": 6.0, "mantissa_bits": 1, "least_normal": 1.0}, "integers alone have zeros"),
+    ],
+)
+def test_the_extension_itself_refuses_numbers_that_are_none(numbers: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValueError, match=complaint):
+        cpu._C.search_ranges(*arguments(), **numbers)
 
 
 @pytest.mark.parametrize("name", ["values", "scale", "zero", "importance", "best"])

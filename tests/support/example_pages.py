@@ -112,6 +112,7 @@ def _calibration(folder: Path, names: dict[str, Any]) -> None:
 
 
 def _doctor(folder: Path, names: dict[str, Any]) -> None:
+    shutil.copytree(folder / "model", folder / "Llama-3-8B")
     goldstick.quantize("model", "rtn-w4a16-g128", output="Llama-3-8B-w4a16", proof="tensors")
 
 

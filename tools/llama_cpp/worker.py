@@ -43,12 +43,23 @@ def states(file: str, out: str, ids: str) -> None:
     np.save(out, np.ctypeslib.as_array(found, (count, model.n_embd())).astype(np.float32))
 
 
-def quantize(source: str, out: str, kind: str, mixed: str = "") -> None:
-    """Write the file that llama.cpp's quantizer makes, every matrix of one type, or a ``mixed`` one by its rules."""
+def quantize(source: str, out: str, kind: str, mixed: str = "", importance: str = "") -> None:
+    """Write the file that llama.cpp's quantizer makes, every matrix of one type, or a ``mixed`` one by its rules.
+
+    ``importance`` is an .npz file of float32 mean squares, under the names of the file's tensors.
+    """
     settings = llama_cpp.llama_model_quantize_default_params()
     settings.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{kind}")
     settings.pure = not mixed
     settings.nthread = 2
+    found = dict(np.load(importance)) if importance else {}
+    if found:
+        numbers = {name: np.ascontiguousarray(array, dtype=np.float32) for name, array in found.items()}
+        matrix = (llama_cpp.llama_model_imatrix_data * (len(numbers) + 1))()  # the last, without a name, ends it
+        for entry, (name, array) in zip(matrix, numbers.items(), strict=False):
+            entry.name, entry.size = name.encode(), array.size
+            entry.data = array.ctypes.data_as(ctypes.POINTER(ctypes.c_float))
+        settings.imatrix = matrix
     if llama_cpp.llama_model_quantize(source.encode(), out.encode(), ctypes.byref(settings)):
         raise SystemExit(f"llama.cpp could not quantize {source}")
 

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from goldstick.checkpoint.gguf.file import GgufFile, read_gguf
+from goldstick.checkpoint.gguf.file import GgufFile
 from goldstick.checkpoint.gguf.metadata import config_of_file
+from goldstick.checkpoint.gguf.shards import gguf_file_in, read_model, shard_name, shards_of
 from goldstick.checkpoint.gguf.tokenizer_files import TOKENIZER_FILES, tokenizer_files
 from goldstick.checkpoint.source import INDEX_NAME, SINGLE_NAME, read_json, sidecars_of
 from goldstick.core.temporary_folder import temporary_folder
@@ -28,23 +29,26 @@ def checkpoint_directory(path: Path) -> Iterator[Path]:
 
     Raises:
         FormatError: The file is damaged, or holds a model that goldstick does not read.
-        SourceError: There are several GGUF files.
+        SourceError: There are several GGUF files, and they are not those of one model.
     """
     file = _lone_file(path)
     if file is None:
         yield path
         return
-    header = read_gguf(file)
+    header = read_model(file)
+    shards = shards_of(file)
+    linked = [shard_name(Path(GGUF_NAME).stem, number, len(shards)) for number in range(len(shards))]
     name = Path(os.path.abspath(path if path.is_dir() else path.with_suffix(""))).name or "model"
     sidecars = sidecars_of(path) if path.is_dir() else ()
     texts = {} if _has_tokenizer(sidecars) else _tokenizer_of(header)
     config = _config(path, header) | {"quantization_config": GGUF.config([], [], {})}
     texts["config.json"] = json.dumps(config, indent=2)
-    holds = [f"{name}/{file}" for file in (GGUF_NAME, *texts, *(sidecar.name for sidecar in sidecars))]
+    holds = [f"{name}/{file}" for file in (*linked, *texts, *(sidecar.name for sidecar in sidecars))]
     with temporary_folder(GGUF.name, holds) as folder:
         made = folder / name
         made.mkdir()
-        (made / GGUF_NAME).symlink_to(file.resolve())
+        for link, shard in zip(linked, shards, strict=True):
+            (made / link).symlink_to(shard.resolve())
         for sidecar in sidecars:
             shutil.copyfile(sidecar, made / sidecar.name)
         for text, content in texts.items():
@@ -54,10 +58,11 @@ def checkpoint_directory(path: Path) -> Iterator[Path]:
 
 def missing_tokenizer(directory: Path) -> str | None:
     """Why there are no tokenizer files beside the GGUF file of a directory and none that could be made of it."""
-    if not (directory / GGUF_NAME).is_file() or _has_tokenizer(directory.iterdir()):
+    file = gguf_file_in(directory)
+    if file is None or _has_tokenizer(directory.iterdir()):
         return None
     try:
-        tokenizer_files(read_gguf((directory / GGUF_NAME).resolve()))
+        tokenizer_files(read_model(file))
     except FormatError as error:
         return str(error)
     return None
@@ -90,6 +95,8 @@ def _lone_file(path: Path) -> Path | None:
     config = read_json(path / "config.json", "no checkpoint") if (path / "config.json").is_file() else {}
     if config.get("quantization_config") is not None:
         return None
+    if tuple(files) == shards_of(files[0]):
+        return files[0]
     if len(files) > 1:
         names = ", ".join(file.name for file in files[:3])
         raise SourceError(f"{path} holds several GGUF files ({names}); name the one that is meant.")
@@ -97,12 +104,6 @@ def _lone_file(path: Path) -> Path | None:
 
 
 def _config(path: Path, header: GgufFile) -> dict[str, Any]:
-    count = header.metadata.get("split.count", 1)
-    if count != 1:
-        raise SourceError(
-            f"{header.path} is one of {count} files of a model. Join them with 'llama-gguf-split --merge' and name the "
-            "result."
-        )
     if path.is_dir() and (path / "config.json").is_file():
         return read_json(path / "config.json", "no checkpoint")
     return config_of_file(header)

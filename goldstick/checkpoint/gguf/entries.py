@@ -19,12 +19,12 @@ from goldstick.checkpoint.gguf.card import card_metadata
 from goldstick.checkpoint.gguf.metadata import head_counts_of, model_metadata, pooling_metadata
 from goldstick.checkpoint.gguf.names import Place, place_of
 from goldstick.checkpoint.gguf.rope import factor_tensors
+from goldstick.checkpoint.gguf.shards import ShardedGgufWriter
 from goldstick.checkpoint.gguf.tensors import FLOATS, arrangement_of, in_float32, unordered
 from goldstick.checkpoint.gguf.tokenizer import tokenizer_metadata
-from goldstick.checkpoint.gguf.writer import GgufWriter, require_package
+from goldstick.checkpoint.gguf.writer import require_package
 from goldstick.core.progress import Progress
 from goldstick.errors import FormatError
-from goldstick.formats.gguf import GGUF_NAME
 from goldstick.formats.gguf_blocks import BY_SUFFIX
 
 _TYPES = {dtype: name for name, dtype in FLOATS.items()}
@@ -104,14 +104,27 @@ def gguf_layout(
     return GgufLayout(architecture=architecture, metadata=metadata, parts=parts, specs=specs, factors=factors)
 
 
-def write_gguf(directory: Path, entries: Sequence[Entry], layout: GgufLayout, progress: Progress) -> dict[str, str]:
-    """Write entries into ``model.gguf``.
+def write_gguf(
+    directory: Path,
+    entries: Sequence[Entry],
+    layout: GgufLayout,
+    progress: Progress,
+    max_shard_size: int | None = None,
+) -> dict[str, str]:
+    """Write entries into ``model.gguf``, or into several files where a limit says so.
+
+    Args:
+        directory: Where.
+        entries: What is written, one in memory at a time.
+        layout: Everything else.
+        progress: Told what is done.
+        max_shard_size: Bytes of tensors that a file may have, 50 GB where ``None``.
 
     Returns:
-        The file's name and sha256.
+        Name and sha256 of every file.
     """
-    file = directory / GGUF_NAME
-    with GgufWriter(file, layout.architecture.name, layout.metadata, layout.specs) as writer:
+    about = (layout.architecture.name, layout.metadata, layout.specs)
+    with ShardedGgufWriter(directory, *about, max_shard_size) as writer:
         for name, factor in layout.factors.items():
             writer.write(name, factor)
         for done, entry in enumerate(entries):
@@ -123,8 +136,12 @@ def write_gguf(directory: Path, entries: Sequence[Entry], layout: GgufLayout, pr
                     value = tensor.float() if part.type == "F32" else tensor
                     writer.write(name, value, at=(part.place.expert or 0) * part.shape.numel())
     progress("writing", len(entries), len(entries))
+    return {file.name: _sha256(file) for file in writer.files}
+
+
+def _sha256(file: Path) -> str:
     with file.open("rb") as written:
-        return {GGUF_NAME: hashlib.file_digest(written, "sha256").hexdigest()}
+        return hashlib.file_digest(written, "sha256").hexdigest()
 
 
 def _part(

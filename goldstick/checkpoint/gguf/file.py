@@ -73,6 +73,7 @@ class StoredTensor:
         shape: Its shape, rows first.
         start: First byte, counted from the start of the file.
         nbytes: Its length in bytes.
+        file: The file that holds it.
     """
 
     name: str
@@ -80,6 +81,7 @@ class StoredTensor:
     shape: torch.Size
     start: int
     nbytes: int
+    file: Path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +89,7 @@ class GgufFile:
     """The header of a GGUF file.
 
     Attributes:
-        path: The file.
+        path: The file; of several the first.
         metadata: Key → value; arrays are lists.
         tensors: Every tensor by name, in the order of their bytes.
     """
@@ -205,6 +207,7 @@ def _placed(path: Path, claim: tuple[str, list[int], int, int], base: int, align
         shape=torch.Size(dimensions[::-1]),
         start=base + offset,
         nbytes=count // block * nbytes,
+        file=path,
     )
 
 

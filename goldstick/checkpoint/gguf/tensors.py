@@ -16,8 +16,9 @@ from goldstick.checkpoint.gguf.architecture import Architecture
 from goldstick.checkpoint.gguf.architectures import architecture_of_file
 from goldstick.checkpoint.gguf.arrangement import Arrangement
 from goldstick.checkpoint.gguf.dequantized import DEQUANTIZED, DequantizedTensor
-from goldstick.checkpoint.gguf.file import GgufFile, StoredTensor, read_gguf
+from goldstick.checkpoint.gguf.file import GgufFile, StoredTensor
 from goldstick.checkpoint.gguf.names import Origin, Place, origin_of
+from goldstick.checkpoint.gguf.shards import read_model
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.errors import FormatError
 from goldstick.formats.gguf_blocks import BLOCK_TYPES
@@ -86,16 +87,16 @@ class GgufTensor(TensorInfo):
 
 
 def gguf_tensors(file: Path, vectors: torch.dtype = torch.float32) -> dict[str, TensorInfo]:
-    """Every tensor of a GGUF file by its name in a checkpoint, in file order; reads the header only.
+    """Every tensor of a GGUF model by its name in a checkpoint, in file order; reads headers only.
 
     Args:
-        file: The file.
+        file: The file, or any of several.
         vectors: What norms, biases and the like, which GGUF holds in float32, are read as.
 
     Raises:
         FormatError: The file is damaged, or holds an architecture, a tensor or a type that goldstick does not read.
     """
-    found = read_gguf(file)
+    found = read_model(file)
     architecture = architecture_of_file(found.metadata.get("general.architecture"), [*found.tensors, *found.metadata])
     heads = head_counts(found, architecture)
     gathered: dict[str, dict[int, StoredTensor]] = {}
@@ -192,7 +193,7 @@ def _infos(
         shape = unordered(arrangement).to_transformers(empty).shape
         yield GgufTensor(
             name=name,
-            file=file,
+            file=first.file,
             dtype=dtype,
             shape=shape,
             start=pieces[0].start,
@@ -221,12 +222,12 @@ def _piece(file: Path, tensor: StoredTensor, name: str, expert: int | None, vect
         packed = torch.Size([*shape[:-1], row])
     else:
         packed = shape
-    bytes_ = TensorInfo(name=name, file=file, dtype=dtype, shape=packed, start=start, nbytes=nbytes)
+    bytes_ = TensorInfo(name=name, file=tensor.file, dtype=dtype, shape=packed, start=start, nbytes=nbytes)
     if tensor.type not in DEQUANTIZED:
         return bytes_
     return DequantizedTensor(
         name=name,
-        file=file,
+        file=tensor.file,
         dtype=vectors,
         shape=shape,
         start=-1,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,7 +24,7 @@ class GgufWriter(FinishedFile):
     Args:
         file: Where to write.
         architecture: Name of the architecture in ggml.
-        metadata: Key → value; whole numbers become u32, others f32, and lists arrays.
+        metadata: Key → value; whole numbers become u32 or what their numpy type says, others f32, and lists arrays.
         specs: Name → (ggml type, shape of the tensor's bytes), in the order in which tensors lie in the file.
 
     Raises:
@@ -55,6 +56,11 @@ class GgufWriter(FinishedFile):
         for name, (_, shape) in specs.items():
             self._starts[name] = self._end
             self._end += self._aligned(shape.numel())
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the finished file has."""
+        return self._end
 
     def write(self, name: str, tensor: Tensor, at: int = 0) -> None:
         """A tensor, any dtype, or a piece of it that begins ``at`` a byte.
@@ -121,12 +127,16 @@ def gguf_package(what: str) -> Any:
 
 
 def _byte() -> Any:
-    import numpy as np
-
     return np.dtype(np.uint8)
 
 
 def _add(writer: Any, key: str, value: Any) -> None:
+    if isinstance(value, np.uint16):
+        writer.add_uint16(key, int(value))
+        return
+    if isinstance(value, np.int32):
+        writer.add_int32(key, int(value))
+        return
     match value:
         case bool():
             writer.add_bool(key, value)

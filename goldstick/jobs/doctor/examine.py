@@ -9,6 +9,7 @@ from pathlib import Path
 from goldstick.checkpoint.gguf.directory import checkpoint_directory, made_by_another_tool
 from goldstick.core.progress import Progress, quiet
 from goldstick.errors import GoldstickError, SourceError
+from goldstick.jobs.doctor.against_source import source_findings
 from goldstick.jobs.doctor.declared import declared_findings
 from goldstick.jobs.doctor.examined import Examined, open_examined
 from goldstick.jobs.doctor.files import file_findings
@@ -21,12 +22,13 @@ from goldstick.jobs.doctor.tensors import tensor_findings
 from goldstick.jobs.doctor.ties import tie_findings
 
 
-def examine(directory: Path, progress: Progress = quiet) -> Diagnosis:
+def examine(directory: Path, progress: Progress = quiet, source: Path | None = None) -> Diagnosis:
     """Look for everything that is wrong with a checkpoint, quantized by any tool, or in float.
 
     Args:
         directory: The checkpoint of a transformers model, or a GGUF file.
         progress: Called with (description, done, total).
+        source: The model that it was made from, where its weights are to be compared with that one's.
 
     Raises:
         SourceError: There is no such directory, or it holds no config.json and no GGUF file.
@@ -34,7 +36,7 @@ def examine(directory: Path, progress: Progress = quiet) -> Diagnosis:
     if made_by_another_tool(directory):
         try:
             with checkpoint_directory(directory) as made:
-                return dataclasses.replace(examine(made, progress), directory=str(directory))
+                return dataclasses.replace(examine(made, progress, source), directory=str(directory))
         except GoldstickError as error:
             return _diagnosis(directory, "unknown", 0, 0, [_unreadable(error)])
     if not (directory / "config.json").is_file():
@@ -51,6 +53,8 @@ def examine(directory: Path, progress: Progress = quiet) -> Diagnosis:
     for check in (tensor_findings, declared_findings, tie_findings, split_findings, fused_scale_findings):
         findings += check(examined)
     findings += _numbers(examined, progress)
+    if source is not None:
+        findings += source_findings(examined, source, progress)
     form = examined.stored.format.name if examined.stored else "float"
     return _diagnosis(directory, form, len(examined.layers), len(examined.tensors), findings)
 

@@ -7,14 +7,8 @@ from collections.abc import Iterator
 from goldstick.formats.input_scale import INPUT_GLOBAL_SCALE, part_name
 from goldstick.jobs.doctor.examined import Examined
 from goldstick.jobs.doctor.finding import Finding
+from goldstick.structure.run_together import RUN_TOGETHER
 
-#: Last words of layers that vLLM and SGLang make one of, keeping a single scale of scales.
-FUSED = (
-    ("q_proj", "k_proj", "v_proj"),
-    ("gate_proj", "up_proj"),
-    ("q_a_proj", "kv_a_proj_with_mqa"),
-    ("w1", "w3"),
-)
 _SUFFIXES = ("_global_scale", INPUT_GLOBAL_SCALE)
 
 
@@ -24,7 +18,7 @@ def fused_scale_findings(examined: Examined) -> Iterator[Finding]:
     where = []
     for name in sorted(scaled):
         module, _, leaf = name.removesuffix(".weight").rpartition(".")
-        members = next((fused for fused in FUSED if fused[0] == leaf), ())
+        members = next((fused for fused in RUN_TOGETHER if fused[0] == leaf), ())
         together = [part for member in members if (part := f"{module}.{member}.weight") in scaled]
         for suffix in _SUFFIXES:
             names = [part_name(part, suffix) for part in together]

@@ -119,7 +119,7 @@ def export_checkpoint(
     *,
     overwrite: bool = False,
     proof: ProofMethod = "outputs",
-    max_shard_size: int = 5_000_000_000,
+    max_shard_size: int | None = None,
     progress: Progress = quiet,
 ) -> Quantized:
     """Store a quantized checkpoint in another format; one layer is in memory at a time.
@@ -146,7 +146,7 @@ def export_checkpoint(
     check_space(output, sum(entry.nbytes for entry in entries))
     with staged(output, overwrite) as work:
         if layout is not None:
-            hashes = write_gguf(work, entries, layout, progress)
+            hashes = write_gguf(work, entries, layout, progress, max_shard_size)
         else:
             hashes = write_entries(work, entries, max_shard_size, progress)
         write_rest(work, content, hashes)

@@ -47,11 +47,15 @@ def check_model(model: str | Path) -> None:
 def _download(name: str) -> Path:
     from huggingface_hub import constants, snapshot_download
 
+    from goldstick.evaluation.hub import hub_answers
+
+    alone = not constants.HF_HUB_OFFLINE and not hub_answers()
     try:
         patterns = ["*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "LICENSE*", "NOTICE*", "README.md"]
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, allow_patterns=patterns, local_files_only=alone))
     except Exception as error:  # the hub's client raises many kinds, its HTTP library's among them
         state = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub was asked"
+        state = "this machine has no way to the hub" if alone else state
         raise SourceError(
             f"{name!r} is no local directory, and as a hub id it could not be fetched ({state}): "
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__} Give a local directory in the hub's "

@@ -86,7 +86,8 @@ def _linears(model: nn.Module) -> Iterator[tuple[tuple[str, ...], QuantizedLinea
         if layer.shared is None:
             yield (path,), layer
         elif layer is layer.shared.parts[0]:
-            yield tuple(paths[part] for part in layer.shared.parts), layer.shared.whole()
+            for run, whole in zip(layer.shared.runs, layer.shared.wholes(), strict=True):
+                yield tuple(paths[part] for part in run), whole
 
 
 def _with_the_same_input(model: nn.Module, inputs: Mapping[str, Any]) -> list[list[str]]:

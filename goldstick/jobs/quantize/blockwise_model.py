@@ -15,6 +15,7 @@ from goldstick.algorithms.stage import CacheQuantizer
 from goldstick.calibration.arguments import run_around
 from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
+from goldstick.calibration.end_gradients import end_gradients
 from goldstick.calibration.memory_budget import activations, fits_together, peak_memory
 from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets
@@ -71,7 +72,8 @@ class BlockwiseModel:
         self._plan, self._streamed, self._max_memory, self._progress = plan, streamed, max_memory, progress
         self._model, self._ranks = streamed.model, ranks
         self._first_batch = batches[0] if batches else None
-        self._batches, self._proof = [batches[index] for index in ranks.share(len(batches))], proof
+        own = ranks.share(len(batches))
+        self._first_number, self._batches, self._proof = own.start, [batches[index] for index in own], proof
         if not ranks.first:
             self._proof = ()
         self._float_calls: Calls = ()
@@ -80,6 +82,7 @@ class BlockwiseModel:
         self._activations: dict[object, int] = {}
         self._fold_targets: ScaleFoldTargets | None = None
         self._calls: Calls = []
+        self._gradients: Mapping[str, Sequence[Tensor]] = {}
         self.network = Network(streamed.model, cut=plan.network.cut)
         work = calibrated_work(self.network, plan.resolution, self._take_note)
         self._work = dataclasses.replace(work, ranks=ranks)
@@ -128,6 +131,7 @@ class BlockwiseModel:
             batches=self._batches,
             calls=self._calls,
             float_calls=self._float_calls,
+            gradients=self._gradients,
             fold_targets=self._fold_targets,
             caches=self.cache,
             load=self._load,
@@ -181,6 +185,19 @@ class BlockwiseModel:
             return []
         self._has_float_model = True
         hidden, self._float_calls = starts(self._model, self.blocks, self._batches)
+        if self._work.needs_end_gradients:
+            self._progress("gradients of the float model's loss", 0, len(self.blocks))
+            self.release(self.blocks[0])
+            self._gradients = end_gradients(
+                self._model,
+                self.blocks,
+                self._batches,
+                hidden,
+                self._float_calls,
+                _FloatBlocks(self._read, self),
+                self._first_number,
+            )
+            self._read(self.blocks[0])
         if self._work.within(None).needs_float_inputs:
             self._float_model = copy.deepcopy(self._model)
             for block in self.blocks:
@@ -247,3 +264,17 @@ class BlockwiseModel:
         place = self.blocks.index(self._block) if self._block else 0
         peak = peak_memory() / 1e9
         self._progress(f"calibrating {self._block}{what} (peak {peak:.1f} GB)", place, len(self.blocks))
+
+
+class _FloatBlocks:
+    """The blocks as the source holds them, turned, one at a time."""
+
+    def __init__(self, read: Callable[[str], None], model: BlockwiseModel) -> None:
+        self._read, self._whole = read, model
+
+    def load(self, block: str) -> nn.Module:
+        self._read(block)
+        return self._whole.network.model.get_submodule(block)
+
+    def release(self, block: str) -> None:
+        self._whole.release(block)

@@ -26,7 +26,9 @@ def gathered(plan: Plan, shards: Path, folder: Path, hashes: dict[str, str], pro
     if layout is None:
         return hashes
     tensors = open_tensors(shards)
-    return write_gguf(folder, [_entry(tensors[name]) for name in layout.parts], layout, progress)
+    return write_gguf(
+        folder, [_entry(tensors[name]) for name in layout.parts], layout, progress, plan.recipe.export.max_shard_size
+    )
 
 
 def _entry(info: TensorInfo) -> Entry:

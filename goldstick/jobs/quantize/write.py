@@ -107,7 +107,7 @@ def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Pro
     entries = stream_entries(plan, reader, errors, device)
     layout = planned_gguf(plan)
     if layout is not None:
-        hashes = write_gguf(folder, list(entries), layout, progress)
+        hashes = write_gguf(folder, list(entries), layout, progress, plan.recipe.export.max_shard_size)
     else:
         hashes = write_entries(folder, entries, plan.recipe.export.max_shard_size, progress)
     stage = plan.resolution.first(CacheQuantizer)

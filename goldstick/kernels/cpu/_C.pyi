@@ -95,6 +95,11 @@ def search_ranges(
     bits: int,
     threads: int = 1,
     use_avx2: bool = False,
+    mantissa_bits: int = 0,
+    least_normal: float = 0.0,
+    largest: float = 0.0,
+    table: Tensor | None = None,
+    edges: Tensor | None = None,
 ) -> None: ...
 def add_products(left: Tensor, right: Tensor, sums: Tensor, threads: int = 1, use_avx2: bool = False) -> None: ...
 def rms_norm(

@@ -142,7 +142,10 @@ class FusedDecodeBlock:
             return
         if not isinstance(down, QuantizedLinear) or output.shared is not None or down.shared is not None:
             return
-        linears = wide.whole(), output, gated.whole(), down
+        projections, pair = wide.wholes(), gated.wholes()
+        if len(pair) != 1:
+            return
+        linears = *projections, output, *pair, down
         layers = [layer.ready() for layer in linears]
         weights = [norm.module._parameters["weight"] for norm in self.norms]
         dtype = output.weight_scale.dtype
@@ -152,10 +155,11 @@ class FusedDecodeBlock:
             return
         first, second = self.norms
         channels = self.attention.channels
-        kv_heads = (wide.whole().out_features // channels - self.attention.heads) // 2
+        kv_heads = (sum(whole.out_features for whole in projections) // channels - self.attention.heads) // 2
         self._shape = output.out_features, kv_heads, channels
         self._block = cpu._C.PreparedBlock(
-            *layers,
+            layers[: len(projections)],
+            *layers[len(projections) :],
             *[weight.data_ptr() for weight in weights if weight is not None],
             first.epsilon,
             second.epsilon,

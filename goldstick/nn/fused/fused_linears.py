@@ -1,15 +1,20 @@
-"""Quantized linear layers that are given the same input run as one multiplication of their stacked weights."""
+"""Quantized linear layers that are given the same input run as one multiplication of their stacked weights.
+
+Where their schemes differ, those of one scheme that follow each other are stacked: mixtures of GGUF give values more
+bits than queries and keys.
+"""
 
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from goldstick.kernels.prepared import versions
+from goldstick.kernels.prepared import PreparedLinear, versions
 from goldstick.nn.linear import QuantizedLinear
 
 _STACKED = ("weight_packed", "weight_scale", "weight_zero_point", "bias")
@@ -20,12 +25,12 @@ _BY_ROW = "weight_global_scale"
 
 def obstacle(parts: Sequence[QuantizedLinear]) -> str | None:
     """Why layers cannot be stacked; ``None`` where they can."""
-    first = parts[0]
+    first, runs = parts[0], _runs(parts)
     if any(part.shared is not None for part in parts):
         return "one of them is stacked already"
     if any(part.in_features != first.in_features for part in parts):
         return "they have different numbers of inputs"
-    if any(part.scheme != first.scheme for part in parts):
+    if len(runs) == len(parts):
         return f"their schemes differ ({', '.join(part.scheme.label for part in parts)})"
     if any(part.weight_scale.dtype != first.weight_scale.dtype for part in parts):
         return "their dtypes differ"
@@ -33,13 +38,23 @@ def obstacle(parts: Sequence[QuantizedLinear]) -> str | None:
         return "they lie on different devices"
     if len({part.bias is None for part in parts}) > 1:
         return "some have a bias and some do not"
+    return next((reason for run in runs if (reason := _unlike(run)) is not None), None)
+
+
+def _unlike(run: Sequence[QuantizedLinear]) -> str | None:
+    first = run[0]
     for name in [name for name in _ALIKE if name not in stacked_tensors(first)]:
-        own, others = getattr(first, name), [getattr(part, name) for part in parts[1:]]
+        own, others = getattr(first, name), [getattr(part, name) for part in run[1:]]
         if any((own is None) != (other is None) for other in others):
             return f"only some have an {name}"
         if own is not None and not all(torch.equal(own, other) for other in others):
             return f"they differ in their {name}"
     return None
+
+
+def _runs(parts: Sequence[QuantizedLinear]) -> list[tuple[QuantizedLinear, ...]]:
+    """The layers in their order, those of one scheme that follow each other together."""
+    return [tuple(run) for _, run in itertools.groupby(parts, key=lambda part: part.scheme)]
 
 
 def stacked_tensors(layer: QuantizedLinear) -> tuple[str, ...]:
@@ -64,8 +79,8 @@ class FusedLinears:
 
     def __init__(self, parts: Sequence[QuantizedLinear]) -> None:
         self.parts = tuple(parts)
-        self._stacked = stacked_tensors(parts[0])
-        self.prepared = copy.copy(parts[0].prepared)  # of the layer of all rows
+        self.runs = _runs(parts)
+        self._prepared = [copy.copy(run[0].prepared) for run in self.runs]  # of the layers of all rows
         self._held: tuple[Tensor, int | Tensor, dict[int, Tensor], object] | None = None
         self._stack()
         for part in self.parts:
@@ -78,7 +93,7 @@ class FusedLinears:
         """Let each layer run alone again, on memory of its own."""
         for part in self.parts:
             part.shared = None
-            for name in self._stacked:
+            for name in stacked_tensors(part):
                 _set(part, name, own.clone() if (own := getattr(part, name)) is not None else None)
 
     def output(self, part: QuantizedLinear, x: Tensor) -> Tensor:
@@ -108,30 +123,20 @@ class FusedLinears:
 
     def together(self, x: Tensor) -> Tensor:
         """[..., in] → [..., all rows], what the layers give side by side."""
-        return self.whole().alone(x)
+        outputs = [whole.alone(x) for whole in self.wholes()]
+        return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
 
-    def whole(self) -> QuantizedLinear:
-        """The layer of all rows."""
+    def wholes(self) -> list[QuantizedLinear]:
+        """A layer of all rows for each run of layers of one scheme."""
         if [tensor.data_ptr() for tensor in self._tensors()] != self._addresses:
             self._stack()
-        return self._whole
+        return self._wholes
 
     def _stack(self) -> None:
         """Join the weights, and make each layer's a view of its rows."""
-        first = self.parts[0]
         self._held = None
         self._rows = [part.out_features for part in self.parts]
-        self._whole = copy.copy(first)  # its settings; its own tensors follow
-        self._whole._buffers, self._whole._parameters = dict(first._buffers), dict(first._parameters)
-        self._whole.shared, self._whole.out_features = None, sum(self._rows)
-        self._whole.prepared = self.prepared
-        for name in self._stacked:
-            if getattr(first, name) is None:
-                continue
-            whole = torch.cat([getattr(part, name).detach() for part in self.parts])
-            _set(self._whole, name, whole)
-            for part, rows in zip(self.parts, torch.split(whole, self._rows), strict=True):
-                _set(part, name, rows)
+        self._wholes = [_stacked(run, prepared) for run, prepared in zip(self.runs, self._prepared, strict=True)]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors()]
 
     def _state(self) -> tuple[list[int], list[int | None]]:
@@ -140,8 +145,29 @@ class FusedLinears:
         return [tensor.data_ptr() for tensor in tensors], versions(tensors)
 
     def _tensors(self) -> list[Tensor]:
-        stores = [store for part in self.parts for store in (part._buffers, part._parameters)]
-        return [tensor for store in stores for name in self._stacked if (tensor := store.get(name)) is not None]
+        return [
+            tensor
+            for part in self.parts
+            for store in (part._buffers, part._parameters)
+            for name in stacked_tensors(part)
+            if (tensor := store.get(name)) is not None
+        ]
+
+
+def _stacked(run: Sequence[QuantizedLinear], prepared: PreparedLinear) -> QuantizedLinear:
+    """The layer of all rows of a run, of which those of each become views."""
+    first, rows = run[0], [part.out_features for part in run]
+    whole = copy.copy(first)  # its settings; its own tensors follow
+    whole._buffers, whole._parameters = dict(first._buffers), dict(first._parameters)
+    whole.shared, whole.out_features, whole.prepared = None, sum(rows), prepared
+    for name in stacked_tensors(first):
+        if getattr(first, name) is None:
+            continue
+        joined = torch.cat([getattr(part, name).detach() for part in run])
+        _set(whole, name, joined)
+        for part, own in zip(run, torch.split(joined, rows), strict=True):
+            _set(part, name, own)
+    return whole
 
 
 def _unchanged(x: Tensor, before: int | Tensor) -> bool:

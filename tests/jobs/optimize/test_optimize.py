@@ -302,7 +302,7 @@ def test_layers_that_do_not_fit_each_other_make_no_block() -> None:
         return _C.prepare_linear(packed, stored, None, None, None, None, 4, columns, columns, "")
 
     def block(*layers: Any, heads: tuple[int, int, int] = (2, 1, 8)) -> Any:
-        return _C.PreparedBlock(*layers, 0, 0, 1e-6, 1e-6, *heads, 1.0)
+        return _C.PreparedBlock(list(layers[:-3]), *layers[-3:], 0, 0, 1e-6, 1e-6, *heads, 1.0)
 
     good = layer(32, 24), layer(24, 16), layer(64, 24), layer(24, 32)
     made = block(*good)
@@ -313,6 +313,11 @@ def test_layers_that_do_not_fit_each_other_make_no_block() -> None:
             block(*[wrong if place == other else one for other, one in enumerate(good)])
     with pytest.raises(ValueError, match="different types"):
         block(*good[:3], layer(24, 32, torch.bfloat16))
+    block(layer(24, 24), layer(8, 24), *good[1:])
+    with pytest.raises(ValueError, match="do not fit"):
+        block(layer(24, 24), layer(16, 24), *good[1:])
+    with pytest.raises(ValueError, match="different types"):
+        block(layer(24, 24), layer(8, 24, torch.bfloat16), *good[1:])
     with pytest.raises(ValueError, match="multiple of kv_heads"):
         block(*good, heads=(3, 2, 8))
 
@@ -347,7 +352,9 @@ def test_linear_layers_read_interleaved_copies_of_their_weights(recipe: str) -> 
     assert torch.equal(logits(plain), faster)
     for copied in (copy.deepcopy(model), model.float()):
         attention = copied.model.layers[0].self_attn
-        assert attention.o_proj.ready().interleaved and attention.q_proj.shared.whole().ready().interleaved
+        assert attention.o_proj.ready().interleaved and all(
+            whole.ready().interleaved for whole in attention.q_proj.shared.wholes()
+        )
         assert torch.equal(logits(copied), faster)
 
 
@@ -408,6 +415,23 @@ def test_layers_of_other_schemes_are_left_with_the_reason() -> None:
     assert [change.modules[0].rpartition(".")[2] for change in left] == ["q_proj", "q_proj"]
     assert all("schemes differ" in (change.reason or "") for change in left)
     assert "2 times not done, their schemes differ" in str(found)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_values_of_more_bits_run_in_the_same_block(batch: int) -> None:
+    """As llama.cpp's mixtures have them: queries and keys are stacked, values are not, and the block takes both."""
+    stages = [
+        {"rtn": {"scheme": "w4a16-g32", "targets": {"exclude": ["*.v_proj"]}}},
+        {"rtn": {"scheme": "w8a16", "targets": {"include": ["*.v_proj"]}}},
+    ]
+    model = quantized("llama_gqa", {"stages": stages})
+    plain = copy.deepcopy(model)
+    found = goldstick.optimize(model)
+    assert counts(found) == WHOLE
+    ids = torch.randint(0, 60, (batch, 9), generator=torch.Generator().manual_seed(2))
+    with torch.no_grad():
+        expected, optimized = (one.generate(ids, max_new_tokens=8, do_sample=False) for one in (plain, model))
+    assert torch.equal(expected, optimized)
 
 
 def test_a_change_that_moves_the_output_is_undone_and_told(monkeypatch: pytest.MonkeyPatch) -> None:

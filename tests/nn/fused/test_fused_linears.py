@@ -59,6 +59,22 @@ def test_stacked_layers_give_the_bits_they_give_alone(
     assert equal([part(x) for part in parts], expected)
 
 
+@pytest.mark.parametrize(
+    "names", [("q4_k", "q4_k", "q6_k"), ("q6_k", "q4_k", "q4_k"), ("w4a16-g16", "w4a16-g16", "w8a16")]
+)
+@pytest.mark.parametrize("shape", [(1, 256), (2, 5, 256)])
+def test_layers_of_two_schemes_give_the_bits_they_give_alone(names: tuple[str, ...], shape: tuple[int, ...]) -> None:
+    parts = [layer(rows, name, columns=256) for rows, name in zip((24, 8, 17), names, strict=True)]
+    assert obstacle(parts) is None
+    x = torch.randn(shape)
+    expected = alone(parts, x)
+    shared = FusedLinears(parts)
+    assert [whole.out_features for whole in shared.wholes()] == ([32, 17] if names[0] == names[1] else [24, 25])
+    assert equal([part(x) for part in parts], expected)
+    shared.separate()
+    assert equal([part(x) for part in parts], expected)
+
+
 def test_one_multiplication_serves_all_and_nothing_is_kept_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
     parts, x = trio(), torch.randn(3, 48)
     expected = alone(parts, x)

@@ -1,6 +1,7 @@
 // The steps of a decoder block, one after the other in scratch memory.
 #include "decode/decoder_block.hpp"
 
+#include <algorithm>
 #include <vector>
 
 #include "decode/attention.hpp"
@@ -17,6 +18,27 @@ constexpr std::int64_t kProducts = std::int64_t{1} << 16, kNumbers = std::int64_
 void multiply(const PreparedLinear& layer, const void* x, void* y, std::int64_t tokens, int threads) {
     const bool many = tokens * layer.rows() * layer.columns() >= kProducts;
     layer.multiply(x, y, tokens, many ? threads : 1);
+}
+
+// The outputs of several layers side by side, [tokens, all rows].
+template <typename T>
+void multiply_all(const std::vector<const PreparedLinear*>& layers, const T* x, T* y, std::int64_t all,
+                  std::int64_t tokens, int threads) {
+    std::int64_t before = 0;
+    std::vector<T> own;
+    for (const PreparedLinear* layer : layers) {
+        const std::int64_t rows = layer->rows();
+        if (tokens == 1 || rows == all) {
+            multiply(*layer, x, y + before, tokens, threads);
+        } else {
+            own.resize(static_cast<std::size_t>(tokens * rows));
+            multiply(*layer, x, own.data(), tokens, threads);
+            for (std::int64_t token = 0; token < tokens; ++token) {
+                std::copy_n(own.data() + token * rows, rows, y + token * all + before);
+            }
+        }
+        before += rows;
+    }
 }
 
 template <typename T>
@@ -38,8 +60,9 @@ void decoder_block(const BlockCall<T>& call, int threads, bool use_avx2) {
 
     rms_norm<T>({call.x, call.attention_norm, normed.data(), batch, width, call.attention_epsilon}, threads_for(width),
                 use_avx2);
-    std::vector<T> projected = numbers(qkv->rows()), q = numbers(output->columns()), heads = numbers(output->columns());
-    multiply(*qkv, normed.data(), projected.data(), batch, threads);
+    const std::int64_t heads_of_all = (call.heads + 2 * call.kv_heads) * call.channels;
+    std::vector<T> projected = numbers(heads_of_all), q = numbers(output->columns()), heads = numbers(output->columns());
+    multiply_all(qkv, normed.data(), projected.data(), heads_of_all, batch, threads);
     attend_token<T>({projected.data(), call.cos, call.sin, q.data(), heads.data(), call.keys, call.values, batch,
                      call.heads, call.kv_heads, call.channels, call.angle_stride, call.capacity, call.filled,
                      call.scaling},

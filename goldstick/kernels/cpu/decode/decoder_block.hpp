@@ -6,13 +6,14 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "linear/prepared_linear.hpp"
 
 namespace goldstick {
 
 struct BlockLayers {
-    const PreparedLinear* qkv;      // queries, keys and values side by side
+    std::vector<const PreparedLinear*> qkv;  // queries, keys and values side by side, by one layer or several
     const PreparedLinear* output;   // maps the heads back
     const PreparedLinear* gate_up;  // gates, then ups
     const PreparedLinear* down;

@@ -28,10 +28,12 @@ T* at(Address address) {
 
 class PreparedBlock {
 public:
-    PreparedBlock(const PreparedLinear& qkv, const PreparedLinear& output, const PreparedLinear& gate_up,
+    // `qkv` is a list of layers; they stay alive as long as this does.
+    PreparedBlock(nb::list qkv, const PreparedLinear& output, const PreparedLinear& gate_up,
                   const PreparedLinear& down, Address attention_norm, Address feed_norm, float attention_epsilon,
                   float feed_epsilon, std::int64_t heads, std::int64_t kv_heads, std::int64_t channels, float scaling)
-        : layers_{&qkv, &output, &gate_up, &down},
+        : layers_{{}, &output, &gate_up, &down},
+          projections_(qkv),
           attention_norm_(attention_norm),
           feed_norm_(feed_norm),
           attention_epsilon_(attention_epsilon),
@@ -45,13 +47,21 @@ public:
             channels < 2 || channels % 2 != 0) {
             throw std::invalid_argument("heads have to be a multiple of kv_heads, with an even number of channels");
         }
-        if (qkv.columns() != width || gate_up.columns() != width || down.rows() != width ||
-            qkv.rows() != (heads + 2 * kv_heads) * channels || output.columns() != heads * channels ||
+        std::int64_t rows = 0;
+        bool fit = true, alike = true;
+        for (nb::handle one : qkv) {
+            const auto& layer = nb::cast<const PreparedLinear&>(one);
+            layers_.qkv.push_back(&layer);
+            rows += layer.rows();
+            fit = fit && layer.columns() == width;
+            alike = alike && layer.precision() == output.precision();
+        }
+        if (!fit || gate_up.columns() != width || down.rows() != width ||
+            rows != (heads + 2 * kv_heads) * channels || output.columns() != heads * channels ||
             gate_up.rows() != 2 * down.columns()) {
             throw std::invalid_argument("the layers of a block do not fit each other");
         }
-        if (qkv.precision() != output.precision() || qkv.precision() != gate_up.precision() ||
-            qkv.precision() != down.precision()) {
+        if (!alike || output.precision() != gate_up.precision() || output.precision() != down.precision()) {
             throw std::invalid_argument("the layers of a block compute in different types");
         }
     }
@@ -66,7 +76,7 @@ public:
             throw std::invalid_argument("there is no room for another token");
         }
         nb::gil_scoped_release released;
-        const auto run = goldstick::choose(layers_.qkv->precision(), &PreparedBlock::run_as<float>,
+        const auto run = goldstick::choose(layers_.output->precision(), &PreparedBlock::run_as<float>,
                                            &PreparedBlock::run_as<bfloat16>, &PreparedBlock::run_as<float16>);
         (this->*run)(x, y, batch, cos, sin, angle_stride, keys, values, capacity, filled, std::max(threads, 1));
         return true;
@@ -84,6 +94,7 @@ private:
     }
 
     goldstick::BlockLayers layers_;
+    nb::list projections_;
     Address attention_norm_, feed_norm_;
     float attention_epsilon_, feed_epsilon_;
     std::int64_t heads_, kv_heads_, channels_;
@@ -94,9 +105,9 @@ private:
 
 void define_decoder_block(nb::module_& module) {
     nb::class_<PreparedBlock>(module, "PreparedBlock")
-        .def(nb::init<const PreparedLinear&, const PreparedLinear&, const PreparedLinear&, const PreparedLinear&,
-                      Address, Address, float, float, std::int64_t, std::int64_t, std::int64_t, float>(),
-             nb::keep_alive<1, 2>(), nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), "qkv"_a,
+        .def(nb::init<nb::list, const PreparedLinear&, const PreparedLinear&, const PreparedLinear&, Address,
+                      Address, float, float, std::int64_t, std::int64_t, std::int64_t, float>(),
+             nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), "qkv"_a,
              "output"_a, "gate_up"_a, "down"_a, "attention_norm"_a, "feed_norm"_a, "attention_epsilon"_a,
              "feed_epsilon"_a, "heads"_a, "kv_heads"_a, "channels"_a, "scaling"_a)
         .def("run", &PreparedBlock::run, "x"_a, "y"_a, "batch"_a, "cos"_a, "sin"_a, "angle_stride"_a, "keys"_a,

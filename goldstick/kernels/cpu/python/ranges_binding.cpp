@@ -34,7 +34,8 @@ const float* optional_floats(const char* name, nb::object given, std::initialize
 }
 
 void search_ranges(Array<const float, 3> values, Array<const float, 3> scale, nb::object zero, nb::object importance,
-                   Array<std::int64_t, 2> best, int bits, int threads, bool use_avx2) {
+                   Array<std::int64_t, 2> best, int bits, int threads, bool use_avx2, int mantissa_bits,
+                   float least_normal, float largest, nb::object table, nb::object edges) {
     const std::size_t rows = values.shape(0), groups = values.shape(1), width = values.shape(2);
     const std::size_t candidates = scale.shape(2);
     if (bits < 1 || bits > 8) {
@@ -55,7 +56,22 @@ void search_ranges(Array<const float, 3> values, Array<const float, 3> scale, nb
     search.groups = static_cast<std::int64_t>(groups);
     search.width = static_cast<std::int64_t>(width);
     search.candidates = static_cast<std::int64_t>(candidates);
-    search.bits = bits;
+    search.numbers = goldstick::Numbers{goldstick::NumberKind::integers, bits, mantissa_bits, least_normal, largest,
+                                        optional_floats<1>("table", table, {16}), optional_floats<1>("edges", edges, {15})};
+    if (table.is_none() != edges.is_none()) {
+        throw std::invalid_argument("a table has edges");
+    }
+    if (!table.is_none()) {
+        search.numbers.kind = goldstick::NumberKind::table;
+    } else if (largest > 0.0f) {
+        search.numbers.kind = goldstick::NumberKind::floats;
+        if (mantissa_bits < 0 || mantissa_bits > 10 || !(least_normal >= 1e-30f)) {
+            throw std::invalid_argument("floats have 0 to 10 bits of mantissa and a least normal number");
+        }
+    }
+    if (search.numbers.kind != goldstick::NumberKind::integers && !zero.is_none()) {
+        throw std::invalid_argument("integers alone have zeros");
+    }
     if (use_avx2 && !goldstick::has_avx2()) {
         throw std::invalid_argument("this processor has no avx2");
     }
@@ -67,5 +83,7 @@ void search_ranges(Array<const float, 3> values, Array<const float, 3> scale, nb
 
 void define_search_ranges(nb::module_& module) {
     module.def("search_ranges", &search_ranges, "values"_a.noconvert(), "scale"_a.noconvert(), "zero"_a.none(),
-               "importance"_a.none(), "best"_a.noconvert(), "bits"_a, "threads"_a = 1, "use_avx2"_a = false);
+               "importance"_a.none(), "best"_a.noconvert(), "bits"_a, "threads"_a = 1, "use_avx2"_a = false,
+               "mantissa_bits"_a = 0, "least_normal"_a = 0.0f, "largest"_a = 0.0f, "table"_a.none() = nb::none(),
+               "edges"_a.none() = nb::none());
 }

@@ -1,0 +1,225 @@
+"""What matters to the end: gradients of the float model's own loss at every block, by one reverse sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from goldstick.calibration.arguments import BlockCall, run_around
+from goldstick.calibration.spilled import Spilled
+from goldstick.core.powers_of_two import power_of_two
+from goldstick.core.ranks import Ranks
+from goldstick.errors import QuantizationError, StructureError
+
+_SEED = 0
+_LARGEST_EXPONENT = 60
+
+
+class FloatBlocks(Protocol):
+    """How a float block comes into memory, and goes."""
+
+    def load(self, block: str) -> nn.Module:
+        """The block."""
+
+    def release(self, block: str) -> None:
+        """It is not needed for now."""
+
+
+class InMemory:
+    """The blocks of a model that is in memory.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def load(self, block: str) -> nn.Module:
+        """See :class:`FloatBlocks`."""
+        return self._model.get_submodule(block)
+
+    def release(self, block: str) -> None:
+        """See :class:`FloatBlocks`."""
+
+
+def end_gradients(
+    model: nn.Module,
+    blocks: Sequence[str],
+    batches: Sequence[Mapping[str, Any]],
+    states: Sequence[Tensor],
+    calls: Sequence[Mapping[str, BlockCall]],
+    floats: FloatBlocks,
+    first: int = 0,
+) -> dict[str, Sequence[Tensor]]:
+    """∂L/∂y at the output y of every block, for every batch: float of the hidden states' shape and dtype, on disk.
+
+    At the scores the gradient is that of a random loss whose ∇L ∇Lᵀ is on average the Hessian of the divergence from
+    the float model, diag(p) − p pᵀ: ∇L = √p ∘ ε − p (√pᵀ ε), with ε of ±1 by chance. Labels drawn from p (arXiv
+    2505.22988) have the same average, and where one is nearly certain, hardly ever any gradient. One sweep forward
+    leaves what each block is given on disk; one backward takes a block at a time with its gradients. What padding
+    predicts has no part in it.
+
+    Args:
+        model: The float model; what lies around its blocks is in memory.
+        blocks: Its blocks, which feed one another.
+        batches: Keyword arguments of its forward.
+        states: What the first block is given, batch by batch.
+        calls: Every block's other arguments, batch by batch.
+        floats: Loads its blocks.
+        first: Number of the first batch, where others are seen elsewhere.
+
+    Raises:
+        StructureError: The model gives no scores of classes.
+        QuantizationError: A gradient is NaN or infinite; the message names the block.
+    """
+    given: dict[str, Sequence[Tensor]] = {}
+    here: Sequence[Tensor] = states
+    for block in blocks:
+        given[block] = here
+        module = floats.load(block)
+        with torch.no_grad():
+            here = Spilled(calls[index][block].run(module, here[index]) for index in range(len(batches)))
+        floats.release(block)
+    found: dict[str, Sequence[Tensor]] = {}
+    ahead: Sequence[Tensor] = Spilled(
+        _of_the_loss(model, blocks, batch, here[index], calls[index][blocks[0]], first + index)
+        for index, batch in enumerate(batches)
+    )
+    for block in reversed(blocks):
+        _require_finite(ahead, block, first)
+        found[block] = ahead
+        if block == blocks[0]:
+            break
+        module = floats.load(block)
+        ahead = Spilled(
+            _through(module, calls[index][block], given[block][index], ahead[index]) for index in range(len(batches))
+        )
+        del given[block]
+        floats.release(block)
+    return found
+
+
+def _of_the_loss(
+    model: nn.Module, blocks: Sequence[str], batch: Mapping[str, Any], final: Tensor, call: BlockCall, index: int
+) -> Tensor:
+    """∂L/∂y of the last block's output."""
+    with torch.enable_grad():
+        leaf = final.detach().clone().requires_grad_()
+        output = run_around(model, blocks, leaf, call.rest, lambda: model(**batch))
+        scores = getattr(output, "logits", None)
+        if not isinstance(scores, Tensor) or not scores.requires_grad:
+            raise StructureError(
+                "'objective: loss' weights errors by the gradient of the model's scores, and this model gives none "
+                "('logits'); take 'objective: output'."
+            )
+        with torch.no_grad():
+            share = scores.float().softmax(-1)
+            root = share.sqrt().mul_(_signs(share, index))
+            slope = root - share * root.sum(-1, keepdim=True)
+            mask = batch.get("attention_mask")
+            if isinstance(mask, Tensor) and mask.shape == slope.shape[:-1]:
+                slope *= mask.unsqueeze(-1)
+        (gradient,) = torch.autograd.grad(scores, leaf, slope.to(scores.dtype))
+    return gradient
+
+
+def _through(module: nn.Module, call: BlockCall, given: Tensor, ahead: Tensor) -> Tensor:
+    """∂L/∂x of what a block is given, from that of what it gives."""
+    with torch.enable_grad():
+        leaf = given.detach().clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(call.run(module, leaf), leaf, ahead)
+    return gradient
+
+
+def _require_finite(gradients: Sequence[Tensor], block: str, first: int) -> None:
+    for index, gradient in enumerate(gradients, start=first):
+        if not bool(torch.isfinite(gradient.float().sum())):
+            raise QuantizationError(
+                f"The gradient of the float model's loss at the output of {block} is NaN or infinite in batch {index}; "
+                "load the model in bfloat16 or float32, or take 'objective: layer'."
+            )
+
+
+def output_weights(
+    layers: Mapping[str, nn.Module], run: Callable[[], Tensor], ahead: Tensor | None, groups: int, number: int = 0
+) -> dict[str, Tensor]:
+    """How much the error of each token counts at the outputs of layers: a_k(t) = mean_{j∈k} (∂L/∂o_tj)².
+
+    GuidedQuant (arXiv 2505.07004), with k of ``groups`` contiguous parts of a layer's outputs.
+
+    Args:
+        layers: Site name → the float layer, which is called once in a run.
+        run: The float block's forward on a batch.
+        ahead: ∂L/∂y of what it gives. ``None`` for ±1 by chance, with which E[a] is the mean of Σ (∂y/∂o)²: all that
+            the block gives counts alike.
+        groups: Into how many parts outputs are taken apart, or as many as there are outputs.
+        number: Number of the batch, from which chance is drawn.
+
+    Returns:
+        Site name → float32 [..., parts], with the leading dimensions of the layer's output. Layers that the run did not
+        reach, or reached more than once, are left out.
+    """
+    probes: dict[str, list[Tensor]] = {name: [] for name in layers}
+
+    def hook(name: str) -> Callable[..., Tensor]:
+        def probe(_: nn.Module, __: Any, output: Tensor) -> Tensor:
+            zero = torch.zeros_like(output, requires_grad=True)
+            probes[name].append(zero)
+            return output + zero
+
+        return probe
+
+    handles = [layer.register_forward_hook(hook(name)) for name, layer in layers.items()]
+    try:
+        with torch.enable_grad():
+            output = run()
+            single = {name: found[0] for name, found in probes.items() if len(found) == 1}
+            if not single:
+                return {}
+            if ahead is None:
+                ahead = _signs(output, number)
+            gradients: Sequence[Tensor | None] = torch.autograd.grad(
+                output, list(single.values()), ahead, allow_unused=True
+            )
+    finally:
+        for handle in handles:
+            handle.remove()
+    return {
+        name: _parts(gradient.float().square(), groups)
+        for name, gradient in zip(single, gradients, strict=True)
+        if gradient is not None
+    }
+
+
+def _signs(like: Tensor, number: int) -> Tensor:
+    """±1 by chance in the shape and dtype of a tensor."""
+    generator = torch.Generator().manual_seed(_SEED + number)
+    return torch.randint(0, 2, like.shape, generator=generator).mul_(2).sub_(1).to(like)
+
+
+def _parts(squares: Tensor, groups: int) -> Tensor:
+    return torch.stack([part.mean(-1) for part in squares.tensor_split(min(groups, squares.shape[-1]), dim=-1)], dim=-1)
+
+
+def relative_weights(weights: Sequence[Tensor], share: float, ranks: Ranks | None = None) -> list[Tensor]:
+    """Roots of weights (1 − share) · a / mean(a) + share, by which inputs are multiplied; float32 of their shapes.
+
+    The mean is over all tokens of all batches, and taken as the power of two below it, so that its last bits mean
+    nothing; only the damping sees such a factor.
+
+    Args:
+        weights: a, float32 [..., parts], batch by batch.
+        share: How much of the plain Hessian is mixed in, against weights of few tokens.
+        ranks: Who has further batches.
+    """
+    own = [(weight[..., 0].numel(), weight.double().flatten(0, -2).sum(0)) for weight in weights]
+    sums = [one for each in (ranks or Ranks()).gather(own) for one in each]
+    count = sum(numbers for numbers, _ in sums)
+    total = torch.stack([part for _, part in sums]).sum(0)
+    mean = (total / max(count, 1)).clamp(min=2.0**-_LARGEST_EXPONENT)
+    unit = power_of_two(1 - torch.frexp(mean).exponent.long()).float()
+    return [((1 - share) * weight * unit + share).sqrt_() for weight in weights]

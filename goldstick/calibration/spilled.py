@@ -1,0 +1,51 @@
+"""Tensors that wait on disk, in a file without a name, which is gone when its process is."""
+
+from __future__ import annotations
+
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import overload
+
+import torch
+from torch import Tensor
+
+
+class Spilled(Sequence[Tensor]):
+    """Tensors in a temporary file, read anew whenever they are asked for.
+
+    Args:
+        tensors: What to write, one after the other; on the CPU.
+
+    Raises:
+        OSError: There is no room for temporary files; TMPDIR names another place.
+    """
+
+    def __init__(self, tensors: Iterable[Tensor]) -> None:
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this object
+        weakref.finalize(self, self._file.close)
+        self._places: list[tuple[int, torch.Size, torch.dtype]] = []
+        for tensor in tensors:
+            self._places.append((self._file.tell(), tensor.shape, tensor.dtype))
+            self._file.write(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+        self._file.flush()
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Tensor: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Tensor]: ...
+
+    def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
+        if isinstance(index, slice):
+            return [self[place] for place in range(*index.indices(len(self)))]
+        start, shape, dtype = self._places[index]
+        self._file.seek(start)
+        data = bytearray(self._file.read(shape.numel() * dtype.itemsize))
+        return torch.frombuffer(data, dtype=dtype).reshape(shape)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[place] for place in range(len(self)))

@@ -1,0 +1,65 @@
+"""The journal of a search: what was measured so far, so that a search that is killed loses one measurement."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from goldstick.core.json_files import dump_json, parse_json, write_atomically
+from goldstick.errors import DataError
+
+
+class Journal:
+    """Numbers by key, on disk as soon as they are known.
+
+    Args:
+        path: The file; in memory alone where ``None``.
+        identity: What the numbers are of. A file of anything else counts as none.
+    """
+
+    def __init__(self, path: Path | None, identity: Mapping[str, Any]) -> None:
+        self._path = path
+        self._identity = hashlib.sha256(dump_json(identity).encode()).hexdigest()
+        self._known: dict[str, float | list[float]] = {}
+        if path is not None and path.is_file():
+            try:
+                found = parse_json(path.read_text(encoding="utf-8"), str(path))
+                if found["identity"] == self._identity:
+                    self._known = dict(found["known"])
+            except (DataError, OSError, UnicodeDecodeError, LookupError, TypeError, ValueError):
+                self._known = {}  # damaged, or another's: everything is measured again
+
+    def get(self, key: str) -> Any:
+        """The number, or ``None``."""
+        return self._known.get(key)
+
+    def keep(self, key: str, value: float | list[float]) -> None:
+        """Keep a number; on disk when this returns."""
+        self._known[key] = value
+        self._write()
+
+    def keep_all(self, values: Mapping[str, float | list[float]]) -> None:
+        """Keep several at once."""
+        self._known.update(values)
+        self._write()
+
+    def _write(self) -> None:
+        if self._path is not None:
+            content = {"identity": self._identity, "known": self._known}
+            write_atomically(self._path, dump_json(content).encode(), replace=True)
+
+    def remove(self) -> None:
+        """The search is finished."""
+        if self._path is not None:
+            self._path.unlink(missing_ok=True)
+
+
+def states_of(directory: Path) -> dict[str, list[int]]:
+    """Name of each file that a model is made of → its size and the time of its last change."""
+    return {
+        path.name: [path.stat().st_size, path.stat().st_mtime_ns]
+        for path in sorted(directory.glob("*"))
+        if path.suffix in (".safetensors", ".json", ".gguf")
+    }

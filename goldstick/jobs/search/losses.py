@@ -1,0 +1,58 @@
+"""What a changed model loses on fixed rows of text, row by row, from the changed block on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from goldstick.evaluation.kl import token_kl
+from goldstick.jobs.sensitivity.block_runs import BlockRuns
+
+Metric = Literal["perplexity", "kl"]
+
+
+class RowLosses:
+    """The float model's predictions on rows of text, and what others lose beside them.
+
+    Args:
+        model: The float model.
+        batches: Keyword arguments of its forward; rows of one length.
+    """
+
+    def __init__(self, model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> None:
+        self.batches = batches
+        self.runs = BlockRuns(model, batches)
+        self.right = list(self.runs.logits())
+
+    def kl(self) -> list[float]:
+        """The mean KL(p ‖ q) per token of each row, p of the float model, q of what it is now."""
+        return self._rows(self.runs.logits(), "kl")
+
+    def of(self, model: nn.Module, metric: Metric) -> list[float]:
+        """What another model loses on each row: KL per token, or how much larger its cross-entropy is, in nats."""
+        other: Any = model
+        with torch.no_grad():
+            return self._rows((other(**batch, use_cache=False).logits for batch in self.batches), metric)
+
+    def now(self, metric: Metric) -> list[float]:
+        """The same of the model as it is now."""
+        return self._rows(self.runs.logits(), metric)
+
+    def _rows(self, tried: Any, metric: Metric) -> list[float]:
+        found: list[float] = []
+        for batch, first, second in zip(self.batches, self.right, tried, strict=True):
+            if metric == "kl":
+                losses = token_kl(first, second)
+            else:
+                labels = batch["input_ids"][:, 1:, None]
+                before, after = (
+                    -torch.log_softmax(one[:, :-1].double(), dim=-1).gather(-1, labels)[..., 0]
+                    for one in (first, second)
+                )
+                losses = after - before
+            found += [fmean(row) for row in losses.tolist()]
+        return found

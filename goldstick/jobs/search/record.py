@@ -1,0 +1,133 @@
+"""The record of a search: everything that its page shows, as plain data."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from statistics import fmean, stdev
+from typing import TYPE_CHECKING, Any
+
+from goldstick.errors import RecipeError
+from goldstick.jobs.search.layers import FLOAT
+from goldstick.jobs.search.target import Found
+
+if TYPE_CHECKING:
+    from goldstick.jobs.search.search import Search
+
+#: Sizes of the front at which the whole model is measured, for the page.
+_SHOWN = 9
+
+
+def found_by(search: Search, chosen: Mapping[str, str], nbytes: int, looks: list[dict[str, Any]]) -> Found:
+    """The recipe of a choice, and all figures of the search.
+
+    Raises:
+        RecipeError: Nothing is quantized.
+    """
+    sites = search.sites(chosen)
+    if all(scheme == FLOAT for scheme in sites.values()):
+        raise RecipeError("Everything stays float at this size; ask for less.")
+    losses = search.scores.losses()
+    front = search.scores.front()
+    recipe = search.layers.recipe(sites)
+    recipe = recipe.model_copy(update={"description": _description(search, nbytes)})
+    overhead = nbytes - search.layers.fixed - sum(
+        group.nbytes[chosen[group.name]] for group in search.layers.groups
+    )  # fmt: skip
+    record = {
+        "goldstick_search": 1,
+        "model": str(search.layers.directory),
+        "for": search.layers.runtime.format,
+        "asked": {key: value for key, value in vars(search.target).items() if value is not None},
+        "bytes": nbytes,
+        "bits_per_weight": 8 * nbytes / search.layers.weights,
+        "bytes_of_source": search.layers.source,
+        "exact": front.exact,
+        "text": f"{search.text.samples} rows of {search.text.seq_len} tokens from {search.text.dataset}",
+        "held_out": search.held_out,
+        "whole": _judged(search, chosen),
+        "looks": looks,
+        "groups": [
+            {
+                "name": group.name,
+                "weights": sum(site.shape.numel() for site in group.sites),
+                "chosen": chosen[group.name],
+                "candidates": [
+                    {
+                        "scheme": scheme,
+                        "bytes": size,
+                        "loss": losses[group.name, scheme],
+                        **_known(search, group.name, scheme),
+                    }
+                    for scheme, size in group.nbytes.items()
+                ],
+            }
+            for group in search.layers.groups
+        ],
+        "front": _points(search, front, overhead),
+        "uniform": _uniform(search, overhead),
+    }
+    return Found(recipe=recipe, nbytes=nbytes, record=record)
+
+
+def _description(search: Search, nbytes: int) -> str:
+    asked = {
+        "at most {:,} bytes": search.target.size,
+        "at most {:g} bits a weight": search.target.bits,
+        "at most {:.4g} of the size": search.target.share,
+        f"a {search.target.metric} loss of at most {{:g}}": search.target.max_loss,
+    }
+    (words,) = (text.format(value) for text, value in asked.items() if value is not None)
+    return f"found by a search for {words}; weight files of {nbytes:,} bytes"
+
+
+def _known(search: Search, group: str, scheme: str) -> dict[str, float | None]:
+    if scheme == FLOAT:
+        return {"first": 0.0, "second": 0.0, "measured": 0.0}
+    pair = search.scores.pairs[group, scheme]
+    return {"first": pair.gradient.first, "second": pair.gradient.second, "measured": pair.measured}
+
+
+def _judged(search: Search, chosen: Mapping[str, str]) -> dict[str, float]:
+    with search.rounded.become(search.sites(chosen)):
+        losses = search.check.kl()
+    return {"kl": fmean(losses), "half_width": 1.96 * stdev(losses) / math.sqrt(len(losses)), "rows": len(losses)}
+
+
+def _points(search: Search, front: Any, overhead: int) -> list[dict[str, Any]]:
+    """Up to 120 choices of the front, evenly by bytes' logarithm; some of them measured as a whole."""
+    count = min(120, len(front))
+    low, high = math.log(front.nbytes[0]), math.log(front.nbytes[-1])
+    sizes = [math.exp(low + (high - low) * step / max(1, count - 1)) for step in range(count)]
+    found = []
+    for number, size in enumerate(sizes):
+        choice = front.within(size + 1)
+        chosen = search.scores.chosen(choice)
+        measured = None
+        if search.effort != "fast" and number % max(1, count // _SHOWN) == 0:
+            measured = search.whole(chosen)
+        found.append(
+            {
+                "bytes": choice.nbytes + search.layers.fixed + overhead,
+                "loss": choice.loss,
+                "measured": measured,
+                "picks": choice.picks,
+            }
+        )
+    return found
+
+
+def _uniform(search: Search, overhead: int) -> list[dict[str, Any]]:
+    """Every scheme that all layers can become, measured as a whole."""
+    schemes = [
+        scheme
+        for scheme in search.layers.groups[0].nbytes
+        if scheme != FLOAT and all(scheme in group.nbytes for group in search.layers.groups)
+    ]
+    found = []
+    for done, scheme in enumerate(schemes if search.effort != "fast" else ()):
+        search.progress("uniform schemes", done, len(schemes))
+        nbytes = search.layers.fixed + overhead + sum(group.nbytes[scheme] for group in search.layers.groups)
+        chosen = {group.name: scheme for group in search.layers.groups}
+        found.append({"scheme": scheme, "bytes": nbytes, "measured": search.whole(chosen)})
+    return found

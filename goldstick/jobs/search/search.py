@@ -1,0 +1,300 @@
+"""Search: the recipe of the least loss at a size, or of the least size at a loss."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+from torch import nn
+
+from goldstick.core.progress import Progress, quiet
+from goldstick.errors import UsageError
+from goldstick.jobs.load.calibration_data import calibration_data
+from goldstick.jobs.load.load import load_float
+from goldstick.jobs.plan.plan import make_plan
+from goldstick.jobs.save.result import apply_recipe
+from goldstick.jobs.search.bound import MOST_LOOKS, upper_bound
+from goldstick.jobs.search.exchange import exchange
+from goldstick.jobs.search.journal import Journal, states_of
+from goldstick.jobs.search.knapsack import Choice
+from goldstick.jobs.search.layers import FLOAT, Layers, Method, find_layers
+from goldstick.jobs.search.losses import Metric, RowLosses
+from goldstick.jobs.search.record import found_by
+from goldstick.jobs.search.rounding import RoundedLayers
+from goldstick.jobs.search.runtimes import RUNTIMES, RuntimeName
+from goldstick.jobs.search.scores import Scores
+from goldstick.jobs.search.target import Found, Target
+from goldstick.jobs.search.weight_files import weight_file_bytes
+from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.structure.network import Network
+
+Effort = Literal["fast", "normal", "thorough"]
+
+#: Times that the choice is made anew after what it chose was measured.
+_ROUNDS = {"fast": 0, "normal": 6, "thorough": 0}
+#: Exchanges that are tried.
+_EXCHANGES = {"fast": 0, "normal": 12, "thorough": 48}
+
+
+def search_recipe(
+    directory: Path,
+    target: Target,
+    *,
+    text: Calibration,
+    runtime: RuntimeName = "goldstick",
+    schemes: Sequence[str] = (),
+    method: Method = "gptq",
+    effort: Effort = "normal",
+    calibration: Calibration | None = None,
+    held_out: str | None = None,
+    held_out_rows: int = 32,
+    data_dir: Path | None = None,
+    journal: Path | None = None,
+    progress: Progress = quiet,
+) -> Found:
+    """Find which layer becomes what.
+
+    Args:
+        directory: A float checkpoint of a causal language model; it is in memory as a whole, in float32.
+        target: What is asked for.
+        text: The rows that changes are measured on, and their seed.
+        runtime: What the result is for.
+        schemes: What to choose among, instead of all that the runtime runs.
+        method: How layers are rounded in the end; the search itself rounds to nearest.
+        effort: ``fast`` takes gradients alone; ``normal`` measures what is near the decision and tries exchanges;
+            ``thorough`` measures all.
+        calibration: The data of the recipe that is found.
+        held_out: Text of the rows that a choice is judged on; other rows of ``text`` where ``None``.
+        held_out_rows: How many these are.
+        data_dir: Where sets of text known by name lie.
+        journal: The file that lets a search that was stopped go on.
+        progress: Told what is done.
+
+    Raises:
+        UsageError: Nothing so small, or of so little loss, can be made; the message says what the best is.
+        RecipeError: A scheme is unknown, or fits no layer.
+        DataError: The text is missing, malformed or too short.
+    """
+    layers = find_layers(
+        directory, RUNTIMES[runtime], method=method, calibration=calibration or Calibration(), schemes=schemes
+    )
+    if target.max_loss is None:
+        refuse_size(layers, target.bytes_of(layers))
+    search = Search(layers, target, text, held_out, held_out_rows, data_dir, journal, effort, progress)
+    return search.run()
+
+
+def refuse_size(layers: Layers, size: int) -> None:
+    """Refuse a size below the smallest that can be made; UsageError, which names that."""
+    least = smallest(layers)
+    if size < least:
+        raise UsageError(
+            f"{size:,} bytes are less than the smallest this model can be in the format {layers.runtime.format}: "
+            f"{least:,} bytes ({8 * least / layers.weights:.3g} bits a weight). Ask for more, or give smaller schemes."
+        )
+
+
+def smallest(layers: Layers) -> int:
+    """Bytes of the weight files where each layer is as small as it can be."""
+    chosen = {site.name: next(iter(group.nbytes)) for group in layers.groups for site in group.sites}
+    return weight_file_bytes(make_plan(layers.directory, layers.recipe(chosen)))
+
+
+class Search:
+    """The state of a search: the model in memory, the rows, the scores."""
+
+    def __init__(
+        self,
+        layers: Layers,
+        target: Target,
+        text: Calibration,
+        held_out: str | None,
+        held_out_rows: int,
+        data_dir: Path | None,
+        journal: Path | None,
+        effort: Effort,
+        progress: Progress,
+    ) -> None:
+        self.layers, self.target, self.effort, self.progress, self.text = layers, target, effort, progress, text
+        self.data_dir = data_dir
+        model = load_float(layers.directory)
+        stored = Network(model)
+        dtypes = {site.name: site.dtype for site in stored.sites}
+        both = text.samples if held_out else text.samples + 2 * held_out_rows
+        data = calibration_data(text.model_copy(update={"samples": both}), layers.directory, data_dir)(model)
+        model = model.float().eval()
+        for parameter in model.parameters():
+            parameter.requires_grad_(False)
+        ids, judged = data.ids, data.ids[text.samples :]
+        if held_out:
+            other = text.model_copy(update={"dataset": held_out, "samples": 2 * held_out_rows})
+            judged = calibration_data(other, layers.directory, data_dir)(model).ids
+        network = Network(model)
+        self.rounded = RoundedLayers(network, layers.runtime, dtypes)
+        self.tuning = RowLosses(model, _batches(judged[:held_out_rows]))
+        self.check = RowLosses(model, _batches(judged[held_out_rows:]))
+        self.held_out = held_out or f"{text.dataset}, rows that were not searched on"
+        identity = {
+            "source": states_of(layers.directory),
+            "data": data.fingerprint,
+            "groups": {group.name: dict(group.nbytes) for group in layers.groups},
+            "seed": text.seed,
+            "judged": hashlib.sha256(repr(judged.tolist()).encode()).hexdigest(),
+        }
+        self.journal = Journal(journal, identity)
+        self.scores = Scores(
+            layers, network, self.rounded, RowLosses(model, _batches(ids[: text.samples])), self.journal,
+            seed=text.seed, progress=progress,
+        )  # fmt: skip
+
+    def run(self) -> Found:
+        """Search."""
+        if self.effort == "thorough":
+            self.scores.measure_all()
+        if self.target.max_loss is None:
+            chosen, nbytes = self._at(self.target.bytes_of(self.layers), exchanged=True)
+            looks: list[dict[str, Any]] = []
+        else:
+            chosen, nbytes, looks = self._within_loss(self.target.max_loss)
+        found = found_by(self, chosen, nbytes, looks)
+        self.journal.remove()
+        return found
+
+    def _at(self, size: int, *, exchanged: bool) -> tuple[dict[str, str], int]:
+        """The best choice whose weight files have at most so many bytes: group → scheme, and the bytes."""
+        choice, overhead = self._fitting(size)
+        for _ in range(_ROUNDS[self.effort]):
+            if not self.scores.measure_near(self.scores.chosen(choice)):
+                break
+            choice, overhead = self._fitting(size)
+        chosen = self.scores.chosen(choice)
+        if exchanged and _EXCHANGES[self.effort]:
+            room = size - overhead - self.layers.fixed
+            chosen = exchange(
+                self.layers, self.scores.losses(), chosen, room, self.whole, _EXCHANGES[self.effort], self.progress
+            )
+        nbytes = self._file_bytes(chosen)
+        return (chosen, nbytes) if nbytes <= size else (self.scores.chosen(choice), self._file_bytes_of(choice))
+
+    def _fitting(self, size: int) -> tuple[Choice, int]:
+        """The best choice whose files, headers and filling counted, fit; and the bytes that are no tensors."""
+        front, overhead = self.scores.front(), 0
+        best: tuple[Choice, int] | None = None
+        for _ in range(12):
+            choice = front.within(size - overhead - self.layers.fixed)
+            if choice is None:
+                break
+            nbytes = self._file_bytes_of(choice)
+            real = nbytes - choice.nbytes - self.layers.fixed
+            if nbytes <= size:
+                best = choice, real
+                if real >= overhead:
+                    break
+            overhead = max(real, overhead + 8) if nbytes > size else real
+        if best is not None:
+            return best
+        choice = front.at(0)
+        return choice, self._file_bytes_of(choice) - choice.nbytes - self.layers.fixed
+
+    def _file_bytes_of(self, choice: Choice) -> int:
+        return self._file_bytes(self.scores.chosen(choice))
+
+    def _file_bytes(self, chosen: Mapping[str, str]) -> int:
+        sites = self.sites(chosen)
+        if all(scheme == FLOAT for scheme in sites.values()):
+            return self.layers.source
+        return weight_file_bytes(make_plan(self.layers.directory, self.layers.recipe(sites)))
+
+    def sites(self, chosen: Mapping[str, str]) -> dict[str, str]:
+        """Site → scheme, of group → scheme."""
+        return {site.name: chosen[group.name] for group in self.layers.groups for site in group.sites}
+
+    def whole(self, chosen: Mapping[str, str]) -> float:
+        """Mean KL of all changes together on the rows that exchanges are judged on, rounded to nearest."""
+        sites = self.sites(chosen)
+        key = "whole " + " ".join(sites.values())
+        known: float | None = self.journal.get(key)
+        if known is None:
+            with self.rounded.become(sites):
+                known = float(f"{fmean(self.tuning.kl()):.6g}")
+            self.journal.keep(key, known)
+        return known
+
+    def _real(self, recipe: Recipe, rows: RowLosses, metric: Metric) -> list[float]:
+        """What the model that a recipe makes loses on each row."""
+        return rows.of(self._made(recipe), metric)
+
+    def _made(self, recipe: Recipe) -> nn.Module:
+        model = load_float(self.layers.directory)
+        batches: list[Any] = []
+        if self.layers.method == "gptq":
+            batches = calibration_data(recipe.calibration, self.layers.directory, self.data_dir)(model).batches()
+        return apply_recipe(model, recipe, inplace=True, batches=batches).model.eval()
+
+    def _within_loss(self, most: float) -> tuple[dict[str, str], int, list[dict[str, Any]]]:
+        """The smallest choice whose loss on rows not searched on is within the bound with 95 % confidence."""
+        confidence = 1 - 0.05 / MOST_LOOKS
+        front = self.scores.front()
+        low, high = int(front.nbytes[0]), int(front.nbytes[-1])
+        overhead = self._fitting(high + self.layers.fixed)[1] + self.layers.fixed
+        looks: list[dict[str, Any]] = []
+        best: tuple[dict[str, str], int] | None = None
+        for look in range(MOST_LOOKS):
+            # The largest first: where not even that is within the bound, nothing is.
+            size = high if look == 0 else int(math.sqrt(low * high))
+            chosen, nbytes = self._at(size + overhead, exchanged=False)
+            self.progress("looking at sizes", look, MOST_LOOKS)
+            losses = self._losses_of(chosen)
+            bound = upper_bound(losses, confidence)
+            if self.target.metric == "perplexity":
+                bound = math.expm1(bound)
+            looks.append(
+                {
+                    "bytes": nbytes,
+                    "loss": self._loss(losses),
+                    "bound": bound,
+                    "kept": bound <= most,
+                    "float": set(chosen.values()) == {FLOAT},
+                }
+            )
+            if bound <= most:
+                best, high = (chosen, nbytes), size
+            elif look == 0:
+                break
+            else:
+                low = size
+            if high <= low * 1.005:
+                break
+        self.progress("looking at sizes", MOST_LOOKS, MOST_LOOKS)
+        if best is None or set(best[0].values()) == {FLOAT}:
+            tried = [look for look in looks if not look["float"]] or looks
+            least = min(tried, key=lambda look: look["bound"])
+            raise UsageError(
+                f"No choice keeps the {self.target.metric} loss within {most:g} with 95 % confidence on {len(losses)} "
+                f"held-out rows. The best has a loss of {least['loss']:.4g}, at most {least['bound']:.4g}, in "
+                f"{least['bytes']:,} bytes. Allow more, give more --held-out-rows, or schemes of more bits."
+            )
+        return (*best, looks)
+
+    def _losses_of(self, chosen: Mapping[str, str]) -> list[float]:
+        sites = self.sites(chosen)
+        if all(scheme == FLOAT for scheme in sites.values()):
+            return [0.0] * sum(len(batch["input_ids"]) for batch in self.check.batches)
+        key = f"real {self.layers.method} {self.target.metric} {self.layers.calibration!r} " + " ".join(sites.values())
+        known: list[float] | None = self.journal.get(key)
+        if known is None:
+            known = self._real(self.layers.recipe(sites), self.check, self.target.metric)
+            self.journal.keep(key, known)
+        return known
+
+    def _loss(self, losses: Sequence[float]) -> float:
+        return math.expm1(fmean(losses)) if self.target.metric == "perplexity" else fmean(losses)
+
+
+def _batches(ids: Any) -> list[dict[str, Any]]:
+    size = max(1, 512 // ids.shape[1])
+    return [{"input_ids": ids[start : start + size]} for start in range(0, len(ids), size)]

@@ -1,0 +1,183 @@
+"""Gradients at the end: against autograd of the whole model, and what weighting by them means for the codes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import goldstick
+from goldstick.algorithms import GPTQ
+from goldstick.calibration import end_gradients as module
+from goldstick.calibration.block_loop import starts
+from goldstick.calibration.end_gradients import InMemory, end_gradients, output_weights, relative_weights
+from goldstick.calibration.spilled import Spilled
+from goldstick.core.inputs import InputObserver
+from goldstick.core.output_groups import OutputGroups
+from goldstick.core.scheme import Scheme
+from goldstick.errors import QuantizationError, RecipeError, StructureError
+from goldstick.structure.network import Network
+from tests.support.gptq import correlated
+from tests.support.proofs import prove_here
+from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_tokenizer import write_tokenizer
+
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
+W2 = "w2a16-g16"
+
+
+def some_data(count: int = 3) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [{"input_ids": torch.randint(3, 128, (4, 16), generator=generator)} for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return FAMILIES["llama_gqa"]().eval()
+
+
+def swept(model: nn.Module, data: list[dict[str, Tensor]]) -> dict[str, Any]:
+    blocks = list(Network(model).blocks)
+    with torch.no_grad():
+        states, calls = starts(model, blocks, data)
+        return dict(end_gradients(model, blocks, data, states, calls, InMemory(model)))
+
+
+def test_the_sweep_gives_the_gradients_of_the_whole_model(model: nn.Module) -> None:
+    data = some_data()
+    found = swept(model, data)
+    for index, batch in enumerate(data):
+        kept: dict[str, Tensor] = {}
+
+        def keep(name: str, kept: dict[str, Tensor] = kept) -> Any:
+            def hook(_: nn.Module, __: Any, given: Any) -> None:
+                kept[name] = given[0] if isinstance(given, tuple) else given
+
+            return hook
+
+        handles = [model.get_submodule(name).register_forward_hook(keep(name)) for name in found]
+        scores = model(**batch).logits
+        for handle in handles:
+            handle.remove()
+        p = scores.detach().softmax(-1)
+        signs = module._signs(p, index)
+        slope = p.sqrt() * signs - p * (p.sqrt() * signs).sum(-1, keepdim=True)
+        for name, output in kept.items():
+            (expected,) = torch.autograd.grad(scores, output, slope, retain_graph=True)
+            torch.testing.assert_close(found[name][index], expected, rtol=1e-4, atol=1e-6)
+
+
+def test_on_average_the_gradient_of_the_scores_is_the_hessian_of_the_divergence() -> None:
+    p = torch.randn(5).softmax(-1)
+    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0])] * 5)  # all that may be drawn
+    slopes = p.sqrt() * signs - p * (p.sqrt() * signs).sum(-1, keepdim=True)
+    torch.testing.assert_close(slopes.T @ slopes / len(slopes), p.diag() - torch.outer(p, p))
+
+
+def test_what_padding_predicts_has_no_part(model: nn.Module) -> None:
+    ids = some_data(1)[0]["input_ids"]
+    mask = torch.ones_like(ids)
+    mask[:, 8:] = 0
+    found = swept(model, [{"input_ids": ids, "attention_mask": mask}])
+    last = found[list(found)[-1]][0]
+    assert (last[:, 8:] == 0).all() and (last[:, :8] != 0).any()
+
+
+def test_weights_are_mean_squares_of_the_gradients_of_each_part() -> None:
+    layer, head = nn.Linear(6, 8), nn.Linear(8, 3)
+    x, ahead = torch.randn(2, 5, 6), torch.randn(2, 5, 3)
+    found = output_weights({"layer": layer}, lambda: head(layer(x)), ahead, 2)["layer"]
+    squares = (ahead @ head.weight).square()
+    torch.testing.assert_close(found, torch.stack([squares[..., :4].mean(-1), squares[..., 4:].mean(-1)], -1))
+    assert output_weights({"layer": nn.Linear(6, 8)}, lambda: head(layer(x)), ahead, 2) == {}
+
+
+def test_a_share_of_one_leaves_all_tokens_alike() -> None:
+    weights = [torch.rand(2, 5, 3) for _ in range(2)]
+    assert all((root == 1).all() for root in relative_weights(weights, 1.0))
+    roots = relative_weights(weights, 0.0)
+    ratio = roots[0].square() / weights[0]
+    assert torch.allclose(ratio, ratio[0, 0].expand_as(ratio), rtol=1e-5)  # one power of two for each part
+
+
+def test_parts_of_the_outputs_are_solved_by_their_own_inputs() -> None:
+    weight, stage = torch.randn(8, 32), GPTQ(scheme="w2a16-g16", objective="loss")
+    inputs = [correlated(200, 32).float() for _ in range(2)]
+    observers = []
+    for x in inputs:
+        observers.append(InputObserver(32))
+        observers[-1].observe(x)
+    state = OutputGroups(parts=[(slice(0, 4), observers[0]), (slice(4, 8), observers[1])], plain=observers[0])
+    site = next(iter(Network(nn.Sequential(nn.Linear(32, 8))).sites))
+    scheme = Scheme.parse("w2a16-g16")
+    found = stage.solve(site, weight, state, scheme)[0]
+    for part, observer in state.parts:
+        alone = GPTQ(scheme="w2a16-g16").solve(site, weight[part], observer, scheme)[0]
+        assert torch.equal(found.tensor.codes[part], alone.tensor.codes)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("scheme", [W2, "nvfp4a16"])
+@pytest.mark.parametrize("objective", ["output", "loss"])
+def test_layers_are_solved_by_the_objective_and_notes_say_so(model: nn.Module, objective: str, scheme: str) -> None:
+    options = {"scheme": scheme, "objective": objective, "gptaq": True}
+    plain = goldstick.apply(model, {"stages": [{"gptq": {"scheme": scheme, "gptaq": True}}]}, data=some_data())
+    found = goldstick.apply(model, {"stages": [{"gptq": options}]}, data=some_data())
+    notes = [record.notes["objective"] for record in found.report.layers if "objective" in record.notes]
+    assert notes and set(notes) == {objective}
+    logits = [one.model(**some_data()[0]).logits for one in (plain, found)]
+    assert not torch.equal(*logits)
+
+
+def test_a_gradient_that_is_no_number_names_its_block(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = module._through
+    monkeypatch.setattr(module, "_through", lambda *arguments: honest(*arguments) * torch.nan)
+    with pytest.raises(QuantizationError, match=r"output of model\.layers\.\d+ is NaN"):
+        goldstick.apply(model, {"stages": [{"gptq": {"scheme": W2, "objective": "loss"}}]}, data=some_data())
+
+
+def test_a_model_without_scores_is_refused(model: nn.Module) -> None:
+    body = model.get_submodule("model")
+    with pytest.raises(StructureError, match="gives none"):
+        goldstick.apply(body, {"stages": [{"gptq": {"scheme": W2, "objective": "loss"}}]}, data=some_data())
+
+
+@pytest.mark.parametrize("options", [{"objective": "end"}, {"output_groups": 0}, {"mix": 2}])
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError):
+        goldstick.Recipe.load({"stages": [{"gptq": options}]})
+
+
+def test_tensors_on_disk_come_back_as_they_were() -> None:
+    tensors = [torch.randn(2, 3), torch.randn(4).bfloat16(), torch.arange(5)]
+    found = Spilled(iter(tensors))
+    assert len(found) == 3
+    assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(found, tensors, strict=True))
+    assert torch.equal(found[0:2][1], tensors[1])
+
+
+def test_the_way_by_blocks_gives_the_bytes_of_the_model_in_memory_with_any_number_of_threads(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("goldstick.jobs.save.finish.prove", prove_here)
+    monkeypatch.setattr("goldstick.jobs.quantize.quantize.require_memory", lambda *_: None)
+    model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    write_tokenizer(tmp_path / "model")
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "bird"]
+    chosen = torch.randint(len(words), (800,), generator=torch.Generator().manual_seed(0)).tolist()
+    (tmp_path / "text.txt").write_text(" ".join(words[number] for number in chosen))
+    stages = [{"awq": {"quantize": False}}, {"gptq": {"scheme": W2, "gptaq": True, "objective": "loss"}}]
+    recipe = {"stages": stages, "calibration": {"dataset": str(tmp_path / "text.txt"), "samples": 8, "seq_len": 16}}
+    found = []
+    threads = torch.get_num_threads()
+    for count, options in ((1, {"max_memory": 1}), (2, {}), (4, {"max_memory": 1})):
+        torch.set_num_threads(count)
+        goldstick.quantize(tmp_path / "model", recipe, output=tmp_path / f"out{count}", **options)
+        found.append((tmp_path / f"out{count}" / "model.safetensors").read_bytes())
+    torch.set_num_threads(threads)
+    assert found[0] == found[1] == found[2]

@@ -1,0 +1,172 @@
+"""Learned rounding: its start on every grid, judged by batches held out, what breaks it, the same on both ways."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import goldstick
+from goldstick.algorithms import Learn
+from goldstick.algorithms.learn import LevelSearch
+from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
+from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO
+from goldstick.core.scheme import Scheme
+from goldstick.errors import QuantizationError, RecipeError
+from tests.support.proofs import prove_here
+from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_tokenizer import write_tokenizer
+
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
+W2 = "w2a16-g16"
+GRIDS = ["w4a16-g32", "w2a16-channel-asym", "nvfp4a16", "mxfp4a16", "nf4a16", "q4_k", "q3_k", "iq4_xs"]
+
+
+def some_data(count: int = 6) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [{"input_ids": torch.randint(3, 128, (4, 16), generator=generator)} for _ in range(count)]
+
+
+@pytest.fixture(scope="module")
+def model() -> nn.Module:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return FAMILIES["llama_gqa"]()
+
+
+def compressed(model: nn.Module, *stages: Any, data: list[dict[str, Tensor]] | None = None) -> goldstick.Result:
+    return goldstick.apply(model, {"stages": list(stages)}, data=data or some_data())
+
+
+def logits(model: nn.Module, data: list[dict[str, Tensor]]) -> Tensor:
+    with torch.no_grad():
+        return torch.cat([model(**batch).logits for batch in data])
+
+
+def search_of(name: str) -> tuple[LevelSearch, Tensor]:
+    weight = torch.randn(6, 256, generator=torch.Generator().manual_seed(0))
+    search: RangeSearch = "ggml" if name.startswith(("q", "iq")) else "mse"
+    return Learn().search(quantize_with_search(weight, Scheme.parse(name).weight, search), weight), weight
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_search_begins_at_its_codes_and_near_the_float_weight(name: str) -> None:
+    search, weight = search_of(name)
+    start = search.start
+    assert torch.equal(search.decision().dequantize(), start.dequantize())
+    assert torch.equal(search.decision().codes, start.codes)
+    assert (search.weight().detach() - weight).norm() < 0.9 * (start.dequantize() - weight).norm()
+    search.anneal(1.0)
+    torch.testing.assert_close(search.weight().detach(), start.dequantize(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_the_likeliest_level_is_the_next_one_on_the_grid_and_scales_stay_storable(name: str) -> None:
+    search, _ = search_of(name)
+    start = search.start
+    with torch.no_grad():
+        up = search.logits[2] > -1e3
+        search.logits[2] += torch.where(up, 10.0, 0.0)
+        search.log_scale += 0.3 * torch.randn_like(search.log_scale)
+    found = search.decision()
+    values, before = (search.levels[place.long()] for place in (search._moved(), search.place))
+    assert ((values > before) == up).all() and up.any()
+    search.anneal(1.0)
+    torch.testing.assert_close(search.weight().detach(), found.dequantize(), rtol=1e-5, atol=1e-6)
+    if start.grid.scale == POWERS_OF_TWO or start.grid.superblock is not None:
+        assert torch.equal(found.scale, start.scale)
+    elif start.grid.scale == FLOAT8_SCALES:
+        assert torch.equal(found.scale, found.scale.to(torch.float8_e4m3fn).to(found.scale.dtype))
+        assert not torch.equal(found.scale, start.scale)
+    else:
+        assert not torch.equal(found.scale, start.scale)
+
+
+@pytest.mark.parametrize("rounding", [{"gptq": {"scheme": W2}}, {"rtn": {"scheme": "mxfp4a16"}}])
+def test_a_learned_model_lies_nearer_to_the_float_one_on_data_it_has_not_seen(
+    model: nn.Module, rounding: dict[str, Any]
+) -> None:
+    generator = torch.Generator().manual_seed(9)
+    fresh = [{"input_ids": torch.randint(3, 128, (16, 16), generator=generator)}]
+    wanted, data = logits(model, fresh), some_data(12)
+    rounded = compressed(model, {**rounding}, {"learn": {"steps": 1, "logits_rate": 1e-9, "rate": 0}}, data=data)
+    learned = compressed(model, rounding, {"learn": {"steps": 80, "holdout": 0.25}}, data=data)
+    near, far = ((logits(one.model, fresh) - wanted).norm() for one in (learned, rounded))
+    assert near < far
+    notes = [record.notes for record in learned.report.layers if "block_error" in record.notes]
+    assert notes and all(float(note["block_error"]) <= float(note["block_error_before"]) for note in notes)
+    assert {note["held_out_batches"] for note in notes} == {3}
+    assert any(float(note.get("codes_moved", 0)) > 0 for note in notes)
+
+
+def test_a_block_that_learns_nothing_for_other_batches_keeps_its_start_and_says_so(model: nn.Module) -> None:
+    start = compressed(model, {"gptq": {"scheme": W2}})
+    found = compressed(model, {"gptq": {"scheme": W2}}, {"learn": {"steps": 1, "logits_rate": 1e-9, "rate": 0}})
+    data = some_data()
+    assert torch.equal(logits(found.model, data), logits(start.model, data))
+    notes = [record.notes for record in found.report.layers if "block_error" in record.notes]
+    assert notes and all("start was kept" in str(note["learning"]) for note in notes)
+
+
+def test_learning_that_diverges_keeps_the_best_it_had_and_says_so(model: nn.Module) -> None:
+    found = compressed(model, {"gptq": {"scheme": W2}}, {"learn": {"steps": 4, "rate": 1e30}})
+    notes = [record.notes for record in found.report.layers if "block_error" in record.notes]
+    assert notes and all(str(note["learning"]).startswith("stopped: The loss is") for note in notes)
+    assert torch.isfinite(logits(found.model, some_data())).all()
+
+
+def test_a_gradient_that_is_no_number_keeps_the_start_and_says_so(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def spoiled(search: LevelSearch) -> Tensor:
+        weight = honest(search)
+        weight.register_hook(lambda gradient: gradient * torch.nan)
+        return weight
+
+    honest = LevelSearch.weight
+    monkeypatch.setattr(LevelSearch, "weight", spoiled)
+    found = compressed(model, {"gptq": {"scheme": W2}}, {"learn": {"steps": 4}})
+    notes = [record.notes for record in found.report.layers if "block_error" in record.notes]
+    assert notes and all("gradient is NaN" in str(note["learning"]) for note in notes)
+
+
+def test_one_batch_cannot_be_held_out(model: nn.Module) -> None:
+    stages = {"gptq": {"scheme": W2}}, {"learn": {"steps": 1}}
+    with pytest.raises(QuantizationError, match="give at least 2"):
+        compressed(model, *stages, data=some_data(1))
+    compressed(model, stages[0], {"learn": {"steps": 1, "holdout": 0}}, data=some_data(1))
+
+
+@pytest.mark.parametrize(
+    "options", [{"steps": 0}, {"batches": 0}, {"holdout": 0.6}, {"holdout": -0.1}, {"rate": -1}, {"temperature": 0.5}]
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(RecipeError):
+        goldstick.Recipe.load({"stages": [{"rtn": {}}, {"learn": options}]})
+
+
+def test_the_way_by_blocks_gives_the_bytes_of_the_model_in_memory_with_any_number_of_threads(
+    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("goldstick.jobs.save.finish.prove", prove_here)
+    monkeypatch.setattr("goldstick.jobs.quantize.quantize.require_memory", lambda *_: None)
+    model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
+    write_tokenizer(tmp_path / "model")
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "bird"]
+    chosen = torch.randint(len(words), (800,), generator=torch.Generator().manual_seed(0)).tolist()
+    (tmp_path / "text.txt").write_text(" ".join(words[number] for number in chosen))
+    stages = [{"gptq": {"scheme": W2, "gptaq": True, "cycles": 2}}, {"learn": {"steps": 20, "logits_rate": 0.05}}]
+    recipe = {"stages": stages, "calibration": {"dataset": str(tmp_path / "text.txt"), "samples": 48, "seq_len": 16}}
+    found = []
+    threads = torch.get_num_threads()
+    for count, options in ((1, {"max_memory": 1}), (2, {}), (4, {"max_memory": 1})):
+        torch.set_num_threads(count)
+        made = goldstick.quantize(tmp_path / "model", recipe, output=tmp_path / f"out{count}", **options)
+        found.append((tmp_path / f"out{count}" / "model.safetensors").read_bytes())
+        assert any("held_out_batches" in record.notes for record in made.report.layers)
+    torch.set_num_threads(threads)
+    assert found[0] == found[1] == found[2]

@@ -1,0 +1,193 @@
+"""A search on a small model: sizes are met, files are as large as promised, and a kill loses little."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+
+import goldstick
+from goldstick.cli import main
+from goldstick.errors import UsageError
+from goldstick.jobs.load.load import load_float
+from goldstick.jobs.plan.plan import make_plan
+from goldstick.jobs.save import finish
+from goldstick.jobs.search.bound import upper_bound
+from goldstick.jobs.search.gradient_scores import gradient_scores
+from goldstick.jobs.search.journal import Journal
+from goldstick.jobs.search.layers import FLOAT, find_layers
+from goldstick.jobs.search.losses import RowLosses
+from goldstick.jobs.search.rounding import RoundedLayers
+from goldstick.jobs.search.runtimes import RUNTIMES
+from goldstick.jobs.search.search import search_recipe, smallest
+from goldstick.jobs.search.target import Found, Target
+from goldstick.jobs.search.weight_files import weight_file_bytes
+from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.structure.network import Network
+from tests.support.proofs import prove_here
+
+SCHEMES = ("w2a16-g32", "w4a16-g32", "w8a16-channel")
+
+
+@pytest.fixture(scope="module")
+def text(source_with_text: Path) -> Calibration:
+    return Calibration(dataset=str(source_with_text / "text.txt"), samples=2, seq_len=16)
+
+
+def found_for(source: Path, text: Calibration, target: Target, **options: object) -> Found:
+    given = {"schemes": SCHEMES, "method": "rtn", "held_out_rows": 4} | options
+    return search_recipe(source, target, text=text, **given)  # type: ignore[arg-type]
+
+
+def files_of(directory: Path) -> int:
+    return sum(file.stat().st_size for file in directory.glob("*.safetensors"))
+
+
+def test_a_size_is_met_by_the_file_that_is_written(
+    source_with_text: Path, text: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = find_layers(source_with_text, RUNTIMES["goldstick"], method="rtn", calibration=text, schemes=SCHEMES)
+    asked = 2 * smallest(layers)
+    found = found_for(source_with_text, text, Target(size=asked), effort="fast")
+    monkeypatch.setattr(finish, "prove", prove_here)
+    made = goldstick.quantize(source_with_text, found.recipe, output=tmp_path / "made")
+    assert files_of(made.directory) == found.nbytes <= asked
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "transformers", "goldstick"])
+def test_layers_that_a_runtime_makes_one_of_share_a_scheme(
+    runtime: str, source_with_text: Path, text: Calibration
+) -> None:
+    layers = find_layers(source_with_text, RUNTIMES[runtime], method="rtn", calibration=text)  # type: ignore[index]
+    together = [group for group in layers.groups if len(group.sites) > 1]
+    assert bool(together) == (runtime == "vllm")
+    for number in (0, -1):
+        chosen = {site.name: list(group.nbytes)[number] for group in layers.groups for site in group.sites}
+        if set(chosen.values()) == {"float"}:
+            continue
+        plan = make_plan(source_with_text, layers.recipe(chosen))
+        assert plan.format.name == RUNTIMES[runtime].format  # type: ignore[index]
+        sizes = layers.fixed + sum(list(group.nbytes.values())[number] for group in layers.groups)
+        assert plan.bytes_after == sizes < weight_file_bytes(plan)
+
+
+def test_too_small_a_size_says_what_the_smallest_is(source_with_text: Path, text: Calibration) -> None:
+    with pytest.raises(UsageError, match=r"less than the smallest this model can be .* [\d,]+ bytes"):
+        found_for(source_with_text, text, Target(size=100))
+
+
+@pytest.mark.parametrize("target", [{}, {"size": 1, "bits": 2.0}, {"bits": float("nan")}, {"share": 0.0}])
+def test_one_thing_is_asked_for(target: dict[str, float]) -> None:
+    with pytest.raises(UsageError):
+        Target(**target)  # type: ignore[arg-type]
+
+
+class Killed(BaseException):
+    """What a kill is here."""
+
+
+def test_a_search_that_is_killed_goes_on_to_the_same_recipe(
+    source_with_text: Path, text: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = Target(share=0.5)
+    whole = found_for(source_with_text, text, target)
+    kept: list[str] = []
+    keep = Journal.keep
+
+    def killing(self: Journal, key: str, value: float | list[float]) -> None:
+        keep(self, key, value)
+        kept.append(key)
+        if len(kept) == 4:
+            raise Killed
+
+    monkeypatch.setattr(Journal, "keep", killing)
+    journal = tmp_path / "journal.json"
+    with pytest.raises(Killed):
+        found_for(source_with_text, text, target, journal=journal)
+    first = list(kept)
+    again = found_for(source_with_text, text, target, journal=journal)
+    assert again.recipe == whole.recipe and again.record == whole.record
+    assert not set(first) & set(kept[4:])
+    assert not journal.exists()
+
+
+def test_the_second_order_is_half_the_mean_square_of_the_change_of_the_log_likelihood(
+    source_with_text: Path, text: Calibration
+) -> None:
+    model = load_float(source_with_text).float()
+    network = Network(model)
+    site = next(site for site in network.sites if site.role == "inner")
+    rounded = RoundedLayers(network, RUNTIMES["goldstick"], {site.name: torch.bfloat16})
+    ids = torch.arange(12)[None] + 4
+    found = gradient_scores(
+        network, [{"input_ids": ids}], {"g": [site]}, {"g": ["w2a16-channel"]}, rounded, draws=3, seed=5
+    )["g", "w2a16-channel"]
+    change = rounded.matrix(site, "w2a16-channel") - network.weight(site)
+    weight = getattr(network.module(site), site.parameter)
+    weight.requires_grad_(True)
+    generator = torch.Generator().manual_seed(5)
+    second = first = 0.0
+    for _ in range(3):
+        log_p = torch.log_softmax(model(input_ids=ids, use_cache=False).logits[0], dim=-1)
+        labels = torch.multinomial(log_p.detach().exp(), 1, generator=generator)
+        (gradient,) = torch.autograd.grad(log_p.gather(1, labels).sum(), weight)
+        second += float((gradient.double() * change.double()).sum()) ** 2 / 2
+        first += float((gradient * change).abs().sum())
+    assert found.second == pytest.approx(second / 36, rel=1e-4)
+    assert found.first == pytest.approx(first / 36, rel=1e-4)
+    weight.requires_grad_(False)
+
+
+def test_rounded_layers_cost_what_a_copy_of_the_model_costs(source_with_text: Path) -> None:
+    model = load_float(source_with_text).float()
+    network = Network(model)
+    batches = [{"input_ids": torch.arange(24).reshape(2, 12) + 4}]
+    rows = RowLosses(model, batches)
+    site = next(site for site in network.sites if site.role == "inner")
+    rounded = RoundedLayers(network, RUNTIMES["goldstick"], {site.name: torch.bfloat16})
+    other = load_float(source_with_text)
+    recipe = Recipe.load(
+        {"stages": [{"rtn": {"scheme": "w2a16-channel", "range_search": "mse", "targets": {"include": [site.name]}}}]}
+    )
+    made = goldstick.apply(other, recipe).model.float()
+    with rounded.become({site.name: "w2a16-channel"}):
+        changed = rows.kl()
+    assert changed == pytest.approx(rows.of(made, "kl"), rel=0.05)
+    assert max(rows.kl()) < 1e-9 < min(changed)
+
+
+def test_the_bound_of_a_mean_is_students() -> None:
+    values = [0.1, 0.4, 0.2, 0.5, 0.3, 0.9, 0.7, 0.2, 0.6, 0.1, 0.8]
+    mean = sum(values) / 11
+    deviation = (sum((value - mean) ** 2 for value in values) / 10) ** 0.5
+    assert upper_bound(values, 0.95) == pytest.approx(mean + 1.812461 * deviation / 11**0.5, rel=1e-3)
+
+
+def test_a_loss_is_kept_or_the_best_is_named(source_with_text: Path, text: Calibration) -> None:
+    kept = found_for(source_with_text, text, Target(max_loss=0.5, metric="kl"), effort="fast")
+    assert any(look["kept"] and look["bytes"] == kept.nbytes and look["bound"] <= 0.5 for look in kept.record["looks"])
+    with pytest.raises(UsageError, match=r"No choice keeps the kl loss within 1e-30 .* The best has a loss of"):
+        found_for(
+            source_with_text, text, Target(max_loss=1e-30, metric="kl"), effort="fast", schemes=("w2a16-g32",),
+        )  # fmt: skip
+
+
+def test_the_command_writes_a_recipe_that_quantize_takes(source_with_text: Path, tmp_path: Path) -> None:
+    output = tmp_path / "small.yaml"
+    command = [
+        "search", str(source_with_text), "--share", "50%", "--schemes", ",".join(SCHEMES), "--method", "rtn",
+        "--dataset", str(source_with_text / "text.txt"), "--samples", "2", "--seq-len", "16", "--held-out-rows", "3",
+        "--effort", "fast", "-o", str(output), "--json",
+    ]  # fmt: skip
+    done = CliRunner().invoke(main, command, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    said = json.loads(done.stdout)
+    record = json.loads((tmp_path / "small.json").read_text())
+    plan = make_plan(source_with_text, Recipe.load(output))
+    assert weight_file_bytes(plan) == said["bytes"] == record["bytes"]
+    page = (tmp_path / "small.html").read_text()
+    assert "<script src" not in page and all(group["name"] in page for group in record["groups"])
+    assert FLOAT in {one["scheme"] for one in record["groups"][0]["candidates"]}
