@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from goldstick.calibration.data.batches import as_batches
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.checkpoint.staging import check_output, refuse_overlap
+from goldstick.core.processes import rank, told_by_first
 from goldstick.core.progress import Progress, quiet
 from goldstick.errors import UsageError
 from goldstick.evaluation.evaluate import Evaluation, find_tasks
@@ -31,12 +32,12 @@ from goldstick.jobs.load.load import load as load_checkpoint
 from goldstick.jobs.optimize.optimize import optimize
 from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.proof.proof import ProofMethod
-from goldstick.jobs.quantize.quantize import Quantized, execute, help_the_first
+from goldstick.jobs.quantize.quantize import Quantized, execute
+from goldstick.jobs.quantize.together import help_the_first, refuse_idle_ranks
 from goldstick.jobs.save.result import Result, apply_recipe
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import needs_data
 from goldstick.training import TrainingTask
-from goldstick.training.parallel import rank, wait_for_all
 
 optimize_model = optimize  # where an argument has its name
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
@@ -128,9 +129,7 @@ def quantize(
     cache: Path | None = None,
     progress: Progress = quiet,
 ) -> Quantized:
-    """Compress a checkpoint directory into another, tensor by tensor.
-
-    Of several processes that torchrun started the first does it; the others take part in what trains, and wait.
+    """Compress a checkpoint directory into another, tensor by tensor; in several processes together (docs/scale.md).
 
     Args:
         model: A local directory in the hub's layout, quantized or not, a GGUF file, a hub id, or ``reference``.
@@ -161,8 +160,10 @@ def quantize(
         planned = plan(directory, with_bundled_data(Recipe.load(recipe), model, data_dir), inputs=inputs)
         local = data_directory(data_dir, model)
         calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
-        if rank() > 0:
-            return help_the_first(planned, Path(output), device, calibrate)
+        refuse_idle_ranks(planned, device)
+        if rank():
+            told = help_the_first(planned, output, device, calibrate, max_memory)
+            return Quantized(directory=Path(output), report=told)
         tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
         refuse_overlap(Path(output), {"data directory": local, "calibration data": planned.recipe.calibration.dataset})
         check_output(Path(output), overwrite, resume)
@@ -180,7 +181,7 @@ def quantize(
             calibrate=calibrate,
             evaluate=measure,
         )
-        wait_for_all()
+        told_by_first(made.report.to_json())
     return made
 
 

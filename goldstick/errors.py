@@ -17,6 +17,7 @@ it without a traceback and leaves with the class's ``exit_code``.
     ├── OutputError                1   the output directory exists, is not writable or the disk is full
     ├── DataError                  1   a data set that is missing, malformed or too short
     ├── TrainingError              1   a training that diverged, has nothing to learn, or whose checkpoint is another's
+    ├── RankError                  1   another process of a run in several is lost, or does something else
     └── KernelError                1   no backend runs this layer, or a backend was given wrong shapes
 """
 
@@ -83,6 +84,10 @@ class DataError(GoldstickError):
 
 class TrainingError(GoldstickError):
     """A training that diverged or has nothing to learn, or a checkpoint of another training."""
+
+
+class RankError(GoldstickError):
+    """Another process of a run in several is lost."""
 
 
 class KernelError(GoldstickError):

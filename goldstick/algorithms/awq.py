@@ -174,6 +174,11 @@ class AWQ(Smoother, Quantizer):
             return f"{observer.tokens} inputs seen, fewer than {self.token_floor:g} of {observer.in_features}"
         return None
 
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The Hessian and a sample."""
+        return "hessian", "sample"
+
     def attach(self, site: Site) -> InputObserver | list[InputObserver]:
         """The statistic of the site's inputs; for experts a list of them, one each."""
         return observers_for(site)
@@ -194,5 +199,5 @@ class AWQ(Smoother, Quantizer):
             hessian = (observer.hessian() if keep else observer.take_hessian()).to(matrix.device)
             return solve_awq(matrix, hessian, observer.sample(SAMPLE), scheme.weight, clip=self.clip)
 
-        tensor, notes = solve_each(weight, state, solve_matrix)
+        tensor, notes = solve_each(weight, state, solve_matrix, self.statistics)
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]

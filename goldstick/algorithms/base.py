@@ -179,6 +179,12 @@ class Quantizer(Algorithm):
     def solve(self, site: Site, weight: Tensor, state: Any, scheme: Scheme) -> Sequence[Edit]:
         """What it decides for one site, from the canonical matrix [..., out, in] and what it saw."""
 
+    @property
+    def statistics(self) -> tuple[str, ...] | None:
+        """What :meth:`solve` asks of an :class:`InputObserver`, by the names of its methods, so that layers can be
+        divided over processes; ``None`` where that is not known, and every process solves every layer."""
+        return None
+
     def least_inputs(self, site: Site) -> float:
         """An expert that the router sent fewer inputs is shown every token."""
         return 1

@@ -14,7 +14,7 @@ from goldstick.algorithms.column_importance import OF_GGML, WITH_IMPORTANCE, wit
 from goldstick.algorithms.column_loop import solve_columns
 from goldstick.algorithms.coordinate_descent import damped_hessian, descend
 from goldstick.algorithms.gptaq import gptaq_target
-from goldstick.algorithms.guide import Guide, Objective
+from goldstick.algorithms.guide import Guide, Objective, guide_for
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
 from goldstick.algorithms.observers import Observers, observers_for
 from goldstick.algorithms.output_error import least_error, output_error
@@ -210,7 +210,7 @@ class GPTQ(Quantizer):
             raise RecipeError(f"token_floor is a fraction of the input features, 0 or more, not {self.token_floor}.")
         if not 0 <= self.alpha <= 1:
             raise RecipeError(f"alpha is how much of the drift is made up for, 0 to 1, not {self.alpha}.")
-        Guide(objective="loss" if self.objective == "layer" else self.objective, parts=self.output_groups, mix=self.mix)
+        guide_for(self.objective, self.output_groups, self.mix)
         if not self.cycles >= 0:
             raise RecipeError(f"cycles is 0 or more, not {self.cycles}.")
         if self.order not in get_args(Order):
@@ -232,11 +232,14 @@ class GPTQ(Quantizer):
         return self.gptaq
 
     @property
+    def statistics(self) -> tuple[str, ...]:
+        """The Hessian, and with ``gptaq`` the drift."""
+        return ("hessian", "cross_covariance") if self.gptaq else ("hessian",)
+
+    @property
     def guide(self) -> Guide | None:
         """As ``objective`` says."""
-        if self.objective == "layer":
-            return None
-        return Guide(objective=self.objective, parts=self.output_groups, mix=self.mix)
+        return guide_for(self.objective, self.output_groups, self.mix)
 
     def attach(self, site: Site) -> InputObserver | list[InputObserver]:
         """The Hessian of the site's inputs; for experts a list of them, one each."""
@@ -252,7 +255,6 @@ class GPTQ(Quantizer):
         Raises:
             QuantizationError: The weight, or more than 1 % of the inputs, hold NaN or infinity.
         """
-
         largest = weight.abs().max() if isinstance(state, OutputGroups) else None
 
         def solve_matrix(matrix: Tensor, observer: InputObserver, keep: bool) -> Solution:
@@ -279,11 +281,9 @@ class GPTQ(Quantizer):
             )
         alone = not keep or (observer.last_use and not observer.memo)
         hessian = (observer.take_hessian() if alone else observer.hessian()).to(weight.device)
-        drift = (
-            observer.cross_covariance().to(weight.device)
-            if isinstance(observer, CrossCovarianceObserver) and self.gptaq
-            else None
-        )
+        drift = None
+        if self.gptaq and isinstance(observer, CrossCovarianceObserver):
+            drift = observer.cross_covariance().to(weight.device)
         return solve_gptq(
             weight,
             hessian,

@@ -32,3 +32,13 @@ class Guide:
             raise RecipeError(
                 f"output_groups is at least 1 and mix a share from 0 to 1, not {self.parts} and {self.mix}."
             )
+
+
+def guide_for(objective: Objective, parts: int, mix: float) -> Guide | None:
+    """The guide of options; ``None`` for the error of each layer's own output.
+
+    Raises:
+        RecipeError: An option is out of its range.
+    """
+    guide = Guide(objective="output" if objective == "layer" else objective, parts=parts, mix=mix)
+    return None if objective == "layer" else guide

@@ -71,6 +71,11 @@ class RTN(Quantizer):
         grid; otherwise nothing."""
         return observers_for(site) if self.needs_inputs(self.scheme_for(site)) else None
 
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The importance, where the search takes one."""
+        return ("mean_square",) if self.range_search in WITH_IMPORTANCE else ()
+
     def solve(self, site: Site, weight: Tensor, state: Observers | None, scheme: Scheme) -> Sequence[Edit]:
         """One ``Quantize`` edit for a matrix [..., out, in].
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.observers import Observers, observers_of
+from goldstick.algorithms.observers import ExpertObservers, Observers, observers_of
 from goldstick.algorithms.output_error import Rival
 from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups
@@ -87,6 +87,7 @@ def solve_each(
     weight: Tensor,
     state: Observers,
     solve: Callable[[Tensor, InputObserver, bool], Solution],
+    wanted: Collection[str] = ("hessian",),
 ) -> tuple[QuantizedTensor, dict[str, float | str]]:
     """Solve every matrix of [..., out, in] on the inputs it saw; the codes together, and notes for the report.
 
@@ -94,6 +95,7 @@ def solve_each(
         weight: float [..., out, in].
         state: Its observer; for experts one each.
         solve: Solves one matrix; told whether its Hessian is worth keeping for other layers.
+        wanted: Names of the statistics that it asks of the observer.
 
     Raises:
         QuantizationError: There are not as many observers as matrices.
@@ -101,7 +103,14 @@ def solve_each(
     observers = observers_of(state, weight)
     matrices = weight.reshape(-1, *weight.shape[-2:])
     alone = len(observers) == 1
-    solutions = [solve(matrix, observer, alone) for matrix, observer in zip(matrices, observers, strict=True)]
+
+    def solved(number: int) -> Solution:
+        return solve(matrices[number], observers[number], alone)
+
+    if isinstance(state, ExpertObservers):
+        solutions = state.each(solved, wanted)
+    else:
+        solutions = [solved(number) for number in range(len(observers))]
     return _stacked([solution.tensor for solution in solutions], weight.shape[:-2]), _notes(solutions, observers)
 
 

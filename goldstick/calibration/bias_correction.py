@@ -9,25 +9,34 @@ from torch import Tensor, nn
 
 from goldstick.calibration.pauses import CapturedInput
 from goldstick.core.layout import Layout
+from goldstick.core.ranks import Ranks
 
 
-def mean_output(module: nn.Module, layout: Layout, inputs: Iterable[CapturedInput]) -> Tensor | None:
+def mean_output(
+    module: nn.Module, layout: Layout, inputs: Iterable[CapturedInput], ranks: Ranks | None = None
+) -> Tensor | None:
     """The mean of each output channel, float64 [out]; ``None`` where no input came.
 
     Args:
         module: A linear layer or a convolution.
         layout: How it stores its weight.
         inputs: What it, or a layer that reads the same, was called with.
+        ranks: Who has further inputs, which count after those of the ranks before.
     """
-    total, count = None, 0
+    sums: list[tuple[Tensor, int]] = []
     for captured in inputs:
         found = module.forward(*captured.args, **captured.kwargs)  # not a call, before which the pass would pause
         if layout is Layout.CONVOLUTION:
             found = found.movedim(-1 - len(module.kernel_size), -1)  # type: ignore[arg-type]
         rows = found.reshape(-1, found.shape[-1])
-        total = rows.double().sum(0) + (0 if total is None else total)
-        count += len(rows)
-    return None if total is None else total / max(count, 1)
+        sums.append((rows.double().sum(0), len(rows)))
+    sums = [one for each in (ranks or Ranks()).gather(sums) for one in each]  # in one order, whoever has them
+    if not sums:
+        return None
+    total = sums[0][0]
+    for further, _ in sums[1:]:
+        total = further + total
+    return total / max(sum(count for _, count in sums), 1)
 
 
 def has_bias(module: nn.Module) -> bool:

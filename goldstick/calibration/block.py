@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from goldstick import surgery
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.calibration.bias_correction import correct_bias, has_bias, mean_output
-from goldstick.calibration.experts import listen_to_experts
-from goldstick.calibration.groups import input_groups
+from goldstick.calibration.dividing import decided, groups_of_ranks, owners_of
+from goldstick.calibration.experts import observe_experts
 from goldstick.calibration.input_factors import InputMultipliers
 from goldstick.calibration.input_range import with_input_range
-from goldstick.calibration.observing import Rows, observe_cross_covariance, observe_group, rows_of_batches
+from goldstick.calibration.observing import (
+    Rows,
+    chooses_tokens,
+    observe_cross_covariance,
+    observe_group,
+    rows_of_batches,
+)
 from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.packed_edits import PackedEdits
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
@@ -27,7 +34,7 @@ from goldstick.calibration.task import Assignment, Work
 from goldstick.calibration.unreached import note_unreached
 from goldstick.calibration.weighted_inputs import weighted_groups, weights_in_block
 from goldstick.core.cross_covariance import CrossCovarianceObserver
-from goldstick.core.edits import SetWeight
+from goldstick.core.edits import Quantize, SetWeight
 from goldstick.core.freed_memory import make_room
 from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups
@@ -70,17 +77,18 @@ class BlockCalibration:
     ) -> None:
         self._network, self._work, self._masks, self._pairs = network, work, masks, pairs
         products = {name: task for name, task in work.tasks.items() if task.site.product}
-        self._groups, again = input_groups(network, products, look or runs[0])
+        self._ranks = work.ranks
+        self._groups, again = groups_of_ranks(network, products, work.ranks, look or (runs[0] if runs else None))
         self._called_again = {task.site.name for number in again for task in self._groups[number]}
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
-        self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules, again)
+        self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules, again, work.ranks)
         self._beside: OriginalPasses | None = None
         self._token_weights: dict[str, Sequence[Tensor]] = {}
         if original is not None:
-            self._token_weights = weights_in_block(work.tasks, original, gradients)
+            self._token_weights = weights_in_block(work.tasks, original, gradients, work.ranks)
             sites = [[task.site for task in group] for group in self._groups]
             copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
-            self._beside = OriginalPasses(original, copies, together=together)
+            self._beside = OriginalPasses(original, copies, together=together, ranks=work.ranks)
         self._edits = PackedEdits()
         self._runs = runs
         self._weights: dict[str, Tensor] = {}  # in float, for a block reconstruction
@@ -91,9 +99,8 @@ class BlockCalibration:
         """Solve every group. A layer that was not reached, such as an expert without tokens, is left to its stage, with
         a state that saw nothing, and has a note that says so.
         """
-        for task in self._work.tasks.values():
-            if not task.site.product:  # no input says anything of it; what comes behind is to see it rounded
-                self._decide(task, task.stage.attach(task.site), {})
+        # No input says anything of what is no product; what comes behind is to see it rounded.
+        self._decide_alone([task for task in self._work.tasks.values() if not task.site.product], {})
         for number in self._passes.groups():
             group = self._groups[number]
             if self._beside is not None:
@@ -103,9 +110,8 @@ class BlockCalibration:
                     self._solve_experts(task)
             else:
                 self._solve_group(group)
-        for name, task in self._work.tasks.items():
-            if name not in self._edits:
-                self._decide(task, task.stage.attach(task.site), note_unreached({}))
+        left = [task for name, task in self._work.tasks.items() if name not in self._edits]
+        self._decide_alone(left, note_unreached({}))
 
     def outputs(self) -> Iterator[Tensor]:
         """What the solved block gives, batch by batch."""
@@ -130,7 +136,7 @@ class BlockCalibration:
     def _reconstruct(self, reconstruction: BlockReconstruction) -> None:
         assert self._beside is not None  # the float model runs beside a block reconstruction
         self._targets = list(self._beside.outputs())
-        passes = BlockPasses(runs=self._runs, targets=self._targets, masks=self._masks)
+        passes = BlockPasses(runs=self._runs, targets=self._targets, masks=self._masks, ranks=self._ranks)
         found = reconstruct_block(self._network, dict(self._edits), self._weights, reconstruction, passes)
         for name, edit in found.items():
             surgery.apply(self._network, [SetWeight(site=name, weight=edit.tensor.dequantize())])
@@ -149,12 +155,10 @@ class BlockCalibration:
             self._multipliers,
         )
         observer = self._observe(group, scale)
-        if not observer.tokens and not any(True for _ in self._passes.captured_inputs()):
+        if not observer.tokens and not self._ranks.any(any(True for _ in self._passes.captured_inputs())):
             return
         make_room(8 * observer.in_features**2)  # for the Hessian: the passes have let go of much
-        for task in group:
-            observer.last_use = task is group[-1]
-            self._decide(task, self._state_of(task, observer, scale), notes)
+        self._decide(group, observer, scale, notes)
         observer.release()
         make_room(8 * observer.in_features**2)
 
@@ -177,66 +181,104 @@ class BlockCalibration:
         def rows() -> Iterable[tuple[int, Rows]]:
             return rows_of_batches(self._passes, self._beside if drifts else None, self._masks)
 
-        return weighted_groups(task.stage, outputs, observer, weights, rows, scale) or observer
+        return weighted_groups(task.stage, outputs, observer, weights, rows, scale, self._ranks) or observer
 
     def _pairs_tokens(self, group: Sequence[Assignment]) -> bool:
         """Whether a stage wants what the float model gives a group, and its tokens may be those that come to it."""
         if not any(task.stage.needs_float_inputs for task in group) or group[0].site.name in self._called_again:
             return False
-        return not self._chosen(group[0])
-
-    def _chosen(self, task: Assignment) -> bool:
-        """Whether a layer may be given a choice of tokens, as one of a list of experts: the float model may choose
-        as many, and others."""
-        path = task.site.module.removeprefix(task.site.block or "").removeprefix(".").split(".")
-        start = self._network.model.get_submodule(task.site.block or "")
-        above = [start.get_submodule(".".join(path[:length])) for length in range(1, len(path))]
-        flat = any(captured.tensor.ndim == 2 for captured in self._passes.captured_inputs())
-        return flat and any(isinstance(module, nn.ModuleList) for module in above)
+        return not self._ranks.any(chooses_tokens(self._network, self._passes, group[0].site))
 
     def _solve_experts(self, task: Assignment) -> None:
-        state, notes = task.stage.attach(task.site), dict[str, float | str]()
-        if state is not None:
-            parameter = getattr(self._network.module(task.site), task.site.parameter)
-            for captured in self._passes.captured_inputs():
-                listen_to_experts(parameter, captured, lambda expert, x: state[expert].observe(x))
-            least = task.stage.least_inputs(task.site)
-            starved = {expert for expert, seen in enumerate(state) if seen.tokens < least}
-            if starved:
-                fresh = task.stage.attach(task.site)
-                for captured in self._passes.captured_inputs():
-                    listen_to_experts(
-                        parameter,
-                        captured,
-                        lambda expert, x: fresh[expert].observe(x) if expert in starved else None,
-                        every_token=True,
-                    )
-                for expert in starved:
-                    state[expert] = fresh[expert]
-                notes["shown_every_token"] = len(starved)
-        self._decide(task, state, notes)
+        parameter = getattr(self._network.module(task.site), task.site.parameter)
+        state, notes = observe_experts(task, parameter, self._passes)
+        self._place(task, self._ranks.of(self._solved(task, state, notes)))  # its experts are divided
 
-    def _decide(self, task: Assignment, state: Any, notes: Mapping[str, float | str]) -> None:
-        weight = self._network.weight(task.site)
+    def _decide_alone(self, tasks: Sequence[Assignment], notes: Mapping[str, float | str]) -> None:
+        """Decide on layers that no input reached."""
+
+        def solved(task: Assignment) -> Quantize:
+            return self._solved(task, task.stage.attach(task.site), notes)
+
+        for task, edit in zip(tasks, decided(self._work, self._network, tasks, solved), strict=True):
+            self._place(task, edit)
+
+    def _decide(
+        self,
+        group: Sequence[Assignment],
+        observer: InputObserver,
+        scale: Tensor | None,
+        notes: Mapping[str, float | str],
+    ) -> None:
+        """Decide on layers that read one tensor."""
+        if self._ranks.alone:  # one is rounded before the next is looked at: no more than one is held
+            for task in group:
+                observer.last_use = task is group[-1]
+                self._place(task, self._solved(task, self._state_of(task, observer, scale), notes))
+            return
+        left: list[Assignment] = []
+        for task in group:
+            state = self._state_of(task, observer, scale)
+            if not isinstance(state, OutputGroups):
+                left.append(task)
+                continue
+            for _, part in state.parts:
+                part.settle(task.stage.statistics or ())
+            solve = partial(self._solved, state=state, notes=notes)
+            self._place(task, decided(self._work, self._network, [task], solve)[0])
+        self._decide_together(left, observer, notes)
+
+    def _decide_together(
+        self, group: Sequence[Assignment], observer: InputObserver, notes: Mapping[str, float | str]
+    ) -> None:
+        """Decide on layers that read one tensor, each on a rank of its own where their stages say what they ask for."""
+        wanted = [task.stage.statistics for task in group]
+        if any(one is None for one in wanted):
+            for task in group:
+                self._place(task, self._ranks.of(self._solved(task, observer, notes)))
+            return
+        owners = owners_of(self._ranks, group)
+        asked = {name for one in wanted for name in one or ()}
+        observer.settle(asked, owners[0] if len(set(owners)) == 1 else None)
+        last = {owner: task for task, owner in zip(group, owners, strict=True)}
+
+        def solved(task: Assignment) -> Quantize:
+            observer.last_use = task is last[self._ranks.rank]
+            return self._solved(task, observer, notes)
+
+        for task, edit in zip(group, decided(self._work, self._network, group, solved, owners), strict=True):
+            self._place(task, edit)
+
+    def _solved(self, task: Assignment, state: Any, notes: Mapping[str, float | str]) -> Quantize:
         module, correct = self._network.module(task.site), task.site.name in self._work.corrected
         if correct and not has_bias(module):
-            correct, notes = False, {**notes, "correct_bias": "the layer has no bias to correct"}
-        before = mean_output(module, task.site.layout, self._passes.captured_inputs()) if correct else None
-        if self._work.reconstruction is not None:
-            self._weights[task.site.name] = weight.clone()
+            notes = {**notes, "correct_bias": "the layer has no bias to correct"}
         if task.stage.guide is not None and not isinstance(state, OutputGroups):
             notes = {**notes, "objective": "layer: it is not known what an error of its output costs further on"}
         plain = state.plain if isinstance(state, OutputGroups) else state
-        edit = with_input_range(self._work.decide(task, weight, state, notes), plain)
+        return with_input_range(self._work.decide(task, self._network.weight(task.site), state, notes), plain)
+
+    def _place(self, task: Assignment, edit: Quantize) -> None:
+        """Let the passes go on through what was decided."""
+        weight = self._network.weight(task.site)
+        module, correct = self._network.module(task.site), task.site.name in self._work.corrected
+        correct = correct and has_bias(module)
+        before = self._mean_output(task) if correct else None
+        if self._work.reconstruction is not None:
+            self._weights[task.site.name] = weight.clone()
         if task.multiplied:
             edit = dataclasses.replace(edit, input_multiplier=self._multipliers.of(task.site))
         # The batches are inside the old modules: these go on with the new weights until all have passed.
         surgery.apply(self._network, [SetWeight(site=edit.site, weight=edit.tensor.dequantize())])
         if before is not None:
-            after = mean_output(module, task.site.layout, self._passes.captured_inputs())
+            after = self._mean_output(task)
             assert after is not None  # as many inputs came as before
             correct_bias(module, before, after)
         self._edits[edit.site] = edit
+
+    def _mean_output(self, task: Assignment) -> Tensor | None:
+        module, layout = self._network.module(task.site), task.site.layout
+        return mean_output(module, layout, self._passes.captured_inputs(), self._ranks)
 
 
 @torch.no_grad()

@@ -85,7 +85,7 @@ class BlockLoop:
             original = Original(module=copy, path=block, runs=float_runs)
         with multiplying_in_float32(*([copy] if copy is not None else [])):
             calibration = None
-            if count:
+            if count or not self.work.ranks.alone:
                 with multiplying_in_float32(module):
                     calibration = self._calibration(block, runs, original)
                     calibration.solve()
@@ -101,7 +101,9 @@ class BlockLoop:
         self, block: str, runs: Sequence[Callable[[], Tensor]], original: Original | None
     ) -> BlockCalibration:
         count = len(self.batches)
-        together = self.fits_together(block, runs[0], 1 if original is None else 2)
+        ranks = self.work.ranks
+        fits = not runs or self.fits_together(block, runs[0], 1 if original is None else 2)
+        together = not ranks.any(not fits)
         return BlockCalibration(
             self.network,
             self.work.within(block),

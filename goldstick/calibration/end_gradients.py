@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from goldstick.calibration.arguments import BlockCall, run_around
 from goldstick.calibration.spilled import Spilled
 from goldstick.core.powers_of_two import power_of_two
+from goldstick.core.ranks import Ranks
 from goldstick.errors import QuantizationError, StructureError
 
 _SEED = 0
@@ -52,6 +53,7 @@ def end_gradients(
     states: Sequence[Tensor],
     calls: Sequence[Mapping[str, BlockCall]],
     floats: FloatBlocks,
+    first: int = 0,
 ) -> dict[str, Sequence[Tensor]]:
     """∂L/∂y at the output y of every block, for every batch: float of the hidden states' shape and dtype, on disk.
 
@@ -68,6 +70,7 @@ def end_gradients(
         states: What the first block is given, batch by batch.
         calls: Every block's other arguments, batch by batch.
         floats: Loads its blocks.
+        first: Number of the first batch, where others are seen elsewhere.
 
     Raises:
         StructureError: The model gives no scores of classes.
@@ -83,11 +86,11 @@ def end_gradients(
         floats.release(block)
     found: dict[str, Sequence[Tensor]] = {}
     ahead: Sequence[Tensor] = Spilled(
-        _of_the_loss(model, blocks, batch, here[index], calls[index][blocks[0]], index)
+        _of_the_loss(model, blocks, batch, here[index], calls[index][blocks[0]], first + index)
         for index, batch in enumerate(batches)
     )
     for block in reversed(blocks):
-        _require_finite(ahead, block)
+        _require_finite(ahead, block, first)
         found[block] = ahead
         if block == blocks[0]:
             break
@@ -132,8 +135,8 @@ def _through(module: nn.Module, call: BlockCall, given: Tensor, ahead: Tensor) -
     return gradient
 
 
-def _require_finite(gradients: Sequence[Tensor], block: str) -> None:
-    for index, gradient in enumerate(gradients):
+def _require_finite(gradients: Sequence[Tensor], block: str, first: int) -> None:
+    for index, gradient in enumerate(gradients, start=first):
         if not bool(torch.isfinite(gradient.float().sum())):
             raise QuantizationError(
                 f"The gradient of the float model's loss at the output of {block} is NaN or infinite in batch {index}; "
@@ -202,7 +205,7 @@ def _parts(squares: Tensor, groups: int) -> Tensor:
     return torch.stack([part.mean(-1) for part in squares.tensor_split(min(groups, squares.shape[-1]), dim=-1)], dim=-1)
 
 
-def relative_weights(weights: Sequence[Tensor], share: float) -> list[Tensor]:
+def relative_weights(weights: Sequence[Tensor], share: float, ranks: Ranks | None = None) -> list[Tensor]:
     """Roots of weights (1 − share) · a / mean(a) + share, by which inputs are multiplied; float32 of their shapes.
 
     The mean is over all tokens of all batches, and taken as the power of two below it, so that its last bits mean
@@ -211,9 +214,12 @@ def relative_weights(weights: Sequence[Tensor], share: float) -> list[Tensor]:
     Args:
         weights: a, float32 [..., parts], batch by batch.
         share: How much of the plain Hessian is mixed in, against weights of few tokens.
+        ranks: Who has further batches.
     """
-    count = sum(weight[..., 0].numel() for weight in weights)
-    total = torch.stack([weight.double().flatten(0, -2).sum(0) for weight in weights]).sum(0)
+    own = [(weight[..., 0].numel(), weight.double().flatten(0, -2).sum(0)) for weight in weights]
+    sums = [one for each in (ranks or Ranks()).gather(own) for one in each]
+    count = sum(numbers for numbers, _ in sums)
+    total = torch.stack([part for _, part in sums]).sum(0)
     mean = (total / max(count, 1)).clamp(min=2.0**-_LARGEST_EXPONENT)
     unit = power_of_two(1 - torch.frexp(mean).exponent.long()).float()
     return [((1 - share) * weight * unit + share).sqrt_() for weight in weights]

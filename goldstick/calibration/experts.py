@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from goldstick.calibration.passes import Passes
 from goldstick.calibration.pauses import CapturedInput
+from goldstick.calibration.task import Assignment
+from goldstick.core.inputs import InputObserver
 from goldstick.structure.trace import map_tensors, tensors_in
 
 _PRODUCTS = (nn.functional.linear, torch.matmul, Tensor.matmul, Tensor.__matmul__)
@@ -42,6 +45,45 @@ class _Listen(TorchFunctionMode):
         """Whether a tensor is the parameter, as it is or transposed."""
         own = self._parameter
         return tensor.ndim == 3 and tensor.data_ptr() == own.data_ptr() and tensor.numel() == own.numel()
+
+
+def observe_experts(
+    task: Assignment, parameter: Tensor, passes: Passes
+) -> tuple[Sequence[InputObserver] | None, dict[str, float | str]]:
+    """What the experts of a task are given; an expert that too few tokens reached is shown every token.
+
+    Args:
+        task: The task.
+        parameter: The weights of all its experts, [experts, …].
+        passes: The passes, with the experts at hand.
+
+    Returns:
+        An observer for each expert, or ``None`` where the task's stage looks at no data; notes for the report.
+    """
+    state = task.stage.attach(task.site)
+    if state is None:
+        return None, {}
+    for captured in passes.captured_inputs():
+        listen_to_experts(parameter, captured, lambda expert, x: state[expert].observe(x))
+    if not passes.ranks.alone:
+        state.share(passes.ranks)
+    least = task.stage.least_inputs(task.site)
+    starved = {expert for expert, seen in enumerate(state) if seen.tokens < least}
+    if not starved:
+        return state, {}
+    fresh = task.stage.attach(task.site)
+
+    def hear(expert: int, x: Tensor) -> None:
+        if expert in starved:
+            fresh[expert].observe(x)
+
+    for captured in passes.captured_inputs():
+        listen_to_experts(parameter, captured, hear, every_token=True)
+    if not passes.ranks.alone:
+        fresh.share(passes.ranks)
+    for expert in starved:
+        state[expert] = fresh[expert]
+    return state, {"shown_every_token": len(starved)}
 
 
 def listen_to_experts(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from goldstick.calibration.arguments import BlockCall
 from goldstick.core.kv_cache import KVRanges
+from goldstick.core.ranks import Ranks
 from goldstick.errors import StructureError
 
 
@@ -26,9 +27,11 @@ class KVRecorder:
 
     Args:
         settled: What blocks reached that were done before.
+        ranks: Who sees the passes of other batches.
     """
 
-    def __init__(self, settled: Mapping[int, KVRanges] | None = None) -> None:
+    def __init__(self, settled: Mapping[int, KVRanges] | None = None, ranks: Ranks | None = None) -> None:
+        self._ranks = ranks or Ranks()
         self._settled: dict[int, KVRanges] = dict(settled or {})
         self._passes: dict[int, RecordingCache] = {}
 
@@ -52,7 +55,12 @@ class KVRecorder:
 
     def settle(self) -> None:
         """No pass will be run again."""
-        self._settled = self.ranges
+        noted: dict[int, KVRanges] = {}
+        for cache in self._passes.values():
+            _widen(noted, cache.noted)
+        for each in self._ranks.gather(noted):
+            _widen(self._settled, each)
+        self._settled = dict(sorted(self._settled.items()))
         self._passes = {}
 
 

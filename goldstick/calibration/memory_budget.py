@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from goldstick.core.processes import local_count
 from goldstick.errors import UsageError
 from goldstick.structure.trace import tensors_in
 
@@ -49,8 +50,8 @@ def require_memory(given: object, least: int) -> None:
 
 
 def default_budget() -> int:
-    """What is used now and a good part of what is free, in bytes."""
-    return used_memory() + int(_SHARE * _counted("meminfo", "MemAvailable"))
+    """What is used now and a good part of what is free, in bytes; of several processes on a machine each its part."""
+    return used_memory() + int(_SHARE * _counted("meminfo", "MemAvailable")) // local_count()
 
 
 def used_memory() -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick.algorithms.base import DataRequirement
 from goldstick.calibration.original import OriginalPasses
@@ -15,6 +15,7 @@ from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.input_ends import InputEnds
 from goldstick.core.inputs import InputObserver
 from goldstick.core.layout import Layout
+from goldstick.structure.network import Network, Site
 
 Rows = tuple[Tensor, Tensor | None, Tensor | None]  # of a batch, which of them count, those of the float model
 
@@ -36,6 +37,9 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
             rows = rows_read_by(captured.module, captured.tensor)
             if rows is not None:
                 look(rows, _fitting(masks[captured.batch], rows))
+        if look == observer.observe_range:
+            observer.share_ranges(passes.ranks)
+    observer.share(passes.ranks)
     convolves = group[0].site.layout is Layout.CONVOLUTION
     return _ends(passes, group) if convolves and not observer.tokens else observer  # in groups, rows differ
 
@@ -53,6 +57,17 @@ def rows_of_batches(
             yield captured.batch, (rows, _fitting(masks[captured.batch], rows), beside)
 
 
+def chooses_tokens(network: Network, passes: Passes, site: Site) -> bool:
+    """Whether a layer may be given a choice of tokens, as one of a list of experts: the float model may choose as many,
+    and others.
+    """
+    path = site.module.removeprefix(site.block or "").removeprefix(".").split(".")
+    start = network.model.get_submodule(site.block or "")
+    above = [start.get_submodule(".".join(path[:length])) for length in range(1, len(path))]
+    flat = any(captured.tensor.ndim == 2 for captured in passes.captured_inputs())
+    return flat and any(isinstance(module, nn.ModuleList) for module in above)
+
+
 def _ends_are_enough(group: Sequence[Assignment]) -> bool:
     """Whether convolutions are asked for the ends of their inputs alone: patches would take many times as much."""
     asked = {task.stage.data_requirement for task in group}
@@ -63,6 +78,7 @@ def _ends(passes: Passes, group: Sequence[Assignment]) -> InputEnds:
     observer = InputEnds(group[0].site.in_features)
     for captured in passes.captured_inputs():
         observer.widen(captured.tensor)
+    observer.share(passes.ranks)
     return observer
 
 
@@ -88,10 +104,17 @@ def observe_cross_covariance(
     observer = CrossCovarianceObserver(group[0].site.in_features, scale)
     looks = [observer.observe] if passes.together else [observer.observe_range, observer.observe]
     for look in looks:
+        paired = True
         for rows, mask, floats in _pairs(passes, original, masks):
-            if floats is not None and floats.shape != rows.shape:
-                return None
+            paired = floats is None or floats.shape == rows.shape
+            if not paired:
+                break
             look(rows, mask, floats)
+        if passes.ranks.any(not paired):
+            return None
+        if look == observer.observe_range:
+            observer.share_ranges(passes.ranks)
+    observer.share(passes.ranks)
     return observer
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from goldstick.calibration.passes import Groups, Passes, PausedPasses, RepeatedPasses
 from goldstick.calibration.pauses import CapturedInput
+from goldstick.core.ranks import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,10 +38,11 @@ class OriginalPasses:
         original: The float block.
         groups: Copies of the layers of each group.
         together: Whether all batches wait together; as the passes beside.
+        ranks: Who has passes of other batches.
     """
 
-    def __init__(self, original: Original, groups: Groups, *, together: bool) -> None:
-        self._passes: Passes = (PausedPasses if together else RepeatedPasses)(original.runs, groups)
+    def __init__(self, original: Original, groups: Groups, *, together: bool, ranks: Ranks | None = None) -> None:
+        self._passes: Passes = (PausedPasses if together else RepeatedPasses)(original.runs, groups, ranks=ranks)
         self._numbers = self._passes.groups()
         self._at: int | None = -1
         self._wanted = -1

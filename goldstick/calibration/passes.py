@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.calibration.pauses import CapturedInput, PausedPass
+from goldstick.core.ranks import Ranks
 from goldstick.structure.calls import called_before, first_call
 from goldstick.structure.trace import map_tensors
 
@@ -24,6 +25,9 @@ Groups = Sequence[Sequence[nn.Module]]
 
 class Passes(Protocol):
     """Passes through one block; use one object once: ``groups`` to its end, then ``outputs``."""
+
+    ranks: Ranks
+    """Who has passes of other batches through the same block, which come to each group together with these."""
 
     @property
     def together(self) -> bool:
@@ -51,9 +55,11 @@ class PausedPasses:
         groups: The layers of each group, in order of execution; a pass pauses at the first of a group it reaches.
         again: Numbers of the groups whose layers are called more than once. What they are given is seen in passes of
             their own, which do not pause.
+        ranks: Who has passes of other batches.
     """
 
-    def __init__(self, runs: Runs, groups: Groups, again: Collection[int] = ()) -> None:
+    def __init__(self, runs: Runs, groups: Groups, again: Collection[int] = (), ranks: Ranks | None = None) -> None:
+        self.ranks = ranks or Ranks()
         self._runs, self._groups, self._called_again = runs, groups, frozenset(again)
         self._pausing = True
         self._number_of = {module: number for number, group in enumerate(groups) for module in group}
@@ -72,8 +78,8 @@ class PausedPasses:
             self._passes = [PausedPass(run) for run in self._runs]
             for one in self._passes:
                 one.go_on()
-            while waiting := [one.at[0] for one in self._passes if not one.done]:
-                self._number = min(waiting)
+            while (number := self._next()) is not None:
+                self._number = number
                 yield self._number
                 if self._number in self._called_again:  # whoever takes note of passes has seen others since
                     self.again()
@@ -109,6 +115,11 @@ class PausedPasses:
             output, one.at = one.at, None
             yield output
 
+    def _next(self) -> int | None:
+        """The first group that a pass of any rank waits at; ``None`` where all are done."""
+        waiting = min((one.at[0] for one in self._passes if not one.done), default=None)
+        return min((number for number in self.ranks.gather(waiting) if number is not None), default=None)
+
     def _here(self) -> list[int]:
         return [index for index, one in enumerate(self._passes) if not one.done and one.at[0] == self._number]
 
@@ -124,11 +135,13 @@ class RepeatedPasses:
         runs: A block's forward on each batch.
         groups: The layers of each group, in order of execution.
         again: Numbers of the groups whose layers are called more than once.
+        ranks: Who has passes of other batches.
     """
 
     together = False
 
-    def __init__(self, runs: Runs, groups: Groups, again: Collection[int] = ()) -> None:
+    def __init__(self, runs: Runs, groups: Groups, again: Collection[int] = (), ranks: Ranks | None = None) -> None:
+        self.ranks = ranks or Ranks()
         self._runs, self._groups, self._called_again = runs, groups, frozenset(again)
         self._number = -1
 

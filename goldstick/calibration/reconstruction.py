@@ -6,7 +6,8 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -14,10 +15,12 @@ from torch import Tensor
 from goldstick.algorithms.block_reconstruction import BlockReconstruction, CodeSearch
 from goldstick.core.edits import Quantize
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.ranks import Ranks
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network, Site
 
 Runs = Sequence[Callable[[], Tensor]]
+Gradients = Sequence[Tensor | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +31,22 @@ class Passes:
         runs: The block's forward on each batch.
         targets: What the float block gives for each batch.
         masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
+        ranks: Who has passes of further batches.
     """
 
     runs: Runs
     targets: Sequence[Tensor]
     masks: Sequence[Tensor | None]
+    ranks: Ranks = field(default_factory=Ranks)
 
     def part(self, part: slice) -> Passes:
-        """Some of the batches."""
-        return Passes(runs=self.runs[part], targets=self.targets[part], masks=self.masks[part])
+        """Some of the batches of this rank."""
+        return Passes(runs=self.runs[part], targets=self.targets[part], masks=self.masks[part], ranks=self.ranks)
+
+    def places(self) -> list[tuple[int, int]]:
+        """The batches of all ranks in their order: whose each is, and its number there."""
+        counts = self.ranks.gather(len(self.runs))
+        return [(owner, index) for owner, count in enumerate(counts) for index in range(count)]
 
     def errors(self, index: int) -> Tensor:
         """(y − y_float)² of the tokens of a batch that count, float32."""
@@ -46,11 +56,12 @@ class Passes:
 
     @torch.no_grad()
     def loss(self) -> float:
-        """The mean over all batches."""
+        """The mean over all batches of all ranks."""
+        sums = [(float(errors.double().sum()), errors.numel()) for errors in map(self.errors, range(len(self.runs)))]
         total, count = 0.0, 0
-        for index in range(len(self.runs)):
-            errors = self.errors(index)
-            total, count = total + float(errors.double().sum()), count + errors.numel()
+        for each in self.ranks.gather(sums):  # batch by batch, in one order, whoever has them
+            for further, numbers in each:
+                total, count = total + further, count + numbers
         return total / count
 
 
@@ -105,7 +116,7 @@ def reconstruct_block(
     held = reconstruction.holdout > 0
     notes: dict[str, float | str] = {"block_error": best, "block_error_before": before} if held or found else {}
     if held:
-        notes["held_out_batches"] = len(judge.runs)
+        notes["held_out_batches"] = len(judge.places())
     if failure:
         notes["learning"] = f"stopped: {failure}"
     elif held and not found:
@@ -117,7 +128,8 @@ def reconstruct_block(
 
 def _split(passes: Passes, reconstruction: BlockReconstruction) -> tuple[Passes, Passes]:
     """The batches to learn from, and those to judge by."""
-    count = len(passes.runs)
+    places = passes.places()
+    count = len(places)
     if not reconstruction.holdout:
         return passes, passes
     if count < 2:
@@ -126,7 +138,8 @@ def _split(passes: Passes, reconstruction: BlockReconstruction) -> tuple[Passes,
             " batch; give at least 2 (more samples), or set holdout: 0."
         )
     held = min(max(1, round(reconstruction.holdout * count)), count - 1)
-    return passes.part(slice(0, count - held)), passes.part(slice(count - held, count))
+    learned = sum(owner == passes.ranks.rank for owner, _ in places[: count - held])
+    return passes.part(slice(0, learned)), passes.part(slice(learned, None))
 
 
 def _revised(edit: Quantize, tensor: QuantizedTensor | None, notes: Mapping[str, float | str]) -> Quantize:
@@ -147,7 +160,7 @@ def _learning(
     parameters: list[Tensor] = [parameter for parameter, _ in peaks]
     optimizer = torch.optim.Adam([{"params": [parameter], "lr": rate} for parameter, rate in peaks])
     generator = torch.Generator().manual_seed(reconstruction.seed)
-    order: list[int] = []
+    places, order = lesson.places(), list[int]()
     pauses = {
         round(reconstruction.steps * (number + 1) / reconstruction.judgements)
         for number in range(reconstruction.judgements)
@@ -159,26 +172,51 @@ def _learning(
         for search in searches.values():
             search.anneal(share)
         optimizer.zero_grad()
+        chosen: list[tuple[int, int]] = []
         for _ in range(reconstruction.batches):
-            order = order or torch.randperm(len(lesson.runs), generator=generator).tolist()
-            with torch.enable_grad():
-                place({name: search.weight() for name, search in searches.items()})
-                loss = lesson.errors(order.pop()).mean()
-                if not math.isfinite(loss.item()):
-                    raise QuantizationError(
-                        f"The loss is {loss.item()} in step {step + 1}; lower the block reconstruction's rates."
-                    )
-                # Weights that are one-hot have no gradient; parameters of the block are none of its business.
-                gradients: Sequence[Tensor | None] = torch.autograd.grad(loss, parameters, allow_unused=True)
+            order = order or torch.randperm(len(places), generator=generator).tolist()
+            chosen.append(places[order.pop()])
+        for gradients in _gradients(chosen, lesson, partial(_gradient, searches, parameters, place, lesson, step)):
             for parameter, gradient in zip(parameters, gradients, strict=True):
-                if gradient is None:
-                    continue
-                if not bool(torch.isfinite(gradient.sum())):
-                    raise QuantizationError(f"A gradient is NaN or infinite in step {step + 1}.")
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+                if gradient is not None:
+                    parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         optimizer.step()
         if step + 1 in pauses:
             yield
+
+
+def _gradients(
+    chosen: Sequence[tuple[int, int]], lesson: Passes, gradient: Callable[[int], Gradients]
+) -> Iterator[Gradients]:
+    """Those of some batches, in their order, each from the rank that has it; as many at a time as there are ranks."""
+    count = lesson.ranks.count
+    for start in range(0, len(chosen), count):
+        owners = [owner for owner, _ in chosen[start : start + count]]
+        indices = [index for _, index in chosen[start : start + count]]
+        yield from lesson.ranks.divided(owners, lambda task, indices=indices: gradient(indices[task]))  # type: ignore[misc]
+
+
+def _gradient(
+    searches: Mapping[str, CodeSearch],
+    parameters: Sequence[Tensor],
+    place: Callable[[Mapping[str, Tensor]], None],
+    lesson: Passes,
+    step: int,
+    index: int,
+) -> Gradients:
+    """Of the loss on a batch of this rank."""
+    with torch.enable_grad():
+        place({name: search.weight() for name, search in searches.items()})
+        loss = lesson.errors(index).mean()
+        if not math.isfinite(loss.item()):
+            raise QuantizationError(
+                f"The loss is {loss.item()} in step {step + 1}; lower the block reconstruction's rates."
+            )
+        # Weights that are one-hot have no gradient; parameters of the block are none of its business.
+        gradients: Gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    if not all(gradient is None or bool(torch.isfinite(gradient.sum())) for gradient in gradients):
+        raise QuantizationError(f"A gradient is NaN or infinite in step {step + 1}.")
+    return gradients
 
 
 @contextmanager

@@ -78,7 +78,7 @@ def smooth_group(
             ]
             observer = observe_group(passes, group, masks)
             try:
-                found_scale = smoothing.stage.smooth_scale(members, observer)
+                found_scale = passes.ranks.of(smoothing.stage.smooth_scale(members, observer))
             except QuantizationError as error:
                 raise QuantizationError(
                     f"{', '.join(sorted(names))} cannot be smoothed: {error} Check the source checkpoint, or exclude "

@@ -11,6 +11,7 @@ from torch import Tensor
 from goldstick.algorithms.base import Algorithm, Quantizer, Stage
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.core.edits import Quantize
+from goldstick.core.ranks import Ranks
 from goldstick.core.scheme import Scheme
 from goldstick.structure.network import Site
 
@@ -64,7 +65,9 @@ class Work:
         decide: Solves one task.
         reconstruction: The stage that improves the codes of each block, when all its tasks are solved.
         corrected: Names of the sites whose bias makes up for what rounding adds to their output on average.
-        revise: Told of a task that the block reconstruction solved anew, the weight [..., out, in] and the edit.
+        revise: Told of a task that the block reconstruction, or another rank, solved: the weight [..., out, in] and the
+            edit.
+        ranks: Who does this work together, each with batches of its own.
     """
 
     tasks: Mapping[str, Assignment]
@@ -73,6 +76,7 @@ class Work:
     reconstruction: BlockReconstruction | None = None
     corrected: frozenset[str] = frozenset()
     revise: Callable[[Assignment, Tensor, Quantize], None] = lambda task, weight, edit: None
+    ranks: Ranks = field(default_factory=Ranks)
 
     @property
     def needs_float_inputs(self) -> bool:

@@ -107,7 +107,6 @@ def quantize(
     """Compress MODEL into a new, proven checkpoint directory."""
     from goldstick.checkpoint.hub import check_repository
     from goldstick.checkpoint.staging import check_output
-    from goldstick.training.parallel import refuse_idle_processes
 
     check_repository(repository)
     formats: tuple[str, ...] = recipe_options["formats"]
@@ -125,20 +124,19 @@ def quantize(
     if dry_run:
         _show_plan(planned, as_json)
         return
-    refuse_idle_processes(trains=any(stage.trains for stage in recipe.stages))
     use_processors(threads)
     from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
     from goldstick import api
     from goldstick.core.freed_memory import give_large_blocks_back
+    from goldstick.core.processes import rank
     from goldstick.evaluation.compare import compare
     from goldstick.evaluation.items import without_items
     from goldstick.jobs.evaluate.cache import cache_directory
     from goldstick.report.divergence_view import divergence_words
     from goldstick.report.terminal import print_report
     from goldstick.report.words import proof_words, speed_words
-    from goldstick.training.parallel import rank
 
     give_large_blocks_back()
     with (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from goldstick.core.inputs import InputObserver
 from goldstick.core.powers_of_two import power_of_two
 from goldstick.core.products import BITS, add_products, exponents_for, whole_numbers
+from goldstick.core.ranks import Ranks
 from goldstick.errors import QuantizationError
 
 
@@ -31,6 +32,7 @@ class CrossCovarianceObserver(InputObserver):
         self._scale = None if scale is None else scale.double()
         self._largest_drift = torch.zeros(in_features, dtype=torch.float64)
         self._drift_sums: Tensor | None = None
+        self._drift_is_whole = False
         self._pairs: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
     def observe_range(self, x: Tensor, mask: Tensor | None = None, original: Tensor | None = None) -> None:
@@ -69,6 +71,12 @@ class CrossCovarianceObserver(InputObserver):
             QuantizationError: More than 1 % of the inputs were dropped, or the batches were let go.
         """
         self.refuse_too_many_dropped()
+        down = power_of_two(self._drift_exponents() - BITS)
+        total = self._drift().double().mul_(down.unsqueeze(-1)).mul_(self._down())
+        return total.mul_(2).div_(max(self.tokens, 1))
+
+    def _drift(self) -> Tensor:
+        """The sums over all ranks."""
         if self._drift_sums is None:
             if self._released and not self._ranges_given:
                 raise QuantizationError("The batches were let go, and this statistic needs them again.")
@@ -76,9 +84,20 @@ class CrossCovarianceObserver(InputObserver):
             for x, original, mask in self._pairs:
                 for rows, drift in self._drifts(x, mask, original):
                     self._add_drift(rows, drift)
-        down = power_of_two(self._drift_exponents() - BITS)
-        total = self._drift_sums.double().mul_(down.unsqueeze(-1)).mul_(self._down())
-        return total.mul_(2).div_(max(self.tokens, 1))
+        if not self._drift_is_whole:
+            self._over_ranks(self._drift_sums)
+            self._drift_is_whole = True
+        return self._drift_sums
+
+    def _share_ends(self, ranks: Ranks) -> None:
+        super()._share_ends(ranks)
+        ranks.extremes(torch.zeros_like(self._largest_drift), self._largest_drift)
+
+    def settle(self, wanted: Collection[str], owner: int | None = None) -> None:
+        """See :meth:`InputObserver.settle`."""
+        super().settle(wanted, owner)
+        if "cross_covariance" in wanted and not (self._ranks.alone or self.too_many_dropped):
+            self._drift()
 
     def release(self) -> None:
         """Let go of the batches; what was summed and kept remains."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from goldstick.core.inputs import InputObserver
+from goldstick.core.ranks import Ranks
 
 
 class InputEnds(InputObserver):
@@ -19,6 +20,11 @@ class InputEnds(InputObserver):
     """
 
     seen = False
+
+    def share(self, ranks: Ranks) -> None:
+        """See :meth:`InputObserver.share`."""
+        self._share_ends(ranks)
+        self.seen = ranks.any(self.seen)
 
     def widen(self, x: Tensor) -> None:
         """Count a batch of any shape; values that are not finite are left out."""

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from goldstick.core.input_extent import InputExtent
 from goldstick.core.powers_of_two import power_of_two
 from goldstick.core.products import BITS, add_products, exponents_for, joined, mirror, whole_numbers
-from goldstick.core.rows import as_rows, finite_rows
+from goldstick.core.ranks import Ranks
 from goldstick.errors import QuantizationError
 
 SAMPLE = 512
@@ -19,10 +20,9 @@ SAMPLE = 512
 _MOST_TOKENS = 1 << 36  # tokens · 2^(2·BITS) stays below 2^63
 _COLUMN_BLOCK = 512
 _SIZE_BITS = 18  # of a value whose size is summed; MOST_ROWS of them stay below 2^53
-_MOST_DROPPED = 0.01
 
 
-class InputObserver:
+class InputObserver(InputExtent):
     """The one statistic of an input group: layers that read the same tensor, whatever stages act on them.
 
     H = (2/n) Σ x xᵀ over the n inputs (arXiv 2210.17323), with one bit pattern for one set of inputs; so have the
@@ -45,6 +45,10 @@ class InputObserver:
       one block cost no memory either, since each Hessian is summed only when its layer is solved.
     - ``observe_range`` for all batches, then ``observe`` for the same ones: nothing is kept but the sums and a sample.
 
+    *Several ranks.* Each counts its own batches. :meth:`share_ranges` (where ranges come first) and :meth:`share` then
+    make what is known that of all ranks, and from there on the statistics are sums over all of them; by the above, with
+    the bits that one process finds. A statistic is asked for by all ranks, or settled by all and asked for by one.
+
     The error against a float64 sum is that of rounding to 13 bits of each channel's own largest value: it adds at most
     n/2^27 of a channel's diagonal value to it, where one input alone is large and the other n are next to nothing.
 
@@ -59,33 +63,50 @@ class InputObserver:
     """
 
     def __init__(self, in_features: int) -> None:
-        self.in_features = in_features
-        self.tokens = 0
-        self.dropped = 0
+        super().__init__(in_features)
         self.memo: dict[Any, Tensor | None] = {}
         self.last_use = False
-        self._largest = torch.zeros(in_features, dtype=torch.float64)
-        self._lowest = torch.full((in_features,), torch.inf, dtype=torch.float64)
-        self._highest = -self._lowest
-        self._ranges_given = False
         self._released = False
         self._held: list[tuple[Tensor, Tensor | None, int | None]] = []
         self._sums: Tensor | None = None
         self._hessian: Tensor | None = None
         self._taken = False
-        self._expected = 0
         self._sum_abs = torch.zeros(in_features, dtype=torch.int64)
         self._sampled: list[Tensor] = []
+        self._settled: dict[str, Tensor] = {}
 
-    def lowest(self) -> Tensor:
-        """The least value of each channel, exact, float64 [in]; +inf before any input."""
-        self.refuse_too_many_dropped()
-        return self._lowest
+    def share(self, ranks: Ranks) -> None:
+        """Behind the last ``observe``: what is known becomes that of all ranks, all of which call this."""
+        if ranks.alone:
+            return
+        seen = ranks.gather((self.tokens, self.dropped))
+        if self._ranges_given:
+            self._sums = self._zeros() if self._sums is None else self._sums
+            ranks.add(self._sums)
+            ranks.add(self._sum_abs)
+            self._sampled = [rows for each in ranks.gather(self._sampled) for rows in each]
+        else:
+            self._share_ends(ranks)
+            self._first = sum(tokens for tokens, _ in seen[: ranks.rank])
+        self.tokens, self.dropped = sum(tokens for tokens, _ in seen), sum(dropped for _, dropped in seen)
 
-    def highest(self) -> Tensor:
-        """The greatest value of each channel, exact, float64 [in]; −inf before any input."""
-        self.refuse_too_many_dropped()
-        return self._highest
+    def settle(self, wanted: Collection[str], owner: int | None = None) -> None:
+        """Find some statistics together with all other ranks, so that they can be asked for by one rank alone.
+
+        Args:
+            wanted: Names of the methods that give them.
+            owner: The rank that will ask; any of them where ``None``.
+        """
+        if self._ranks.alone or not self.tokens or self.too_many_dropped:
+            return
+        if "hessian" in wanted and self._hessian is None:
+            hessian = self._summed(owner)
+            self._hessian = hessian if owner in (None, self._ranks.rank) else None
+            self._sums = None
+        elif "mean_square" in wanted:
+            self._settled["mean_square"] = self.mean_square()
+        if "sample" in wanted:
+            self._settled["sample"] = self.sample(SAMPLE)
 
     def observe_range(self, x: Tensor, mask: Tensor | None = None) -> None:
         """Take note of the largest values of a batch that ``observe`` will see later.
@@ -116,7 +137,7 @@ class InputObserver:
         if self._ranges_given and self._sums is None:
             self._sums = self._zeros()
         for rows, dropped in self._chunks(x, mask):
-            first = self.tokens
+            first = self._first + self.tokens
             self.tokens += len(rows)
             self.dropped += dropped
             if self._sums is None:
@@ -157,7 +178,7 @@ class InputObserver:
         self._hessian, self._taken = None, self._ranges_given
         return hessian
 
-    def _summed(self) -> Tensor:
+    def _summed(self, owner: int | None = None) -> Tensor:
         if self._taken:
             raise QuantizationError("The Hessian was taken away, and the batches are not held to sum it again.")
         sums = self._sums
@@ -165,6 +186,7 @@ class InputObserver:
             sums = self._zeros()
             for numbers in joined(self._whole(rows) for rows in self._rows()):
                 add_products(sums, numbers)
+            self._over_ranks(sums, owner)
         mirror(sums)
         hessian = sums.view(torch.float64)  # in the memory of the sums: nothing else of this size is held
         down = self._down()
@@ -173,10 +195,6 @@ class InputObserver:
             part = sums[start:stop].double().mul_(down).mul_(down[start:stop].unsqueeze(-1))
             hessian[start:stop] = part.mul_(2).div_(max(self.tokens, 1))
         return hessian
-
-    def largest(self) -> Tensor:
-        """max|xⱼ| over the inputs, float64 [in]; zero where nothing was observed."""
-        return self._largest.clone()
 
     def mean_abs(self) -> Tensor:
         """(1/n) Σ|xⱼ|, float64 [in], summed like the Hessian: exactly, but over inputs rounded to 18 bits.
@@ -188,6 +206,7 @@ class InputObserver:
         if not self._ranges_given:
             for rows in self._rows():
                 total += self._absolute(rows)
+            self._over_ranks(total)
         return total.double().mul_(power_of_two(self._exponents() - _SIZE_BITS)).div_(max(self.tokens, 1))
 
     def mean_square(self) -> Tensor:
@@ -198,12 +217,15 @@ class InputObserver:
         """
         if self._hessian is not None:
             return self._hessian.diagonal() / 2
+        if "mean_square" in self._settled:
+            return self._settled["mean_square"]
         if self._sums is not None:
             total = self._sums.diagonal()
         else:
             total = torch.zeros(self.in_features, dtype=torch.int64)
             for rows in self._rows():
                 total += self._whole(rows).long().square_().sum(0).to(total.device)
+            self._over_ranks(total)
         down = self._down()
         return total.double().mul_(down).mul_(down).div_(max(self.tokens, 1))
 
@@ -218,11 +240,15 @@ class InputObserver:
         """
         if self._ranges_given and count != SAMPLE:
             raise QuantizationError(f"Of inputs that are not held, {SAMPLE} are kept, not {count}.")
-        found, first = list(self._sampled), 0
+        if count == SAMPLE and "sample" in self._settled:
+            return self._settled["sample"]
+        found, first = list(self._sampled), self._first
         if not self._ranges_given:
             for rows in self._rows():
                 found.append(_picked(rows, first, count, self.tokens))
                 first += len(rows)
+            if self.tokens:
+                found = [rows for each in self._ranks.gather(found) for rows in each]
         return torch.cat(found) if found else torch.zeros(0, self.in_features)
 
     def release(self) -> None:
@@ -242,29 +268,6 @@ class InputObserver:
                 raise QuantizationError("A batch was changed in place between observe() and the statistic of it.")
             for rows, _ in self._chunks(x, mask):
                 yield rows
-
-    def refuse_too_many_dropped(self) -> None:
-        """Raise QuantizationError where more than 1 % of the inputs were dropped."""
-        seen = self.tokens + self.dropped
-        if self.dropped > _MOST_DROPPED * seen:
-            raise QuantizationError(
-                f"{self.dropped} of {seen} inputs hold NaN or infinity; check the calibration data, or load the model "
-                "in bfloat16 or float32."
-            )
-
-    def _chunks(self, x: Tensor, mask: Tensor | None) -> Iterator[tuple[Tensor, int]]:
-        """The rows of a batch that count and are finite, and how many are not; a few at a time."""
-        if x.ndim == 0 or x.shape[-1] != self.in_features:
-            raise QuantizationError(f"Inputs of shape {tuple(x.shape)} do not end in {self.in_features} features.")
-        if mask is not None and mask.shape != x.shape[:-1]:
-            raise QuantizationError(f"A mask of shape {tuple(mask.shape)} does not fit inputs {tuple(x.shape)}.")
-        return finite_rows(as_rows(x.detach()), None if mask is None else mask.reshape(-1).bool())
-
-    def _widen(self, rows: Tensor) -> None:
-        if len(rows):
-            low, high = (end.to(self._largest) for end in torch.aminmax(rows, dim=0))
-            self._lowest, self._highest = torch.minimum(self._lowest, low), torch.maximum(self._highest, high)
-            self._largest = torch.maximum(self._largest, torch.maximum(-low, high))
 
     def _zeros(self) -> Tensor:
         return torch.zeros(self.in_features, self.in_features, dtype=torch.int64)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -217,7 +217,8 @@ def _stage(index: int, entry: Any) -> Stage:
         stage: Stage = _adapter(algorithm).validate_python(dict(options))
         return stage
     except ValidationError as error:
-        raise RecipeError(f"stages[{index}].{name}: " + _explain(error, algorithm.__dataclass_fields__)) from error
+        options = [field.name for field in dataclasses.fields(algorithm)]
+        raise RecipeError(f"stages[{index}].{name}: " + _explain(error, options)) from error
     except RecipeError as error:
         raise RecipeError(f"stages[{index}].{name}: {error}") from error
 
@@ -255,7 +256,7 @@ def _place(problem: ErrorDetails) -> str:
     return ".".join(str(part) for part in problem["loc"] if part not in ("Scheme", "int", "float"))
 
 
-def _explain(error: ValidationError, fields: Mapping[str, Any]) -> str:
+def _explain(error: ValidationError, fields: Collection[str]) -> str:
     problems = error.errors()
     if any("Scheme" in problem["loc"] for problem in problems):
         # A scheme is a mapping or a name; where the mapping has a fault, that it is no name either says nothing.

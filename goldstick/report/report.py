@@ -136,6 +136,8 @@ class Report:
         timing: seconds by stage; durations, never a time of day.
         peak_memory: the most memory the process held at once until the checkpoint was written, in bytes; what ran
             in it before, such as an evaluation of the float model, is in it, and the proof is not.
+        ranks: of a run in several processes, the ``work_seconds``, the ``wait_seconds`` and the ``sent_bytes`` of each;
+            empty where there was one.
         environment: versions of the libraries in use.
         run: digests of what the run was of: recipe, source, calibration data, versions; equal ones give equal
             checkpoints. Empty where nobody can say.
@@ -163,6 +165,7 @@ class Report:
     warnings: tuple[str, ...] = ()
     timing: Mapping[str, float] = field(default_factory=dict)
     peak_memory: int | None = None
+    ranks: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     run: Mapping[str, str] = field(default_factory=dict)
 

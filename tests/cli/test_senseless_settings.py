@@ -65,7 +65,7 @@ def test_instructions_that_the_processor_does_not_have(
 def test_variables_of_other_launchers_are_nobody_s_business_where_they_say_of_one_process(
     pristine: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from goldstick.training.parallel import process_count, rank
+    from goldstick.core.processes import process_count, rank
 
     for variables in ({"RANK": "3"}, {"WORLD_SIZE": "abc"}, {"RANK": "0", "WORLD_SIZE": "1"}, {"LOCAL_RANK": "abc"}):
         with monkeypatch.context() as patch:

@@ -123,6 +123,12 @@ def test_a_recipe_written_as_json_or_yaml_is_read_back_the_same(mapping: Any, tm
     assert Recipe.load(recipe) is recipe
 
 
+def test_what_belongs_to_an_algorithm_and_is_no_option_is_not_proposed() -> None:
+    with pytest.raises(RecipeError, match="unknown key 'judgements'") as caught:
+        Recipe.load({"stages": ["rtn", {"learn": {"judgements": 1}}]})
+    assert "did you mean 'judgements'" not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("mapping", "place", "nearest"),
     [

@@ -11,11 +11,11 @@ from torch import nn
 
 from goldstick.checkpoint.gguf.directory import checkpoint_directory, made_by_another_tool
 from goldstick.checkpoint.source import read_config, require_model
+from goldstick.core.processes import local_rank, process_count
 from goldstick.errors import CheckpointError, UsageError
 from goldstick.hf.names import CheckpointNames, empty_model, model_class
 from goldstick.hf.source import float_config, open_source, runs_in_float
 from goldstick.structure.network import Network
-from goldstick.training.parallel import local_rank, process_count
 
 
 def load(

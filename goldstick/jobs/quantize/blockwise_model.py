@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -25,6 +26,7 @@ from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
 from goldstick.core.freed_memory import give_large_blocks_back
 from goldstick.core.progress import Progress
+from goldstick.core.ranks import Ranks
 from goldstick.hf.streaming import StreamedModel
 from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.proof.observation import Observation, Passes, observe_or_say
@@ -44,10 +46,11 @@ class BlockwiseModel:
     Args:
         plan: What to do; its model is one chain of blocks.
         streamed: The plan's model, read block by block.
-        batches: Calibration batches; none where no stage looks at data.
-        proof: Keyword arguments of each call of the model that its proof makes.
+        batches: Calibration batches, all of them; none where no stage looks at data.
+        proof: Keyword arguments of each call of the model that its proof makes; the first rank makes it.
         max_memory: Bytes that may be used; decides whether all batches wait together in a block.
         progress: Told what is done.
+        ranks: Who does this together; each takes its share of the batches.
 
     Attributes:
         network: The network.
@@ -64,18 +67,25 @@ class BlockwiseModel:
         proof: Batches,
         max_memory: int,
         progress: Progress,
+        ranks: Ranks,
     ) -> None:
         self._plan, self._streamed, self._max_memory, self._progress = plan, streamed, max_memory, progress
-        self._model = streamed.model
-        self._batches, self._proof = batches, proof
+        self._model, self._ranks = streamed.model, ranks
+        self._first_batch = batches[0] if batches else None
+        own = ranks.share(len(batches))
+        self._first_number, self._batches, self._proof = own.start, [batches[index] for index in own], proof
+        if not ranks.first:
+            self._proof = ()
         self._float_calls: Calls = ()
         self._float_model: nn.Module | None = None  # around its blocks, where layers there are compared with
+        self._has_float_model = False
         self._activations: dict[object, int] = {}
         self._fold_targets: ScaleFoldTargets | None = None
         self._calls: Calls = []
         self._gradients: Mapping[str, Sequence[Tensor]] = {}
         self.network = Network(streamed.model, cut=plan.network.cut)
-        self._work = calibrated_work(self.network, plan.resolution, self._take_note)
+        work = calibrated_work(self.network, plan.resolution, self._take_note)
+        self._work = dataclasses.replace(work, ranks=ranks)
         self.blocks = streamed.blocks
         self.results: dict[str, dict[str, Any]] = {}
         self.cache: BlockwiseCache | None = None
@@ -100,10 +110,11 @@ class BlockwiseModel:
         floats = self._float_starts()
         self._round(None)
         for stage in self._plan.resolution.of(CacheQuantizer):
-            self.cache = BlockwiseCache(stage, self._model, cache, len(self._batches))
+            self.cache = BlockwiseCache(stage, self._model, cache, len(self._batches), self._ranks)
         hidden, self._calls = self._starts()
         if self._work.smoothing:
-            self._fold_targets = find_fold_targets(self.network, self.blocks, self._batches[0])
+            assert self._first_batch is not None  # a stage that smooths looks at data
+            self._fold_targets = find_fold_targets(self.network, self.blocks, self._first_batch)
         if not self._changed_outside():
             self._streamed.release_outside()
         return [*hidden, *floats]
@@ -155,11 +166,13 @@ class BlockwiseModel:
                 original = Original(module=floats, path="", runs=runs(floats, self._float_calls, len(states) - count))
             masks = masks_of(self._batches)
             calibrate(BlockCalibration(self.network, outside, runs(model, self._calls), masks, original=original))
-        if self._batches:
+        if self._first_batch is not None and self._ranks.first:  # which has the results of blocks done before
             refuse_nothing_reached({name: self.results[name]["notes"] for name in self._work.tasks})
         tie_up(self.network, self._plan.resolution)
         if self.cache is not None:
             self.cache.finish()
+        if not self._ranks.first:
+            return None, ""
         return observe_or_say(model, self._plan.source.directory, observed)
 
     def _changed_outside(self) -> bool:
@@ -170,12 +183,19 @@ class BlockwiseModel:
         """The first hidden states of the float model, where a stage compares with it; nothing is rounded yet."""
         if not self._work.needs_float_inputs:
             return []
+        self._has_float_model = True
         hidden, self._float_calls = starts(self._model, self.blocks, self._batches)
         if self._work.needs_end_gradients:
             self._progress("gradients of the float model's loss", 0, len(self.blocks))
             self.release(self.blocks[0])
             self._gradients = end_gradients(
-                self._model, self.blocks, self._batches, hidden, self._float_calls, _FloatBlocks(self._read, self)
+                self._model,
+                self.blocks,
+                self._batches,
+                hidden,
+                self._float_calls,
+                _FloatBlocks(self._read, self),
+                self._first_number,
             )
             self._read(self.blocks[0])
         if self._work.within(None).needs_float_inputs:
@@ -199,7 +219,7 @@ class BlockwiseModel:
         self._tell("")
         if block != self.blocks[0]:
             self._read(block)
-        original = copy.deepcopy(self._model.get_submodule(block)) if self._float_calls else None
+        original = copy.deepcopy(self._model.get_submodule(block)) if self._has_float_model else None
         self._round(block)
         return original
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from goldstick.checkpoint.shards import ShardedWriter
 from goldstick.core.error import WeightError
 from goldstick.core.freed_memory import give_large_blocks_back, return_freed_memory
 from goldstick.core.progress import Progress
+from goldstick.core.ranks import Ranks, slow_ranks
 from goldstick.core.signals import uninterrupted
 from goldstick.errors import StructureError
 from goldstick.hf.example_inputs import give_inputs, given_inputs
@@ -30,17 +32,39 @@ from goldstick.jobs.quantize.block_tensors import BlockTensors
 from goldstick.jobs.quantize.blockwise_model import BlockwiseModel
 from goldstick.jobs.quantize.gather import gathered
 from goldstick.jobs.quantize.rotation_by_blocks import prove_where_it_fits
+from goldstick.jobs.quantize.states_of_ranks import StatesOfRanks
 from goldstick.jobs.quantize.write import Calibrate, WriteResult
 from goldstick.jobs.save.pieces import kv_to_store
 from goldstick.recipes.run import calibrated_work
 from goldstick.structure.calls import called_before
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Beginning:
+    """Where a run over the blocks begins, as the first rank tells the others.
+
+    Attributes:
+        blocks_done: Blocks that an earlier run has finished.
+        anew: Whether there was none.
+        cache: What it found out about the KV cache.
+    """
+
+    blocks_done: int = 0
+    anew: bool = True
+    cache: Mapping[str, Any] = field(default_factory=dict)
+
 
 #: Where blocks are written in the working directory, whose checkpoint is one file that is made of them at the end.
 _SHARDS = "shards"
 
 
 def prepare(
-    plan: Plan, device: torch.device, calibrate: Calibrate | None, max_memory: int, progress: Progress
+    plan: Plan,
+    device: torch.device,
+    calibrate: Calibrate | None,
+    max_memory: int,
+    progress: Progress,
+    ranks: Ranks | None = None,
 ) -> BlockwiseRun | None:
     """A run over the blocks, or ``None`` where the plan needs none, or its model cannot be taken apart into blocks."""
     if not plan.by_blocks or device.type != "cpu" or (plan.calibrated and calibrate is None):
@@ -61,7 +85,7 @@ def prepare(
     if early:
         give_large_blocks_back()
         return None
-    return BlockwiseRun(plan, streamed, data, proof, max_memory, progress)
+    return BlockwiseRun(plan, streamed, data, proof, max_memory, progress, ranks or Ranks())
 
 
 def _calibrated_before(plan: Plan, streamed: StreamedModel, batch: Mapping[str, Any]) -> bool:
@@ -92,6 +116,7 @@ class BlockwiseRun:
         proof: Keyword arguments of each call of the model that its proof makes.
         max_memory: Bytes that may be used.
         progress: Told what is done.
+        ranks: Who does it together: the first writes, the others :meth:`assist`.
 
     Attributes:
         data: Calibration data.
@@ -105,13 +130,16 @@ class BlockwiseRun:
         proof: Sequence[Mapping[str, Any]],
         max_memory: int,
         progress: Progress,
+        ranks: Ranks,
     ) -> None:
         self._plan, self._max_memory, self._progress = plan, max_memory, progress
         self._names = CheckpointNames(plan.network.model)
         self._rotation_error: float | None = None
         batches = data.batches() if data is not None else []
-        self._model = BlockwiseModel(plan, streamed, batches, proof, max_memory, progress)
+        self._model = BlockwiseModel(plan, streamed, batches, proof, max_memory, progress, ranks)
         self.data = data
+        self._ranks = ranks
+        self._sharing = StatesOfRanks(ranks, len(batches), len(proof))
 
     @torch.no_grad()
     def write(self, work: WorkDirectory, check_source: Callable[[], None]) -> WriteResult:
@@ -134,7 +162,10 @@ class BlockwiseRun:
             proven = journal["rotation_error"] if journal else prove_where_it_fits(self._plan, self._max_memory)
             self._rotation_error = proven
         model, blocks = self._model, self._model.blocks
-        first = self._begin(work, model.start(journal.get("sites", {}), journal.get("kv_cache", {})), journal)
+        self._ranks.of(_Beginning(blocks_done=done, anew=not journal, cache=journal.get("kv_cache", {})))
+        starts = model.start(journal.get("sites", {}), journal.get("kv_cache", {}))
+        first = self._begin(work, starts, journal)
+        specs = first.specs
         if done:
             model.release(blocks[0])
         kv = self._kv_to_store()
@@ -142,10 +173,10 @@ class BlockwiseRun:
         limit = self._plan.recipe.export.max_shard_size
         writer = ShardedWriter(shards, tensors.specs(), limit, journal.get("files"))
 
-        def write(block: str, outputs: Iterator[Tensor]) -> HiddenStates:
+        def write(block: str, outputs: Iterator[Tensor]) -> Sequence[Tensor]:
             """Write a block and what it gives, and let go of it."""
             index = blocks.index(block)
-            found = write_hidden_states(work.path, index + 1, outputs, first.specs)
+            found = write_hidden_states(work.path, index + 1, self._sharing.to_first(outputs), specs)
             give_large_blocks_back(scarce=True)  # the next block's weights would fill the heap for good
             tensors.write(writer, block)
             check_source()
@@ -155,13 +186,14 @@ class BlockwiseRun:
             HiddenStates.remove(work.path, index)
             model.release(block)
             return_freed_memory()
-            return found
+            return self._sharing.own(found)
 
-        states: Sequence[Tensor] = first
+        states = self._sharing.own(first)
         try:
             loop = model.loop(write)
             for block in blocks[done:]:
                 states = loop.advance(block, states)
+            ranks = self._ranks.account()
             expected, not_run = model.finish(states)
             kv = self._kv_to_store()
             tensors.write(writer, None)
@@ -174,13 +206,42 @@ class BlockwiseRun:
         for left in work.checkpoint.iterdir():  # of a run that was cut short behind this point
             if left.name not in hashes:
                 left.unlink()
-        return self._write_result(hashes, expected, not_run, kv)
+        return self._write_result(hashes, expected, not_run, kv, ranks)
+
+    @torch.no_grad()
+    def assist(self) -> None:
+        """What a rank that is not the first does of :meth:`write`: all but writing."""
+        model, blocks = self._model, self._model.blocks
+        beginning: _Beginning = self._ranks.of(_Beginning())
+        states: Sequence[Tensor] = model.start({}, beginning.cache)
+        if beginning.anew:
+            self._sharing.specs(states)
+            states = list(self._sharing.to_first(iter(states)))
+        else:
+            states = self._sharing.given(None)
+        if beginning.blocks_done:
+            model.release(blocks[0])
+
+        def keep(block: str, outputs: Iterator[Tensor]) -> Sequence[Tensor]:
+            found = list(self._sharing.to_first(outputs))
+            model.release(block)
+            return_freed_memory()
+            return found
+
+        loop = model.loop(keep)
+        for block in blocks[beginning.blocks_done :]:
+            states = loop.advance(block, states)
+        self._ranks.account()
+        model.finish(states)
 
     def _begin(self, work: WorkDirectory, hidden: Sequence[Tensor], journal: Mapping[str, Any]) -> HiddenStates:
         """The hidden states that the first block that is not done is given."""
         if journal:
-            return HiddenStates(work.path, journal["blocks_done"], journal["hidden"])
-        return write_hidden_states(work.path, 0, hidden, [(state.shape, state.dtype) for state in hidden])
+            found = HiddenStates(work.path, journal["blocks_done"], journal["hidden"])
+            self._sharing.given(found)
+            return found
+        specs = self._sharing.specs(hidden)
+        return write_hidden_states(work.path, 0, self._sharing.to_first(iter(hidden)), specs)
 
     def _found(self) -> dict[str, Any]:
         """What the journal remembers of the finished blocks, beside their tensors and hidden states."""
@@ -196,9 +257,15 @@ class BlockwiseRun:
         return kv_to_store(self._model.network, settings, self._plan.format, self._names)
 
     def _write_result(
-        self, hashes: dict[str, str], expected: Observation | None, not_run: str, kv: StoredKV | None
+        self,
+        hashes: dict[str, str],
+        expected: Observation | None,
+        not_run: str,
+        kv: StoredKV | None,
+        ranks: Mapping[str, Any],
     ) -> WriteResult:
         account: dict[str, Any] = {}
+        slow = slow_ranks(ranks.get("work_seconds", ()))
         if self._plan.rotation is not None:
             account["rotation"] = self._plan.rotation.to_dict(self._rotation_error)
         if kv is not None:
@@ -213,7 +280,8 @@ class BlockwiseRun:
             expected=expected,
             not_run=not_run,
             audit=self.data.audit() if self.data is not None else {},
-            warnings=[*(self.data.warnings() if self.data is not None else ()), *unreached_warnings(notes)],
+            warnings=[*(self.data.warnings() if self.data is not None else ()), *unreached_warnings(notes), *slow],
             kv=kv,
             account=account,
+            ranks=ranks,
         )

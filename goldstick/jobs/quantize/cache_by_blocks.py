@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from goldstick.algorithms.stage import CacheQuantizer, DataRequirement
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.core.kv_cache import KVRanges, KVScales, KVSettings
+from goldstick.core.ranks import Ranks
 from goldstick.hf.cache import cached_decoder, new_cache, quantized_layers, use_quantized_cache
 
 _ONE = KVScales(keys=torch.ones(1, 1), values=torch.ones(1, 1))
@@ -26,16 +27,19 @@ class BlockwiseCache:
         stage: The stage.
         model: The model.
         journal: What :attr:`state` was when the run was stopped; empty at the start.
-        batches: How many batches there are; passes of higher numbers are those of the proof.
+        batches: How many batches there are here; passes of higher numbers are those of the proof.
+        ranks: Who has the other batches.
     """
 
-    def __init__(self, stage: CacheQuantizer, model: nn.Module, journal: Mapping[str, Any], batches: int) -> None:
+    def __init__(
+        self, stage: CacheQuantizer, model: nn.Module, journal: Mapping[str, Any], batches: int, ranks: Ranks
+    ) -> None:
         self._stage, self._model, self._batches = stage, model, batches
         self._config = cached_decoder(model).config
         self._recorder = None
         if stage.data_requirement is not DataRequirement.NONE:
             found = {int(layer): _ranges(seen) for layer, seen in journal.items()}
-            self._recorder = KVRecorder(found)
+            self._recorder = KVRecorder(found, ranks)
         self.settings = self._known()
 
     @property

@@ -17,6 +17,7 @@ from goldstick.checkpoint.source_files import SourceFiles
 from goldstick.checkpoint.staging import check_output, check_space, refuse_overlap, staged
 from goldstick.core.error import WeightError
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.ranks import Ranks
 from goldstick.errors import UsageError
 from goldstick.hf.example_inputs import fixed_inputs, given_inputs
 from goldstick.hf.float_matrices import float_matrices
@@ -26,11 +27,11 @@ from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.by_blocks import prepare
 from goldstick.jobs.quantize.gather import gathered
 from goldstick.jobs.quantize.run_identity import finished_report, run_identity
+from goldstick.jobs.quantize.together import agree, idle_ranks
 from goldstick.jobs.quantize.write import (
     Calibrate,
     WriteResult,
     in_memory,
-    train_alongside,
     write_streamed,
     write_whole,
 )
@@ -41,7 +42,6 @@ from goldstick.jobs.save.structure import structure_of_source
 from goldstick.report import Report, SizeSummary
 from goldstick.report.heat_map import drawable
 from goldstick.report.page import write_page
-from goldstick.training.parallel import wait_for_all
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,8 +114,13 @@ def execute(
     files = SourceFiles(plan.source.files_read, plan.source.states)
     hashes = files.hashes(progress) if not plan.streams or resume else {}  # streaming hashes what it reads
     budget = default_budget() if max_memory is None else max_memory
-    blockwise = prepare(plan, target, calibrate, budget, progress)
     trains = plan.resolution.trains
+    ranks = Ranks() if trains else Ranks.joined()
+    blockwise = prepare(plan, target, calibrate, budget, progress, ranks)
+    if not ranks.alone:
+        if blockwise is None:
+            raise idle_ranks()
+        agree(ranks, plan, blockwise.data)
     whole = None
     if blockwise is None and not plan.streams:
         require_memory(max_memory, plan.whole_memory)
@@ -125,13 +130,16 @@ def execute(
     run = run_identity(plan, looked_at.data if looked_at else None, hashes)
     goes_on = trains or blockwise is not None
     if resume and goes_on and tidy_up(output, run):
+        ranks.of(False)
         return Quantized(directory=output, report=Report.read(output))
     if resume and not overwrite and (finished := finished_report(output, run)) is not None:
+        ranks.of(False)
         return Quantized(directory=output, report=finished, finished_before=True)
     with _place(output, run if goes_on else None, resume=resume, overwrite=overwrite) as place:
         folder = place.checkpoint if isinstance(place, WorkDirectory) else place
         if blockwise is not None:
             assert isinstance(place, WorkDirectory)
+            ranks.of(True)
             result = blockwise.write(place, files.require_unchanged)
         elif whole is not None:
             if isinstance(place, WorkDirectory):
@@ -173,20 +181,13 @@ def execute(
             warnings=(*plan.warnings, *result.warnings),
             timing={"quantize_and_write": written - started, "prove": proven - written},
             peak_memory=peak,
+            ranks=result.ranks,
             environment=environment(),
             run=run if hashes else run_identity(plan, None, files.hashes()),
         )
         report.write(folder)
         write_page(folder)
     return Quantized(directory=output, report=report)
-
-
-def help_the_first(plan: Plan, output: Path, device: str, calibrate: Calibrate) -> Quantized:
-    """What further processes that torchrun started do, while the first carries out a plan: train with it, and wait."""
-    if plan.resolution.trains:
-        train_alongside(plan, in_memory(plan, find_device(device), calibrate, training_directory(output)), quiet)
-    wait_for_all()
-    return Quantized(directory=output, report=Report.read(output))
 
 
 def _place(

@@ -25,11 +25,11 @@ def run_identity(plan: Plan, data: CalibrationSet | None, files: Mapping[str, st
         files: sha256 of every file of the source, by its name.
     """
     return {
-        "recipe": _digest(plan.recipe.model_dump(mode="json")),
+        "recipe": digest_of(plan.recipe.model_dump(mode="json")),
         **{f"source file {name}": digest for name, digest in files.items()},
-        "set of source files": _digest(sorted(files)),
+        "set of source files": digest_of(sorted(files)),
         "calibration data": data.fingerprint if data is not None else "none",
-        "version of goldstick or a library": _digest(versions()),
+        "version of goldstick or a library": digest_of(versions()),
     }
 
 
@@ -52,5 +52,6 @@ def finished_report(output: Path, run: Mapping[str, str]) -> Report | None:
     return report if report.run else None
 
 
-def _digest(value: Any) -> str:
+def digest_of(value: Any) -> str:
+    """The sha256 of plain data."""
     return hashlib.sha256(dump_json(value).encode()).hexdigest()

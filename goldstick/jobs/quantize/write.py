@@ -82,6 +82,7 @@ class WriteResult:
         kv: What is stored of a quantized KV cache, beside its tensors, which are written.
         account: The report's account of the rotation, the training, the pruning and the KV cache.
         pruned: What the network has become, where channels were cut.
+        ranks: How long each process worked and waited, where there were several.
     """
 
     hashes: dict[str, str]
@@ -96,6 +97,7 @@ class WriteResult:
     kv: StoredKV | None = None
     account: Mapping[str, Any] = field(default_factory=dict)
     pruned: PrunedPlan | None = None
+    ranks: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Progress) -> WriteResult:

@@ -21,6 +21,7 @@ from goldstick.checkpoint.source import sidecars_of
 from goldstick.checkpoint.staging import refuse_overlap, staged
 from goldstick.core.edits import FoldNorm, Prune
 from goldstick.core.error import WeightError
+from goldstick.core.processes import rank
 from goldstick.core.progress import Progress, quiet
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import given_inputs, inputs_for
@@ -51,7 +52,6 @@ from goldstick.report.heat_map import drawable
 from goldstick.report.page import write_page
 from goldstick.structure.network import Network
 from goldstick.training import TrainingTask
-from goldstick.training.parallel import rank
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,104 @@
+"""The hidden states between two blocks, of which each rank has those of its batches, and the first rank the file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from goldstick.checkpoint.hidden_states import HiddenStates, Specs
+from goldstick.core.ranks import Ranks
+
+
+class StatesOfRanks:
+    """Who has which hidden states. In the file lie those of all batches, of the proof, and of the batches in the float
+    model, where that runs beside; so it is one file for any number of ranks. A rank that is not the first holds its
+    own in memory.
+
+    Args:
+        ranks: The ranks.
+        batches: How many batches there are.
+        proof: How many passes the proof makes, all of them on the first rank.
+    """
+
+    def __init__(self, ranks: Ranks, batches: int, proof: int) -> None:
+        self._ranks, self._batches, self._proof = ranks, batches, proof
+        self._counts = [len(ranks.share(batches, rank)) for rank in range(ranks.count)]
+
+    def to_first(self, outputs: Iterator[Tensor]) -> Iterator[Tensor]:
+        """On the first rank, all states as the file has them; on the others, their own again.
+
+        Args:
+            outputs: The states of this rank: of its batches, of the proof, of its batches in the float model.
+        """
+        if self._ranks.alone:
+            return outputs
+        held = list(outputs)  # to their end: on their way the ranks wait for one another
+        own, proof = self._counts[self._ranks.rank], self._proof if self._ranks.first else 0
+        floats = self._counts if len(held) > own + proof else [0] * self._ranks.count
+        return chain(
+            self._ranks.to_first(iter(held[:own]), self._counts),
+            held[own : own + proof],
+            self._ranks.to_first(iter(held[own + proof :]), floats),
+        )
+
+    def specs(self, states: Sequence[Tensor]) -> Specs:
+        """Shapes and dtypes of all states of all ranks, as the file has them; called by all of them."""
+        each = self._ranks.gather([(state.shape, state.dtype) for state in states])
+        found: list[tuple[torch.Size, torch.dtype]] = []
+        for specs, count in zip(each, self._counts, strict=True):
+            found += specs[:count]
+        found += each[0][self._counts[0] : self._counts[0] + self._proof]
+        for rank, (specs, count) in enumerate(zip(each, self._counts, strict=True)):
+            found += specs[count + (0 if rank else self._proof) :]
+        return found
+
+    def own(self, states: HiddenStates) -> Sequence[Tensor]:
+        """Those of the first rank among all."""
+        if self._ranks.alone:
+            return states
+        mine, proof = self._counts[0], self._proof
+        floats = mine if len(states) > self._batches + proof else 0
+        start = self._batches + proof
+        places = [*range(mine), *range(self._batches, start), *range(start, start + floats)]
+        return Places(states, places)
+
+    def given(self, states: HiddenStates | None) -> list[Tensor]:
+        """The states of this rank, out of a file that the first one has.
+
+        Args:
+            states: That file; ``None`` on the others.
+        """
+        if self._ranks.alone:
+            return []
+        whole = self._ranks.of(len(states) if states is not None else 0)
+        found = self._handed_out(states, 0)
+        start = self._batches + self._proof
+        return found + (self._handed_out(states, start) if whole > start else [])
+
+    def _handed_out(self, states: HiddenStates | None, start: int) -> list[Tensor]:
+        def item(number: int) -> Tensor:
+            assert states is not None  # the first rank hands out
+            return states[start + number]
+
+        return self._ranks.from_first(item, self._counts)
+
+
+class Places(Sequence[Tensor]):
+    """Some of a row of tensors, in an order of their own, each read when it is asked for.
+
+    Args:
+        states: The row.
+        places: Where they lie in it.
+    """
+
+    def __init__(self, states: Sequence[Tensor], places: Sequence[int]) -> None:
+        self._states, self._places = states, places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]  # slices are of no use here
+        return self._states[self._places[index]]

@@ -1,0 +1,67 @@
+"""Runs in several processes, as torchrun starts them, and alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_WORKER = [sys.executable, "-m", "tests.support.ranks"]
+
+
+def start(count: int, jobs: Sequence[Mapping[str, Any]], variables: Mapping[str, str] | None = None) -> list[Any]:
+    """Processes that do the same jobs together, and end; each job is what :func:`work` takes.
+
+    Args:
+        count: How many; one is alone.
+        jobs: The jobs, one for all ranks, or one list for each.
+        variables: Variables of the environment.
+    """
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = listening.getsockname()[1]
+    found = []
+    for rank in range(count):
+        settings = {**os.environ, "OMP_NUM_THREADS": "1", **(variables or {})}
+        if count > 1:
+            settings |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
+            settings |= {"MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(count)}
+        own = [job.get(f"rank {rank}", job) for job in jobs]
+        command = [*_WORKER, json.dumps(own)]
+        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        found.append(subprocess.Popen(command, env=settings, text=True, **pipes))  # type: ignore[call-overload]
+    return found
+
+
+def finish(processes: Sequence[Any]) -> list[tuple[int, str]]:
+    """The exit code of each, and what it said of errors."""
+    return [(process.wait(timeout=300), errors) for process in processes for errors in [process.communicate()[1]]]
+
+
+def work(job: Mapping[str, Any]) -> None:
+    """Quantize ``source`` into ``output`` by ``recipe``, with ``options``; the proof is taken for granted."""
+    from unittest.mock import patch
+
+    import goldstick
+    from goldstick.core.processes import rank
+    from goldstick.jobs.quantize import quantize
+    from goldstick.jobs.save import finish
+
+    with (
+        patch.object(finish, "prove", lambda *_: {"passed": True}),
+        patch.object(quantize, "structure_of_source", lambda _: {}),
+    ):
+        try:
+            goldstick.quantize(job["source"], job["recipe"], output=job["output"], **job.get("options", {}))
+        except goldstick.GoldstickError as error:
+            notes = " ".join(getattr(error, "__notes__", []))
+            sys.exit(f"rank {rank()}: {error} {notes}")
+
+
+if __name__ == "__main__":
+    for one in json.loads(sys.argv[1]):
+        work(one)
