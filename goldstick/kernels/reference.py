@@ -66,13 +66,13 @@ def fake_quantize_per_tensor(x: Tensor, scale: Tensor, zero: Tensor | None) -> T
     return (codes.add_(shift).clamp_(-128, 127).round_() - shift) * scale
 
 
-def quantized_input(x: Tensor, spec: WeightSpec, input_scale: Tensor | None, input_zero: Tensor | None) -> Tensor:
+def quantized_input(x: Tensor, activation: str | None, input_scale: Tensor | None, input_zero: Tensor | None) -> Tensor:
     """The input as the layer multiplies it: as it is, or rounded to 8 bits and back."""
-    if spec.activation in FLOAT_INPUTS:
-        return fake_quantize_float(x, FLOAT_INPUTS[spec.activation], input_scale)
+    if activation in FLOAT_INPUTS:
+        return fake_quantize_float(x, FLOAT_INPUTS[activation], input_scale)
     if input_scale is not None:
         return fake_quantize_per_tensor(x, input_scale, input_zero)
-    return fake_quantize_per_token(x) if spec.activation else x
+    return fake_quantize_per_token(x) if activation else x
 
 
 class ReferenceBackend:
@@ -99,7 +99,7 @@ class ReferenceBackend:
         """Fake-quantize the input if the spec says so, then multiply by the dequantized weight."""
         check_input(x, bias, spec, input_scale, input_zero)
         weight = self.dequantize(packed, scale, zero, spec, global_scale)
-        return F.linear(quantized_input(x, spec, input_scale, input_zero), weight, bias)
+        return F.linear(quantized_input(x, spec.activation, input_scale, input_zero), weight, bias)
 
     def dequantize(
         self,

@@ -133,7 +133,7 @@ def normalized_error(given: Tensor, exact: Tensor) -> float:
 def product_error(layer: Layer, x: Tensor, y: Tensor, bias: Tensor | None) -> float:
     """Squared error over the squared length of all single products: the normalized error, but never by nearly 0."""
     weight = reference.dequantize(layer.packed, layer.scale, layer.zero, layer.spec, layer.global_scale).double()
-    inputs = quantized_input(x, layer.spec, layer.input_scale, layer.input_zero).double()
+    inputs = quantized_input(x, layer.spec.activation, layer.input_scale, layer.input_zero).double()
     exact = inputs @ weight.T
     length = ((inputs**2) @ (weight**2).T).sum()
     if bias is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,7 +18,8 @@ from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.load import load
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
 from goldstick.jobs.sensitivity.sensitivity import mean_kl
-from goldstick.kernels.reference import fake_quantize_per_tensor, fake_quantize_per_token
+from goldstick.kernels.convolution import rounded_samples
+from goldstick.kernels.reference import quantized_input
 from goldstick.nn import PackedWeight, QuantizedConvolution, QuantizedLinear, TiedQuantizedLinear
 from goldstick.recipes.recipe import Calibration
 from goldstick.report.attribution import Attribution, Part
@@ -131,7 +132,7 @@ def _sources(model: nn.Module, other: nn.Module, paths: Sequence[str], folded: b
         found["weights"] = None if folded and rounded else lambda stack: _weights(stack, model, other, paths, folded)
     if rounded:
         found["activations"] = lambda stack: [
-            stack.enter_context(_float_inputs(other.get_submodule(path))) for path in rounded
+            stack.enter_context(_put_back(model, other, path, keep_weight=True)) for path in rounded
         ]
     if quantized_cache_of(other) is not None:
         found["KV cache"] = lambda stack: stack.enter_context(_float_cache(other))
@@ -155,7 +156,9 @@ def _weights(stack: ExitStack, model: nn.Module, other: nn.Module, paths: Sequen
 
 
 @contextmanager
-def _put_back(model: nn.Module, other: nn.Module, path: str, keep_input: bool = False) -> Iterator[None]:
+def _put_back(
+    model: nn.Module, other: nn.Module, path: str, keep_input: bool = False, keep_weight: bool = False
+) -> Iterator[None]:
     """Let the compressed model run on a module, or a parameter, of the float one for a while."""
     above, _, name = path.rpartition(".")
     parent = other.get_submodule(above)
@@ -164,6 +167,8 @@ def _put_back(model: nn.Module, other: nn.Module, path: str, keep_input: bool = 
     if isinstance(source, nn.Parameter):  # the fused weights of experts
         del parent._modules[name]
         parent._parameters[name] = source
+    elif keep_weight:
+        parent._modules[name] = _FloatInput(replaced, source)
     else:
         keeps = keep_input and replaced is not None and _rounds_input(replaced)
         parent._modules[name] = _RoundedInput(replaced, source) if keeps else source
@@ -183,24 +188,36 @@ class _RoundedInput(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         quantized = self._quantized[0]
-        multiplier = 1.0 if quantized.input_multiplier is None else quantized.input_multiplier
-        if quantized.input_scale is None:
-            rounded = fake_quantize_per_token(x * multiplier)
-        else:
-            rounded = fake_quantize_per_tensor(x * multiplier, quantized.input_scale, quantized.input_zero_point)
+        multiplier = _multiplier(quantized)
+        round_input = rounded_samples if isinstance(quantized, QuantizedConvolution) else quantized_input
+        activation = quantized.prepared.settings[-1]
+        rounded = round_input(x * multiplier, activation, quantized.input_scale, quantized.input_zero_point)
         output: Tensor = self.layer(rounded / multiplier)
         return output
 
 
-@contextmanager
-def _float_inputs(module: Any) -> Iterator[None]:
-    scheme, scale, zero = module.scheme, module.input_scale, module.input_zero_point
-    module.scheme = dataclasses.replace(scheme, activation=None)
-    module.input_scale = module.input_zero_point = None
-    try:
-        yield
-    finally:
-        module.scheme, module.input_scale, module.input_zero_point = scheme, scale, zero
+class _FloatInput(nn.Module):
+    """A float layer with the rounded weight of the quantized layer in its place, whose input is not rounded."""
+
+    def __init__(self, quantized: Any, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer, self._multiplier = copy.copy(layer), _multiplier(quantized)
+        weight = quantized.stored_numbers().to(layer.get_parameter("weight").dtype)
+        bias = quantized._parameters["bias"]
+        self.layer._parameters = {
+            **layer._parameters,
+            "weight": nn.Parameter(weight, requires_grad=False),
+            "bias": bias,
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.layer(x * self._multiplier)
+        return output
+
+
+def _multiplier(quantized: Any) -> Any:
+    found = getattr(quantized, "input_multiplier", None)  # convolutions have none
+    return 1.0 if found is None else found
 
 
 @contextmanager

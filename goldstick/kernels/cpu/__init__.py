@@ -108,7 +108,7 @@ class CpuBackend:
         check_input(x, bias, spec, input_scale, input_zero)
         weight = scratch_matrix(spec)
         self._dequantize_into(weight, packed, scale, zero, spec, global_scale)
-        return F.linear(quantized_input(x, spec, input_scale, input_zero), weight, bias)
+        return F.linear(quantized_input(x, spec.activation, input_scale, input_zero), weight, bias)
 
     def dequantize(
         self,

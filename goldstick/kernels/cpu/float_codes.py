@@ -47,7 +47,7 @@ class FloatCodesCpuBackend(CpuBackend):
             return super().linear(x, packed, scale, zero, bias, spec, input_scale, input_zero, global_scale)
         check_input(x, bias, spec, input_scale, input_zero)
         check_weight(packed, scale, zero, spec, global_scale)
-        inputs = quantized_input(x, spec, input_scale, input_zero).detach().reshape(tokens, spec.in_features)
+        inputs = quantized_input(x, spec.activation, input_scale, input_zero).detach().reshape(tokens, spec.in_features)
         y = torch.empty(tokens, spec.out_features)
         cpu._C.multiply_float_codes(
             packed.detach().contiguous(),

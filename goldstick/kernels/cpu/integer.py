@@ -57,7 +57,7 @@ class IntegerCpuBackend(CpuBackend):
         check_weight(packed, scale, zero, spec, global_scale)
         activation = spec.activation or ""
         if activation in FLOAT_INPUTS:
-            x, input_scale, activation = quantized_input(x, spec, input_scale, input_zero), None, ""
+            x, input_scale, activation = quantized_input(x, spec.activation, input_scale, input_zero), None, ""
         tokens = x.numel() // spec.in_features
         y = torch.empty(*x.shape[:-1], spec.out_features, dtype=spec.dtype)
         products = tokens * spec.in_features * spec.out_features

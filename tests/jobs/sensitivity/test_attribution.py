@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from torch import nn
 
 import goldstick
 from goldstick.cli import main
@@ -40,6 +41,7 @@ class Case:
         self.source, self.other_directory = source_with_text, Path("compressed")
         self.model: Any = goldstick.load(source_with_text)
         self.other: Any = goldstick.apply(self.model, {"stages": [{"rtn": {"scheme": scheme}}]}).model
+        self.scheme = scheme
         use_quantized_cache(self.other, DYNAMIC)
 
     def load(self, directory: Path) -> Any:
@@ -52,7 +54,35 @@ class Case:
         return float(token_kl(right, other).mean())
 
 
-@pytest.fixture(params=["w4a16-g32", "w8a8-dynamic"])
+def with_weights_of(case: Case) -> Any:
+    """The float model with the compressed one's weights, and its cache."""
+    made = copy.deepcopy(case.model)
+    for name, layer in case.other.named_modules():
+        if hasattr(layer, "dequantized"):
+            made.get_submodule(name).weight = nn.Parameter(layer.dequantized())
+    use_quantized_cache(made, DYNAMIC)
+    return made
+
+
+def with_rounded_inputs(case: Case) -> Any:
+    """The float model with inputs that are rounded as the compressed one's are, and its cache."""
+    made = copy.deepcopy(case.model)
+
+    def rounded(module: nn.Module, args: tuple[torch.Tensor]) -> torch.Tensor:
+        (x,) = args
+        most = x.abs().amax(-1, keepdim=True)
+        if case.scheme.startswith("fp8"):
+            return (x / (most / 448)).to(torch.float8_e4m3fn).to(x.dtype) * (most / 448)
+        return (x / (most / 127.5)).round().clamp(-128, 127) * (most / 127.5)
+
+    for name, layer in case.other.named_modules():
+        if hasattr(layer, "dequantized"):
+            made.get_submodule(name).register_forward_pre_hook(rounded)
+    use_quantized_cache(made, DYNAMIC)
+    return made
+
+
+@pytest.fixture(params=["w4a16-g32", "w8a8-dynamic", "fp8-dynamic"])
 def case(request: pytest.FixtureRequest, source_with_text: Path, monkeypatch: pytest.MonkeyPatch) -> Case:
     made = Case(source_with_text, request.param)
     monkeypatch.setattr(module, "load", made.load)
@@ -80,6 +110,10 @@ def test_each_part_s_figure_is_that_of_a_model_built_without_it(case: Case, text
         use_quantized_cache(only_cache, DYNAMIC)
         assert sources["weights"] == pytest.approx(case.kl(text, only_cache))
         assert 0 < sources["weights"] < 0.2 * found.total
+    else:
+        assert sources["activations"] == pytest.approx(case.kl(text, with_weights_of(case)), rel=1e-4)
+        assert sources["weights"] == pytest.approx(case.kl(text, with_rounded_inputs(case)), rel=1e-4)
+        assert max(sources["weights"], sources["activations"]) < found.total
     assert len(found.places) == 14
     for part in (found.places[3], found.places[13]):
         without = copy.deepcopy(case.other)
