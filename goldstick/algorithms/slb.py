@@ -167,6 +167,11 @@ class SLB(TrainedQuantizer):
                     f"slb trains with activations in float or rounded for each token, and {scheme.label} gives them "
                     "one scale; use a scheme such as w4a8-dynamic-g128."
                 )
+            if scheme.activation is not None and not scheme.activation.integers:
+                raise RecipeError(
+                    f"slb trains with activations in float or rounded to int8, and {scheme.label} rounds them to "
+                    f"{scheme.activation.element}; use a scheme such as w4a8-dynamic-g128."
+                )
             if not scheme.weight.plain:
                 raise RecipeError(
                     f"slb trains integer codes with float scales, and {scheme.label} has none; use gptq or awq for it."

@@ -20,6 +20,7 @@ from goldstick.algorithms.ranges import (
     quantize_with_search,
     shrunken,
 )
+from goldstick.core.float_inputs import fake_quantize_float
 from goldstick.core.grid import Grid
 from goldstick.core.input_range import input_range
 from goldstick.core.inputs import SAMPLE, InputObserver
@@ -116,13 +117,18 @@ class SmoothLoss:
 
     def _rounded_inputs(self, scheme: Scheme, inputs: Tensor, scale: Tensor | None) -> Tensor:
         """Qₐ(x/s), [k, in]."""
-        if not len(inputs) or scheme.activation is None:
+        grid = scheme.activation
+        if not len(inputs) or grid is None:
             return inputs
         if not scheme.static_input:
+            if grid.float_element is not None:
+                return fake_quantize_float(inputs, grid)
             return quantize_with_search(inputs, Grid(bits=8), "minmax").dequantize()
         divisor = 1.0 if scale is None else scale.double().cpu()
         low, high = float((self._lowest / divisor).min()), float((self._highest / divisor).max())
-        step, zero = input_range(low, high, scheme.activation)
+        step, zero = input_range(low, high, grid)
+        if grid.float_element is not None:
+            return fake_quantize_float(inputs, grid, step.reshape(1))
         shift = 0.0 if zero is None else float(zero)
         return ((inputs / float(step) + shift).round().clamp(-128, 127) - shift) * float(step)
 

@@ -8,9 +8,9 @@ from torch import Tensor
 
 from goldstick.core.bitpack import unpack_rows
 from goldstick.core.element import ELEMENTS
+from goldstick.core.float_inputs import fake_quantize_float
 from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.kernels.base import WeightSpec, check_input, check_weight, superblock_steps
-from goldstick.kernels.float_inputs import fake_quantize_float
 
 
 def fake_quantize_per_token(x: Tensor) -> Tensor:

@@ -280,6 +280,7 @@ def test_a_finetuned_network_can_be_rounded_in_the_same_recipe(learned: TinyResi
     [
         ({"scheme": "w1a16-channel"}, "−1 and 0"),
         ({"scheme": "w8a8-static"}, "rounded for each token"),
+        ({"scheme": "w4afp8"}, "rounds them to e4m3"),
         ({"anneal_from": 0.25}, "the first below the others"),
         ({"discrete_from": 0.95}, "the last not below them"),
         ({"temperature": 0.5}, "at least 1"),

@@ -31,6 +31,12 @@ every_smoother = pytest.mark.parametrize(
 )
 
 
+def in_fp8(values: Tensor) -> Tensor:
+    """Rounded to E4M3 with one scale."""
+    step = values.abs().max() / 448
+    return (values / step).to(torch.float8_e4m3fn).float() * step
+
+
 def simulated(group: list[Member], x: Tensor, scale: Tensor | None) -> float:
     """The mean over tokens of the squared error of all outputs, a token at a time."""
     total = 0.0
@@ -40,13 +46,16 @@ def simulated(group: list[Member], x: Tensor, scale: Tensor | None) -> float:
         weight = quantize_with_search((member.weight.float() * s).to(member.weight.dtype), grid, "minmax").dequantize()
         for token in x:
             given = token / s
-            if member.scheme.activation:
+            activation = member.scheme.activation
+            if activation is not None and activation.integers:
                 given = fake_quantize_per_token(given)
+            elif activation is not None:
+                given = in_fp8(given)
             total += float((weight.double() @ given.double() - member.weight.double() @ token.double()).square().sum())
     return total / len(x)
 
 
-@pytest.mark.parametrize("scheme", ["w4a16-g16", "w3a16-channel-asym", "w8a8-dynamic"])
+@pytest.mark.parametrize("scheme", ["w4a16-g16", "w3a16-channel-asym", "w8a8-dynamic", "fp8-dynamic"])
 @pytest.mark.parametrize("features", [64, 640])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_loss_is_the_simulated_error(scheme: str, features: int, dtype: torch.dtype) -> None:

@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 import goldstick
+from goldstick.core.float_inputs import fake_quantize_float
 from goldstick.core.scheme import NUMBER_FORMATS, Scheme
 from goldstick.errors import FormatError, RecipeError
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.jobs.save import finish
-from goldstick.kernels.float_inputs import fake_quantize_float
 from tests.support.proofs import prove_here
 
 NAMES = [name for name in NUMBER_FORMATS if not Scheme.parse(name).weight.superblock]
