@@ -61,8 +61,10 @@ def split_heads(subject: Subject) -> Iterator[str]:
 
 
 def quantized_routers(subject: Subject) -> Iterator[str]:
-    """Routers that are quantized."""
+    """Routers that are quantized: what stands beside experts and decides, or is packed and no linear layer."""
     yield from (f"{module.name}: {module.label}" for module in subject.quantized if module.role == "router")
+    places = {place.removesuffix(".experts") for place, _ in subject.experts()}
+    yield from (name for name in subject.packed_otherwise if name.rpartition(".")[0] in places)
 
 
 def quantized_heads(subject: Subject) -> Iterator[Module]:

@@ -17,6 +17,7 @@ from goldstick.jobs.doctor.examined import Examined
 from goldstick.jobs.doctor.runtimes.subject import Module, Subject
 from goldstick.structure.network import Network, Role, Site
 
+_CODES = (".qweight", ".weight_packed")
 _LAYOUTS = (Layout.LINEAR, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS)
 
 
@@ -42,6 +43,7 @@ def subject_of(directory: Path, examined: Examined | None, tensor_parallel: int)
         config=config,
         table=table if isinstance(table, Mapping) else {},
         modules=_modules(examined) if examined is not None else (),
+        packed_otherwise=_packed_otherwise(examined) if examined is not None else (),
         unused=_unused(examined) if examined is not None else {},
         tensor_parallel=tensor_parallel,
         files=frozenset(path.name for path in directory.iterdir()),
@@ -89,6 +91,13 @@ def _modules(examined: Examined) -> tuple[Module, ...]:
             module = name.removesuffix(".weight")
             found.append(Module(name=module, shape=info.shape, scheme=None, role=role_of(site), dtype=info.dtype))
     return tuple(found)
+
+
+def _packed_otherwise(examined: Examined) -> tuple[str, ...]:
+    """Modules with packed codes that goldstick takes for no layer, such as routers of a class of their own."""
+    layers = {layer.name.removesuffix(".weight") for layer in examined.layers}
+    stems = [name.removesuffix(suffix) for name in examined.tensors for suffix in _CODES if name.endswith(suffix)]
+    return tuple(name for name in stems if name not in layers)
 
 
 def _unused(examined: Examined) -> dict[str, torch.Size]:

@@ -57,8 +57,8 @@ class Subject:
         config: The config.json.
         table: Its ``quantization_config``; empty for a float checkpoint.
         modules: Linear layers and matrices of experts, as far as the checkpoint can be read.
+        packed_otherwise: Modules that are stored packed, and of which the model has no linear layer.
         unused: Float matrices that the model as transformers builds it has no place for: module → shape.
-        tied: Whether head and embedding are one weight.
         tensor_parallel: Over how many devices layers are to be split.
         files: Names of the files beside it.
         gguf: The header of its GGUF file.
@@ -68,8 +68,8 @@ class Subject:
     config: Mapping[str, Any]
     table: Mapping[str, Any]
     modules: tuple[Module, ...] = ()
+    packed_otherwise: tuple[str, ...] = ()
     unused: Mapping[str, torch.Size] = field(default_factory=dict)
-    tied: bool = False
     tensor_parallel: int = 1
     files: frozenset[str] = frozenset()
     gguf: GgufFile | None = None
