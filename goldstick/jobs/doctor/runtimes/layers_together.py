@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from goldstick.core.grid import Grid
 from goldstick.jobs.doctor.runtimes.subject import Module, Subject
 
 #: Last words of layers whose inputs are cut when a model is split; of all others the outputs are.
@@ -27,13 +26,15 @@ def experts_otherwise(subject: Subject) -> Iterator[str]:
 
 
 def split_groups(subject: Subject) -> Iterator[str]:
-    """Layers whose inputs, cut over the devices, are no whole groups."""
+    """Layers whose inputs, cut over the devices, are no whole groups; blocks may end with the row where it is whole."""
     for module in subject.quantized:
         assert module.scheme is not None
-        size = _size(module.scheme.weight, module.shape[1])
-        inputs = module.shape[1]
+        grid, inputs = module.scheme.weight, module.shape[1]
+        size = grid.group_size
         devices = subject.tensor_parallel if module.leaf in CUT_BY_INPUTS else 1
-        if size is not None and (inputs % devices or (inputs // devices) % size):
+        if size is None or (grid.granularity == "block" and devices == 1):
+            continue
+        if inputs % devices or (inputs // devices) % size:
             cut = f" over {devices} devices" if devices > 1 else ""
             yield f"{module.name}: {inputs} inputs{cut} in groups of {size}"
 
@@ -70,8 +71,3 @@ def quantized_routers(subject: Subject) -> Iterator[str]:
 def quantized_heads(subject: Subject) -> Iterator[Module]:
     """Output heads that are quantized."""
     yield from (module for module in subject.quantized if module.role == "head")
-
-
-def _size(grid: Grid, inputs: int) -> int | None:
-    """Inputs that share a scale, where those of a row do not all do so."""
-    return None if grid.group_size is None or grid.group_size >= inputs else grid.group_size

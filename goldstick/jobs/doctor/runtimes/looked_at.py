@@ -18,7 +18,8 @@ from goldstick.jobs.doctor.runtimes.subject import Module, Subject
 from goldstick.structure.network import Network, Role, Site
 
 _CODES = (".qweight", ".weight_packed")
-_LAYOUTS = (Layout.LINEAR, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS)
+#: Layouts of the matrices that rules look at.
+LAYOUTS = (Layout.LINEAR, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS)
 
 
 def subject_of(directory: Path, examined: Examined | None, tensor_parallel: int) -> Subject:
@@ -87,9 +88,9 @@ def _modules(examined: Examined) -> tuple[Module, ...]:
         site = sites.get(examined.names.piece(name).parameter)
         if site is None or name in codes or not name.endswith(".weight") or not info.dtype.is_floating_point:
             continue
-        if len(info.shape) == 2 and site.layout in _LAYOUTS:
+        if len(info.shape) == 2 and site.layout in LAYOUTS:
             module = name.removesuffix(".weight")
-            found.append(Module(name=module, shape=info.shape, scheme=None, role=role_of(site), dtype=info.dtype))
+            found.append(Module(name=module, shape=info.shape, scheme=None, role=role_of(site)))
     return tuple(found)
 
 

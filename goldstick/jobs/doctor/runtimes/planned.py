@@ -12,7 +12,7 @@ from torch import Tensor
 from goldstick.errors import FormatError
 from goldstick.formats.base import StorageFormat
 from goldstick.jobs.doctor.finding import Finding
-from goldstick.jobs.doctor.runtimes.looked_at import role_of, sites_of
+from goldstick.jobs.doctor.runtimes.looked_at import LAYOUTS, role_of, sites_of
 from goldstick.jobs.doctor.runtimes.runtime import Runtime
 from goldstick.jobs.doctor.runtimes.subject import Module, Subject
 from goldstick.jobs.plan.choose_format import refusals
@@ -101,13 +101,13 @@ def planned_subject(plan: Plan, storage: StorageFormat, tensor_parallel: int) ->
     sites = sites_of(plan.network)
     modules = []
     for tensor in plan.tensors:
-        role = role_of(sites.get(tensor.parameter))
-        name = tensor.name.removesuffix(".weight")
-        if tensor.stored is not None:
-            shape = tensor.stored.shape[-2:]
-            modules.append(Module(name=name, shape=shape, scheme=tensor.stored.scheme, role=role))
-        elif tensor.parameter in sites and tensor.name.endswith(".weight") and len(tensor.source.shape) == 2:
-            modules.append(Module(name=name, shape=tensor.source.shape, scheme=None, role=role))
+        site = sites.get(tensor.parameter)
+        scheme = tensor.stored.scheme if tensor.stored is not None else None
+        shape = tensor.stored.shape[-2:] if tensor.stored is not None else tensor.source.shape
+        float_matrix = site is not None and site.layout in LAYOUTS and tensor.name.endswith(".weight")
+        if scheme is not None or (float_matrix and len(shape) == 2):
+            name = tensor.name.removesuffix(".weight")
+            modules.append(Module(name=name, shape=shape, scheme=scheme, role=role_of(site)))
     unused = {
         tensor.name.removesuffix(".weight"): torch.Size(tensor.source.shape)
         for tensor in plan.unused

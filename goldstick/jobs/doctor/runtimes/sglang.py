@@ -34,6 +34,9 @@ from goldstick.jobs.doctor.runtimes.subject import Subject
 _QUANTIZATION = "sglang/srt/layers/quantization"
 _GROUPS = f"{_QUANTIZATION}/compressed_tensors/compressed_tensors.py"
 
+#: Architectures whose layers are built without a quant_config.
+_FLOAT_ONLY = ("MambaForCausalLM",)
+
 
 def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
     table, method = subject.table, subject.method
@@ -63,6 +66,11 @@ def _foreign(subject: Subject) -> Iterator[str]:
         yield subject.architecture or "config.json names no architecture"
 
 
+def _never_quantized(subject: Subject) -> Iterator[str]:
+    if subject.architecture in _FLOAT_ONLY and subject.quantized:
+        yield subject.architecture
+
+
 def _floats(subject: Subject) -> Iterator[str]:
     if subject.method == COMPRESSED_TENSORS.method:
         yield from floats_of_no_group(subject)
@@ -84,6 +92,14 @@ SGLANG = Runtime(
             remedy="try it ('--model-impl transformers'), and compare its outputs",
             read_in="sglang/srt/models/registry.py",
             find=_foreign,
+        ),
+        Rule(
+            check="architecture",
+            severity="fault",
+            what="SGLang builds the layers of this architecture in float, whatever the config says",
+            remedy="serve the float model, or run the checkpoint in vLLM",
+            read_in="sglang/srt/models (models that pass no quant_config on)",
+            find=_never_quantized,
         ),
         Rule(
             check="targets",

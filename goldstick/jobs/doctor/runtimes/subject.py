@@ -24,14 +24,12 @@ class Module:
         shape: [out, in].
         scheme: What it became; ``None`` where it is float.
         role: What it is in the model.
-        dtype: Dtype of a float matrix.
     """
 
     name: str
     shape: torch.Size
     scheme: Scheme | None
     role: Role = "inner"
-    dtype: torch.dtype | None = None
 
     @property
     def leaf(self) -> str:

@@ -84,9 +84,7 @@ def _weight_only_on_cpu(weights: Arguments, subject: Subject) -> Answer:
     if weights.group_size is not None and weights.group_size % 2:
         return no("group sizes are even there")
     odd = [module.name for module in subject.quantized if any(size % 32 for size in module.shape[-2:])]
-    return (
-        no(f"inputs and outputs are multiples of 32 there, not those of {odd[0]}") if odd else yes("any with AVX-512")
-    )
+    return no(f"inputs and outputs are multiples of 32 there, not those of {odd[0]}") if odd else yes("with AVX-512")
 
 
 def _eight_bits(weights: Arguments, inputs: Arguments | None) -> Answers | None:
@@ -98,7 +96,7 @@ def _eight_bits(weights: Arguments, inputs: Arguments | None) -> Answers | None:
     if weights.bits == 8 and weights.strategy in ("tensor", "channel") and (by_token or by_tensor):
         return {NVIDIA: from_capability("7.5"), AMD: yes("any that Triton runs on"), CPU: yes("any")}
     if weights.bits == 4 and weights.strategy in ("group", "channel") and by_token:
-        return {NVIDIA: from_capability("7.5", "by the kernels of Humming"), AMD: _NO_AMD, CPU: yes("any")}
+        return {NVIDIA: from_capability("7.5", "by the kernels of Humming"), AMD: _NO_AMD, CPU: yes("Arm")}
     return None
 
 
