@@ -22,6 +22,8 @@ from goldstick.evaluation.measurable import measurable
 from goldstick.formats import FORMATS
 from goldstick.hf.example_inputs import give_inputs, read_inputs
 from goldstick.jobs.doctor import Diagnosis, examine
+from goldstick.jobs.doctor.runtimes import runtime_named
+from goldstick.jobs.doctor.runtimes.planned import plan_for
 from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory
 from goldstick.jobs.export.export import export_checkpoint
 from goldstick.jobs.load.accelerate import accelerate
@@ -30,7 +32,7 @@ from goldstick.jobs.load.calibration_inputs import calibration_inputs
 from goldstick.jobs.load.find_model import data_directory, find_model
 from goldstick.jobs.load.load import load as load_checkpoint
 from goldstick.jobs.optimize.optimize import optimize
-from goldstick.jobs.plan.plan import Plan, make_plan
+from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.quantize import Quantized, execute
 from goldstick.jobs.quantize.together import help_the_first, refuse_idle_ranks
@@ -46,15 +48,9 @@ __all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optim
 
 
 def apply(
-    model: nn.Module,
-    recipe: RecipeLike,
-    *,
-    data: Any = None,
-    training: TrainingTask | None = None,
-    inputs: Mapping[str, Tensor] | None = None,
-    inplace: bool = False,
-    progress: Progress = quiet,
-) -> Result:
+    model: nn.Module, recipe: RecipeLike, *, data: Any = None, training: TrainingTask | None = None,
+    inputs: Mapping[str, Tensor] | None = None, inplace: bool = False, progress: Progress = quiet,
+) -> Result:  # fmt: skip
     """Compress a module in memory.
 
     Args:
@@ -95,40 +91,36 @@ def apply(
     return result
 
 
-def plan(model: str | Path, recipe: RecipeLike, *, inputs: Mapping[str, Tensor] | str | Path | None = None) -> Plan:
+def plan(
+    model: str | Path, recipe: RecipeLike, *, inputs: Mapping[str, Tensor] | str | Path | None = None,
+    runtime: str | None = None, tensor_parallel: int = 1,
+) -> Plan:  # fmt: skip
     """What a recipe would do to a checkpoint, from its config and file headers alone.
 
     Args:
         model, recipe: As :func:`quantize` takes them.
         inputs: Keyword arguments to try the model with, where goldstick cannot know any, or a file of them.
+        runtime: A program that is to run the result: a format that it loads is taken, and what it refuses is refused.
+        tensor_parallel: Over how many devices it is to split the layers.
 
     Raises:
         SourceError: The model cannot be read.
         RecipeError: The recipe is wrong, or illegal for this model.
-        FormatError: The recipe's format cannot hold the result.
+        FormatError: Its format cannot hold the result, or the runtime does not run it.
     """
     given = read_inputs(Path(inputs)) if isinstance(inputs, str | Path) else inputs
     with checkpoint_directory(find_model(model)) as directory:
-        return make_plan(directory, with_bundled_data(Recipe.load(recipe), model, None), given)
+        loaded = with_bundled_data(Recipe.load(recipe), model, None)
+        return plan_for(directory, loaded, given, runtime_named(runtime), tensor_parallel)
 
 
 def quantize(
-    model: str | Path,
-    recipe: RecipeLike,
-    *,
-    output: str | Path,
-    overwrite: bool = False,
-    evaluate: Sequence[str] | None = None,
-    data_dir: str | Path | None = None,
-    limit: int | None = None,
-    device: str = "cpu",
-    proof: ProofMethod = "outputs",
-    resume: bool = False,
-    max_memory: int | None = None,
-    inputs: Mapping[str, Tensor] | str | Path | None = None,
-    cache: Path | None = None,
-    progress: Progress = quiet,
-) -> Quantized:
+    model: str | Path, recipe: RecipeLike, *, output: str | Path, overwrite: bool = False,
+    evaluate: Sequence[str] | None = None, data_dir: str | Path | None = None, limit: int | None = None,
+    device: str = "cpu", proof: ProofMethod = "outputs", resume: bool = False, max_memory: int | None = None,
+    inputs: Mapping[str, Tensor] | str | Path | None = None, runtime: str | None = None, tensor_parallel: int = 1,
+    cache: Path | None = None, progress: Progress = quiet,
+) -> Quantized:  # fmt: skip
     """Compress a checkpoint directory into another, tensor by tensor; in several processes together (docs/scale.md).
 
     Args:
@@ -136,17 +128,18 @@ def quantize(
         recipe: Words such as ``gptq-w4a16-g128``, a YAML file, a mapping, or a :class:`Recipe`.
         output: The directory to make; it appears whole or not at all.
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
-        evaluate: Tasks to run before and after; those of the recipe where ``None``. On tasks of running text, what both
-            models predict is compared token by token, with both in memory. How fast both write is measured, too.
-        data_dir: Where the tasks, and calibration data known by name, lie; ``reference`` for what comes with the
-            reference model.
+        evaluate: Tasks to run before and after; the recipe's where ``None``. On running text what both models predict
+            is compared token by token, with both in memory. How fast both write is measured, too.
+        data_dir: Where the tasks, and data known by name, lie; ``reference`` for what comes with the reference model.
         limit: At most so many items of each task.
         device: Where weights are rounded.
         proof: How the result is proven in a fresh process: its ``outputs``, block by block, against those of the
-            float model quantized in memory, or its ``tensors`` against the source, for models that cannot be run here.
+            float model quantized in memory, or its ``tensors`` against the source, where it cannot be run here.
         resume: Go on with a calibrated run that was stopped; the result is the same, byte for byte.
         max_memory: Bytes that the run may use, which must hold it; a good part of what is free where ``None``.
         inputs: As :func:`plan` takes them; the checkpoint carries them.
+        runtime: As :func:`plan` takes it.
+        tensor_parallel: As :func:`plan` takes it.
         cache: Where results of tasks are kept and looked up; nowhere where ``None``.
         progress: Called with (description, done, total).
 
@@ -157,7 +150,8 @@ def quantize(
         CheckpointError: What was written and read back is not what it should be.
     """
     with checkpoint_directory(find_model(model)) as directory:
-        planned = plan(directory, with_bundled_data(Recipe.load(recipe), model, data_dir), inputs=inputs)
+        bundled = with_bundled_data(Recipe.load(recipe), model, data_dir)
+        planned = plan(directory, bundled, inputs=inputs, runtime=runtime, tensor_parallel=tensor_parallel)
         local = data_directory(data_dir, model)
         calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
         refuse_idle_ranks(planned, device)
@@ -219,18 +213,25 @@ def export(
         return export_checkpoint(found, format, Path(output), progress=progress, **limits)
 
 
-def doctor(directory: str | Path, *, source: str | Path | None = None, progress: Progress = quiet) -> Diagnosis:
+def doctor(
+    directory: str | Path, *, source: str | Path | None = None, runtime: str | None = None, tensor_parallel: int = 1,
+    progress: Progress = quiet,
+) -> Diagnosis:  # fmt: skip
     """Look for all that is wrong with a checkpoint, by any tool or in float: findings, and whether it is healthy.
 
     Args:
         directory: A checkpoint of a transformers model, or a GGUF file.
         source: The model that it was made from, to compare weights with.
+        runtime: A program that is to run it, such as ``vllm``: its loaders' rules are looked at, too.
+        tensor_parallel: Over how many devices that program is to split the layers.
         progress: Called with (description, done, total).
 
     Raises:
         SourceError: There is no such directory, or it holds no config.json and no GGUF file.
+        UsageError: There is no such runtime.
     """
-    return examine(find_model(directory), progress, None if source is None else find_model(source))
+    compared = None if source is None else find_model(source)
+    return examine(find_model(directory), progress, compared, runtime_named(runtime), tensor_parallel)
 
 
 def load(

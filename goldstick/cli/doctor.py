@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar
+from goldstick.cli.runtime_option import runtime_options, verdict_in_words
 
 #: Places that a line of the table names; the others are counted, and listed with ``--json`` and ``--verbose``.
 _NAMED = 3
@@ -16,15 +17,24 @@ _NAMED = 3
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
 @click.option("--source", metavar="MODEL", help="The model it was made from, to compare weights with.")
+@runtime_options
 @click.option("--verbose", "-v", is_flag=True, help="Name every place, not the first three.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def doctor(directory: Path | None, source: str | None, verbose: bool, as_json: bool) -> None:
+def doctor(
+    directory: Path | None,
+    source: str | None,
+    runtime: str | None,
+    tensor_parallel: int,
+    verbose: bool,
+    as_json: bool,
+) -> None:
     """Look for what is wrong with a checkpoint, quantized by any tool, or in float; without one, with goldstick itself.
 
     Reads every tensor, one at a time: scales that are NaN or zero, dead groups, saturated codes, missing or extra
-    tensors, a config that contradicts its tensors, ties, files that lie there twice. Exit codes: 0 no fault (remarks
-    do not count), 1 faults. Without DIRECTORY, shows versions, compiled kernels, their instructions and threads; 1
-    where the kernels are missing.
+    tensors, a config that contradicts its tensors, ties, files that lie there twice. With --for, also whether the
+    loaders of a program take it, by rules read from its source; that program is not needed. Exit codes: 0 no fault
+    (remarks do not count), 1 faults. Without DIRECTORY, shows versions, compiled kernels, their instructions and
+    threads; 1 where the kernels are missing.
     """
     from goldstick.hf.names import quiet_libraries
 
@@ -36,7 +46,9 @@ def doctor(directory: Path | None, source: str | None, verbose: bool, as_json: b
     from goldstick.report.terminal import print_table
 
     with progress_bar(not as_json) as progress:
-        found = api.doctor(directory, source=source, progress=progress)
+        found = api.doctor(
+            directory, source=source, runtime=runtime, tensor_parallel=tensor_parallel, progress=progress
+        )
     if as_json:
         print_json(found.to_dict())
     else:
@@ -51,6 +63,8 @@ def doctor(directory: Path | None, source: str | None, verbose: bool, as_json: b
             f"{found.format}, {found.tensors} tensors, {found.layers} quantized matrices: "
             f"{faults} faults, {len(found.findings) - faults} remarks"
         )
+        if found.verdict is not None:
+            click.echo("\n".join(verdict_in_words(found.verdict)))
     if not found.healthy:
         sys.exit(1)
 

@@ -18,6 +18,7 @@ from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.push import push
 from goldstick.cli.recipes import complete_recipe
 from goldstick.cli.renamed_option import renamed_option
+from goldstick.cli.runtime_option import runtime_options
 from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_unused
 from goldstick.core.seed import LEAST, MOST
@@ -84,26 +85,14 @@ def _recipe_options(command: Any) -> Any:
 @click.option("--private", is_flag=True, help="Make that repository a private one.")
 @click.option("--dry-run", is_flag=True, help="Plan only; the same as 'goldstick plan'.")
 @INPUTS
+@runtime_options
 @_recipe_options
 def quantize(
-    model: str,
-    output: Path,
-    tasks: tuple[str, ...] | None,
-    data_dir: str | None,
-    limit: int | None,
-    device: str,
-    threads: int | None,
-    proof: Literal["outputs", "tensors"],
-    resume: bool,
-    max_memory: int | None,
-    overwrite: bool,
-    repository: str | None,
-    private: bool,
-    dry_run: bool,
-    inputs: Path | None,
-    as_json: bool,
-    **recipe_options: Any,
-) -> None:
+    model: str, output: Path, tasks: tuple[str, ...] | None, data_dir: str | None, limit: int | None, device: str,
+    threads: int | None, proof: Literal["outputs", "tensors"], resume: bool, max_memory: int | None, overwrite: bool,
+    repository: str | None, private: bool, dry_run: bool, inputs: Path | None, runtime: str | None,
+    tensor_parallel: int, as_json: bool, **recipe_options: Any,
+) -> None:  # fmt: skip
     """Compress MODEL into a new, proven checkpoint directory."""
     from goldstick.checkpoint.hub import check_repository
     from goldstick.checkpoint.staging import check_output
@@ -119,7 +108,7 @@ def quantize(
     for directory in (output, *further.values()):
         check_output(directory, overwrite, resume)
     if dry_run or further:
-        planned = _plan(model, recipe, inputs)
+        planned = _plan(model, recipe, inputs, runtime, tensor_parallel)
         refuse_formats(planned, list(further))
     if dry_run:
         _show_plan(planned, as_json)
@@ -146,7 +135,8 @@ def quantize(
         result = api.quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
             device=device, proof=proof, resume=resume, max_memory=max_memory,
-            inputs=inputs, cache=cache_directory(), progress=progress,
+            inputs=inputs, runtime=runtime, tensor_parallel=tensor_parallel,
+            cache=cache_directory(), progress=progress,
         )  # fmt: skip
         if rank() > 0:
             return
@@ -180,29 +170,34 @@ def quantize(
 @click.command()
 @click.argument("model")
 @INPUTS
+@runtime_options
 @_recipe_options
-def plan(model: str, inputs: Path | None, as_json: bool, **recipe_options: Any) -> None:
+def plan(
+    model: str, inputs: Path | None, runtime: str | None, tensor_parallel: int, as_json: bool, **recipe_options: Any
+) -> None:
     """Show what a recipe would do to MODEL, layer by layer.
 
     Reads the config and the file headers only, so it answers in seconds for a model of any size.
     """
     formats: tuple[str, ...] = recipe_options["formats"]
-    planned = _plan(model, _recipe(**recipe_options), inputs)
+    planned = _plan(model, _recipe(**recipe_options), inputs, runtime, tensor_parallel)
     refuse_formats(planned, list(further_directories(Path("OUTPUT"), formats)))
     _show_plan(planned, as_json)
 
 
-def _plan(model: str, recipe: Recipe, inputs: Path | None) -> Plan:
+def _plan(model: str, recipe: Recipe, inputs: Path | None, runtime: str | None, tensor_parallel: int) -> Plan:
     from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
     from goldstick.checkpoint.gguf.directory import checkpoint_directory
     from goldstick.hf.example_inputs import read_inputs
+    from goldstick.jobs.doctor.runtimes import runtime_named
+    from goldstick.jobs.doctor.runtimes.planned import plan_for
     from goldstick.jobs.load.find_model import find_model
-    from goldstick.jobs.plan.plan import make_plan
 
     with checkpoint_directory(find_model(model)) as directory:
-        return make_plan(directory, recipe, read_inputs(inputs) if inputs is not None else None)
+        given = read_inputs(inputs) if inputs is not None else None
+        return plan_for(directory, recipe, given, runtime_named(runtime), tensor_parallel)
 
 
 def _recipe(

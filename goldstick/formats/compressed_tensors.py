@@ -24,6 +24,9 @@ from goldstick.formats.name_matching import NamePatterns
 from goldstick.formats.name_patterns import excepted_names, module_names, patterns_for
 from goldstick.formats.site_table import SiteTable
 
+#: How a head's weight is called, which servers find by name alone: it is no linear layer of theirs.
+_HEAD = "lm_head.weight"
+
 
 class CompressedTensors(StorageFormat):
     """The tensors and config of compressed-tensors, written by goldstick's own packer."""
@@ -123,7 +126,8 @@ class CompressedTensors(StorageFormat):
         groups = {}
         for index, (label, group) in enumerate(by_scheme.items()):
             others = [name for other, names in modules.items() if other != label for name in names]
-            targets = ["Linear"] if not others else patterns_for(modules[label], others)
+            heads = [layer.name.removesuffix(".weight") for layer in group if layer.name.endswith(_HEAD)]
+            targets = ["Linear", *heads] if not others else patterns_for(modules[label], others)
             groups[f"group_{index}"] = group_of_scheme(group[0].scheme, targets)
         layouts = {group["format"] for group in groups.values()}
         config = {
@@ -148,7 +152,10 @@ class CompressedTensors(StorageFormat):
 
         def scheme_of(codes: str, site: str) -> Scheme | None:
             group = group_of(codes.removesuffix(self.codes_suffix).removesuffix(".weight"))
-            return None if group is None else scheme_of_group(group)
+            scheme = None if group is None else scheme_of_group(group)
+            if scheme is not None:
+                _layout(scheme)
+            return scheme
 
         return scheme_of
 

@@ -34,7 +34,16 @@ SMALL = {
     "max_position_embeddings": 32,
 }
 #: Page → what is otherwise in its model's config.
-OTHERWISE = {"README.md": {"max_position_embeddings": 192}, "recipes.md": {"num_hidden_layers": 2}}
+OTHERWISE = {
+    "README.md": {"max_position_embeddings": 192},
+    "recipes.md": {"num_hidden_layers": 2},
+    "runtimes.md": {
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+    },
+}
 
 
 def small_model(directory: Path, page: str) -> Path:
@@ -182,6 +191,7 @@ PREPARE: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "recipes.md": _recipes,
     "report.md": _report,
     "rotation.md": _in_float,
+    "runtimes.md": _doctor,
     "structure.md": _in_float,
     "training.md": _training,
 }

@@ -26,6 +26,7 @@ class Examined:
 
     Attributes:
         directory: Where it lies.
+        config: Its config.json.
         table: Its ``quantization_config``; empty for a float checkpoint.
         tensors: Every tensor of it.
         names: How its model's checkpoints name tensors.
@@ -35,6 +36,7 @@ class Examined:
     """
 
     directory: Path
+    config: Mapping[str, Any]
     table: Mapping[str, Any]
     tensors: Mapping[str, TensorInfo]
     names: CheckpointNames
@@ -85,6 +87,7 @@ def open_examined(directory: Path) -> Examined:
         stored = StoredLayers(directory=directory, format=declared.format, layers=tuple(layers), tensors=tensors)
     return Examined(
         directory=directory,
+        config=config,
         table=table or {},
         tensors=tensors,
         names=names,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,6 +30,25 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Whether a runtime loads and runs a checkpoint, by the rules of its loaders.
+
+    Attributes:
+        runtime: Its name.
+        version: The version whose source the rules were read from.
+        loads: Whether none of its rules finds a fault.
+        hardware: Hardware on which it runs, and from where on.
+        not_on: Hardware on which it does not, and why; of what is in neither, nothing was read.
+    """
+
+    runtime: str
+    version: str
+    loads: bool
+    hardware: Mapping[str, str]
+    not_on: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """What an examination found.
 
@@ -39,6 +58,7 @@ class Diagnosis:
         layers: How many quantized matrices were looked at.
         tensors: How many tensors it holds.
         findings: Faults first.
+        verdict: What a runtime that was asked for makes of it; ``None`` where none was.
     """
 
     directory: str
@@ -46,6 +66,7 @@ class Diagnosis:
     layers: int
     tensors: int
     findings: tuple[Finding, ...]
+    verdict: Verdict | None = None
 
     @property
     def healthy(self) -> bool:

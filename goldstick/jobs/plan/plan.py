@@ -19,6 +19,7 @@ from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout
 from goldstick.checkpoint.source import SourceCheckpoint
 from goldstick.formats.base import StorageFormat
 from goldstick.hf.example_inputs import give_inputs, inputs_beside, inputs_for
+from goldstick.hf.float_matrices import float_matrices
 from goldstick.hf.names import CheckpointNames, empty_model, model_class
 from goldstick.hf.rehearsal import require_loadable
 from goldstick.hf.source import float_config, open_source
@@ -85,6 +86,14 @@ class Plan:
     def unused(self) -> tuple[PlannedTensor, ...]:
         """Tensors that the model as transformers loads it has no use for."""
         return tuple(tensor for tensor in self.tensors if not tensor.parameter)
+
+    @property
+    def float_modules(self) -> list[str]:
+        """Modules whose matrices stay float, as the checkpoint and the model call them."""
+        floats = [tensor for tensor in self.tensors if tensor.assignment is None and len(tensor.source.shape) == 2]
+        matrices = {tensor.name: tensor.parameter for tensor in floats}
+        stored = {tensor.parameter for tensor in self.tensors}
+        return float_matrices(self.network, matrices, self.resolution.assignments, stored)
 
     @property
     def read_late(self) -> tuple[Path, ...]:

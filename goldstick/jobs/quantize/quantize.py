@@ -20,7 +20,6 @@ from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
 from goldstick.errors import UsageError
 from goldstick.hf.example_inputs import fixed_inputs, given_inputs
-from goldstick.hf.float_matrices import float_matrices
 from goldstick.jobs.load.load import find_device
 from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.proof.proof import ProofMethod
@@ -217,7 +216,7 @@ def _content(plan: Plan, base_model: str, result: WriteResult, hashes: Mapping[s
         sidecars=plan.source.sidecars,
         format=(pruned or plan).format,
         layers=result.layers,
-        ignored=pruned.ignored if pruned else _ignored(plan),
+        ignored=pruned.ignored if pruned else plan.float_modules,
         ties=resolution.ties,
         untied=resolution.untied,
         recipe=plan.recipe,
@@ -229,13 +228,6 @@ def _content(plan: Plan, base_model: str, result: WriteResult, hashes: Mapping[s
         inputs=given_inputs(plan.network.model),
         unused=[tensor.name for tensor in plan.unused],
     )
-
-
-def _ignored(plan: Plan) -> list[str]:
-    floats = [tensor for tensor in plan.tensors if tensor.assignment is None and len(tensor.source.shape) == 2]
-    matrices = {tensor.name: tensor.parameter for tensor in floats}
-    stored = {tensor.parameter for tensor in plan.tensors}
-    return float_matrices(plan.network, matrices, plan.resolution.assignments, stored)
 
 
 def source_record(source: SourceCheckpoint, hashes: Mapping[str, str]) -> dict[str, Any]:

@@ -149,7 +149,7 @@ def spoil_once(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, spoil: Ca
     ("stages", "owner", "name"),
     [
         ("rtn", SourceReader, "read"),
-        ("rtn", quantize, "make_plan"),
+        ("rtn", quantize, "plan_for"),
         ("gptq", quantize, "prepare"),
         ("gptq", BlockLoop, "advance"),
         ("gptq", quantize, "in_memory"),
@@ -168,7 +168,7 @@ def test_a_source_that_is_overwritten_during_the_run_is_an_error_that_names_the_
         else:
             file.write_text(file.read_text().replace("cats", "dogs") + " ")
 
-    if name == "make_plan":
+    if name == "plan_for":
         owner = goldstick.api
     elif name == "in_memory":
         no_blocks(monkeypatch)
