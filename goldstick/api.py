@@ -15,9 +15,11 @@ from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.checkpoint.staging import check_output, refuse_overlap
 from goldstick.core.progress import Progress, quiet
 from goldstick.errors import UsageError
-from goldstick.evaluation.evaluate import Evaluation, find_tasks
+from goldstick.evaluation.evaluate import Evaluation
 from goldstick.evaluation.evaluate import evaluate as run_tasks
+from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.evaluation.measurable import measurable
+from goldstick.evaluation.protocol import Task
 from goldstick.formats import FORMATS
 from goldstick.hf.example_inputs import give_inputs, read_inputs
 from goldstick.jobs.doctor import Diagnosis, examine
@@ -117,7 +119,7 @@ def quantize(
     *,
     output: str | Path,
     overwrite: bool = False,
-    evaluate: Sequence[str] | None = None,
+    evaluate: Sequence[str | Task] | None = None,
     data_dir: str | Path | None = None,
     limit: int | None = None,
     device: str = "cpu",
@@ -266,7 +268,7 @@ def load(
 
 def evaluate(
     model: str | Path | nn.Module,
-    tasks: Sequence[str],
+    tasks: Sequence[str | Task],
     *,
     tokenizer: str | Path | None = None,
     data_dir: str | Path | None = None,
@@ -279,7 +281,7 @@ def evaluate(
     Args:
         model: A checkpoint directory (float or compressed), a GGUF file, a hub id, ``reference``, or a loaded model: a
             causal language model, one for question answering or one for image classification.
-        tasks: Names of tasks, such as ``wikitext2``.
+        tasks: Tasks, or their names: ``wikitext2``, ``lm_eval:TASK``, ``text:FILE``, ``choice:FILE``, ``FILE.py``, ….
         tokenizer: Directory of the tokenizer or image processor, for a model that is loaded already.
         data_dir: Where local data lie; ``reference`` for what comes with the reference model.
         limit: At most so many items of each task.

@@ -21,18 +21,20 @@ _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """One data set's two homes.
+    """One data set's homes.
 
     Args:
         name: what messages call it.
         files: the local files it may be in, relative to the data directory, best first; glob patterns are
             allowed and each is looked for as it is and with ``.gz`` behind it.
         hub: where it is on the hub, one entry per configuration; empty where it is not there.
+        path: a file of the user's, wherever it lies, which is then the data set's only home.
     """
 
     name: str
-    files: tuple[str, ...]
+    files: tuple[str, ...] = ()
     hub: tuple[HubDataset, ...] = ()
+    path: Path | None = None
 
 
 class DataSource:
@@ -51,7 +53,10 @@ class DataSource:
             raise UsageError(f"the data directory {self.data_dir} does not exist")
 
     def find(self, dataset: Dataset) -> Path | None:
-        """Return the local file that holds ``dataset``, or None."""
+        """Return the local file that holds ``dataset``, or None; raise DataError where a file of the user's is none."""
+        if dataset.path is not None:
+            require_file(dataset.path, dataset.name)
+            return dataset.path
         if self.data_dir is None:
             return None
         for pattern in dataset.files:
@@ -115,6 +120,14 @@ class DataSource:
             except DataError as error:
                 raise DataError(f"{dataset.name}: {error}; {local}") from error
         return list(enumerate(rows, start=1))
+
+
+def require_file(path: Path, what: str) -> None:
+    """Raise DataError, naming ``what`` it is for, where there is no file of that path."""
+    if path.is_dir():
+        raise DataError(f"{what}: {path} is a folder; name a file in it")
+    if not path.is_file():
+        raise DataError(f"{what}: there is no file {path.absolute()}; a path counts from the folder one works in")
 
 
 def require_text(row: Mapping[str, Any], names: Sequence[str], place: str) -> None:
