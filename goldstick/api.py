@@ -16,14 +16,12 @@ from goldstick.checkpoint.staging import check_output, refuse_overlap
 from goldstick.core.progress import Progress, quiet
 from goldstick.errors import UsageError
 from goldstick.evaluation.evaluate import Evaluation
-from goldstick.evaluation.evaluate import evaluate as run_tasks
 from goldstick.evaluation.find_tasks import find_tasks
-from goldstick.evaluation.measurable import measurable
 from goldstick.evaluation.protocol import Task
 from goldstick.formats import FORMATS
 from goldstick.hf.example_inputs import give_inputs, read_inputs
 from goldstick.jobs.doctor import Diagnosis, examine
-from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory
+from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory, evaluate_loaded
 from goldstick.jobs.export.export import export_checkpoint
 from goldstick.jobs.load.accelerate import accelerate
 from goldstick.jobs.load.bundled_data import with_bundled_data
@@ -293,9 +291,6 @@ def evaluate(
         DataError: The data of a task are neither local nor on the hub.
     """
     if isinstance(model, nn.Module):
-        origin = tokenizer or getattr(model, "name_or_path", "")
-        if not origin:
-            raise UsageError("A loaded model needs its tokenizer: evaluate(model, tasks, tokenizer=DIRECTORY).")
-        return run_tasks(measurable(model, Path(origin)), tasks, data_directory(data_dir, None), limit, progress)
+        return evaluate_loaded(model, tasks, tokenizer, data_directory(data_dir, None), limit, progress)
     find_tasks(tasks)  # before a model is loaded
     return evaluate_directory(find_model(model), tasks, data_directory(data_dir, model), limit, progress, cache)

@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from goldstick.calibration.float32_products import multiplying_in_float32
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.core.progress import Progress
+from goldstick.errors import UsageError
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.evaluate import Evaluation
 from goldstick.evaluation.evaluate import evaluate as run_tasks
 from goldstick.evaluation.find_tasks import find_tasks
+from goldstick.evaluation.measurable import measurable
 from goldstick.evaluation.protocol import Task
 from goldstick.jobs.evaluate.cache import evaluate_with_cache
 from goldstick.jobs.evaluate.divergence import compare_predictions
@@ -52,6 +55,31 @@ def evaluate_directory(
         if cache is None:
             return measure([*find_tasks(tasks).values()])
         return evaluate_with_cache(found, tasks, data, limit, cache, measure, progress)
+
+
+def evaluate_loaded(
+    model: nn.Module,
+    tasks: Sequence[str | Task],
+    tokenizer: str | Path | None,
+    data_dir: Path | None,
+    limit: int | None,
+    progress: Progress,
+) -> Evaluation:
+    """Run tasks on a model in memory.
+
+    Args:
+        model: A transformers model.
+        tasks: Their names, or tasks themselves.
+        tokenizer: Directory of its tokenizer or image processor; where it was loaded from where ``None``.
+        data_dir, limit, progress: As above.
+
+    Raises:
+        UsageError: Nobody says where its tokenizer lies.
+    """
+    origin = tokenizer or getattr(model, "name_or_path", "")
+    if not origin:
+        raise UsageError("A loaded model needs its tokenizer: evaluate(model, tasks, tokenizer=DIRECTORY).")
+    return run_tasks(measurable(model, Path(origin)), tasks, data_dir, limit, progress)
 
 
 def before_and_after(
