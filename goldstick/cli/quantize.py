@@ -50,7 +50,8 @@ def _recipe_options(command: Any) -> Any:
                      type=FormatName("auto"),
                      help=f"Storage format: auto ({PREFERRED} wherever it can hold the result), {OWN_FORMATS}. "
                           "Given again, each further one is exported to OUTPUT-F."),
-        renamed_option("--group-size-mismatch", "--indivisible", type=click.Choice(["error", "channel", "skip"]),
+        renamed_option("--group-size-mismatch", "--indivisible",
+                       type=click.Choice(["error", "smaller", "channel", "skip"]),
                        help="What a layer becomes whose inputs the group size does not divide."),
         click.option("--tie", type=click.Choice(["error", "untie", "keep"]),
                      help="What to do with a targeted weight that is tied to another."),

@@ -90,10 +90,12 @@ def test_options_that_change_nothing_are_noted(llama: Path, tmp_path: Path) -> N
 
 
 def test_the_flag_for_indivisible_layers_overrides_the_recipe(llama: Path) -> None:
-    refused = run("plan", str(llama), "--recipe", "rtn-w4a16-g128")
+    refused = run("plan", str(llama), "--recipe", "rtn-w4a16-g128", "--group-size-mismatch", "error")
     assert refused.exit_code == 2
     assert "--group-size-mismatch channel" in refused.stderr
     arguments = ["plan", str(llama), "--recipe", "rtn-w4a16-g128", "--json"]
+    notes = [layer["note"] or "" for layer in json.loads(run(*arguments).stdout)["layers"]]
+    assert "groups of 64: 64 inputs do not divide into groups of 128" in notes
     for option in ("--group-size-mismatch", "--indivisible"):
         found = run(*arguments, option, "skip")
         assert any("skipped: 64 inputs" in (layer["note"] or "") for layer in json.loads(found.stdout)["layers"])

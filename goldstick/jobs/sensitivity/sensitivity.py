@@ -85,7 +85,7 @@ def measure_sensitivity(
         runs.start_at(places[name])
         found[name] = _layer(network, resolution, name, tuple(sorted(set(widths))), runs, right)
     progress("sensitivity", len(places), len(places))
-    grid = resolution.assignments[next(iter(places))].scheme.weight
+    grid = stages[0].scheme_for(chosen[0]).weight  # that of the recipe, also where a layer has narrower groups
     return Sensitivity(
         model=str(directory),
         inputs=f"{data.ids.shape[0]} samples of {data.ids.shape[1]} tokens from {text.dataset}",
