@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar
+from goldstick.core.counts import counted
 
 #: Places that a line of the table names; the others are counted, and listed with ``--json`` and ``--verbose``.
 _NAMED = 3
@@ -48,8 +49,9 @@ def doctor(directory: Path | None, source: str | None, verbose: bool, as_json: b
             print_table(console(), "Findings", ("severity", "what", "where", "remedy"), rows)
         faults = sum(finding.severity == "fault" for finding in found.findings)
         click.echo(
-            f"{found.format}, {found.tensors} tensors, {found.layers} quantized matrices: "
-            f"{faults} faults, {len(found.findings) - faults} remarks"
+            f"{found.format}, {counted(found.tensors, 'tensor')}, "
+            f"{counted(found.layers, 'quantized matrix', 'quantized matrices')}: "
+            f"{counted(faults, 'fault')}, {counted(len(found.findings) - faults, 'remark')}"
         )
     if not found.healthy:
         sys.exit(1)
