@@ -34,7 +34,7 @@ from goldstick.errors import RecipeError
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import needs_data
 from goldstick.recipes.sentence import continuations, parse
-from goldstick.recipes.words import RECOMMENDED, SCHEME_LINES, SLOTS, grammar, vocabulary
+from goldstick.recipes.words import RECOMMENDED, SCHEME_LINES, SLOTS, further_words, grammar, vocabulary
 from goldstick.structure.targets import Targets
 
 ROOT = Path(__file__).parent.parent.parent
@@ -213,7 +213,9 @@ def test_an_algorithm_that_is_added_is_a_word_in_the_place_of_its_kind(monkeypat
 
         name: ClassVar[str] = "nearest"
 
+    assert not further_words(), "a word of goldstick's own is a line of the table"
     monkeypatch.setattr(ALGORITHMS, "_own", {**ALGORITHMS, "nearest": Nearest})
+    monkeypatch.setattr("goldstick.recipes.words.entry_points", lambda group: [group])  # as if a package had added it
     assert vocabulary()["nearest"].does == "Another rounding"
     assert Recipe.load("awq-nearest-w4a16-g64").stages == narrowing(AWQ(quantize=False), Nearest(scheme="w4a16-g64"))
 
