@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.checkpoint.staging import check_output, refuse_overlap
 from goldstick.core.progress import Progress, quiet
 from goldstick.errors import UsageError
-from goldstick.evaluation.evaluate import Evaluation
+from goldstick.evaluation import Evaluation, Task
 from goldstick.evaluation.find_tasks import find_tasks
-from goldstick.evaluation.protocol import Task
 from goldstick.formats import FORMATS
 from goldstick.hf.example_inputs import give_inputs, read_inputs
 from goldstick.jobs.doctor import Diagnosis, examine
@@ -25,10 +23,10 @@ from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_director
 from goldstick.jobs.export.export import export_checkpoint
 from goldstick.jobs.load.accelerate import accelerate
 from goldstick.jobs.load.bundled_data import with_bundled_data
-from goldstick.jobs.load.calibration_inputs import calibration_inputs
+from goldstick.jobs.load.calibration_inputs import calibration_inputs, require_inputs
 from goldstick.jobs.load.find_model import data_directory, find_model
 from goldstick.jobs.load.load import load as load_checkpoint
-from goldstick.jobs.optimize.optimize import optimize
+from goldstick.jobs.optimize.optimize import optimize, optimize_and_log
 from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.quantize import Quantized, execute, help_the_first
@@ -38,7 +36,6 @@ from goldstick.recipes.run import needs_data
 from goldstick.training import TrainingTask
 from goldstick.training.parallel import rank, wait_for_all
 
-optimize_model = optimize  # where an argument has its name
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
 __all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize"]
@@ -94,21 +91,31 @@ def apply(
     return result
 
 
-def plan(model: str | Path, recipe: RecipeLike, *, inputs: Mapping[str, Tensor] | str | Path | None = None) -> Plan:
+def plan(
+    model: str | Path,
+    recipe: RecipeLike,
+    *,
+    inputs: Mapping[str, Tensor] | str | Path | None = None,
+    data_dir: str | Path | None = None,
+) -> Plan:
     """What a recipe would do to a checkpoint, from its config and file headers alone.
 
     Args:
         model, recipe: As :func:`quantize` takes them.
         inputs: Keyword arguments to try the model with, where goldstick cannot know any, or a file of them.
+        data_dir: As :func:`quantize` takes it; that data are there is looked at, too.
 
     Raises:
         SourceError: The model cannot be read.
         RecipeError: The recipe is wrong, or illegal for this model.
         FormatError: The recipe's format cannot hold the result.
+        DataError: The data that the run would need are missing.
     """
     given = read_inputs(Path(inputs)) if isinstance(inputs, str | Path) else inputs
     with checkpoint_directory(find_model(model)) as directory:
-        return make_plan(directory, with_bundled_data(Recipe.load(recipe), model, None), given)
+        planned = make_plan(directory, with_bundled_data(Recipe.load(recipe), model, data_dir), given)
+    require_inputs(planned.recipe, data_directory(data_dir, model))
+    return planned
 
 
 def quantize(
@@ -158,7 +165,8 @@ def quantize(
         CheckpointError: What was written and read back is not what it should be.
     """
     with checkpoint_directory(find_model(model)) as directory:
-        planned = plan(directory, with_bundled_data(Recipe.load(recipe), model, data_dir), inputs=inputs)
+        given = read_inputs(Path(inputs)) if isinstance(inputs, str | Path) else inputs
+        planned = make_plan(directory, with_bundled_data(Recipe.load(recipe), model, data_dir), given)
         local = data_directory(data_dir, model)
         calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
         if rank() > 0:
@@ -257,10 +265,7 @@ def load(
     """
     loaded = load_checkpoint(directory, model=model, dtype=dtype)
     if optimize:
-        found = optimize_model(loaded)
-        for change in found.left:
-            logging.getLogger("goldstick").warning("%s", change)
-        logging.getLogger("goldstick").info("%s", found)
+        optimize_and_log(loaded)
     return loaded
 
 

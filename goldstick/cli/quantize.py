@@ -121,7 +121,7 @@ def quantize(
     for directory in (output, *further.values()):
         check_output(directory, overwrite, resume)
     if dry_run or further:
-        planned = _plan(model, recipe, inputs)
+        planned = _plan(model, recipe, inputs, data_dir)
         refuse_formats(planned, list(further))
     if dry_run:
         _show_plan(planned, as_json)
@@ -182,30 +182,28 @@ def quantize(
 
 @click.command()
 @click.argument("model")
+@click.option("--data-dir", metavar="DIR", help="Where data known by name lie; 'reference' for the bundled data.")
 @INPUTS
 @_recipe_options
-def plan(model: str, inputs: Path | None, as_json: bool, **recipe_options: Any) -> None:
-    """Show what a recipe would do to MODEL, layer by layer.
+def plan(model: str, data_dir: str | None, inputs: Path | None, as_json: bool, **recipe_options: Any) -> None:
+    """Show what a recipe would do to MODEL, layer by layer, and which formats the result can be exported to.
 
-    Reads the config and the file headers only, so it answers in seconds for a model of any size.
+    Reads the config and the file headers only, so it answers in seconds for a model of any size. Fails where the run
+    would, also for data that are missing.
     """
     formats: tuple[str, ...] = recipe_options["formats"]
-    planned = _plan(model, _recipe(**recipe_options), inputs)
+    planned = _plan(model, _recipe(**recipe_options), inputs, data_dir)
     refuse_formats(planned, list(further_directories(Path("OUTPUT"), formats)))
     _show_plan(planned, as_json)
 
 
-def _plan(model: str, recipe: Recipe, inputs: Path | None) -> Plan:
+def _plan(model: str, recipe: Recipe, inputs: Path | None, data_dir: str | None) -> Plan:
     from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
-    from goldstick.checkpoint.gguf.directory import checkpoint_directory
-    from goldstick.hf.example_inputs import read_inputs
-    from goldstick.jobs.load.find_model import find_model
-    from goldstick.jobs.plan.plan import make_plan
+    from goldstick import api
 
-    with checkpoint_directory(find_model(model)) as directory:
-        return make_plan(directory, recipe, read_inputs(inputs) if inputs is not None else None)
+    return api.plan(model, recipe, inputs=inputs, data_dir=data_dir)
 
 
 def _recipe(
@@ -251,11 +249,12 @@ def _recipe(
 
 def _show_plan(planned: Plan, as_json: bool) -> None:
     from goldstick.algorithms.stage import CacheQuantizer
+    from goldstick.jobs.plan.exports import export_refusals
     from goldstick.jobs.plan.layer_table import layer_table
     from goldstick.report.terminal import print_table
     from goldstick.report.words import format_bytes, rotation_words
 
-    rows = layer_table(planned)
+    rows, exports = layer_table(planned), export_refusals(planned)
     if as_json:
         print_json(
             {
@@ -264,6 +263,7 @@ def _show_plan(planned: Plan, as_json: bool) -> None:
                 "bytes_after": planned.bytes_after,
                 "peak_memory_forecast": planned.peak_memory,
                 "seconds_forecast": round(planned.seconds, 1),
+                "exports": {name: reason or None for name, reason in exports.items()},
                 "streams": planned.streams,
                 "by_blocks": planned.by_blocks,
                 "rotation": planned.rotation.to_dict() if planned.rotation else None,
@@ -286,6 +286,8 @@ def _show_plan(planned: Plan, as_json: bool) -> None:
         f"peak memory about {format_bytes(planned.peak_memory)}; about {planned.seconds:.0f} s on this recipe's "
         f"{'stream' if planned.streams else 'blocks' if planned.by_blocks else 'whole model in memory'}"
     )
+    possible = [name for name, reason in exports.items() if not reason]
+    click.echo(f"can be exported to: {', '.join(possible) or 'no other format'}")
     if planned.rotation:
         click.echo(rotation_words(planned.rotation.to_dict()))
     for stage in planned.resolution.of(CacheQuantizer):

@@ -6,15 +6,16 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from goldstick.errors import DataError, UsageError
-from goldstick.evaluation.hub import HUB_TIMEOUT, HubDataset, load_from_hub
+from goldstick.evaluation.hub import HUB_TIMEOUT, HubDataset, load_from_hub, require_on_hub
 
 Row = TypeVar("Row")
+Found = TypeVar("Found")
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
@@ -102,10 +103,20 @@ class DataSource:
         """Return the JSON document in the local file ``path``."""
         return _parsed("".join(_read_lines(path)), str(path))
 
+    def require(self, dataset: Dataset) -> None:
+        """Raise the DataError of reading ``dataset`` where it is neither here nor on the hub; nothing is read."""
+        if self.find(dataset) is None:
+            self._from_hub(dataset, require_on_hub)
+
     def _origin(self, dataset: Dataset) -> str:
         return str(self.find(dataset) or dataset.name)
 
     def _rows_from_hub(self, dataset: Dataset) -> list[tuple[int, Mapping[str, Any]]]:
+        rows = [row for part in self._from_hub(dataset, load_from_hub) for row in part]
+        return list(enumerate(rows, start=1))
+
+    def _from_hub(self, dataset: Dataset, ask: Callable[[HubDataset, float], Found]) -> list[Found]:
+        """What each part of a data set on the hub gives; DataError says what to provide here where it gives nothing."""
         local = "give the path of a local file instead"
         if dataset.files:
             local = f"give --data-dir DIR with DIR/{dataset.files[0]} (or .gz)"
@@ -113,13 +124,10 @@ class DataSource:
             local = f"there is no {dataset.files[0]} (or .gz) under --data-dir {self.data_dir}"
         if not dataset.hub:
             raise DataError(f"{dataset.name}: this data set is read from a local file only; {local}")
-        rows: list[Mapping[str, Any]] = []
-        for hub in dataset.hub:
-            try:
-                rows += load_from_hub(hub, self.hub_timeout)
-            except DataError as error:
-                raise DataError(f"{dataset.name}: {error}; {local}") from error
-        return list(enumerate(rows, start=1))
+        try:
+            return [ask(hub, self.hub_timeout) for hub in dataset.hub]
+        except DataError as error:
+            raise DataError(f"{dataset.name}: {error}; {local}") from error
 
 
 def require_file(path: Path, what: str) -> None:

@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from goldstick.calibration.data.kinds import Kind, find_kind
 from goldstick.calibration.data.packing import drawn_samples, require_enough
 from goldstick.calibration.data.samples import CalibrationSet
+from goldstick.calibration.data.sources import require_documents
 from goldstick.calibration.data.stored_tensors import read_tensors
 from goldstick.calibration.data.tensor_samples import TensorSamples
 from goldstick.errors import DataError
+from goldstick.evaluation.data import Dataset, DataSource
+from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.evaluation.forward import embedding_rows
-from goldstick.jobs.load.calibration_data import calibration_data
+from goldstick.jobs.load.calibration_data import calibration_data, home_of
 from goldstick.jobs.load.media_samples import media_samples
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.run import needs_data
 
 
 def calibration_inputs(
@@ -47,6 +51,28 @@ def calibration_inputs(
         return _fitting(data, model)
 
     return read
+
+
+def require_inputs(recipe: Recipe, data_dir: Path | None) -> None:
+    """Raise what a run of the recipe would where its calibration data or those of its tasks are not there.
+
+    Args:
+        recipe: The recipe; one that looks at no data and evaluates nothing needs none.
+        data_dir: Where sets known by name lie.
+
+    Raises:
+        DataError: They are missing; the message says what to provide. They are not read, so they may be malformed.
+        UsageError: There is no such task.
+    """
+    if needs_data(recipe.stages):
+        settings = recipe.calibration
+        if find_kind(settings.dataset, settings.text_field).kind is Kind.TEXT:
+            require_documents(settings.dataset, home_of(settings.dataset, data_dir))
+    data = DataSource(data_dir) if recipe.evaluate else None
+    for task in find_tasks(recipe.evaluate).values() if recipe.evaluate else ():
+        dataset = getattr(task, "dataset", None)
+        if data is not None and isinstance(dataset, Dataset):
+            data.require(dataset)
 
 
 def _tensor_samples(settings: Calibration, model: nn.Module) -> TensorSamples:
