@@ -17,13 +17,13 @@ from goldstick.errors import UsageError
 from goldstick.evaluation import Evaluation, Task
 from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.formats import FORMATS
-from goldstick.hf.example_inputs import give_inputs, read_inputs
+from goldstick.hf.example_inputs import as_inputs, give_inputs
 from goldstick.jobs.doctor import Diagnosis, examine
 from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory, evaluate_loaded
 from goldstick.jobs.export.export import export_checkpoint
 from goldstick.jobs.load.accelerate import accelerate
 from goldstick.jobs.load.bundled_data import with_bundled_data
-from goldstick.jobs.load.calibration_inputs import calibration_inputs, require_inputs
+from goldstick.jobs.load.calibration_inputs import calibration_inputs, require_calibration, require_tasks
 from goldstick.jobs.load.find_model import data_directory, find_model
 from goldstick.jobs.load.load import load as load_checkpoint
 from goldstick.jobs.optimize.optimize import optimize, optimize_and_log
@@ -101,20 +101,19 @@ def plan(
     """What a recipe would do to a checkpoint, from its config and file headers alone.
 
     Args:
-        model, recipe: As :func:`quantize` takes them.
+        model, recipe, data_dir: As :func:`quantize` takes them.
         inputs: Keyword arguments to try the model with, where goldstick cannot know any, or a file of them.
-        data_dir: As :func:`quantize` takes it; that data are there is looked at, too.
 
     Raises:
-        SourceError: The model cannot be read.
-        RecipeError: The recipe is wrong, or illegal for this model.
+        SourceError, RecipeError: The model cannot be read; the recipe is wrong, or illegal for this model.
         FormatError: The recipe's format cannot hold the result.
         DataError: The data that the run would need are missing.
     """
-    given = read_inputs(Path(inputs)) if isinstance(inputs, str | Path) else inputs
+    wanted = with_bundled_data(Recipe.load(recipe), model, data_dir)
     with checkpoint_directory(find_model(model)) as directory:
-        planned = make_plan(directory, with_bundled_data(Recipe.load(recipe), model, data_dir), given)
-    require_inputs(planned.recipe, data_directory(data_dir, model))
+        planned = make_plan(directory, wanted, as_inputs(inputs))
+    require_calibration(wanted, data_directory(data_dir, model))
+    require_tasks(wanted.evaluate, data_directory(data_dir, model))
     return planned
 
 
@@ -165,9 +164,9 @@ def quantize(
         CheckpointError: What was written and read back is not what it should be.
     """
     with checkpoint_directory(find_model(model)) as directory:
-        given = read_inputs(Path(inputs)) if isinstance(inputs, str | Path) else inputs
-        planned = make_plan(directory, with_bundled_data(Recipe.load(recipe), model, data_dir), given)
+        planned = make_plan(directory, with_bundled_data(Recipe.load(recipe), model, data_dir), as_inputs(inputs))
         local = data_directory(data_dir, model)
+        require_calibration(planned.recipe, local)
         calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
         if rank() > 0:
             return help_the_first(planned, Path(output), device, calibrate)

@@ -361,7 +361,7 @@ def test_an_error_nobody_foresaw_is_one_paragraph_that_asks_for_a_report(
     def explode(*_: object) -> None:
         raise ZeroDivisionError("division by zero")
 
-    monkeypatch.setattr("goldstick.jobs.plan.plan.make_plan", explode)
+    monkeypatch.setattr("goldstick.api.make_plan", explode)
     result = run("plan", str(source))
     assert result.exit_code == 1
     assert result.stderr.startswith("Error: goldstick met something it did not expect: ZeroDivisionError")

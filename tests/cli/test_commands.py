@@ -104,8 +104,10 @@ def test_the_flag_for_indivisible_layers_overrides_the_recipe(llama: Path) -> No
         )
 
 
-def test_layers_are_excluded_without_a_recipe_file(llama: Path) -> None:
-    arguments = ["plan", str(llama), "--recipe", "gptq-w4a16-g32"]
+def test_layers_are_excluded_without_a_recipe_file(llama: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("words")
+    arguments = ["plan", str(llama), "--recipe", "gptq-w4a16-g32", "--dataset", str(text)]
     plan = json.loads(run(*arguments, "--exclude", "*down_proj", "--exclude", "q_proj", "--json").stdout)
     notes = {layer["name"]: layer["note"] for layer in plan["layers"] if "_proj" in layer["name"]}
     for pattern, part in (("*down_proj", "down_proj"), ("q_proj", "q_proj")):

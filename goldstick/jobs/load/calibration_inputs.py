@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -53,25 +53,37 @@ def calibration_inputs(
     return read
 
 
-def require_inputs(recipe: Recipe, data_dir: Path | None) -> None:
-    """Raise what a run of the recipe would where its calibration data or those of its tasks are not there.
+def require_calibration(recipe: Recipe, data_dir: Path | None) -> None:
+    """Raise what a run of the recipe would where its calibration data are not there.
 
     Args:
-        recipe: The recipe; one that looks at no data and evaluates nothing needs none.
+        recipe: The recipe; one that looks at no data needs none.
         data_dir: Where sets known by name lie.
 
     Raises:
-        DataError: They are missing; the message says what to provide. They are not read, so they may be malformed.
-        UsageError: There is no such task.
+        DataError: They are missing; the message says what to provide. Text is not read, so it may be malformed.
     """
     if needs_data(recipe.stages):
         settings = recipe.calibration
         if find_kind(settings.dataset, settings.text_field).kind is Kind.TEXT:
             require_documents(settings.dataset, home_of(settings.dataset, data_dir))
-    data = DataSource(data_dir) if recipe.evaluate else None
-    for task in find_tasks(recipe.evaluate).values() if recipe.evaluate else ():
+
+
+def require_tasks(tasks: Sequence[str], data_dir: Path | None) -> None:
+    """Raise what an evaluation on tasks would where there is no such task, or its data are not there.
+
+    Args:
+        tasks: Their names; none need nothing.
+        data_dir: Where local data lie.
+
+    Raises:
+        UsageError: There is no such task.
+        DataError: The data are missing; those of other packages' tasks are not looked at.
+    """
+    data = DataSource(data_dir)
+    for task in find_tasks(tasks).values() if tasks else ():
         dataset = getattr(task, "dataset", None)
-        if data is not None and isinstance(dataset, Dataset):
+        if isinstance(dataset, Dataset):
             data.require(dataset)
 
 
