@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,22 +15,21 @@ from goldstick.checkpoint.staging import check_output, refuse_overlap
 from goldstick.core.processes import rank, told_by_first
 from goldstick.core.progress import Progress, quiet
 from goldstick.errors import UsageError
-from goldstick.evaluation.evaluate import Evaluation, find_tasks
-from goldstick.evaluation.evaluate import evaluate as run_tasks
-from goldstick.evaluation.measurable import measurable
+from goldstick.evaluation import Evaluation, Task
+from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.formats import FORMATS
-from goldstick.hf.example_inputs import give_inputs, read_inputs
+from goldstick.hf.example_inputs import as_inputs, give_inputs
 from goldstick.jobs.doctor import Diagnosis, examine
 from goldstick.jobs.doctor.runtimes import runtime_named
 from goldstick.jobs.doctor.runtimes.planned import plan_for
-from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory
+from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory, evaluate_loaded
 from goldstick.jobs.export.export import export_checkpoint
 from goldstick.jobs.load.accelerate import accelerate
 from goldstick.jobs.load.bundled_data import with_bundled_data
-from goldstick.jobs.load.calibration_inputs import calibration_inputs
+from goldstick.jobs.load.calibration_inputs import calibration_inputs, require_calibration, require_tasks
 from goldstick.jobs.load.find_model import data_directory, find_model
 from goldstick.jobs.load.load import load as load_checkpoint
-from goldstick.jobs.optimize.optimize import optimize
+from goldstick.jobs.optimize.optimize import optimize, optimize_and_log
 from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.quantize import Quantized, execute
@@ -41,7 +39,6 @@ from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import needs_data
 from goldstick.training import TrainingTask
 
-optimize_model = optimize  # where an argument has its name
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
 __all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize"]
@@ -93,30 +90,32 @@ def apply(
 
 def plan(
     model: str | Path, recipe: RecipeLike, *, inputs: Mapping[str, Tensor] | str | Path | None = None,
-    runtime: str | None = None, tensor_parallel: int = 1,
+    data_dir: str | Path | None = None, runtime: str | None = None, tensor_parallel: int = 1,
 ) -> Plan:  # fmt: skip
     """What a recipe would do to a checkpoint, from its config and file headers alone.
 
     Args:
-        model, recipe: As :func:`quantize` takes them.
+        model, recipe, data_dir: As :func:`quantize` takes them.
         inputs: Keyword arguments to try the model with, where goldstick cannot know any, or a file of them.
         runtime: A program that is to run the result: a format that it loads is taken, and what it refuses is refused.
         tensor_parallel: Over how many devices it is to split the layers.
 
     Raises:
-        SourceError: The model cannot be read.
-        RecipeError: The recipe is wrong, or illegal for this model.
+        SourceError, RecipeError: The model cannot be read; the recipe is wrong, or illegal for this model.
         FormatError: Its format cannot hold the result, or the runtime does not run it.
+        DataError: The data that the run would need are missing.
     """
-    given = read_inputs(Path(inputs)) if isinstance(inputs, str | Path) else inputs
+    wanted = with_bundled_data(Recipe.load(recipe), model, data_dir)
     with checkpoint_directory(find_model(model)) as directory:
-        loaded = with_bundled_data(Recipe.load(recipe), model, None)
-        return plan_for(directory, loaded, given, runtime_named(runtime), tensor_parallel)
+        planned = plan_for(directory, wanted, as_inputs(inputs), runtime_named(runtime), tensor_parallel)
+    require_calibration(wanted, data_directory(data_dir, model))
+    require_tasks(wanted.evaluate, data_directory(data_dir, model))
+    return planned
 
 
 def quantize(
     model: str | Path, recipe: RecipeLike, *, output: str | Path, overwrite: bool = False,
-    evaluate: Sequence[str] | None = None, data_dir: str | Path | None = None, limit: int | None = None,
+    evaluate: Sequence[str | Task] | None = None, data_dir: str | Path | None = None, limit: int | None = None,
     device: str = "cpu", proof: ProofMethod = "outputs", resume: bool = False, max_memory: int | None = None,
     inputs: Mapping[str, Tensor] | str | Path | None = None, runtime: str | None = None, tensor_parallel: int = 1,
     cache: Path | None = None, progress: Progress = quiet,
@@ -150,9 +149,10 @@ def quantize(
         CheckpointError: What was written and read back is not what it should be.
     """
     with checkpoint_directory(find_model(model)) as directory:
-        bundled = with_bundled_data(Recipe.load(recipe), model, data_dir)
-        planned = plan(directory, bundled, inputs=inputs, runtime=runtime, tensor_parallel=tensor_parallel)
+        bundled, wanted_by = with_bundled_data(Recipe.load(recipe), model, data_dir), runtime_named(runtime)
+        planned = plan_for(directory, bundled, as_inputs(inputs), wanted_by, tensor_parallel)
         local = data_directory(data_dir, model)
+        require_calibration(planned.recipe, local)
         calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
         refuse_idle_ranks(planned, device)
         if rank():
@@ -259,16 +259,13 @@ def load(
     """
     loaded = load_checkpoint(directory, model=model, dtype=dtype)
     if optimize:
-        found = optimize_model(loaded)
-        for change in found.left:
-            logging.getLogger("goldstick").warning("%s", change)
-        logging.getLogger("goldstick").info("%s", found)
+        optimize_and_log(loaded)
     return loaded
 
 
 def evaluate(
     model: str | Path | nn.Module,
-    tasks: Sequence[str],
+    tasks: Sequence[str | Task],
     *,
     tokenizer: str | Path | None = None,
     data_dir: str | Path | None = None,
@@ -281,7 +278,7 @@ def evaluate(
     Args:
         model: A checkpoint directory (float or compressed), a GGUF file, a hub id, ``reference``, or a loaded model: a
             causal language model, one for question answering or one for image classification.
-        tasks: Names of tasks, such as ``wikitext2``.
+        tasks: Tasks, or their names: ``wikitext2``, ``lm_eval:TASK``, ``text:FILE``, ``choice:FILE``, ``FILE.py``, ….
         tokenizer: Directory of the tokenizer or image processor, for a model that is loaded already.
         data_dir: Where local data lie; ``reference`` for what comes with the reference model.
         limit: At most so many items of each task.
@@ -293,9 +290,6 @@ def evaluate(
         DataError: The data of a task are neither local nor on the hub.
     """
     if isinstance(model, nn.Module):
-        origin = tokenizer or getattr(model, "name_or_path", "")
-        if not origin:
-            raise UsageError("A loaded model needs its tokenizer: evaluate(model, tasks, tokenizer=DIRECTORY).")
-        return run_tasks(measurable(model, Path(origin)), tasks, data_directory(data_dir, None), limit, progress)
+        return evaluate_loaded(model, tasks, tokenizer, data_directory(data_dir, None), limit, progress)
     find_tasks(tasks)  # before a model is loaded
     return evaluate_directory(find_model(model), tasks, data_directory(data_dir, model), limit, progress, cache)

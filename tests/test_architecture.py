@@ -34,7 +34,7 @@ ALLOWED: dict[str, str] = {
     "calibration": "core structure surgery algorithms.base evaluation",
     "formats": "core",
     "registration": "formats",
-    "recipes": "core structure surgery algorithms training calibration formats",
+    "recipes": "core structure surgery algorithms training evaluation calibration formats",
     "checkpoint": "core report formats",
     "hf": "core structure nn surgery formats checkpoint",
     "jobs/load": BELOW,

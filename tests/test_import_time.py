@@ -1,4 +1,4 @@
-"""`goldstick --help` answers at once: nothing heavy is imported before a command needs it."""
+"""`goldstick --help` and `recipes list` answer at once: nothing heavy is imported before a command needs it."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def modules_after(statement: str) -> set[str]:
         "import goldstick.cli",
         HELP,
         HELP.replace('["--help"]', '["quantize", "--help"]'),
+        HELP.replace('["--help"]', '["recipes", "list"]'),
     ],
-    ids=["package", "cli", "help", "help-of-quantize"],
+    ids=["package", "cli", "help", "help-of-quantize", "recipes-list"],
 )
 def test_the_command_line_starts_without_heavy_libraries(statement: str) -> None:
     if (

@@ -16,6 +16,7 @@ from goldstick.algorithms.output_error import output_error
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.algorithms.smooth_scale import Candidate, Ranges, SmoothLoss, bounded, least_loss
 from goldstick.algorithms.solution import Solution, finite_or_none, solve_each
+from goldstick.core.counts import counted
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.grid import Grid
 from goldstick.core.inputs import SAMPLE, InputObserver
@@ -171,7 +172,9 @@ class AWQ(Smoother, Quantizer):
         if not observer.tokens:
             return "no input ever reached the layers"
         if observer.tokens < self.token_floor * observer.in_features:
-            return f"{observer.tokens} inputs seen, fewer than {self.token_floor:g} of {observer.in_features}"
+            return (
+                f"{counted(observer.tokens, 'input')} seen, fewer than {self.token_floor:g} of {observer.in_features}"
+            )
         return None
 
     @property

@@ -23,7 +23,7 @@ from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network, Site
 from goldstick.structure.targets import Targets, matches, unmatched
 
-GroupSizeMismatch = Literal["error", "channel", "skip"]
+GroupSizeMismatch = Literal["error", "smaller", "channel", "skip"]
 Unrecognised = Literal["leave", "error"]
 Tie = Literal["error", "untie", "keep"]
 Unfoldable = Literal["skip", "multiply"]
@@ -145,7 +145,8 @@ class Quantizer(Algorithm):
         targets: Which layers.
         overrides: Patterns with schemes of their own, the last match winning (mixed precision).
         group_size_mismatch: What to do where the group size does not divide a layer's inputs: stop with an ``error``,
-            give the layer one scale per ``channel``, or ``skip`` it.
+            give the layer ``smaller`` groups (the largest of 128, 64, 32 and 16 that divides, one scale per channel
+            where none does) or one scale per ``channel``, or ``skip`` it.
         unrecognised: What to do where matrices are of a kind that goldstick does not recognise and no pattern names
             them: ``leave`` them float and say so, or stop with an ``error``.
         tie: What to do with a targeted weight that is tied to another: stop with an ``error``, ``untie`` them and

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from goldstick.core.counts import counted
 from goldstick.errors import StructureError
 
 #: The note of such a site.
@@ -42,7 +43,7 @@ def unreached_warnings(notes: Mapping[str, Notes]) -> Sequence[str]:
     names = [name for name, found in notes.items() if NOTE in found]
     if not names:
         return []
-    many = "1 layer" if len(names) == 1 else f"{len(names)} layers"
+    many = counted(len(names), "layer")
     more = f" and {len(names) - _NAMED} more (each has a note {NOTE!r})" if len(names) > _NAMED else ""
     return [
         f"No calibration batch reached {many}, rounded without data: {', '.join(names[:_NAMED])}{more}. Use data that "

@@ -37,6 +37,7 @@ from goldstick.checkpoint.staging import (
     writing,
 )
 from goldstick.checkpoint.working_directory import CHECKPOINT, clear, held, remove, sign, working_directory
+from goldstick.core.counts import counted
 from goldstick.core.json_files import dump_json, parse_json, write_atomically
 from goldstick.core.whole_file import sync_directory
 from goldstick.errors import DataError, OutputError
@@ -131,7 +132,7 @@ def _keep_or_remove(work: WorkDirectory, error: BaseException) -> None:
         return
     epochs = any((work.path / "training").glob("*.pt"))
     if done:
-        error.add_note(f"{done} blocks are finished and kept in {work.path}: give --resume to go on after them.")
+        error.add_note(f"{counted(done, 'finished block')} kept in {work.path}: give --resume to go on from there.")
     elif epochs:
         error.add_note(f"What was trained is kept in {work.path}: give --resume to go on after the last whole epoch.")
     else:

@@ -9,6 +9,7 @@ import click
 
 from goldstick.cli.console import console, print_json, progress_bar
 from goldstick.cli.runtime_option import runtime_options, verdict_in_words
+from goldstick.core.counts import counted
 
 #: Places that a line of the table names; the others are counted, and listed with ``--json`` and ``--verbose``.
 _NAMED = 3
@@ -60,8 +61,9 @@ def doctor(
             print_table(console(), "Findings", ("severity", "what", "where", "remedy"), rows)
         faults = sum(finding.severity == "fault" for finding in found.findings)
         click.echo(
-            f"{found.format}, {found.tensors} tensors, {found.layers} quantized matrices: "
-            f"{faults} faults, {len(found.findings) - faults} remarks"
+            f"{found.format}, {counted(found.tensors, 'tensor')}, "
+            f"{counted(found.layers, 'quantized matrix', 'quantized matrices')}: "
+            f"{counted(faults, 'fault')}, {counted(len(found.findings) - faults, 'remark')}"
         )
         if found.verdict is not None:
             click.echo("\n".join(verdict_in_words(found.verdict)))

@@ -15,7 +15,12 @@ from goldstick.cli.streams import showing
 @click.command()
 @click.argument("model")
 @click.option(
-    "--tasks", required=True, callback=split_names, metavar="TASKS", help="Such as wikitext2,boolq or lm_eval:TASK."
+    "--tasks",
+    required=True,
+    callback=split_names,
+    metavar="TASKS",
+    help="Such as wikitext2,boolq or lm_eval:TASK; text:FILE, qa:FILE.jsonl or choice:FILE.jsonl for your own data; "
+    "FILE.py for a task of your own.",
 )
 @click.option("--baseline", metavar="MODEL", help="A model to compare with, usually the float one.")
 @click.option("--data-dir", metavar="DIR", help="Where the tasks' data lie; 'reference' for the bundled data.")

@@ -15,6 +15,7 @@ from goldstick.cli.processors import use_processors
 from goldstick.cli.push import push
 from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_private
+from goldstick.core.counts import counted
 
 
 @click.command()
@@ -83,7 +84,7 @@ def export(
         else:
             layers = sum(record.scheme is not None for record in made.report.layers)
             size = format_bytes(made.report.size.bytes_after)
-            console().print(f"{layers} layers stored as {made.report.format}, {size}")
+            console().print(f"{counted(layers, 'layer')} stored as {made.report.format}, {size}")
             for warning in made.report.warnings:
                 click.echo(f"note: {warning}")
             click.echo(f"checkpoint: {output}\nreport: {output / 'report.json'}")

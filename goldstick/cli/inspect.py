@@ -10,6 +10,7 @@ import click
 from goldstick.cli.console import console, print_json
 from goldstick.cli.processors import use_processors
 from goldstick.cli.streams import showing
+from goldstick.core.counts import counted
 from goldstick.errors import DataError
 
 
@@ -50,7 +51,7 @@ def verify(directory: Path, as_json: bool) -> None:
         print_json(found)
         return
     if found["files"]:
-        click.echo(f"{found['files']} files have the sha256 the manifest records")
+        click.echo(f"sha256 as the manifest records it: {counted(found['files'], 'file')}")
     click.echo(found["proof"])
 
 

@@ -51,7 +51,8 @@ def _recipe_options(command: Any) -> Any:
                      type=FormatName("auto"),
                      help=f"Storage format: auto ({PREFERRED} wherever it can hold the result), {OWN_FORMATS}. "
                           "Given again, each further one is exported to OUTPUT-F."),
-        renamed_option("--group-size-mismatch", "--indivisible", type=click.Choice(["error", "channel", "skip"]),
+        renamed_option("--group-size-mismatch", "--indivisible",
+                       type=click.Choice(["error", "smaller", "channel", "skip"]),
                        help="What a layer becomes whose inputs the group size does not divide."),
         click.option("--tie", type=click.Choice(["error", "untie", "keep"]),
                      help="What to do with a targeted weight that is tied to another."),
@@ -108,7 +109,7 @@ def quantize(
     for directory in (output, *further.values()):
         check_output(directory, overwrite, resume)
     if dry_run or further:
-        planned = _plan(model, recipe, inputs, runtime, tensor_parallel)
+        planned = _plan(model, recipe, inputs, data_dir, runtime, tensor_parallel)
         refuse_formats(planned, list(further))
     if dry_run:
         _show_plan(planned, as_json)
@@ -169,35 +170,34 @@ def quantize(
 
 @click.command()
 @click.argument("model")
+@click.option("--data-dir", metavar="DIR", help="Where data known by name lie; 'reference' for the bundled data.")
 @INPUTS
 @runtime_options
 @_recipe_options
 def plan(
-    model: str, inputs: Path | None, runtime: str | None, tensor_parallel: int, as_json: bool, **recipe_options: Any
-) -> None:
-    """Show what a recipe would do to MODEL, layer by layer.
+    model: str, data_dir: str | None, inputs: Path | None, runtime: str | None, tensor_parallel: int, as_json: bool,
+    **recipe_options: Any,
+) -> None:  # fmt: skip
+    """Show what a recipe would do to MODEL, layer by layer, and which formats the result can be exported to.
 
-    Reads the config and the file headers only, so it answers in seconds for a model of any size.
+    Reads the config and the file headers only, so it answers in seconds for a model of any size. Fails where the run
+    would, also for data that are missing.
     """
     formats: tuple[str, ...] = recipe_options["formats"]
-    planned = _plan(model, _recipe(**recipe_options), inputs, runtime, tensor_parallel)
+    planned = _plan(model, _recipe(**recipe_options), inputs, data_dir, runtime, tensor_parallel)
     refuse_formats(planned, list(further_directories(Path("OUTPUT"), formats)))
     _show_plan(planned, as_json)
 
 
-def _plan(model: str, recipe: Recipe, inputs: Path | None, runtime: str | None, tensor_parallel: int) -> Plan:
+def _plan(
+    model: str, recipe: Recipe, inputs: Path | None, data_dir: str | None, runtime: str | None, tensor_parallel: int
+) -> Plan:
     from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
-    from goldstick.checkpoint.gguf.directory import checkpoint_directory
-    from goldstick.hf.example_inputs import read_inputs
-    from goldstick.jobs.doctor.runtimes import runtime_named
-    from goldstick.jobs.doctor.runtimes.planned import plan_for
-    from goldstick.jobs.load.find_model import find_model
+    from goldstick import api
 
-    with checkpoint_directory(find_model(model)) as directory:
-        given = read_inputs(inputs) if inputs is not None else None
-        return plan_for(directory, recipe, given, runtime_named(runtime), tensor_parallel)
+    return api.plan(model, recipe, inputs=inputs, data_dir=data_dir, runtime=runtime, tensor_parallel=tensor_parallel)
 
 
 def _recipe(
@@ -243,11 +243,12 @@ def _recipe(
 
 def _show_plan(planned: Plan, as_json: bool) -> None:
     from goldstick.algorithms.stage import CacheQuantizer
+    from goldstick.jobs.plan.exports import export_refusals
     from goldstick.jobs.plan.layer_table import layer_table
     from goldstick.report.terminal import print_table
     from goldstick.report.words import format_bytes, rotation_words
 
-    rows = layer_table(planned)
+    rows, exports = layer_table(planned), export_refusals(planned)
     if as_json:
         print_json(
             {
@@ -256,6 +257,7 @@ def _show_plan(planned: Plan, as_json: bool) -> None:
                 "bytes_after": planned.bytes_after,
                 "peak_memory_forecast": planned.peak_memory,
                 "seconds_forecast": round(planned.seconds, 1),
+                "exports": {name: reason or None for name, reason in exports.items()},
                 "streams": planned.streams,
                 "by_blocks": planned.by_blocks,
                 "rotation": planned.rotation.to_dict() if planned.rotation else None,
@@ -278,6 +280,8 @@ def _show_plan(planned: Plan, as_json: bool) -> None:
         f"peak memory about {format_bytes(planned.peak_memory)}; about {planned.seconds:.0f} s on this recipe's "
         f"{'stream' if planned.streams else 'blocks' if planned.by_blocks else 'whole model in memory'}"
     )
+    possible = [name for name, reason in exports.items() if not reason]
+    click.echo(f"can be exported to: {', '.join(possible) or 'no other format'}")
     if planned.rotation:
         click.echo(rotation_words(planned.rotation.to_dict()))
     for stage in planned.resolution.of(CacheQuantizer):

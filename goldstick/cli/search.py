@@ -11,6 +11,7 @@ from goldstick.cli.console import print_json, progress_bar
 from goldstick.cli.memory_size import memory_size
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.streams import showing
+from goldstick.core.counts import counted
 
 
 def _share(_: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
@@ -143,8 +144,8 @@ def search(
         whole = record["whole"]
         click.echo(
             f"size: {found.nbytes:,} bytes of weight files, {record['bits_per_weight']:.4g} bits a weight\n"
-            f"loss: KL {whole['kl']:.4g} ± {whole['half_width']:.2g} nats per token on {whole['rows']} held-out rows, "
-            "rounded to nearest"
+            f"loss: KL {whole['kl']:.4g} ± {whole['half_width']:.2g} nats per token on "
+            f"{counted(whole['rows'], 'held-out row')}, rounded to nearest"
         )
         for name, path in files.items():
             click.echo(f"{name}: {path}")

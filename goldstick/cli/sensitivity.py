@@ -40,7 +40,7 @@ def _widths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
 @renamed_option(
     "--group-size-mismatch",
     "--indivisible",
-    type=click.Choice(["error", "channel", "skip"]),
+    type=click.Choice(["error", "smaller", "channel", "skip"]),
     help="What a layer becomes whose inputs the group size does not divide.",
 )
 @click.option(
@@ -62,7 +62,7 @@ def sensitivity(
     data_dir: str | None,
     samples: int,
     seq_len: int,
-    group_size_mismatch: Literal["error", "channel", "skip"] | None,
+    group_size_mismatch: Literal["error", "smaller", "channel", "skip"] | None,
     output: Path | None,
     html: Path | None,
     overwrite: bool,

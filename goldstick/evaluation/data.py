@@ -6,33 +6,36 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from goldstick.errors import DataError, UsageError
-from goldstick.evaluation.hub import HUB_TIMEOUT, HubDataset, load_from_hub
+from goldstick.evaluation.hub import HUB_TIMEOUT, HubDataset, load_from_hub, require_on_hub
 
 Row = TypeVar("Row")
+Found = TypeVar("Found")
 
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """One data set's two homes.
+    """One data set's homes.
 
     Args:
         name: what messages call it.
         files: the local files it may be in, relative to the data directory, best first; glob patterns are
             allowed and each is looked for as it is and with ``.gz`` behind it.
         hub: where it is on the hub, one entry per configuration; empty where it is not there.
+        path: a file of the user's, wherever it lies, which is then the data set's only home.
     """
 
     name: str
-    files: tuple[str, ...]
+    files: tuple[str, ...] = ()
     hub: tuple[HubDataset, ...] = ()
+    path: Path | None = None
 
 
 class DataSource:
@@ -51,7 +54,10 @@ class DataSource:
             raise UsageError(f"the data directory {self.data_dir} does not exist")
 
     def find(self, dataset: Dataset) -> Path | None:
-        """Return the local file that holds ``dataset``, or None."""
+        """Return the local file that holds ``dataset``, or None; raise DataError where a file of the user's is none."""
+        if dataset.path is not None:
+            require_file(dataset.path, dataset.name)
+            return dataset.path
         if self.data_dir is None:
             return None
         for pattern in dataset.files:
@@ -97,10 +103,20 @@ class DataSource:
         """Return the JSON document in the local file ``path``."""
         return _parsed("".join(_read_lines(path)), str(path))
 
+    def require(self, dataset: Dataset) -> None:
+        """Raise the DataError of reading ``dataset`` where it is neither here nor on the hub; nothing is read."""
+        if self.find(dataset) is None:
+            self._from_hub(dataset, require_on_hub)
+
     def _origin(self, dataset: Dataset) -> str:
         return str(self.find(dataset) or dataset.name)
 
     def _rows_from_hub(self, dataset: Dataset) -> list[tuple[int, Mapping[str, Any]]]:
+        rows = [row for part in self._from_hub(dataset, load_from_hub) for row in part]
+        return list(enumerate(rows, start=1))
+
+    def _from_hub(self, dataset: Dataset, ask: Callable[[HubDataset, float], Found]) -> list[Found]:
+        """What each part of a data set on the hub gives; DataError says what to provide here where it gives nothing."""
         local = "give the path of a local file instead"
         if dataset.files:
             local = f"give --data-dir DIR with DIR/{dataset.files[0]} (or .gz)"
@@ -108,13 +124,18 @@ class DataSource:
             local = f"there is no {dataset.files[0]} (or .gz) under --data-dir {self.data_dir}"
         if not dataset.hub:
             raise DataError(f"{dataset.name}: this data set is read from a local file only; {local}")
-        rows: list[Mapping[str, Any]] = []
-        for hub in dataset.hub:
-            try:
-                rows += load_from_hub(hub, self.hub_timeout)
-            except DataError as error:
-                raise DataError(f"{dataset.name}: {error}; {local}") from error
-        return list(enumerate(rows, start=1))
+        try:
+            return [ask(hub, self.hub_timeout) for hub in dataset.hub]
+        except DataError as error:
+            raise DataError(f"{dataset.name}: {error}; {local}") from error
+
+
+def require_file(path: Path, what: str) -> None:
+    """Raise DataError, naming ``what`` it is for, where there is no file of that path."""
+    if path.is_dir():
+        raise DataError(f"{what}: {path} is a folder; name a file in it")
+    if not path.is_file():
+        raise DataError(f"{what}: there is no file {path.absolute()}; a path counts from the folder one works in")
 
 
 def require_text(row: Mapping[str, Any], names: Sequence[str], place: str) -> None:

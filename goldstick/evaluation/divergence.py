@@ -10,12 +10,12 @@ from goldstick.core.progress import Progress
 from goldstick.errors import UsageError
 from goldstick.evaluation.batching import batches_by_length, pad
 from goldstick.evaluation.data import DataSource
-from goldstick.evaluation.evaluate import find_tasks
+from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.evaluation.forward import evaluating, forward, require_numbers
 from goldstick.evaluation.kl import token_kl
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items, uncertainty
-from goldstick.evaluation.protocol import TaskResult
+from goldstick.evaluation.protocol import Task, TaskResult
 
 
 @runtime_checkable
@@ -28,15 +28,15 @@ class TextTask(Protocol):
         """Token sequences within the model's context, and the protocol that made them."""
 
 
-def text_tasks(names: Sequence[str]) -> dict[str, TextTask]:
-    """Return those of the registered tasks of these names that are on running text."""
-    return {name: task for name, task in find_tasks(names).items() if isinstance(task, TextTask)}
+def text_tasks(asked: Sequence[str | Task]) -> dict[str, TextTask]:
+    """Return those of these tasks that are on running text."""
+    return {name: task for name, task in find_tasks(asked).items() if isinstance(task, TextTask)}
 
 
 def divergence(
     first: LanguageModel,
     second: LanguageModel,
-    tasks: Sequence[str],
+    tasks: Sequence[str | Task],
     data: DataSource,
     limit: int | None = None,
     progress: Progress | None = None,
@@ -50,7 +50,7 @@ def divergence(
     Args:
         first: the model that counts as right.
         second: the other, with the same tokenizer.
-        tasks: names of tasks; those on anything but running text are passed over.
+        tasks: tasks or their names; those on anything but running text are passed over.
         data: where their texts are.
         limit: the most documents of each, or None for each task's own number.
         progress: told after each batch.

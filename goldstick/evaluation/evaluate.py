@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from goldstick.core.progress import Progress
-from goldstick.errors import UsageError
+from goldstick.errors import GoldstickError, UsageError
 from goldstick.evaluation.data import DataSource
+from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.evaluation.protocol import Measurable, Task, TaskResult
-from goldstick.evaluation.tasks import TASKS
-from goldstick.evaluation.tasks.harness import PREFIX, HarnessTask
+from goldstick.evaluation.task_module import failure
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +47,7 @@ class Evaluation:
 
 def evaluate(
     model: Measurable,
-    tasks: Sequence[str],
+    tasks: Sequence[str | Task],
     data_dir: Path | str | DataSource | None = None,
     limit: int | None = None,
     progress: Progress | None = None,
@@ -55,7 +56,8 @@ def evaluate(
 
     Args:
         model: the model with what makes its inputs: a `LanguageModel`, a `SpanModel` or an `ImageClassifier`.
-        tasks: names from `goldstick.evaluation.tasks.TASKS`, or ``lm_eval:`` and a task of lm-evaluation-harness.
+        tasks: names, such as ``wikitext2``, ``lm_eval:TASK`` or ``text:FILE``, and tasks of one's own, as
+            `goldstick.evaluation.find_tasks.find_tasks` reads them.
         data_dir: the directory with local copies of the data, or None for the hub; or a DataSource.
         limit: the most items per task (windows, documents, questions), or None for each task's own number.
         progress: called as ``progress(task, done, total)``.
@@ -73,28 +75,36 @@ def evaluate(
             raise UsageError(f"the task {task.name!r} measures {wanted}; this is {model.kind}")
     data = data_dir if isinstance(data_dir, DataSource) else DataSource(data_dir)
     for task in chosen.values():
-        task.load(data)
-    results = {name: task.run(model, data, limit, progress) for name, task in chosen.items()}
+        _load(task, data)
+    results = {name: _run(task, model, data, limit, progress) for name, task in chosen.items()}
     return Evaluation(results=results, tokenizer=model.tokenizer_hash)
 
 
-def find_tasks(names: Sequence[str]) -> dict[str, Task]:
-    """Return the registered tasks of those names, or raise UsageError naming the nearest candidate."""
-    if isinstance(names, str):
-        raise UsageError(f"tasks must be a list of names, not the string {names!r}")
-    if not names:
-        raise UsageError(f"no task to evaluate; there are {', '.join(TASKS)}")
-    found: dict[str, Task] = {}
-    for name in names:
-        if name in found:
-            raise UsageError(f"the task {name!r} is asked for twice")
-        if name.startswith(PREFIX) and name != PREFIX:
-            found[name] = HarnessTask(task=name.removeprefix(PREFIX))
-            continue
-        if name not in TASKS:
-            near = difflib.get_close_matches(name, TASKS, n=1, cutoff=0.4)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            known = f"{', '.join(TASKS)}, and {PREFIX}TASK for lm-evaluation-harness's"
-            raise UsageError(f"there is no task {name!r}; {hint}The tasks are {known}")
-        found[name] = TASKS[name]
-    return found
+def _load(task: Task, data: DataSource) -> None:
+    with _of_the_user(task, "load"):
+        task.load(data)
+
+
+def _run(task: Task, model: Measurable, data: DataSource, limit: int | None, progress: Progress | None) -> TaskResult:
+    with _of_the_user(task, "run"):
+        result = task.run(model, data, limit, progress)
+    if not isinstance(result, TaskResult):
+        raise UsageError(f"the task {task.name!r}: its run must return a TaskResult, not {type(result).__name__}")
+    return result
+
+
+@contextmanager
+def _of_the_user(task: Task, method: str) -> Iterator[None]:
+    """Say which task it was where code that is not goldstick's fails."""
+    module = sys.modules.get(type(task).__module__)
+    try:
+        yield
+    except GoldstickError:
+        raise
+    except Exception as error:
+        if module is None or module.__name__.partition(".")[0] == "goldstick":
+            raise
+        file = getattr(module, "__file__", None)
+        where = f" of {file}" if file else ""
+        what = failure(error, Path(file) if file else None)
+        raise UsageError(f"the task {task.name!r}{where} fails in {method}{what}; mend it there") from error

@@ -79,6 +79,29 @@ def load_from_hub(dataset: HubDataset, timeout: float = HUB_TIMEOUT) -> list[Map
     up the data set; downloading them is not bounded. Where the environment says offline only the cache is asked, at
     once. Raises DataError with the cause and the state of the offline switch.
     """
+    with _asked(dataset, timeout) as builder:
+        import datasets
+
+        builder.download_and_prepare()
+        found = builder.as_dataset(split=dataset.split)
+        for name, feature in (getattr(found, "features", None) or {}).items():
+            if isinstance(feature, datasets.Image):
+                found = found.cast_column(name, datasets.Image(decode=False))
+        rows: list[Mapping[str, Any]] = [dict(row) for row in found]
+    if dataset.configuration_field is not None:
+        rows = [{dataset.configuration_field: dataset.configuration, **row} for row in rows]
+    return rows
+
+
+def require_on_hub(dataset: HubDataset, timeout: float = HUB_TIMEOUT) -> None:
+    """Raise the DataError of `load_from_hub` where the data set cannot be had; nothing is downloaded but its facts."""
+    with _asked(dataset, timeout):
+        pass
+
+
+@contextmanager
+def _asked(dataset: HubDataset, timeout: float) -> Iterator[Any]:
+    """The data set's builder, with the hub or the local cache behind it; what fails inside is a DataError."""
     offline = _offline_variable()
     if os.path.exists(dataset.path):  # `datasets` would take it for the data set
         raise DataError(
@@ -97,19 +120,10 @@ def load_from_hub(dataset: HubDataset, timeout: float = HUB_TIMEOUT) -> list[Map
         state = "this machine has no way to it"
     try:
         with asking_the_cache_alone() if alone else nullcontext():
-            builder = _bounded(dataset, timeout)
-            builder.download_and_prepare()
-        found = builder.as_dataset(split=dataset.split)
-        for name, feature in (getattr(found, "features", None) or {}).items():
-            if isinstance(feature, datasets.Image):
-                found = found.cast_column(name, datasets.Image(decode=False))
-        rows: list[Mapping[str, Any]] = [dict(row) for row in found]
+            yield _bounded(dataset, timeout)
     except Exception as error:  # the library raises OSError, ValueError and its own classes for one cause
         cause = " ".join(f"{type(error).__name__}: {error}".split())
         raise DataError(f"{dataset.path} cannot be had from the hub ({cause}; {state})") from error
-    if dataset.configuration_field is not None:
-        rows = [{dataset.configuration_field: dataset.configuration, **row} for row in rows]
-    return rows
 
 
 def _bounded(dataset: HubDataset, timeout: float) -> Any:

@@ -10,6 +10,7 @@ from goldstick.core.progress import Progress as Progress
 
 if TYPE_CHECKING:
     from goldstick.evaluation.data import DataSource
+    from goldstick.evaluation.metrics import Items
 
 
 class Measurable(Protocol):
@@ -41,6 +42,31 @@ class TaskResult:
     metrics: Mapping[str, float]
     details: Mapping[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def from_items(
+        cls, protocol: str, items: Mapping[str, Items], *, lower_is_better: Sequence[str] = (), **details: Any
+    ) -> TaskResult:
+        """The result that each metric's items make, with standard errors and intervals.
+
+        Args:
+            protocol: As above.
+            items: What single items gave, by metric; all of the same number of items.
+            lower_is_better: Metrics of which less is better, beside perplexities and bits per byte.
+            details: What is particular to the task.
+        """
+        from goldstick.evaluation.metrics import uncertainty
+
+        return cls(
+            protocol=protocol,
+            n=max((len(one.values) for one in items.values()), default=0),
+            metrics={name: one.metric() for name, one in items.items()},
+            details={
+                **details,
+                **({"lower_is_better": list(lower_is_better)} if lower_is_better else {}),
+                **uncertainty(items),
+            },
+        )
+
 
 class Task(Protocol):
     """A data set, a prompt and a metric under a versioned protocol; a frozen dataclass without state.
@@ -64,3 +90,21 @@ class Task(Protocol):
 
     def run(self, model: Any, data: DataSource, limit: int | None, progress: Progress | None, /) -> TaskResult:
         """Score ``model``, one of `models`, on at most ``limit`` items."""
+
+
+def why_no_task(found: Any) -> str | None:
+    """What an object lacks to be a task, in words; None where it is one."""
+    if isinstance(found, type):
+        return f"{found.__name__} is a class; give an object of it, {found.__name__}(…)"
+    if not isinstance(getattr(found, "name", None), str) or not found.name:
+        return "it has no text 'name'"
+    if not callable(getattr(found, "run", None)):
+        return "it has no method 'run(model, data, limit, progress)'"
+    if not callable(getattr(found, "load", None)):
+        return "it has no method 'load(data)'"
+    if not isinstance(getattr(found, "protocol", None), str):
+        return "it has no text 'protocol', such as \"mine@1\""
+    kinds = getattr(found, "models", None)
+    if not isinstance(kinds, tuple) or not all(isinstance(kind, type) and hasattr(kind, "kind") for kind in kinds):
+        return "its 'models' is no tuple of what it measures, such as (LanguageModel,)"
+    return None

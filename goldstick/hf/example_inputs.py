@@ -100,6 +100,11 @@ def given_inputs(model: nn.Module) -> Inputs | None:
     return _GIVEN.get(model)
 
 
+def as_inputs(inputs: Mapping[str, Tensor] | str | Path | None) -> Mapping[str, Tensor] | None:
+    """Keyword arguments as they are given, or from the file that is given."""
+    return read_inputs(Path(inputs)) if isinstance(inputs, str | Path) else inputs
+
+
 def read_inputs(path: Path) -> Inputs:
     """The tensors of a ``.safetensors`` or ``.npz`` file by the names of a forward's arguments.
 

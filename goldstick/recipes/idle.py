@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from goldstick.algorithms.base import rounds
+from goldstick.core.counts import counted
 from goldstick.errors import RecipeError
 from goldstick.recipes.resolve import Resolution
 from goldstick.structure.network import Network
@@ -28,6 +29,6 @@ def refuse_idle(network: Network, resolution: Resolution) -> None:
     reasons = Counter(resolution.ignored[site.parameter_name] for site in network.sites if site.role == "inner")
     why = f" ({reasons.most_common(1)[0][0]})" if reasons else ""
     raise RecipeError(
-        f"{stages}: of {len(network.sites)} layers that could be rounded none is{why}, so nothing would be done. Widen "
-        "'targets', choose a group size that divides, or leave the stage out."
+        f"{stages}: of {counted(len(network.sites), 'layer')} that could be rounded none is{why}, so nothing would be "
+        "done. Widen 'targets', choose a group size that divides, or leave the stage out."
     )

@@ -35,6 +35,7 @@ from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError
 from goldstick.formats import FORMATS
 from goldstick.recipes.order import misplaced, unfinishable
+from goldstick.recipes.paths import placed
 from goldstick.recipes.precision import Precision, with_precision
 from goldstick.recipes.sentence import parse
 from goldstick.recipes.strict_yaml import SIZE_LIMIT, parse_yaml
@@ -144,7 +145,7 @@ class Recipe(BaseModel):
                 raise RecipeError(f"There is no recipe file {str(source)!r}.")
             with path.open("rb") as file:
                 text = file.read(SIZE_LIMIT + 1)
-            return cls._validated(_parsed(text, str(path)), str(path), path.parent)
+            return cls._validated(placed(_parsed(text, str(path)), path.parent), str(path), path.parent)
         recipe = cls._validated(parse(str(source)).recipe(), f"recipe {source}")
         schemes = [one for stage in of_kind(recipe.stages, Quantizer) for one in stage.schemes()]
         if problems := misplaced(recipe.stages) + unfinishable(recipe.stages, schemes):

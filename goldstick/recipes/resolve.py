@@ -13,6 +13,7 @@ from goldstick.calibration.task import Step
 from goldstick.core.layout import Layout
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
+from goldstick.recipes.group_sizes import regrouped
 from goldstick.recipes.ignored import ignored
 from goldstick.recipes.mixture import with_mixture
 from goldstick.recipes.order import misplaced, unfinishable
@@ -152,14 +153,14 @@ def _assign(
             twice.append(site.name)
         elif size is None:
             assignments[site.name] = Assignment(site=site, stage=stage, scheme=scheme, note=note)
-        elif stage.group_size_mismatch == "error":
-            indivisible.append(f"{site.name} ({site.in_features} inputs, groups of {size})")
         elif stage.group_size_mismatch == "skip":
             skipped[site.parameter_name] = f"skipped: {what}"
-        else:
-            by_channel, how = _without_groups(scheme, site.in_features)
+        elif fitted := regrouped(scheme, site.in_features, stage.group_size_mismatch):
+            instead, how = fitted
             note = "; ".join([*([note] if note else []), f"{how}: {what}"])
-            assignments[site.name] = Assignment(site=site, stage=stage, scheme=by_channel, note=note)
+            assignments[site.name] = Assignment(site=site, stage=stage, scheme=instead, note=note)
+        else:
+            indivisible.append(f"{site.name} ({site.in_features} inputs, groups of {size})")
     if twice:
         problems.append(
             f"{place}: {_some(twice)} would be quantized twice, since a stage before does it already. Exclude such "
@@ -169,23 +170,10 @@ def _assign(
         problems.append(
             f"{place}: the group size does not divide the inputs of {_some(indivisible)}. Decide what such layers "
             "become: "
+            "'--group-size-mismatch smaller' gives them the largest groups of 128, 64, 32 or 16 that divide, "
             "'--group-size-mismatch channel' gives them one scale per output channel, '--group-size-mismatch skip' "
             "leaves them float (the same as 'group_size_mismatch:' in the recipe), or choose a group size that divides."
         )
-
-
-def _without_groups(scheme: Scheme, in_features: int) -> tuple[Scheme, str]:
-    """A scheme with a scale per channel and token where its groups do not divide, and what became of it."""
-    weight, activation = scheme.weight, scheme.activation
-    how = []
-    if not weight.divides(in_features):
-        scale = None if weight.superblock else weight.scale
-        weight = dataclasses.replace(weight, granularity="channel", group_size=None, scale=scale)
-        how.append("by channel")
-    if activation is not None and not activation.divides(in_features):
-        activation = Scheme.parse("fp8-dynamic").activation if activation.bits == 8 else None
-        how.append("inputs by token" if activation else "weight only")
-    return Scheme(weight=weight, activation=activation), ", ".join(how)
 
 
 def _for_forward(site: Site, scheme: Scheme, trained: bool) -> tuple[Scheme, str]:

@@ -211,7 +211,9 @@ def _options(word: Word, name: str) -> dict[str, Any]:
     searched = scheme.activation is None or not scheme.weight.integers
     below = word.below_8_bits if searched and scheme.weight.bits < 8 else {}
     zeros = "-asym" if word.asymmetric and scheme.weight.symmetric else ""
-    return {"scheme": name + zeros, **word.options, **below}
+    grouped = scheme.weight.granularity == "group" and scheme.weight.scale is None
+    narrow = {"group_size_mismatch": "smaller"} if grouped else {}
+    return {"scheme": name + zeros, **word.options, **below, **narrow}
 
 
 def _described(name: str) -> str:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 from typing import Any, Literal, get_args
-
-from goldstick.algorithms import ALGORITHMS, BlockReconstruction, Quantizer, Smoother
 
 Slot = Literal["rotation", "smoothing", "scaling", "method", "reconstruction", "scheme", "mixed", "cache"]
 #: The places of a sentence, in their order. Each holds one word at most, ``scheme`` several.
@@ -129,10 +128,20 @@ RECOMMENDED = {
 
 
 def vocabulary() -> dict[str, Word]:
-    """Every word but those of schemes: the table's, and the names of other algorithms that fit a place."""
+    """Every word but those of schemes: the table's, and the names of other packages' algorithms that fit a place.
+
+    Algorithms, and torch with them, are imported only where another package has some.
+    """
+    return _WORDS | further_words() if entry_points(group="goldstick.algorithms") else dict(_WORDS)
+
+
+def further_words() -> dict[str, Word]:
+    """The names of algorithms that are not in the table and fit a place, by their kind."""
+    from goldstick.algorithms import ALGORITHMS, BlockReconstruction, Quantizer, Smoother
+
     slots: dict[Any, Slot] = {Smoother: "smoothing", Quantizer: "method", BlockReconstruction: "reconstruction"}
     listed = {word.stage for word in _WORDS.values()}
-    further = {
+    return {
         name: Word(
             slot=slot, stage=name, title=name, does=(algorithm.__doc__ or name).strip().partition("\n")[0].rstrip(".")
         )
@@ -140,7 +149,6 @@ def vocabulary() -> dict[str, Word]:
         for kind, slot in slots.items()
         if name not in listed and issubclass(algorithm, kind)
     }
-    return _WORDS | further
 
 
 def grammar() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from goldstick.core.counts import counted
 from goldstick.errors import DataError
 from goldstick.evaluation.compare import ComparisonRow, compare
 from goldstick.report.words import format_bytes, verdict
@@ -150,7 +151,7 @@ def _prediction_line(
         "relative": "",
         "difference_interval": "",
         "better": better,
-        "verdict": f"over {found['details']['tokens_predicted']:,} tokens",
+        "verdict": f"over {counted(found['details']['tokens_predicted'], 'token')}",
         "severity": "neutral",
     }
 

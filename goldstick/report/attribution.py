@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from goldstick.core.counts import counted
 from goldstick.report.terminal import print_table
 
 if TYPE_CHECKING:
@@ -52,8 +53,8 @@ class Attribution:
         """What the figures are, in a sentence or two."""
         return (
             f"The compressed model's predictions are {self.total:.3g} nats a token from the float model's (mean KL "
-            f"over {self.tokens:,} tokens). One part at a time was put back to float; the shares need not add up to "
-            "100 %, since errors cancel and add up."
+            f"over {counted(self.tokens, 'token')}). One part at a time was put back to float; the shares need not add "
+            "up to 100 %, since errors cancel and add up."
         )
 
     def to_dict(self) -> dict[str, Any]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from goldstick.core.counts import counted
+
 
 def divergence_words(evaluation: Mapping[str, Any]) -> Iterator[str]:
     """A sentence for each text of an evaluation with a baseline, or the reason why there is none.
@@ -26,7 +28,7 @@ def divergence_words(evaluation: Mapping[str, Any]) -> Iterator[str]:
         same = f"{metrics['top1_agreement']:.2f} %{_between(intervals['top1_agreement'], '.2f')}"
         yield (
             f"{task}: the predictions are {kl} from the baseline's (mean KL), and the likeliest token is the same for "
-            f"{same} of {tokens:,} tokens."
+            f"{same} of {counted(tokens, 'token')}."
         )
 
 

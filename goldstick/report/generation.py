@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from goldstick.core.counts import counted
 from goldstick.report.svg import lines
 from goldstick.report.terminal import print_table
 
@@ -65,11 +66,11 @@ class Generation:
         early, late = (math.fsum(part) / max(1, len(part)) for part in (mean[:half], mean[half:]))
         trend = f"; mean KL {early:.2g} nats in the first half of the tokens, {late:.2g} in the second"
         if not apart:
-            return f"All {len(self.texts)} texts are the same token for token{trend}."
+            return f"The same token for token: {counted(len(self.texts), 'text')}{trend}."
         middle = sorted(apart)[len(apart) // 2]
         return (
-            f"{len(self.texts) - len(apart)} of {len(self.texts)} texts are the same token for token; the others part "
-            f"at token {min(apart)} at the earliest, {middle} in the middle{trend}."
+            f"The same token for token: {len(self.texts) - len(apart)} of {counted(len(self.texts), 'text')}; the "
+            f"others part at token {min(apart)} at the earliest, {middle} in the middle{trend}."
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -80,7 +81,7 @@ class Generation:
         """What a page shows: the rows of a table, and a drawing of the KL by token."""
         mean, largest = self.mean_kl, self.largest_kl
         top = max(largest, default=0.0)
-        description = f"KL by token, {len(mean)} tokens: the mean and the largest, from 0 to {top:.2g} nats"
+        description = f"KL by token, {counted(len(mean), 'token')}: the mean and the largest, from 0 to {top:.2g} nats"
         return {
             "inputs": self.inputs,
             "words": self.words(),

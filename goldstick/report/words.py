@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from goldstick.core.counts import counted
+
 if TYPE_CHECKING:
     from goldstick.evaluation.compare import ComparisonRow
 
@@ -59,8 +61,8 @@ def format_shape(shape: Sequence[int]) -> str:
 def rotation_words(rotation: Mapping[str, Any]) -> str:
     """What was rotated, and the error of the proof, in a sentence."""
     channels, heads, blocks = rotation["residual_channels"], len(rotation["heads"]), len(rotation["blocks"])
-    parts = [f"the residual of {channels} channels"] if channels else []
-    parts += [f"the heads of {heads} of {blocks} blocks"] if heads else []
+    parts = [f"the residual of {counted(channels, 'channel')}"] if channels else []
+    parts += [f"the heads of {heads} of {counted(blocks, 'block')}"] if heads else []
     error = rotation["error_of_the_whole_model"]
     kind = "the whole model" if error is not None else "a block of each kind"
     error = rotation["error_with_a_block_of_each_kind"] if error is None else error
@@ -73,7 +75,7 @@ def training_words(training: Mapping[str, Any]) -> str:
     losses, scores = training["losses"], training["scores"]
     if not losses:
         return f"{training['stage']}: trained by the caller's own function"
-    text = f"{training['stage']}: {training['steps']:,} steps, loss {losses[0]:.4g} in the first epoch, "
+    text = f"{training['stage']}: {counted(training['steps'], 'step')}, loss {losses[0]:.4g} in the first epoch, "
     text += f"{losses[-1]:.4g} in the last of {len(losses)}"
     if scores:
         text += f"; epoch {training['kept_epoch']} kept, which validated at {max(scores):.4g}"
@@ -97,7 +99,7 @@ def pruning_words(pruning: Mapping[str, Any]) -> str:
     text = f"{pruning['stage']}: parameters {parameters}, multiplications {macs}; a forward of {pruning['samples']} "
     text += f"samples {1000 * slow:.3g} → {1000 * fast:.3g} ms"
     if pruning["refused"]:
-        text += f"; {len(pruning['refused'])} layers kept all channels"
+        text += f"; {counted(len(pruning['refused']), 'layer')} kept all channels"
     return text
 
 
@@ -109,15 +111,18 @@ def proof_words(proof: Mapping[str, Any]) -> str:
             f"{proof['max_abs_difference']:.3g} (outputs reach {proof['largest_output']:.3g})"
         ) + (": the network makes much of last bits; every stored tensor is as written" if "stored" in proof else "")
     if proof["method"] == "stored":
-        return f"read back in a fresh process; {proof['tensors']} tensors have the hashes of those in memory"
-    if proof["method"] == "files":
         return (
-            f"outputs are not proven ({proof['not_run']}); read back in a fresh process, {proof['files']} files hold "
-            f"what was written, and {proof['tensors_quantized']} quantized tensors can be read"
+            f"read back in a fresh process, with the hashes of those in memory: {counted(proof['tensors'], 'tensor')}"
+        )
+    if proof["method"] == "files":
+        readable = counted(proof["tensors_quantized"], "quantized tensor")
+        return (
+            f"outputs are not proven ({proof['not_run']}); in a fresh process, what was written was read back from "
+            f"{counted(proof['files'], 'file')}, and {readable} can be read"
         )
     return (
-        f"read back in a fresh process; {proof['tensors_quantized']} quantized and {proof['tensors_copied']} copied "
-        "tensors as they should be"
+        f"read back in a fresh process, as they should be: {counted(proof['tensors_quantized'], 'quantized tensor')}, "
+        f"{proof['tensors_copied']:,} copied"
     )
 
 
@@ -147,7 +152,7 @@ def verdict(row: ComparisonRow) -> str:
         return f"{'loses' if loss > 0 else 'gains'} {_with_margin(abs(loss), max(high - loss, loss - low))} {unit}"
     ruled_out = f"no loss larger than {_rounded_up(high)} {unit} at 95 %"
     if row.paired is not None and row.paired.changed == 0:
-        return f"equal on each of {row.paired.items:,} items" + (f"; {ruled_out}" if high > 0 else "")
+        return f"equal on each of {counted(row.paired.items, 'item')}" + (f"; {ruled_out}" if high > 0 else "")
     return ruled_out
 
 

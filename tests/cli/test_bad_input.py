@@ -210,7 +210,8 @@ def test_a_checkpoint_that_is_quantized_by_a_method_nobody_knows(
 
 
 def test_a_group_size_that_does_not_divide(assert_refused: Refused, source: Path) -> None:
-    arguments = ("quantize", str(source), "-o", str(source.parent / "out"), "--recipe", "rtn-w4a16-g128")
+    recipe = ("--recipe", "rtn-w4a16-g128", "--group-size-mismatch", "error")
+    arguments = ("quantize", str(source), "-o", str(source.parent / "out"), *recipe)
     ways_out = ("--group-size-mismatch channel", "--group-size-mismatch skip", "a group size that divides")
     assert_refused(*arguments, code=2, says=("q_proj", "64 inputs", *ways_out))
 

@@ -90,10 +90,12 @@ def test_options_that_change_nothing_are_noted(llama: Path, tmp_path: Path) -> N
 
 
 def test_the_flag_for_indivisible_layers_overrides_the_recipe(llama: Path) -> None:
-    refused = run("plan", str(llama), "--recipe", "rtn-w4a16-g128")
+    refused = run("plan", str(llama), "--recipe", "rtn-w4a16-g128", "--group-size-mismatch", "error")
     assert refused.exit_code == 2
     assert "--group-size-mismatch channel" in refused.stderr
     arguments = ["plan", str(llama), "--recipe", "rtn-w4a16-g128", "--json"]
+    notes = [layer["note"] or "" for layer in json.loads(run(*arguments).stdout)["layers"]]
+    assert "groups of 64: 64 inputs do not divide into groups of 128" in notes
     for option in ("--group-size-mismatch", "--indivisible"):
         found = run(*arguments, option, "skip")
         assert any("skipped: 64 inputs" in (layer["note"] or "") for layer in json.loads(found.stdout)["layers"])
@@ -102,8 +104,10 @@ def test_the_flag_for_indivisible_layers_overrides_the_recipe(llama: Path) -> No
         )
 
 
-def test_layers_are_excluded_without_a_recipe_file(llama: Path) -> None:
-    arguments = ["plan", str(llama), "--recipe", "gptq-w4a16-g32"]
+def test_layers_are_excluded_without_a_recipe_file(llama: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("words")
+    arguments = ["plan", str(llama), "--recipe", "gptq-w4a16-g32", "--dataset", str(text)]
     plan = json.loads(run(*arguments, "--exclude", "*down_proj", "--exclude", "q_proj", "--json").stdout)
     notes = {layer["name"]: layer["note"] for layer in plan["layers"] if "_proj" in layer["name"]}
     for pattern, part in (("*down_proj", "down_proj"), ("q_proj", "q_proj")):

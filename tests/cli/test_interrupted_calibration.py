@@ -124,7 +124,7 @@ def test_a_signal_leaves_what_is_finished_and_the_way_to_go_on(
     _, errors = process.communicate(timeout=600)
     assert process.returncode == code
     assert errors.strip().splitlines()[-1] == (
-        f"{word}; 1 blocks are finished and kept in {output.with_name('.out.work')}: give --resume to go on after them."
+        f"{word}; 1 finished block kept in {output.with_name('.out.work')}: give --resume to go on from there."
     )
     assert "Traceback" not in errors
     assert [path.name for path in output.parent.iterdir()] == [".out.work"]
@@ -136,7 +136,7 @@ def test_a_full_disk_leaves_what_is_finished_and_the_way_to_go_on(job: Job, tmp_
     second = [info.start for name, info in open_tensors(job.directory).items() if ".layers.1." in name]
     limit = min(second) + 1000
     message = refused_where_files_end(limit, *job.arguments, "-o", str(output))
-    for part in ("failed after", "Free space", "1 blocks are finished and kept in", "give --resume"):
+    for part in ("failed after", "Free space", "1 finished block kept in", "give --resume"):
         assert part in message
     assert not output.exists()
     job.finish(output)

@@ -59,7 +59,7 @@ def test_a_model_saved_from_memory_has_a_page_too(tmp_path: Path, monkeypatch: p
     module = torch.nn.Sequential(torch.nn.Linear(64, 8))
     goldstick.apply(module, "rtn-w8a16").save(tmp_path / "out")
     page = check_alone((tmp_path / "out" / "report.html").read_text())
-    assert "tensors have the hashes of those in memory" in page.text
+    assert "with the hashes of those in memory" in page.text
     assert "Peak memory" not in page.text
 
 

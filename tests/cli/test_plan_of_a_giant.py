@@ -97,8 +97,11 @@ def test_the_forecasts_are_of_the_right_size(giant: Path) -> None:
     assert 60 < plan["seconds_forecast"] < 6 * 3600
 
 
-def test_a_static_cache_is_planned_block_by_block(giant: Path) -> None:
-    plan = json.loads(run("plan", str(giant), "--recipe", "rtn-w4a16-g128-kv8", "--json").stdout)
+def test_a_static_cache_is_planned_block_by_block(giant: Path, tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text("words")
+    words = ["--recipe", "rtn-w4a16-g128-kv8", "--dataset", str(text), "--json"]
+    plan = json.loads(run("plan", str(giant), *words).stdout)
     assert (plan["streams"], plan["by_blocks"]) == (False, True)
     assert plan["warnings"] == []
     block = 2 * (2 * HIDDEN**2 + 2 * KEYS * HIDDEN + 3 * INNER * HIDDEN)

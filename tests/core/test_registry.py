@@ -94,7 +94,10 @@ def test_neither_help_nor_the_import_of_goldstick_looks_through_the_packages(tmp
 
 
 def test_an_evaluation_task_of_another_package_is_found(tmp_path: Path) -> None:
-    source = "class Mine:\n    name = 'mine'\n    def run(self, *_):\n        return 0\nmine = Mine()\n"
+    source = (
+        "class Mine:\n    name, protocol, models = 'mine', 'mine@1', ()\n    def load(self, _):\n        return []\n"
+        "    def run(self, *_):\n        return 0\nmine = Mine()\n"
+    )
     install(tmp_path, "tasks", {"my_tasks": source}, "[goldstick.tasks]\nmine = my_tasks:mine\n")
     script = "from goldstick.evaluation.evaluate import find_tasks\nprint(find_tasks(['mine', 'boolq'])['mine'].run())"
     ended = subprocess.run(

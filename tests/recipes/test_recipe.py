@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, SLB, KVCache, Quantizer, RandomRotation, SmoothQuant
+from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, SLB, KVCache, RandomRotation, SmoothQuant
 from goldstick.core.notices import RenamedOptionWarning
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
@@ -37,12 +36,7 @@ def llama() -> Network:
 def test_every_recommended_recipe_means_something_for_a_llama(name: str, llama: Network) -> None:
     recipe = Recipe.load(name)
     assert recipe.description
-    stages = [
-        # Its rows of 64 are shorter than the groups of some recipes.
-        dataclasses.replace(one, group_size_mismatch="channel") if isinstance(one, Quantizer) else one
-        for one in recipe.stages
-    ]
-    resolution = resolve(stages, llama)
+    resolution = resolve(recipe.stages, llama)
     roles = {"inner", "embedding", "head"} if "q4_k_m" in name else {"inner"}  # which is a whole file
     assert set(resolution.assignments) == {site.name for site in llama.sites if site.role in roles}
 
@@ -76,7 +70,8 @@ def test_the_example_of_the_documents_is_read(tmp_path: Path) -> None:
 
 
 def test_stages_that_balance_go_before_one_that_rounds() -> None:
-    assert Recipe.load("awq-gptq-w4a16-g64").stages == (AWQ(quantize=False), GPTQ(scheme="w4a16-g64"))
+    rounding = GPTQ(scheme="w4a16-g64", group_size_mismatch="smaller")
+    assert Recipe.load("awq-gptq-w4a16-g64").stages == (AWQ(quantize=False), rounding)
     text = {"stages": [{"smoothquant": {"alpha": "search", "targets": {"exclude": ["*o_proj"]}}}, "rtn"]}
     assert Recipe.load(text).stages == (SmoothQuant(alpha="search", targets=Targets(exclude=("*o_proj",))), RTN())
     with pytest.raises(RecipeError, match=r"stages\[0\]\.smoothquant: unknown key 'scheme'"):
@@ -167,7 +162,10 @@ def test_an_unknown_key_names_its_place_and_the_nearest(mapping: dict[str, Any],
             {"stages": ["rtn"], "export": {"format": "onnx"}},
             "export.format: .*'auto', .*'awq', .* or '[a-z0-9-]+'",
         ),
-        (stage(group_size_mismatch="round"), r"stages\[0\].rtn: group_size_mismatch: .*'error', 'channel' or 'skip'"),
+        (
+            stage(group_size_mismatch="round"),
+            r"stages\[0\].rtn: group_size_mismatch: .*'error', 'smaller', 'channel' or 'skip'",
+        ),
         (stage(targets={"include": "q_proj"}), r"targets.include: .*valid tuple"),
         (stage(scheme="w4a16-128"), r"stages\[0\].rtn: No scheme is called 'w4a16-128'. Near it: .*w4a16-g128"),
         (stage(scheme={"weight": {"bits": 9}}), r"stages\[0\].rtn: A grid has 1 to 8 bits"),

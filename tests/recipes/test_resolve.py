@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from goldstick.core.notices import UnrecognisedWarning
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, SourceError, StructureError
 from goldstick.nn import PackedWeight, TiedQuantizedLinear
+from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.recipes.run import run
 from goldstick.structure.network import Network
@@ -113,6 +115,38 @@ def test_or_gives_such_layers_one_scale_per_channel_and_says_so() -> None:
     assert narrow.scheme == Scheme.parse("w4a16-channel")
     assert narrow.note == "by channel: 64 inputs do not divide into groups of 128"
     assert (wide.scheme, wide.note) == (Scheme.parse("w4a16-g128"), "")
+
+
+@pytest.mark.parametrize(
+    ("width", "label"),
+    [(64, "w4a16-g64"), (172, "w4a16-channel"), (96, "w4a16-g32"), (48, "w4a16-g16"), (256, "w4a16-g128")],
+)
+def test_or_gives_them_the_largest_smaller_groups_that_divide_and_says_so(width: int, label: str) -> None:
+    network = Network(nn.Sequential(nn.Linear(width, 8)).to("meta"))
+    (found,) = resolve([RTN(scheme="w4a16-g128", group_size_mismatch="smaller")], network).assignments.values()
+    assert found.scheme == Scheme.parse(label)
+    how = "by channel" if label.endswith("channel") else f"groups of {found.scheme.weight.group_size}"
+    assert found.note == ("" if width == 256 else f"{how}: {width} inputs do not divide into groups of 128")
+
+
+def test_smaller_groups_keep_what_else_a_scheme_says() -> None:
+    network = Network(nn.Sequential(nn.Linear(96, 8)).to("meta"))
+    stage = RTN(scheme="w3a8-dynamic-g64-asym", group_size_mismatch="smaller")
+    assert resolve([stage], network).assignments["0"].scheme == Scheme.parse("w3a8-dynamic-g32-asym")
+
+
+@pytest.mark.parametrize("scheme", ["mxfp4a16", "nvfp4a16", "fp8-block"])
+def test_blocks_of_number_formats_have_one_size_and_stay_an_error(scheme: str) -> None:
+    network = Network(nn.Sequential(nn.Linear(172, 8)).to("meta"))
+    with pytest.raises(RecipeError, match="group size does not divide the inputs of 0"):
+        resolve([RTN(scheme=scheme, group_size_mismatch="smaller")], network)
+
+
+def test_the_group_size_of_a_file_is_meant(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("stages: [{rtn: {scheme: w4a16-g128}}]")
+    with pytest.raises(RecipeError, match=r"--group-size-mismatch smaller.*--group-size-mismatch channel"):
+        resolve(Recipe.load(file).stages, meta("llama_gqa"))
 
 
 def test_or_leaves_them_float() -> None:

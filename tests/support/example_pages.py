@@ -35,6 +35,7 @@ SMALL = {
 }
 #: Page → what is otherwise in its model's config.
 OTHERWISE = {
+    "own-tasks.md": {"max_position_embeddings": 192},
     "README.md": {"max_position_embeddings": 192},
     "recipes.md": {"num_hidden_layers": 2},
     "runtimes.md": {
@@ -164,6 +165,11 @@ def _recipes(folder: Path, names: dict[str, Any]) -> None:
     (folder / "mine.yaml").write_text("stages:\n  - rtn: {scheme: w8a16}\n")
 
 
+def _own_tasks(folder: Path, names: dict[str, Any]) -> None:
+    goldstick.quantize("model", "rtn-w4a16-g128", output="out", proof="tensors")
+    (folder / "notes.txt").write_text((BUNDLED / "data" / "text" / "heldout.txt").read_text()[:3000])
+
+
 def _report(folder: Path, names: dict[str, Any]) -> None:
     goldstick.quantize("reference", "rtn-w8a16", output="other", proof="tensors")
 
@@ -188,6 +194,7 @@ PREPARE: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "kv-cache.md": _in_float,
     "number-formats.md": _number_formats,
     "optimize.md": _optimize,
+    "own-tasks.md": _own_tasks,
     "recipes.md": _recipes,
     "report.md": _report,
     "rotation.md": _in_float,

@@ -27,6 +27,7 @@ from tests.support.small_networks import TinyStages, batches
 _ROOT = Path(__file__).parents[2]
 #: What users read.
 DOCUMENTS = sorted([_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *(_ROOT / "docs").glob("*.md")])
+_TITLE = re.compile(r'title="([^"]+)"')
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
 
@@ -39,12 +40,14 @@ class Block:
         line: Where it begins.
         language: What stands behind the fence; may be empty.
         text: What is in it.
+        file: The file that it is, where ``title="FILE"`` stands behind the language.
     """
 
     page: str
     line: int
     language: str
     text: str
+    file: str = ""
 
     @property
     def first(self) -> str:
@@ -66,7 +69,13 @@ class Block:
 def blocks_of(page: Path) -> list[Block]:
     """The fenced blocks of a document, in their order."""
     return [
-        Block(page=page.name, line=token.map[0] + 1, language=token.info.strip(), text=token.content)
+        Block(
+            page=page.name,
+            line=token.map[0] + 1,
+            language=token.info.partition(" ")[0].strip(),
+            text=token.content,
+            file=title[1] if (title := _TITLE.search(token.info)) else "",
+        )
         for token in MarkdownIt().parse(page.read_text(encoding="utf-8"))
         if token.type in ("fence", "code_block") and token.map
     ]
@@ -100,6 +109,10 @@ class Reader:
             "python": self._python, "yaml": self._recipe, "console": self._commands, "bash": self._commands,
         }  # fmt: skip
         place = f"{block.page}:{block.line}"
+        if block.file:
+            Path(block.file).write_text(block.text, encoding="utf-8")
+        if block.file and block.language not in how:  # data, which what follows reads
+            return
         assert block.language in how, f"{place}: nobody knows how to run {block.language!r}"
         try:
             how[block.language](block)

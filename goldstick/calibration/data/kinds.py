@@ -10,6 +10,7 @@ from pathlib import Path
 from goldstick.calibration.data.media_rows import MediaRow, names_media, read_media_rows
 from goldstick.calibration.data.sources import KNOWN
 from goldstick.calibration.data.suffixes import AUDIO, IMAGES
+from goldstick.core.counts import counted
 from goldstick.errors import DataError
 
 _TENSORS = (".safetensors", ".npz")
@@ -88,8 +89,8 @@ def _folder(path: Path) -> Found:
     recordings = [file for file in files if file.suffix.lower() in AUDIO]
     if images and recordings:
         raise DataError(
-            f"{path}: a folder of {len(images)} images and {len(recordings)} audio files; give a folder of one kind, "
-            "or .jsonl rows that name the files that belong together"
+            f"{path}: a folder of {counted(len(images), 'image')} and {counted(len(recordings), 'audio file')}; give a "
+            "folder of one kind, or .jsonl rows that name the files that belong together"
         )
     if not images and not recordings:
         suffixes = Counter(file.suffix.lower() or "no ending" for file in files)

@@ -72,11 +72,40 @@ def read_documents(dataset: str, data_dir: Path | None, text_field: str | None =
         DataError: There is no such file or name, its ending is of no kind that is read, it holds no rows, or a row has
             none of the fields.
     """
+    located = _locate(dataset, data_dir)
+    if located.parquet is not None:
+        columns = (*((text_field,) if text_field else FIELDS), _PART)
+        return _documents(dataset, "row", read_parquet(located.parquet, columns), text_field)
+    return (_rows if located.of_rows else _text)(located.source, located.dataset, text_field)
+
+
+def require_documents(dataset: str, data_dir: Path | None) -> None:
+    """Raise the DataError of :func:`read_documents` where there is no such data set; no document is read.
+
+    Args:
+        dataset: Its path or name.
+        data_dir: Where sets known by name lie.
+    """
+    located = _locate(dataset, data_dir)
+    if located.parquet is None:
+        located.source.require(located.dataset)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Located:
+    """Where a data set is, and whether it has rows."""
+
+    source: DataSource
+    dataset: Dataset
+    of_rows: bool
+    parquet: Path | None = None
+
+
+def _locate(dataset: str, data_dir: Path | None) -> _Located:
     path = Path(dataset)
     plain = path.with_suffix("") if path.suffix == ".gz" else path
     if dataset in KNOWN and not path.is_file():  # a folder of that name may well lie here: the data themselves
-        source, known = DataSource(data_dir), KNOWN[dataset]
-        return _rows(source, known, text_field) if dataset in _KNOWN_ROWS else _text(source, known, text_field)
+        return _Located(source=DataSource(data_dir), dataset=KNOWN[dataset], of_rows=dataset in _KNOWN_ROWS)
     known_suffix = plain.suffix in (*_TEXT_SUFFIXES, *_ROW_SUFFIXES)
     if known_suffix or path.exists():
         if path.is_dir():
@@ -89,18 +118,19 @@ def read_documents(dataset: str, data_dir: Path | None, text_field: str | None =
                 ".parquet (a text or a conversation in each row), all but .parquet with .gz behind it where "
                 "compressed; write the data as one of these, or rename a file that is one"
             )
-        if plain.suffix == ".parquet":
-            columns = (*((text_field,) if text_field else FIELDS), _PART)
-            return _documents(dataset, "row", read_parquet(path, columns), text_field)
-        local, source = Dataset(name=dataset, files=(glob.escape(path.name),)), DataSource(path.parent)
-        return (_rows if plain.suffix in _ROW_SUFFIXES else _text)(source, local, text_field)
+        return _Located(
+            source=DataSource(path.parent),
+            dataset=Dataset(name=dataset, files=(glob.escape(path.name),)),
+            of_rows=plain.suffix in _ROW_SUFFIXES,
+            parquet=path if plain.suffix == ".parquet" else None,
+        )
     if "/" not in dataset:
         raise DataError(
             f"no calibration data is called {dataset!r}: give a .txt, .jsonl or .parquet file, a hub name "
             f"(owner/name), or one of {', '.join(KNOWN)}"
         )
     hub = Dataset(name=dataset, files=(), hub=(HubDataset(path=dataset, split="train"),))
-    return _rows(DataSource(None), hub, text_field)
+    return _Located(source=DataSource(None), dataset=hub, of_rows=True)
 
 
 def _text(source: DataSource, dataset: Dataset, text_field: str | None) -> list[Document]:

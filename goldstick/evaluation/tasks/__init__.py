@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from goldstick.core.registry import Registry
-from goldstick.evaluation.protocol import Task
+from goldstick.evaluation.protocol import Task, why_no_task
 from goldstick.evaluation.tasks.boolq import BoolQ
 from goldstick.evaluation.tasks.ceval import CEval
 from goldstick.evaluation.tasks.goldenstick import FirstQuestions, GeneratedBoolQ
@@ -15,7 +15,7 @@ from goldstick.evaluation.tasks.text import TEXT, TINYSTORIES, WIKITEXT2
 TASKS: Registry[Task] = Registry(
     "goldstick.tasks",
     "an evaluation task",
-    lambda found: not isinstance(found, type) and callable(getattr(found, "run", None)),
+    lambda found: why_no_task(found) is None,
     {
         "wikitext2": WIKITEXT2,
         "wikitext2/lm-eval": PagePerplexity(),

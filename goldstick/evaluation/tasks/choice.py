@@ -1,4 +1,4 @@
-"""Choosing among continuations by log-likelihood: what BoolQ and C-Eval share."""
+"""Choosing among continuations by log-likelihood: what BoolQ, C-Eval and files of one's own share."""
 
 from __future__ import annotations
 
@@ -25,6 +25,13 @@ def choose(
 
     Log-likelihoods are summed over a continuation's tokens and not divided by its length.
     """
+    return [own.index(max(own)) for own in choice_scores(language_model, questions, name, progress)]
+
+
+def choice_scores(
+    language_model: LanguageModel, questions: Sequence[Question], name: str, progress: Progress | None
+) -> list[list[float]]:
+    """Return log p(choice | context) in nats of each choice of each question, summed over the choice's tokens."""
     pairs = [(question.context, choice) for question in questions for choice in question.choices]
     per_question = len(pairs) / max(len(questions), 1)
 
@@ -33,8 +40,4 @@ def choose(
             progress(name, int(done / per_question), len(questions))
 
     scores = iter(language_model.continuation_log_likelihood(pairs, advance))
-    chosen = []
-    for question in questions:
-        own = [next(scores) for _ in question.choices]
-        chosen.append(own.index(max(own)))
-    return chosen
+    return [[next(scores) for _ in question.choices] for question in questions]

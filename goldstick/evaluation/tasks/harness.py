@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any, ClassVar
 
 from goldstick.core.progress import Progress
@@ -20,6 +21,8 @@ from goldstick.evaluation.protocol import Measurable, TaskResult
 PREFIX = "lm_eval:"
 FOLDER = "lm_eval"
 """Where under the data directory task files of one's own lie."""
+
+_OF_A_TASK = {".yaml", ".yml", ".py", ".json", ".jsonl", ".txt"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +82,16 @@ class HarnessTask:
         stated = ", ".join(f"{name} version {value}" for name, value in sorted(versions.items()))
         return harness_result(found, f"{protocol}, {stated}" if stated else protocol)
 
+    def files(self, data: DataSource) -> list[Path]:
+        """Return the files in the folder of the user's own tasks, any of which this one may be made of."""
+        own = _own_folder(data)
+        return [] if own is None else [path for path in own.rglob("*") if path.suffix in _OF_A_TASK and path.is_file()]
+
     def _manager(self, data: DataSource) -> Any:
         from lm_eval.tasks import TaskManager
 
-        own = None if data.data_dir is None else data.data_dir / FOLDER
-        return TaskManager(include_path=str(own) if own is not None and own.is_dir() else None)
+        own = _own_folder(data)
+        return TaskManager(include_path=None if own is None else str(own))
 
     def _tasks(self, manager: Any) -> list[tuple[str, Any]]:
         if self.task not in manager.all_tasks:
@@ -97,6 +105,11 @@ class HarnessTask:
             raise
         except Exception as error:  # of datasets, of the hub's client and of the task's own code
             raise DataError(f"{self.name}: cannot be loaded ({type(error).__name__}: {error})") from error
+
+
+def _own_folder(data: DataSource) -> Path | None:
+    own = None if data.data_dir is None else data.data_dir / FOLDER
+    return own if own is not None and own.is_dir() else None
 
 
 def _leaves(loaded: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:

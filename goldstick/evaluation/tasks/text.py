@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from goldstick.core.counts import counted
 from goldstick.core.progress import Progress
 from goldstick.errors import DataError
 from goldstick.evaluation.data import Dataset, DataSource
@@ -116,7 +117,7 @@ class WindowedPerplexity:
             protocol = f"gptq@{window} (shortened from {self.window}: the model's context is {window})"
         if len(ids) < window:
             raise DataError(
-                f"{self.name}: the text has {len(ids)} tokens and a window takes {window}; give a longer text"
+                f"{self.name}: the text has {counted(len(ids), 'token')} and a window takes {window}; give a longer one"
             )
         return [ids[start : start + window] for start in range(0, len(ids) - window + 1, window)][:limit], protocol
 
@@ -183,7 +184,7 @@ class DocumentPerplexity:
         documents = [ids[:window] for ids in encoded if len(ids) > 1]
         if not documents:
             raise DataError(
-                f"{self.name}: none of {len(encoded)} documents has two tokens, so nothing can be predicted"
+                f"{self.name}: none of {counted(len(encoded), 'document')} has two tokens, so nothing can be predicted"
             )
         return documents, protocol
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from goldstick.core.counts import counted
 from goldstick.kernels import cpu
 
 _LEAST_GAIN = 1.02  # what is called faster; less may be noise
@@ -25,7 +26,7 @@ def seconds_of(call: Callable[[], object]) -> float:
 def clock_in_words() -> str:
     """What :func:`seconds_of` takes."""
     used = torch.get_num_threads()
-    return "1 thread, its processor time" if used == 1 else f"{used} threads"
+    return counted(used, "thread") + (", its processor time" if used == 1 else "")
 
 
 def beyond_caches(caches: Path = Path("/sys/devices/system/cpu")) -> int:

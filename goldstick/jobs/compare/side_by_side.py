@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from goldstick.core.counts import counted
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.rows import row_chunks
 from goldstick.errors import UsageError
@@ -107,7 +108,7 @@ def _inputs(
     else:
         data = calibration_data(text, first, data_dir)(model)
         inputs = {"input_ids": data.ids}
-        words = f"{data.ids.shape[0]} samples of {data.ids.shape[1]} tokens from {text.dataset}"
+        words = f"{counted(data.ids.shape[0], 'sample')} of {counted(data.ids.shape[1], 'token')} from {text.dataset}"
     ids = inputs.get("input_ids")
     rows = embedding_rows(models[1].model)
     if ids is not None and rows is not None and rows <= (largest := int(ids.max())):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from goldstick.core.counts import counted
 from goldstick.core.progress import Progress, quiet
 from goldstick.errors import UsageError
 from goldstick.evaluation.language_model import LanguageModel
@@ -49,7 +50,7 @@ def compare_generation(
             right, tried, prompts, max_new_tokens, lambda done, total: progress("generating", done, total)
         )
     return Generation(
-        inputs=f"{len(prompts)} prompts of {data.ids.shape[1]} tokens from {text.dataset}",
+        inputs=f"{counted(len(prompts), 'prompt')} of {counted(data.ids.shape[1], 'token')} from {text.dataset}",
         texts=tuple(_text(right, prompt, one) for prompt, one in zip(prompts, found, strict=True)),
     )
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.rows import row_chunks
+from goldstick.core.stored_scale import stored_scale
 from goldstick.errors import GoldstickError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import INPUT_MULTIPLIER, INPUT_SCALE
@@ -31,7 +32,8 @@ class Counts:
         codes: How many codes.
         groups: How many groups.
         ends: Codes that are the smallest or the largest of the grid.
-        dead: Groups whose codes all equal the zero, so that their weights are 0.
+        dead: Groups whose codes all equal the zero, so that their weights are 0, and whose scale is not the one that
+            groups of weights that were 0 are given.
         stuck: Groups of 16 codes or more that all lie at the ends.
         largest: The largest |weight|.
     """
@@ -136,16 +138,33 @@ def count_codes(tensor: QuantizedTensor) -> Counts:
     scale = tensor.flattened().steps().reshape(len(codes), tensor.scale.shape[-1]).float()
     element = grid.float_element
     zero = _zeros(tensor).reshape(scale.shape)
+    empty = _given_to_zeros(tensor).reshape(scale.shape)
     for rows in row_chunks(codes):
         for group in range(scale.shape[1]):
             columns = slice(group * width, (group + 1) * width)
             part = codes[rows, columns]
             if element is None:
-                _count(found, part.float(), scale[rows, group], zero[rows, group], (0, grid.code_max))
+                sides = (0.0, float(grid.code_max))
+                _count(found, part.float(), scale[rows, group], zero[rows, group], empty[rows, group], sides)
             else:
                 ends = (-element.largest if element.signed else element.values[0], element.values[-1])
-                _count(found, element.numbers(part), scale[rows, group], torch.zeros(len(part)), ends)
+                zeros = torch.zeros(len(part))
+                _count(found, element.numbers(part), scale[rows, group], zeros, empty[rows, group], ends)
     return found
+
+
+def _given_to_zeros(tensor: QuantizedTensor) -> Tensor:
+    """Whether a group has the scale that goldstick gives groups whose weights are all 0, bool [..., groups].
+
+    1 for integers, the least there is for floats: no weight but 0 is likely to lead to it.
+    """
+    scale = tensor.flattened().scale
+    if tensor.grid.superblock is not None:
+        return tensor.flattened().steps() == 0
+    if tensor.grid.float_element is None:
+        return scale == 1
+    divisor = None if tensor.global_scale is None else torch.ones(1)
+    return scale == stored_scale(torch.zeros(1), tensor.grid, scale.dtype, divisor)
 
 
 def _zeros(tensor: QuantizedTensor) -> Tensor:
@@ -159,14 +178,18 @@ def _zeros(tensor: QuantizedTensor) -> Tensor:
     return torch.where(steps == 0, 0.0, shifts / steps)
 
 
-def _count(found: Counts, codes: Tensor, scale: Tensor, zero: Tensor, extremes: tuple[float, float]) -> None:
-    """Add one group of some rows: codes or their values [rows, width], scale [rows], zero [rows]."""
+def _count(
+    found: Counts, codes: Tensor, scale: Tensor, zero: Tensor, empty: Tensor, extremes: tuple[float, float]
+) -> None:
+    """Add one group of some rows: codes or their values [rows, width], scale, zero and empty [rows]."""
     low, high = codes.amin(1), codes.amax(1)
-    ends = (codes == extremes[0]) | (codes == extremes[1])
+    nothing = (low == zero) & (high == zero)
+    lost = nothing & ~empty
+    ends = ((codes == extremes[0]) | (codes == extremes[1])) & (lost | ~nothing)[:, None]  # a zero may be an end
     found.codes += codes.numel()
     found.groups += len(codes)
     found.ends += int(ends.sum())
-    found.dead += int(((low == zero) & (high == zero)).sum())
+    found.dead += int(lost.sum())
     if codes.shape[1] >= 16:
         found.stuck += int(ends.all(1).sum())
     reach = torch.maximum((low - zero).abs(), (high - zero).abs()) * scale.abs()

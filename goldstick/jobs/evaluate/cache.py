@@ -15,8 +15,10 @@ from goldstick.core.json_files import dump_json, parse_json, write_atomically
 from goldstick.core.progress import Progress, quiet
 from goldstick.errors import DataError, OutputError
 from goldstick.evaluation.data import DataSource
-from goldstick.evaluation.evaluate import Evaluation, find_tasks
+from goldstick.evaluation.evaluate import Evaluation
+from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.evaluation.protocol import Task, TaskResult
+from goldstick.jobs.evaluate.fingerprint import task_fingerprint
 
 #: Names a directory for the cache; without it, it lies where the user's programs keep such files.
 DIRECTORY_VARIABLE = "GOLDSTICK_CACHE"
@@ -43,26 +45,27 @@ def cache_directory() -> Path | None:
 
 def evaluate_with_cache(
     directory: Path,
-    tasks: Sequence[str],
+    tasks: Sequence[str | Task],
     data: DataSource,
     limit: int | None,
     cache: Path,
-    run: Callable[[Sequence[str]], Evaluation],
+    run: Callable[[Sequence[Task]], Evaluation],
     progress: Progress = quiet,
 ) -> Evaluation:
     """Evaluate a model on tasks, running only those whose result is not known yet.
 
-    A result is used again where these are equal: the bytes of the model and its tokenizer, the task and its protocol,
-    the limit, the data as they were read, and the versions of goldstick, torch and transformers. What cannot be kept,
-    such as on a full disk, is measured again the next time.
+    A result is used again where these are equal: the bytes of the model and its tokenizer, the task, its protocol and
+    its code, the limit, the data as they were read, and the versions of goldstick, torch and transformers. What cannot
+    be kept, such as on a full disk, is measured again the next time, and so is a task that cannot be told from another
+    (see :func:`goldstick.jobs.evaluate.fingerprint.task_fingerprint`).
 
     Args:
         directory: The model's.
-        tasks: Names of the tasks.
+        tasks: The tasks, or their names.
         data: Where their data are.
         limit: The most items of each.
         cache: Where results are kept.
-        run: Measures the model on the tasks of those names.
+        run: Measures the model on these tasks.
         progress: Told of every result that was known.
 
     Raises:
@@ -71,16 +74,18 @@ def evaluate_with_cache(
     """
     chosen = find_tasks(tasks)
     model = model_digest(directory)
-    paths = {name: cache / "evaluations" / f"{_digest(model, task, data, limit)}.json" for name, task in chosen.items()}
+    digests = {name: _digest(model, task, data, limit) for name, task in chosen.items()}
+    paths = {name: cache / "evaluations" / f"{digest}.json" for name, digest in digests.items() if digest is not None}
     known = {name: found for name, path in paths.items() if (found := _read(path)) is not None}
     for name, (result, _) in known.items():
         progress(f"{name}: measured before", result.n, result.n)
-    missing = [name for name in chosen if name not in known]
+    missing = [task for name, task in chosen.items() if name not in known]
     if missing:
         made = run(missing)
         for name, result in made.results.items():
             known[name] = (result, made.tokenizer)
-            _write(paths[name], name, made)
+            if name in paths:
+                _write(paths[name], name, made)
     return Evaluation(results={name: known[name][0] for name in chosen}, tokenizer=known[next(iter(chosen))][1])
 
 
@@ -93,10 +98,12 @@ def model_digest(directory: Path) -> str:
     return digest.hexdigest()
 
 
-def _digest(model: str, task: Task, data: DataSource, limit: int | None) -> str:
+def _digest(model: str, task: Task, data: DataSource, limit: int | None) -> str | None:
+    found = task_fingerprint(task, data)
+    if found is None:
+        return None
     versions = [version(name) for name in ("torch", "transformers")] + [_own_version()]
-    rows = hashlib.sha256(repr(task.load(data)).encode()).hexdigest()
-    return hashlib.sha256(repr((model, repr(task), task.protocol, limit, rows, versions)).encode()).hexdigest()
+    return hashlib.sha256(repr((model, found, limit, versions)).encode()).hexdigest()
 
 
 def _own_version() -> str:

@@ -10,13 +10,14 @@ from goldstick.calibration.float32_products import multiplying_in_float32
 from goldstick.core.progress import Progress, quiet
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.divergence import divergence, text_tasks
+from goldstick.evaluation.protocol import Task
 from goldstick.jobs.load.runnable import load_language_model
 
 
 def compare_predictions(
     baseline: Path,
     model: Path,
-    tasks: Sequence[str],
+    tasks: Sequence[str | Task],
     *,
     data_dir: Path | None = None,
     limit: int | None = None,
@@ -27,7 +28,7 @@ def compare_predictions(
     Args:
         baseline: The checkpoint directory of the model that counts as right.
         model: The other's. Both are in memory, unless no task is on running text.
-        tasks: Names of tasks; those on anything but running text are passed over.
+        tasks: Tasks or their names; those on anything but running text are passed over.
         data_dir: Where local data lie.
         limit: At most so many documents of each.
         progress: Told what is done.

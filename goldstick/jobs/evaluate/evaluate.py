@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from goldstick.calibration.float32_products import multiplying_in_float32
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.core.progress import Progress
+from goldstick.errors import UsageError
 from goldstick.evaluation.data import DataSource
-from goldstick.evaluation.evaluate import Evaluation, find_tasks
+from goldstick.evaluation.evaluate import Evaluation
 from goldstick.evaluation.evaluate import evaluate as run_tasks
+from goldstick.evaluation.find_tasks import find_tasks
+from goldstick.evaluation.measurable import measurable
+from goldstick.evaluation.protocol import Task
 from goldstick.jobs.evaluate.cache import evaluate_with_cache
 from goldstick.jobs.evaluate.divergence import compare_predictions
 from goldstick.jobs.evaluate.speed import compare_speed
@@ -22,7 +27,7 @@ from goldstick.jobs.load.runnable import load_with_inputs
 
 def evaluate_directory(
     directory: Path,
-    tasks: Sequence[str],
+    tasks: Sequence[str | Task],
     data_dir: Path | None,
     limit: int | None,
     progress: Progress,
@@ -32,7 +37,7 @@ def evaluate_directory(
 
     Args:
         directory: What :func:`find_model` found.
-        tasks: Their names.
+        tasks: Their names, or tasks themselves.
         data_dir: Where local data lie.
         limit: At most so many items of each task.
         progress: Called with (description, done, total).
@@ -42,19 +47,44 @@ def evaluate_directory(
 
     with checkpoint_directory(directory) as found:
 
-        def measure(names: Sequence[str]) -> Evaluation:
+        def measure(chosen: Sequence[Task]) -> Evaluation:
             model = load_with_inputs(found)
             with torch.no_grad(), multiplying_in_float32(model.model):
-                return run_tasks(model, names, data, limit, progress)
+                return run_tasks(model, chosen, data, limit, progress)
 
         if cache is None:
-            return measure(tasks)
+            return measure([*find_tasks(tasks).values()])
         return evaluate_with_cache(found, tasks, data, limit, cache, measure, progress)
+
+
+def evaluate_loaded(
+    model: nn.Module,
+    tasks: Sequence[str | Task],
+    tokenizer: str | Path | None,
+    data_dir: Path | None,
+    limit: int | None,
+    progress: Progress,
+) -> Evaluation:
+    """Run tasks on a model in memory.
+
+    Args:
+        model: A transformers model.
+        tasks: Their names, or tasks themselves.
+        tokenizer: Directory of its tokenizer or image processor; where it was loaded from where ``None``.
+        data_dir, limit, progress: As above.
+
+    Raises:
+        UsageError: Nobody says where its tokenizer lies.
+    """
+    origin = tokenizer or getattr(model, "name_or_path", "")
+    if not origin:
+        raise UsageError("A loaded model needs its tokenizer: evaluate(model, tasks, tokenizer=DIRECTORY).")
+    return run_tasks(measurable(model, Path(origin)), tasks, data_dir, limit, progress)
 
 
 def before_and_after(
     source: Path,
-    tasks: Sequence[str],
+    tasks: Sequence[str | Task],
     directory: Path | None,
     limit: int | None,
     progress: Progress,

@@ -37,7 +37,7 @@ def calibration_data(
 
     def read(model: nn.Module) -> CalibrationData:
         language_model = with_tokenizer(model, directory)
-        documents = read_documents(settings.dataset, _home(settings.dataset, data_dir), settings.text_field)
+        documents = read_documents(settings.dataset, home_of(settings.dataset, data_dir), settings.text_field)
         make = pack if settings.packing else pad_rows
         with ChatTemplates() as templates:
             data = make(
@@ -55,7 +55,7 @@ def calibration_data(
     return read
 
 
-def _home(dataset: str, data_dir: Path | None) -> Path | None:
+def home_of(dataset: str, data_dir: Path | None) -> Path | None:
     """Where a set known by name lies: the set ``reference`` is bundled, whatever the model."""
     if dataset == REFERENCE and (data_dir is None or not any(data_dir.glob("text/calibration.txt*"))):
         return data_directory(REFERENCE, None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from goldstick.calibration.data.kinds import Kind, find_kind
 from goldstick.calibration.data.packing import drawn_samples, require_enough
 from goldstick.calibration.data.samples import CalibrationSet
+from goldstick.calibration.data.sources import require_documents
 from goldstick.calibration.data.stored_tensors import read_tensors
 from goldstick.calibration.data.tensor_samples import TensorSamples
 from goldstick.errors import DataError
+from goldstick.evaluation.data import Dataset, DataSource
+from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.evaluation.forward import embedding_rows
-from goldstick.jobs.load.calibration_data import calibration_data
+from goldstick.jobs.load.calibration_data import calibration_data, home_of
 from goldstick.jobs.load.media_samples import media_samples
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.run import needs_data
 
 
 def calibration_inputs(
@@ -47,6 +51,40 @@ def calibration_inputs(
         return _fitting(data, model)
 
     return read
+
+
+def require_calibration(recipe: Recipe, data_dir: Path | None) -> None:
+    """Raise what a run of the recipe would where its calibration data are not there.
+
+    Args:
+        recipe: The recipe; one that looks at no data needs none.
+        data_dir: Where sets known by name lie.
+
+    Raises:
+        DataError: They are missing; the message says what to provide. Text is not read, so it may be malformed.
+    """
+    if needs_data(recipe.stages):
+        settings = recipe.calibration
+        if find_kind(settings.dataset, settings.text_field).kind is Kind.TEXT:
+            require_documents(settings.dataset, home_of(settings.dataset, data_dir))
+
+
+def require_tasks(tasks: Sequence[str], data_dir: Path | None) -> None:
+    """Raise what an evaluation on tasks would where there is no such task, or its data are not there.
+
+    Args:
+        tasks: Their names; none need nothing.
+        data_dir: Where local data lie.
+
+    Raises:
+        UsageError: There is no such task.
+        DataError: The data are missing; those of other packages' tasks are not looked at.
+    """
+    data = DataSource(data_dir)
+    for task in find_tasks(tasks).values() if tasks else ():
+        dataset = getattr(task, "dataset", None)
+        if isinstance(dataset, Dataset):
+            data.require(dataset)
 
 
 def _tensor_samples(settings: Calibration, model: nn.Module) -> TensorSamples:

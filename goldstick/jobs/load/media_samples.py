@@ -16,6 +16,7 @@ from goldstick.calibration.data.kinds import Found
 from goldstick.calibration.data.media_rows import MediaRow
 from goldstick.calibration.data.packing import drawn_samples, require_enough
 from goldstick.calibration.data.tensor_samples import Sample, TensorSamples
+from goldstick.core.counts import counted
 from goldstick.errors import DataError, GoldstickError
 from goldstick.evaluation.image_preparation import read_image
 from goldstick.evaluation.processors import read_processor
@@ -58,8 +59,8 @@ def media_samples(found: Found, settings: Calibration, model: nn.Module, directo
             facts["transcripts"] = spoken if transcripts.wanted else 0
             if transcripts.wanted and spoken < len(drawn):
                 remarks.append(
-                    f"{len(drawn) - spoken} of {len(drawn)} recordings of {dataset} have no transcript, so the decoder "
-                    "saw its first token only; name transcripts in a .jsonl, .csv or .tsv file"
+                    f"no transcript for {len(drawn) - spoken} of {counted(len(drawn), 'recording')} of {dataset}, of "
+                    "which the decoder saw its first token only; name transcripts in a .jsonl, .csv or .tsv file"
                 )
         elif _is_pictures(found):
             prepare = _pictures(model, directory, dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -114,6 +115,14 @@ class _Trial:
             undo()
         reason = "the model's outputs were no longer the same"
         return [replace(change, reason=change.reason or reason) for change, _ in steps]
+
+
+def optimize_and_log(model: nn.Module) -> None:
+    """Rearrange a model, and tell the logger ``goldstick`` what was changed and what was not."""
+    found, logger = optimize(model), logging.getLogger("goldstick")
+    for change in found.left:
+        logger.warning("%s", change)
+    logger.info("%s", found)
 
 
 def _parent(modules: tuple[str, ...]) -> str:

@@ -17,6 +17,7 @@ from goldstick.calibration.float_types import refuse_float64
 from goldstick.calibration.memory_budget import BASE_MEMORY as BASE_MEMORY
 from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout
 from goldstick.checkpoint.source import SourceCheckpoint
+from goldstick.core.counts import counted
 from goldstick.formats.base import StorageFormat
 from goldstick.hf.example_inputs import give_inputs, inputs_beside, inputs_for
 from goldstick.hf.float_matrices import float_matrices
@@ -227,7 +228,7 @@ def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | No
     warnings += card_remarks(directory)
     planned = tuple(with_outputs(tensor, chosen) for tensor in tensors)
     if unused := [tensor.name for tensor in planned if not tensor.parameter]:
-        more = f" and {len(unused) - 3} more tensors" if len(unused) > 3 else ""
+        more = f" and {counted(len(unused) - 3, 'more tensor')}" if len(unused) > 3 else ""
         how = "carried on dequantized" if source.quantized_as else "copied as they are"
         warnings.insert(0, f"Not used by the model as transformers loads it, and {how}: {', '.join(unused[:3])}{more}.")
     if source.quantized_as:

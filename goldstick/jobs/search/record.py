@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
+from goldstick.core.counts import counted
 from goldstick.errors import RecipeError
 from goldstick.jobs.search.layers import FLOAT
 from goldstick.jobs.search.target import Found
@@ -43,7 +44,8 @@ def found_by(search: Search, chosen: Mapping[str, str], nbytes: int, looks: list
         "bits_per_weight": 8 * nbytes / search.layers.weights,
         "bytes_of_source": search.layers.source,
         "exact": front.exact,
-        "text": f"{search.text.samples} rows of {search.text.seq_len} tokens from {search.text.dataset}",
+        "text": f"{counted(search.text.samples, 'row')} of {counted(search.text.seq_len, 'token')} from "
+        f"{search.text.dataset}",
         "held_out": search.held_out,
         "whole": _judged(search, chosen),
         "looks": looks,

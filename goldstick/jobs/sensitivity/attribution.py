@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from goldstick.algorithms import ALGORITHMS
+from goldstick.core.counts import counted
 from goldstick.core.progress import Progress, quiet
 from goldstick.errors import DataError, UsageError
 from goldstick.hf.cache import cached_decoder, quantized_cache_of, use_float_cache, use_quantized_cache
@@ -82,7 +83,7 @@ def attribute(
     return Attribution(
         total=total,
         tokens=data.ids.numel(),
-        inputs=f"{data.ids.shape[0]} samples of {data.ids.shape[1]} tokens from {text.dataset}",
+        inputs=f"{counted(data.ids.shape[0], 'sample')} of {counted(data.ids.shape[1], 'token')} from {text.dataset}",
         sources=tuple(sources),
         places=tuple(Part(name=path, left=left[path]) for path in places),
         notes=tuple(notes),

@@ -15,6 +15,7 @@ from goldstick.algorithms.base import rounds
 from goldstick.algorithms.column_importance import without_importance
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.algorithms.stage import Rotation, of_kind
+from goldstick.core.counts import counted
 from goldstick.core.grid import Grid
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.qtensor import QuantizedTensor
@@ -85,10 +86,10 @@ def measure_sensitivity(
         runs.start_at(places[name])
         found[name] = _layer(network, resolution, name, tuple(sorted(set(widths))), runs, right)
     progress("sensitivity", len(places), len(places))
-    grid = resolution.assignments[next(iter(places))].scheme.weight
+    grid = stages[0].scheme_for(chosen[0]).weight  # that of the recipe, also where a layer has narrower groups
     return Sensitivity(
         model=str(directory),
-        inputs=f"{data.ids.shape[0]} samples of {data.ids.shape[1]} tokens from {text.dataset}",
+        inputs=f"{counted(data.ids.shape[0], 'sample')} of {counted(data.ids.shape[1], 'token')} from {text.dataset}",
         tokens=data.ids.numel(),
         grid={
             "granularity": grid.granularity,

@@ -11,6 +11,7 @@ from goldstick.checkpoint.file_state import file_sha256
 from goldstick.checkpoint.gguf.directory import checkpoint_directory, made_by_another_tool
 from goldstick.checkpoint.source import INDEX_NAME, LONGEST_NAME, refuse_links_out, require_model
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
+from goldstick.core.counts import counted
 from goldstick.errors import CheckpointError, FormatError
 from goldstick.jobs.inspect.inspect import made_elsewhere, read_manifest
 from goldstick.jobs.proof.proof import TOLERANCE, prove
@@ -84,8 +85,8 @@ def _read_through(directory: Path) -> str:
         except FormatError as error:
             raise CheckpointError(f"{layer.site} in {directory} cannot be read: {error}") from error
     return (
-        f"made by another tool, so that no hashes and no proof are recorded; all {len(stored.layers)} quantized layers "
-        "are what the config declares"
+        f"made by another tool, so that no hashes and no proof are recorded; what the config declares is what is "
+        f"stored: {counted(len(stored.layers), 'quantized layer')}"
     )
 
 

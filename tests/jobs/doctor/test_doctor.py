@@ -251,7 +251,7 @@ def test_the_command_prints_a_table_or_json_and_its_code_says_whether_there_are_
     add("pytorch_model.bin", b"")(folder)
     remarked = CliRunner().invoke(main, ["doctor", str(folder)])
     assert remarked.exit_code == 0
-    assert "pytorch_model.bin" in remarked.stdout
+    assert "pytorch_model.bin" in remarked.stdout and "0 faults, 1 remark\n" in remarked.stdout
     tensors(lambda t: [t[name].fill_(0) for name in t if name.endswith("_scale")])(folder)
     sick = CliRunner().invoke(main, ["doctor", str(folder)])
     assert sick.exit_code == 1

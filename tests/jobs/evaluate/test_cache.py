@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from goldstick.evaluation import DataSource, Evaluation, TaskResult
+from goldstick.evaluation import DataSource, Evaluation, Task, TaskResult
 from goldstick.jobs.evaluate.cache import cache_directory, evaluate_with_cache
 
 
@@ -28,7 +28,8 @@ class Runs:
         (self.data / "boolq").mkdir()
         (self.data / "boolq/val.jsonl").write_text(json.dumps({"passage": "p", "question": "q", "label": 1}))
 
-    def measure(self, names: Sequence[str]) -> Evaluation:
+    def measure(self, tasks: Sequence[Task]) -> Evaluation:
+        names = [task.name for task in tasks]
         self.asked += names
         metrics = {"perplexity": 2.5, "bits_per_byte": math.inf}
         result = TaskResult(protocol="p", n=3, metrics=metrics, details={"interval_95": [1.0, 2.0]})
@@ -113,3 +114,51 @@ def test_a_user_without_a_home_has_no_cache(monkeypatch: pytest.MonkeyPatch, tmp
     assert cache_directory() is None
     monkeypatch.setenv("HOME", str(tmp_path))
     assert cache_directory() == tmp_path / ".cache" / "goldstick"
+
+
+CODE = """
+from dataclasses import dataclass
+from goldstick.evaluation import LanguageModel
+
+@dataclass(frozen=True, kw_only=True)
+class Mine:
+    models = (LanguageModel,)
+    name: str = "mine"
+    protocol: str = "mine@1"
+    def load(self, data):
+        return ROWS
+    def run(self, model, data, limit, progress):
+        return 1
+"""
+
+
+def test_a_task_of_ones_own_is_measured_anew_where_its_code_or_its_file_has_changed(runs: Runs, tmp_path: Path) -> None:
+    code, rows = tmp_path / "mine.py", tmp_path / "mine.jsonl"
+    text, choice = f"text:{rows}", str(code)
+    for source, content in [("[1]", "a"), ("[1]", "a"), ("[1]", "b"), ("[2]", "b"), ("[2]  # run differs", "b")]:
+        code.write_text(CODE.replace("ROWS", source))
+        rows.write_text(json.dumps({"text": content}))
+        runs(text, choice)
+    assert runs.asked == [text, "mine", text, "mine", "mine"]
+
+
+@pytest.mark.parametrize("rows", ["object()", "[lambda: 1]", "iter([1])"])
+def test_a_task_whose_data_cannot_be_told_apart_is_measured_every_time(runs: Runs, tmp_path: Path, rows: str) -> None:
+    code = tmp_path / "mine.py"
+    code.write_text(CODE.replace("ROWS", rows))
+    runs(str(code))
+    runs(str(code))
+    assert runs.asked == ["mine", "mine"]
+
+
+@pytest.mark.parametrize("rows", ["np.zeros(5000)", "torch.zeros(5000)", "[{'a': (b'0', {0.5}, None, 'x' * 9000)}]"])
+def test_arrays_and_collections_are_told_apart_by_every_number(runs: Runs, tmp_path: Path, rows: str) -> None:
+    code, place = tmp_path / "mine.py", tmp_path / "place"
+    source = f"import numpy as np, pathlib, torch\nPLACE = pathlib.Path({str(place)!r})\nFOUND = {rows}\n"
+    source += "def rows():\n    if PLACE.exists():\n        FOUND[int(PLACE.read_text())] = 1e-12\n    return FOUND\n"
+    code.write_text(source + CODE.replace("ROWS", "rows()"))
+    runs(str(code))
+    runs(str(code))
+    place.write_text("0" if rows.startswith("[") else "2500")
+    runs(str(code))
+    assert runs.asked == ["mine", "mine"]

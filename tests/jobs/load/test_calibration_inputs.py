@@ -124,8 +124,8 @@ def test_recordings_are_heard_at_the_rate_of_the_model_and_transcripts_are_shift
     assert ids == [[start, *tokenizer(word)["input_ids"][:-1]] for word in ("cats", "dogs")] + [[start]]
     assert {tuple(sample["input_features"].shape) for sample in data.samples} == {(1, 16, 100)}
     assert data.warnings() == (
-        f"1 of 3 recordings of {rows} have no transcript, so the decoder saw its first token only; name transcripts in "
-        "a .jsonl, .csv or .tsv file",
+        f"no transcript for 1 of 3 recordings of {rows}, of which the decoder saw its first token only; name "
+        "transcripts in a .jsonl, .csv or .tsv file",
     )
     table = tmp_path / "rows.csv"
     table.write_text("audio,text\n0.wav,cats\n1.wav,dogs\n2.wav,\n")
@@ -252,7 +252,7 @@ def test_what_is_wrong_is_named_with_its_remedy(vit: Saved, llava: Saved, whispe
     for saved, dataset, complaint in [
         (vit, empty, r"empty: a folder with no image and no audio file, but no file\. Calibration data are a text"),
         (vit, odd, "odd: a folder with no image and no audio file, but 1 of .py"),
-        (vit, both, "a folder of 1 images and 1 audio files; give a folder of one kind"),
+        (vit, both, "a folder of 1 image and 1 audio file; give a folder of one kind"),
         (vit, images / "a.png", "one .png file is no calibration data; give the folder"),
         (vit, tmp_path / "none.npz", "there is no calibration file"),
         (

@@ -293,7 +293,7 @@ def test_an_error_before_the_first_block_leaves_nothing_and_a_later_one_what_was
     assert list(out.parent.iterdir()) == []
     with pytest.raises(Exception, match=r"layers\.1\.mlp\.up_proj") as caught:
         run(with_nan(source, tmp_path / "second", 1), text, out, "gptq")
-    assert "1 blocks are finished and kept in" in caught.value.__notes__[0]
+    assert "1 finished block kept in" in caught.value.__notes__[0]
     assert [path.name for path in out.parent.iterdir()] == [".out.work"]
 
 

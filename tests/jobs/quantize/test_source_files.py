@@ -193,7 +193,7 @@ def test_blocks_that_were_finished_before_a_change_are_kept_for_when_it_is_undon
     with monkeypatch.context() as patch, pytest.raises(SourceError, match="was changed while") as caught:
         patch.setattr(BlockLoop, "advance", spoil)
         run(source, text, tmp_path / "out", "gptq")
-    assert "1 blocks are finished and kept" in str(caught.value.__notes__)
+    assert "1 finished block kept" in str(caught.value.__notes__)
     with pytest.raises(OutputError, match="made with another source file"):
         run(source, text, tmp_path / "out", "gptq", resume=True)
     overwrite(source, LAST)

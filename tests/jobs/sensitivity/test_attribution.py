@@ -155,7 +155,7 @@ def test_two_float_models_have_no_loss_to_attribute(source_with_text: Path, text
 
 def test_a_model_writes_on_beside_itself_without_parting(source_with_text: Path, text: Calibration) -> None:
     found = compare_generation(source_with_text, source_with_text, text, 5)
-    assert found.words().startswith("All 3 texts are the same token for token")
+    assert found.words().startswith("The same token for token: 3 texts")
     assert found.mean_kl == [0.0] * len(found.mean_kl)
     assert found.texts[0].prompt.strip() in (source_with_text / "text.txt").read_text()
 
