@@ -33,6 +33,7 @@ from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.quantize import Quantized, execute, help_the_first
 from goldstick.jobs.save.result import Result, apply_recipe
+from goldstick.jobs.search.ask import search
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import needs_data
 from goldstick.training import TrainingTask
@@ -41,7 +42,7 @@ from goldstick.training.parallel import rank, wait_for_all
 optimize_model = optimize  # where an argument has its name
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
-__all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize"]
+__all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize", "search"]
 
 
 def apply(

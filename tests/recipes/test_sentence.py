@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, SLB, KVCache, RandomRotation, SLBFinish, SmoothQuant
 from goldstick.cli import main
-from goldstick.cli.quantize import plan
+from goldstick.cli.plan import plan
 from goldstick.core.mixture import MIXTURES
 from goldstick.core.scheme import BLOCK_NAMES, PRESETS, Scheme
 from goldstick.errors import RecipeError

@@ -46,6 +46,7 @@ def found_by(search: Search, chosen: Mapping[str, str], nbytes: int, looks: list
         "text": f"{search.text.samples} rows of {search.text.seq_len} tokens from {search.text.dataset}",
         "held_out": search.held_out,
         "whole": _judged(search, chosen),
+        "rounded": "rounded to nearest",
         "looks": looks,
         "groups": [
             {

@@ -47,6 +47,7 @@ def search_recipe(
     text: Calibration,
     runtime: RuntimeName = "goldstick",
     schemes: Sequence[str] = (),
+    exclude: Sequence[str] = (),
     method: Method = "gptq",
     effort: Effort = "normal",
     calibration: Calibration | None = None,
@@ -64,6 +65,7 @@ def search_recipe(
         text: The rows that changes are measured on, and their seed.
         runtime: What the result is for.
         schemes: What to choose among, instead of all that the runtime runs.
+        exclude: Patterns of layers that stay float.
         method: How layers are rounded in the end; the search itself rounds to nearest.
         effort: ``fast`` takes gradients alone; ``normal`` measures what is near the decision and tries exchanges;
             ``thorough`` measures all.
@@ -71,17 +73,17 @@ def search_recipe(
         held_out: Text of the rows that a choice is judged on; other rows of ``text`` where ``None``.
         held_out_rows: How many these are.
         data_dir: Where sets of text known by name lie.
-        journal: The file that lets a search that was stopped go on.
+        journal: The file that lets a search that was stopped go on; it stays, for whoever uses what was found.
         progress: Told what is done.
 
     Raises:
         UsageError: Nothing so small, or of so little loss, can be made; the message says what the best is.
-        RecipeError: A scheme is unknown, or fits no layer.
-        DataError: The text is missing, malformed or too short.
+        RecipeError, DataError: As :func:`goldstick.search` has them.
     """
     layers = find_layers(
-        directory, RUNTIMES[runtime], method=method, calibration=calibration or Calibration(), schemes=schemes
-    )
+        directory, RUNTIMES[runtime], method=method, calibration=calibration or Calibration(), schemes=schemes,
+        exclude=exclude,
+    )  # fmt: skip
     if target.max_loss is None:
         refuse_size(layers, target.bytes_of(layers))
     search = Search(layers, target, text, held_out, held_out_rows, data_dir, journal, effort, progress)
@@ -160,9 +162,7 @@ class Search:
             looks: list[dict[str, Any]] = []
         else:
             chosen, nbytes, looks = self._within_loss(self.target.max_loss)
-        found = found_by(self, chosen, nbytes, looks)
-        self.journal.remove()
-        return found
+        return found_by(self, chosen, nbytes, looks)
 
     def _at(self, size: int, *, exchanged: bool) -> tuple[dict[str, str], int]:
         """The best choice whose weight files have at most so many bytes: group → scheme, and the bytes."""

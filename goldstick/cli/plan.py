@@ -1,0 +1,92 @@
+"""``goldstick plan``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from goldstick.cli.console import console, print_json
+from goldstick.cli.further_formats import further_directories, refuse_formats
+from goldstick.cli.inputs_option import INPUTS
+from goldstick.cli.recipe_options import RECIPE_OPTIONS, chosen_recipe
+
+if TYPE_CHECKING:
+    from goldstick.jobs.plan.plan import Plan
+    from goldstick.recipes.recipe import Recipe
+
+
+@click.command()
+@click.argument("model")
+@INPUTS
+@RECIPE_OPTIONS
+def plan(model: str, inputs: Path | None, as_json: bool, **recipe: Any) -> None:
+    """Show what a recipe would do to MODEL, layer by layer.
+
+    Reads the config and the file headers only, so it answers in seconds for a model of any size.
+    """
+    formats: tuple[str, ...] = recipe["formats"]
+    planned = plan_for(model, chosen_recipe(**recipe), inputs)
+    refuse_formats(planned, list(further_directories(Path("OUTPUT"), formats)))
+    show_plan(planned, as_json)
+
+
+def plan_for(model: str, recipe: Recipe, inputs: Path | None) -> Plan:
+    """The plan of a recipe for a model, from its config and file headers."""
+    from goldstick.hf.names import quiet_libraries
+
+    quiet_libraries()
+    from goldstick.checkpoint.gguf.directory import checkpoint_directory
+    from goldstick.hf.example_inputs import read_inputs
+    from goldstick.jobs.load.find_model import find_model
+    from goldstick.jobs.plan.plan import make_plan
+
+    with checkpoint_directory(find_model(model)) as directory:
+        return make_plan(directory, recipe, read_inputs(inputs) if inputs is not None else None)
+
+
+def show_plan(planned: Plan, as_json: bool) -> None:
+    """Print a plan."""
+    from goldstick.algorithms.stage import CacheQuantizer
+    from goldstick.jobs.plan.layer_table import layer_table
+    from goldstick.report.terminal import print_table
+    from goldstick.report.words import format_bytes, rotation_words
+
+    rows = layer_table(planned)
+    if as_json:
+        print_json(
+            {
+                "format": planned.format.name,
+                "bytes_before": planned.bytes_before,
+                "bytes_after": planned.bytes_after,
+                "peak_memory_forecast": planned.peak_memory,
+                "seconds_forecast": round(planned.seconds, 1),
+                "streams": planned.streams,
+                "by_blocks": planned.by_blocks,
+                "rotation": planned.rotation.to_dict() if planned.rotation else None,
+                "kv_cache": next((stage.scheme.label for stage in planned.resolution.of(CacheQuantizer)), None),
+                "warnings": list(planned.warnings),
+                "layers": rows,
+            }
+        )
+        return
+    cells = [
+        [row["name"], "×".join(map(str, row["shape"])), row["dtype"], row["scheme"] or "",
+         format_bytes(row["bytes_before"]), format_bytes(row["bytes_after"]), row["note"] or ""]
+        for row in rows
+    ]  # fmt: skip
+    columns = ("tensor", "shape", "dtype", "becomes", "<before", "<after", "note")
+    print_table(console(), "Plan", columns, cells)
+    click.echo(
+        f"format: {planned.format.name}; size: {format_bytes(planned.bytes_before)} -> "
+        f"{format_bytes(planned.bytes_after)}; "
+        f"peak memory about {format_bytes(planned.peak_memory)}; about {planned.seconds:.0f} s on this recipe's "
+        f"{'stream' if planned.streams else 'blocks' if planned.by_blocks else 'whole model in memory'}"
+    )
+    if planned.rotation:
+        click.echo(rotation_words(planned.rotation.to_dict()))
+    for stage in planned.resolution.of(CacheQuantizer):
+        click.echo(f"KV cache: {stage.scheme.label}")
+    for warning in planned.warnings:
+        click.echo(f"warning: {warning}")
