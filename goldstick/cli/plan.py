@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,25 +12,89 @@ from goldstick.cli.console import console, print_json
 from goldstick.cli.further_formats import further_directories, refuse_formats
 from goldstick.cli.inputs_option import INPUTS
 from goldstick.cli.recipe_options import RECIPE_OPTIONS, chosen_recipe
+from goldstick.cli.search_options import SIZE_OPTIONS, given
 
 if TYPE_CHECKING:
     from goldstick.jobs.plan.plan import Plan
+    from goldstick.jobs.search.runtimes import RuntimeName
     from goldstick.recipes.recipe import Recipe
+
+#: Options that say which sizes are asked for.
+_SIZES = ("model", "size", "bits", "share", "runtime", "schemes", "as_json")
 
 
 @click.command()
 @click.argument("model")
 @INPUTS
+@SIZE_OPTIONS
 @RECIPE_OPTIONS
-def plan(model: str, inputs: Path | None, as_json: bool, **recipe: Any) -> None:
-    """Show what a recipe would do to MODEL, layer by layer.
+def plan(
+    model: str,
+    inputs: Path | None,
+    size: int | None,
+    bits: float | None,
+    share: float | None,
+    runtime: RuntimeName,
+    schemes: tuple[str, ...],
+    as_json: bool,
+    **recipe: Any,
+) -> None:
+    """Show what a recipe would do to MODEL, layer by layer; or with --size, which sizes are possible.
 
     Reads the config and the file headers only, so it answers in seconds for a model of any size.
     """
+    if (size, bits, share) != (None, None, None):
+        _refuse_beside_a_size()
+        show_sizes(model, {"size": size, "bits": bits, "share": share}, runtime, schemes, as_json)
+        return
+    if loose := given(click.get_current_context(), "runtime", "schemes"):
+        raise click.UsageError(f"{loose[0]} is of a search; say --size, --bits or --share, too.")
     formats: tuple[str, ...] = recipe["formats"]
     planned = plan_for(model, chosen_recipe(**recipe), inputs)
     refuse_formats(planned, list(further_directories(Path("OUTPUT"), formats)))
     show_plan(planned, as_json)
+
+
+def _refuse_beside_a_size() -> None:
+    context = click.get_current_context()
+    others = given(context, *(parameter.name for parameter in context.command.params if parameter.name not in _SIZES))
+    if others:
+        raise click.UsageError(f"With a size, {others[0]} changes nothing that can be planned; leave it out.")
+
+
+def show_sizes(
+    model: str, asked: Mapping[str, Any], runtime: RuntimeName, schemes: tuple[str, ...], as_json: bool
+) -> None:
+    """Print which sizes a model can have."""
+    from goldstick.hf.names import quiet_libraries
+
+    quiet_libraries()
+    from goldstick.checkpoint.gguf.directory import checkpoint_directory
+    from goldstick.jobs.load.find_model import find_model
+    from goldstick.jobs.search.possible import possible_sizes
+    from goldstick.jobs.search.target import Target
+    from goldstick.report.terminal import print_table
+
+    target = Target(**asked)
+    with checkpoint_directory(find_model(model)) as directory:
+        found = possible_sizes(directory, target, runtime=runtime, schemes=schemes)
+    if as_json:
+        print_json(found.to_dict())
+        return
+    rows = [
+        [one.scheme, f"{one.nbytes:,}", f"{found.bits(one.nbytes):.3f}", f"{one.nbytes / found.source:.1%}",
+         "yes" if one.nbytes <= found.asked else "no", f"{one.left} layers stay float" if one.left else ""]
+        for one in found.uniform
+    ]  # fmt: skip
+    columns = ("one scheme for all", "<bytes", "<bits a weight", "<of the source", "fits", "note")
+    print_table(console(), f"Sizes for {runtime}", columns, rows)
+    for name, nbytes in (("asked", found.asked), ("least", found.least), ("most", found.most)):
+        click.echo(f"{name}: {nbytes:,} bytes of weight files, {found.bits(nbytes):.4g} bits a weight")
+    click.echo(
+        f"possible: 'goldstick quantize MODEL -o DIR --size {found.asked}' chooses for each of {found.layers} layers"
+        if found.possible
+        else "not possible: ask for more, or give smaller --schemes"
+    )
 
 
 def plan_for(model: str, recipe: Recipe, inputs: Path | None) -> Plan:

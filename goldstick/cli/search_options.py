@@ -72,11 +72,11 @@ TARGETS = ("size", "bits", "share", "max_loss")
 NAMES = (*TARGETS, "metric", "runtime", "schemes", "method", "effort", "held_out", "held_out_rows")
 
 
-def given(context: click.Context, *names: str) -> list[str]:
+def given(context: click.Context, *names: str | None) -> list[str]:
     """Those of the parameters that were given on the command line, as options are written."""
     source = click.core.ParameterSource.COMMANDLINE
     written = {parameter.name: parameter.opts[0] for parameter in context.command.params}
-    return [written[name] for name in names if context.get_parameter_source(name) is source]
+    return [written[str(name)] for name in names if context.get_parameter_source(str(name)) is source]
 
 
 @contextmanager

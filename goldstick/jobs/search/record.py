@@ -44,6 +44,7 @@ def found_by(search: Search, chosen: Mapping[str, str], nbytes: int, looks: list
         "bytes_of_source": search.layers.source,
         "exact": front.exact,
         "text": f"{search.text.samples} rows of {search.text.seq_len} tokens from {search.text.dataset}",
+        "tokens": search.text.samples * search.text.seq_len,
         "held_out": search.held_out,
         "whole": _judged(search, chosen),
         "rounded": "rounded to nearest",
@@ -52,6 +53,7 @@ def found_by(search: Search, chosen: Mapping[str, str], nbytes: int, looks: list
             {
                 "name": group.name,
                 "weights": sum(site.shape.numel() for site in group.sites),
+                "shape": list(group.sites[0].matrix_shape),
                 "chosen": chosen[group.name],
                 "candidates": [
                     {

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from goldstick.jobs.search.layers import FLOAT, Layers, Method, find_layers
 from goldstick.jobs.search.losses import Metric, RowLosses
 from goldstick.jobs.search.record import found_by
 from goldstick.jobs.search.rounding import RoundedLayers
+from goldstick.jobs.search.rows import draw_rows, in_batches
 from goldstick.jobs.search.runtimes import RUNTIMES, RuntimeName
 from goldstick.jobs.search.scores import Scores
 from goldstick.jobs.search.target import Found, Target
@@ -126,30 +126,24 @@ class Search:
         model = load_float(layers.directory)
         stored = Network(model)
         dtypes = {site.name: site.dtype for site in stored.sites}
-        both = text.samples if held_out else text.samples + 2 * held_out_rows
-        data = calibration_data(text.model_copy(update={"samples": both}), layers.directory, data_dir)(model)
+        rows = draw_rows(model, layers.directory, text, held_out, held_out_rows, data_dir)
         model = model.float().eval()
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        ids, judged = data.ids, data.ids[text.samples :]
-        if held_out:
-            other = text.model_copy(update={"dataset": held_out, "samples": 2 * held_out_rows})
-            judged = calibration_data(other, layers.directory, data_dir)(model).ids
         network = Network(model)
         self.rounded = RoundedLayers(network, layers.runtime, dtypes)
-        self.tuning = RowLosses(model, _batches(judged[:held_out_rows]))
-        self.check = RowLosses(model, _batches(judged[held_out_rows:]))
+        self.tuning = RowLosses(model, in_batches(rows.tuning))
+        self.check = RowLosses(model, in_batches(rows.check))
         self.held_out = held_out or f"{text.dataset}, rows that were not searched on"
         identity = {
             "source": states_of(layers.directory),
-            "data": data.fingerprint,
+            "rows": rows.fingerprint,
             "groups": {group.name: dict(group.nbytes) for group in layers.groups},
             "seed": text.seed,
-            "judged": hashlib.sha256(repr(judged.tolist()).encode()).hexdigest(),
         }
         self.journal = Journal(journal, identity)
         self.scores = Scores(
-            layers, network, self.rounded, RowLosses(model, _batches(ids[: text.samples])), self.journal,
+            layers, network, self.rounded, RowLosses(model, in_batches(rows.searched)), self.journal,
             seed=text.seed, progress=progress,
         )  # fmt: skip
 
@@ -293,8 +287,3 @@ class Search:
 
     def _loss(self, losses: Sequence[float]) -> float:
         return math.expm1(fmean(losses)) if self.target.metric == "perplexity" else fmean(losses)
-
-
-def _batches(ids: Any) -> list[dict[str, Any]]:
-    size = max(1, 512 // ids.shape[1])
-    return [{"input_ids": ids[start : start + size]} for start in range(0, len(ids), size)]
