@@ -83,11 +83,10 @@ def main() -> None:
 
 
 def searched(subject: Subject, folder: Path, **options: Any) -> Recipe:
-    """A search; those of one model and effort share their journal."""
+    """A search; those of one model, seed and method share their journal."""
     settings: dict[str, Any] = {"dataset": subject.dataset, "data_dir": subject.data, "calibration": ROWS} | options
-    return goldstick.search(
-        subject.directory, journal=folder / f"{subject.name}-{settings.get('seed', 0)}.json", **settings
-    )
+    journal = folder / f"{subject.name}-{settings.get('seed', 0)}-{settings.get('method', 'gptq')}.json"
+    return goldstick.search(subject.directory, journal=journal, **settings)
 
 
 def weights_of(subject: Subject) -> int:

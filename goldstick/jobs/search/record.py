@@ -47,7 +47,7 @@ def found_by(search: Search, chosen: Mapping[str, str], nbytes: int, looks: list
         "tokens": search.text.samples * search.text.seq_len,
         "held_out": search.held_out,
         "whole": _judged(search, chosen),
-        "rounded": "rounded to nearest",
+        "rounded": search.rounded.words,
         "looks": looks,
         "groups": [
             {

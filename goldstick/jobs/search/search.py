@@ -20,6 +20,7 @@ from goldstick.jobs.search.bound import MOST_LOOKS, upper_bound
 from goldstick.jobs.search.exchange import exchange
 from goldstick.jobs.search.journal import Journal, states_of
 from goldstick.jobs.search.knapsack import Choice
+from goldstick.jobs.search.layer_inputs import inputs_as_calibrated
 from goldstick.jobs.search.layers import FLOAT, Layers, Method, find_layers
 from goldstick.jobs.search.losses import Metric, RowLosses
 from goldstick.jobs.search.record import found_by
@@ -66,7 +67,7 @@ def search_recipe(
         runtime: What the result is for.
         schemes: What to choose among, instead of all that the runtime runs.
         exclude: Patterns of layers that stay float.
-        method: How layers are rounded in the end; the search itself rounds to nearest.
+        method: How layers are rounded; by GPTQ each alone while searching, on the inputs it has in the float model.
         effort: ``fast`` takes gradients alone; ``normal`` measures what is near the decision and tries exchanges;
             ``thorough`` measures all.
         calibration: The data of the recipe that is found.
@@ -131,7 +132,8 @@ class Search:
         for parameter in model.parameters():
             parameter.requires_grad_(False)
         network = Network(model)
-        self.rounded = RoundedLayers(network, layers.runtime, dtypes)
+        inputs = inputs_as_calibrated(layers, network, data_dir, progress)
+        self.rounded = RoundedLayers(network, layers.runtime, dtypes, inputs)
         self.tuning = RowLosses(model, in_batches(rows.tuning))
         self.check = RowLosses(model, in_batches(rows.check))
         self.held_out = held_out or f"{text.dataset}, rows that were not searched on"
@@ -140,6 +142,7 @@ class Search:
             "rows": rows.fingerprint,
             "groups": {group.name: dict(group.nbytes) for group in layers.groups},
             "seed": text.seed,
+            "rounded": repr((layers.method, layers.calibration)) if inputs else "to nearest",
         }
         self.journal = Journal(journal, identity)
         self.scores = Scores(
