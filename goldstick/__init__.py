@@ -13,7 +13,7 @@ from goldstick.registration import register, register_with_transformers
 
 if TYPE_CHECKING:
     from goldstick.algorithms import RTN
-    from goldstick.api import accelerate, apply, evaluate, export, load, optimize, quantize
+    from goldstick.api import accelerate, apply, evaluate, export, load, optimize, quantize, search
     from goldstick.core.grid import Grid
     from goldstick.core.scheme import Scheme
     from goldstick.errors import GoldstickError
@@ -39,6 +39,7 @@ _HOMES = {
     "load": "goldstick.api",
     "optimize": "goldstick.api",
     "quantize": "goldstick.api",
+    "search": "goldstick.api",
 }
 
 __all__ = [
@@ -57,6 +58,7 @@ __all__ = [
     "optimize",
     "quantize",
     "register",
+    "search",
 ]
 
 

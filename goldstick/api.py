@@ -35,13 +35,14 @@ from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.quantize import Quantized, execute
 from goldstick.jobs.quantize.together import help_the_first, refuse_idle_ranks
 from goldstick.jobs.save.result import Result, apply_recipe
+from goldstick.jobs.search.ask import search
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import needs_data
 from goldstick.training import TrainingTask
 
 RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
-__all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize"]
+__all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize", "search"]
 
 
 def apply(

@@ -27,6 +27,7 @@ PUBLIC = {
     "optimize",
     "quantize",
     "register",
+    "search",
 }
 
 
@@ -45,7 +46,7 @@ def test_each_can_be_imported_and_is_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "function", ["accelerate", "apply", "evaluate", "export", "load", "optimize", "quantize", "register"]
+    "function", ["accelerate", "apply", "evaluate", "export", "load", "optimize", "quantize", "register", "search"]
 )
 def test_each_function_says_what_it_raises_and_what_its_arguments_are(function: str) -> None:
     thing = getattr(goldstick, function)

@@ -28,6 +28,7 @@ from goldstick.core.whole_file import sync_directory
 from goldstick.errors import DataError, OutputError
 from goldstick.report.page import PAGE_NAME
 from goldstick.report.report import FILE_NAME as REPORT_NAME
+from goldstick.report.search_page import SEARCH_PAGE
 
 #: What a run that can be resumed writes first into its working directory, and removes last.
 RUN_NAME = "run.json"
@@ -248,7 +249,7 @@ def foreign_files(directory: Path) -> list[str]:
     path = directory / MANIFEST_NAME
     try:
         named = parse_json(path.read_text(encoding="utf-8"), str(path))["files"]
-        own = {*named, MANIFEST_NAME, REPORT_NAME, PAGE_NAME}
+        own = {*named, MANIFEST_NAME, REPORT_NAME, PAGE_NAME, SEARCH_PAGE}
     except (OSError, UnicodeDecodeError, DataError, KeyError, TypeError) as error:
         raise OutputError(
             f"The output {directory} holds no {MANIFEST_NAME} that can be read, so goldstick did not write it and will "

@@ -17,7 +17,8 @@ from goldstick.cli.environment import check_environment
 from goldstick.cli.evaluate import evaluate, generate
 from goldstick.cli.export import export
 from goldstick.cli.inspect import inspect, report, verify
-from goldstick.cli.quantize import plan, quantize
+from goldstick.cli.plan import plan
+from goldstick.cli.quantize import quantize
 from goldstick.cli.recipes import recipes
 from goldstick.cli.search import search
 from goldstick.cli.sensitivity import sensitivity

@@ -83,6 +83,11 @@ def finite(_: click.Context, __: click.Parameter, value: float) -> float:
     return value
 
 
+def finite_or_none(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
+    """The same of a number that need not be given."""
+    return None if value is None else finite(context, parameter, value)
+
+
 def split_names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...] | None:
     """``a,b`` as ("a", "b")."""
     if value is None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar
-from goldstick.cli.runtime_option import runtime_options, verdict_in_words
+from goldstick.cli.runtime_option import CHECKED_RUNTIME, TENSOR_PARALLEL, verdict_in_words
 from goldstick.core.counts import counted
 
 #: Places that a line of the table names; the others are counted, and listed with ``--json`` and ``--verbose``.
@@ -18,7 +18,8 @@ _NAMED = 3
 @click.command()
 @click.argument("directory", type=click.Path(path_type=Path), required=False)
 @click.option("--source", metavar="MODEL", help="The model it was made from, to compare weights with.")
-@runtime_options
+@CHECKED_RUNTIME
+@TENSOR_PARALLEL
 @click.option("--verbose", "-v", is_flag=True, help="Name every place, not the first three.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def doctor(

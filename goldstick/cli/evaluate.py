@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from goldstick.cli.console import console, print_json, progress_bar, split_names
+from goldstick.cli.console import console, finite_or_none, print_json, progress_bar, split_names
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.streams import showing
 
@@ -23,6 +23,13 @@ from goldstick.cli.streams import showing
     "FILE.py for a task of your own.",
 )
 @click.option("--baseline", metavar="MODEL", help="A model to compare with, usually the float one.")
+@click.option(
+    "--max-loss",
+    type=click.FloatRange(min=0),
+    callback=finite_or_none,
+    metavar="NUMBER",
+    help="Judge every metric: no worse than the baseline by more than so many percent, or points of a score.",
+)
 @click.option("--data-dir", metavar="DIR", help="Where the tasks' data lie; 'reference' for the bundled data.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many items of each task.")
 @click.option(
@@ -43,6 +50,7 @@ def evaluate(
     model: str,
     tasks: tuple[str, ...],
     baseline: str | None,
+    max_loss: float | None,
     data_dir: str | None,
     limit: int | None,
     report_dir: Path | None,
@@ -67,6 +75,7 @@ def evaluate(
     from goldstick.core.json_files import check_writable, dump_json, write_atomically
     from goldstick.evaluation.compare import compare
     from goldstick.evaluation.items import item_lines, without_items
+    from goldstick.evaluation.threshold import judge, overall
     from goldstick.jobs.evaluate.about import about_model
     from goldstick.jobs.evaluate.cache import cache_directory
     from goldstick.jobs.evaluate.divergence import compare_predictions
@@ -76,6 +85,8 @@ def evaluate(
     from goldstick.report.report import FILE_NAME as REPORT_NAME
     from goldstick.report.terminal import print_comparison, print_evaluation
 
+    if max_loss is not None and baseline is None:
+        raise click.UsageError("--max-loss is against a model to compare with; say --baseline, too.")
     if data_dir is None and REFERENCE in (model, baseline):
         data_dir = REFERENCE
     if report_dir is not None:
@@ -100,7 +111,7 @@ def evaluate(
         result = found
         before = None if baseline is None else measure(baseline)
         if baseline is not None and before is not None:
-            result = {**found, "baseline": before}
+            result = {**found, "baseline": before} | ({} if max_loss is None else {"max_loss": max_loss})
             if _tokenizers(found) == _tokenizers(before):
                 result["divergence"] = compare_predictions(
                     find_model(baseline),
@@ -111,15 +122,18 @@ def evaluate(
                     progress=progress,
                 )
     rows = compare(found, before) if before is not None else []
+    judged = [] if max_loss is None else judge(rows, max_loss)
     with showing(report_dir, items_file):
         if as_json:
-            print_json(
-                without_items(result) | ({} if before is None else {"comparison": [row.to_dict() for row in rows]})
-            )
+            compared: dict[str, Any] = {} if before is None else {"comparison": [row.to_dict() for row in rows]}
+            compared |= {} if not judged else {"verdict": overall(judged), "judged": [one.to_dict() for one in judged]}
+            print_json(without_items(result) | compared)
         elif before is not None:
             print_comparison(console(), rows)
             for line in divergence_words(result):
                 click.echo(line)
+            for one in judged:
+                click.echo(f"{one.task}, {one.metric}: {one.words}")
         else:
             print_evaluation(console(), found)
     if items_file is not None:

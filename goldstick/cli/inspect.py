@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -68,11 +69,12 @@ def report(directory: Path, sensitivity: Path | None, overwrite: bool) -> None:
     """Render DIRECTORY's report.json anew as report.html, a page that opens from disk."""
     from goldstick.checkpoint.source import require_model
     from goldstick.report.page import check_page, write_page
+    from goldstick.report.report import Report
+    from goldstick.report.search_page import write_search_page
 
     require_model(directory, local=True)
     check_page(directory, overwrite)
     if sensitivity is not None:
-        from goldstick.report.report import Report
         from goldstick.report.sensitivity import read_sensitivity, refuse_another_network
 
         found, read = read_sensitivity(sensitivity), Report.read(directory)
@@ -82,5 +84,7 @@ def report(directory: Path, sensitivity: Path | None, overwrite: bool) -> None:
             raise DataError(f"{sensitivity}: {error}") from error
         dataclasses.replace(read, sensitivity=found.to_dict()).write(directory)
     page = write_page(directory)
+    with suppress(DataError):  # the report of an evaluation, which no search belongs to
+        write_search_page(directory, Report.read(directory).search)
     with showing(page):
         click.echo(page)

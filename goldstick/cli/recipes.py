@@ -72,6 +72,6 @@ def show(recipe: str) -> None:
 @recipes.command()
 def schema() -> None:
     """The JSON schema of recipes, for editors."""
-    from goldstick.recipes.recipe import recipe_schema
+    from goldstick.recipes.schema import recipe_schema
 
     print_json(recipe_schema())

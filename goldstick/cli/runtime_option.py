@@ -12,14 +12,21 @@ if TYPE_CHECKING:
 
 
 class RuntimeName(click.ParamType[str]):
-    """The name of a runtime; they are looked up when one is given, so that help is quick."""
+    """The name of a runtime; they are looked up when one is given, so that help is quick.
+
+    Args:
+        own: Names beside those that there are rules of.
+    """
 
     name = "runtime"
+
+    def __init__(self, *own: str) -> None:
+        self._own = own
 
     def _choice(self) -> click.Choice[str]:
         from goldstick.jobs.doctor.runtimes import RUNTIMES
 
-        return click.Choice([*RUNTIMES])
+        return click.Choice([*self._own, *RUNTIMES])
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The name, checked."""
@@ -30,17 +37,21 @@ class RuntimeName(click.ParamType[str]):
         return self._choice().shell_complete(ctx, param, incomplete)
 
 
-def runtime_options(command: Any) -> Any:
-    """The options of a command that looks at the rules of a runtime."""
-    options: list[Any] = [
-        click.option("--for", "runtime", metavar="RUNTIME", type=RuntimeName(),
-                     help="The program that is to run it: vllm, sglang, transformers or llama.cpp."),
-        click.option("--tensor-parallel", type=click.IntRange(1), default=1, metavar="N",
-                     help="Over how many devices it is to split the layers."),
-    ]  # fmt: skip
-    for option in reversed(options):
-        command = option(command)
-    return command
+#: The runtime that a checkpoint is looked at for.
+CHECKED_RUNTIME = click.option(
+    "--for", "runtime", metavar="RUNTIME", type=RuntimeName(),
+    help="The program that is to run it: vllm, sglang, transformers or llama.cpp.",
+)  # fmt: skip
+#: The runtime that a checkpoint is made for.
+RUNTIME = click.option(
+    "--for", "runtime", metavar="RUNTIME", type=RuntimeName("goldstick"),
+    help="What is to run it: goldstick, vllm, sglang, transformers or llama.cpp. It decides the format, and in a "
+         "search what layers may become.",
+)  # fmt: skip
+TENSOR_PARALLEL = click.option(
+    "--tensor-parallel", type=click.IntRange(1), default=1, metavar="N",
+    help="Over how many devices it is to split the layers.",
+)  # fmt: skip
 
 
 def verdict_in_words(verdict: Verdict) -> list[str]:

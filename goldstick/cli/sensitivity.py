@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar
+from goldstick.cli.memory_size import memory_size
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.renamed_option import renamed_option
+from goldstick.cli.search_options import share
 from goldstick.cli.streams import showing
 
 
@@ -20,6 +22,13 @@ def _widths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
         return tuple(int(part) for part in value.split(","))
     except ValueError:
         raise click.BadParameter(f"{value!r} is no list of bits; write 2,3,4,8") from None
+
+
+def _size_or_share(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any] | None:
+    """``60%`` as a part of the size, anything else as bytes."""
+    if value is None or value.endswith("%"):
+        return None if value is None else {"share": share(context, parameter, value)}
+    return {"size": memory_size(context, parameter, value)}
 
 
 @click.command()
@@ -37,6 +46,13 @@ def _widths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...
 @click.option("--data-dir", metavar="DIR", help="Where sets known by name lie; 'reference' for the bundled data.")
 @click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Samples of the text.")
 @click.option("--seq-len", type=click.IntRange(2), default=256, show_default=True, help="Tokens of a sample.")
+@click.option(
+    "--recipe-for-size",
+    metavar="SIZE|PERCENT",
+    callback=_size_or_share,
+    help="Search for the recipe of the least loss at 4GB or 60% of the size, among these widths, and print it.",
+)
+@click.option("--held-out-rows", type=click.IntRange(2), default=32, show_default=True, help="Rows that judge it.")
 @renamed_option(
     "--group-size-mismatch",
     "--indivisible",
@@ -62,6 +78,8 @@ def sensitivity(
     data_dir: str | None,
     samples: int,
     seq_len: int,
+    recipe_for_size: dict[str, Any] | None,
+    held_out_rows: int,
     group_size_mismatch: Literal["error", "smaller", "channel", "skip"] | None,
     output: Path | None,
     html: Path | None,
@@ -72,7 +90,8 @@ def sensitivity(
     """Round each layer of MODEL alone, at each width, and show how far the model's predictions move.
 
     MODEL is a float causal language model; it is in memory as a whole, in float32. A recipe with 'precision:
-    {sensitivity: FILE, bits_per_weight: 4.5}' chooses each layer's bits by what is found.
+    {sensitivity: FILE, bits_per_weight: 4.5}' chooses each layer's bits by what is found. With --recipe-for-size
+    'goldstick search' measures, over these widths, and the recipe that it finds is printed.
     """
     from goldstick.hf.names import quiet_libraries
 
@@ -81,8 +100,11 @@ def sensitivity(
     from goldstick.algorithms import Quantizer
     from goldstick.core.json_files import check_writable, dump_json, write_atomically
     from goldstick.jobs.load.find_model import data_directory, find_model
+    from goldstick.jobs.search.for_sensitivity import sensitivity_for_size
     from goldstick.jobs.sensitivity.sensitivity import measure_sensitivity
     from goldstick.recipes.recipe import Calibration, Recipe
+    from goldstick.recipes.text import recipe_text
+    from goldstick.report.search_words import search_words
     from goldstick.report.sensitivity import print_sensitivity
     from goldstick.report.sensitivity_page import render_sensitivity
 
@@ -101,16 +123,26 @@ def sensitivity(
         )
         loaded = loaded.model_copy(update={"stages": stages})
     text = Calibration(dataset=dataset or loaded.calibration.dataset, samples=samples, seq_len=seq_len)
+    chosen: Recipe | None = None
     with progress_bar(not as_json) as progress:
-        found = measure_sensitivity(
-            find_model(model), loaded, bits, text, data_dir=data_directory(data_dir, model), progress=progress
-        )
+        if recipe_for_size is None:
+            found = measure_sensitivity(
+                find_model(model), loaded, bits, text, data_dir=data_directory(data_dir, model), progress=progress
+            )
+        else:
+            found, chosen = sensitivity_for_size(
+                model, loaded, bits, text, recipe_for_size, data_dir=data_dir, held_out_rows=held_out_rows,
+                progress=progress,
+            )  # fmt: skip
     found = dataclasses.replace(found, model=model)
     with showing(output, html):
         if as_json:
-            print_json(found.to_dict())
+            recipe_found = {} if chosen is None else {"recipe": chosen.model_dump(mode="json")}
+            print_json(found.to_dict() | recipe_found)
         else:
             print_sensitivity(console(), found)
+            if chosen is not None:
+                click.echo("\n".join(search_words(chosen.search)) + "\n\n" + recipe_text(chosen))
     for name, path in (("sensitivity", output), ("page", html)):
         if path is None:
             continue

@@ -104,11 +104,23 @@ class Recipe(BaseModel):
     precision: Precision | None = Field(default=None, exclude=True, description="bits for each layer, within a budget")
 
     _sensitivity: Mapping[str, Any] = PrivateAttr(default_factory=dict)
+    _search: Mapping[str, Any] = PrivateAttr(default_factory=dict)
 
     @property
     def sensitivity(self) -> Mapping[str, Any]:
         """What the bits were chosen by, as in its file; empty where nothing was. No part of the recipe's dump."""
         return self._sensitivity
+
+    @property
+    def search(self) -> Mapping[str, Any]:
+        """The record of the search that found it, as its JSON holds it; empty for others. No part of the dump."""
+        return self._search
+
+    def found_by(self, search: Mapping[str, Any]) -> Recipe:
+        """The recipe with the record of the search that found it."""
+        found = self.model_copy()
+        found._search = search
+        return found
 
     @model_validator(mode="before")
     @classmethod
@@ -273,25 +285,6 @@ def _explain(error: ValidationError, fields: Collection[str]) -> str:
         else:
             parts.append(f"{place}: {problem['msg']}.")
     return " ".join(dict.fromkeys(parts))
-
-
-def recipe_schema() -> dict[str, Any]:
-    """The JSON schema of a recipe, for editors: every algorithm with its options."""
-    schema = Recipe.model_json_schema()
-    definitions = schema["$defs"]
-    stages: list[dict[str, Any]] = [{"enum": list(ALGORITHMS)}]
-    for name, algorithm in ALGORITHMS.items():
-        options = TypeAdapter(algorithm).json_schema(ref_template="#/$defs/{model}")
-        definitions.update(options.pop("$defs", {}))
-        stage = {
-            "type": "object",
-            "properties": {name: options},
-            "required": [name],
-            "additionalProperties": False,
-        }
-        stages.append(stage)
-    schema["properties"]["stages"] = {"type": "array", "minItems": 1, "items": {"anyOf": stages}}
-    return schema
 
 
 def _parsed(text: bytes, where: str) -> Any:

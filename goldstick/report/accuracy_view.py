@@ -8,6 +8,7 @@ from typing import Any
 from goldstick.core.counts import counted
 from goldstick.errors import DataError
 from goldstick.evaluation.compare import ComparisonRow, compare
+from goldstick.evaluation.threshold import Judged, judge, overall
 from goldstick.report.words import format_bytes, verdict
 
 
@@ -57,6 +58,7 @@ def evaluation_view(data: Mapping[str, Any]) -> dict[str, Any]:
     accuracy = accuracy_view(data, data.get("baseline"), data.get("divergence"))
     if accuracy is None:
         raise DataError("the evaluation holds no task")
+    judged = judge(compare(data, data["baseline"]), data["max_loss"]) if data.get("max_loss") is not None else []
     model, baseline = data.get("model") or {}, (data.get("baseline") or {}).get("model") or {}
     lines = [("Model", model.get("name")), ("Compared with", baseline.get("name")), ("Recipe", model.get("recipe"))]
     if model.get("bytes"):
@@ -66,11 +68,24 @@ def evaluation_view(data: Mapping[str, Any]) -> dict[str, Any]:
         lines.append(("Bits per quantized weight", f"{model['bits_per_weight']:.2f}, scales and zeros counted"))
     return {
         "title": f"{model['name']}: evaluated" if model else "Evaluation",
-        "headline": [(name, value) for name, value in lines if value] + headline_of(accuracy),
-        "figures": accuracy["figures"],
+        "headline": [(name, value) for name, value in lines if value]
+        + [(f"Verdict on {one.task}, {one.metric}", one.words) for one in judged]
+        + headline_of(accuracy),
+        "figures": _opening(judged) + accuracy["figures"],
         "accuracy": accuracy,
         "categories": categories_of(data, data.get("baseline") or {}),
     }
+
+
+def _opening(judged: Sequence[Judged]) -> list[tuple[str, str, str]]:
+    """The verdict on all metrics together, as a figure."""
+    if not judged:
+        return []
+    outcome = overall(judged)
+    severity = {"pass": "good", "fail": "bad", "inconclusive": "neutral"}[outcome]
+    within = sum(one.outcome == "pass" for one in judged)
+    words = f"{within} of {len(judged)} metrics lose no more than {judged[0].allowed:g} (% or points), at 95 %"
+    return [(outcome, words, severity)]
 
 
 def categories_of(after: Mapping[str, Any], before: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -127,6 +127,8 @@ class Report:
         calibration: what data the algorithms looked at.
         sensitivity: what rounding each layer alone did to the output, as in the file that ``goldstick sensitivity``
             writes, where the recipe chose its bits by it, or it was put here later; empty where nobody measured it.
+        search: what a search for a size or a loss measured and chose, as in the JSON that ``goldstick search`` writes;
+            empty where the recipe was given.
         evaluation: ``{"before": …, "after": …, "divergence": …, "speed": …}``, the first two each what
             `goldstick.evaluation.Evaluation.to_dict` returns, the third what `goldstick.evaluation.divergence` finds,
             the last, of models that write, their tokens a second: ``before``, ``after``, and the ``threads``. These are
@@ -160,6 +162,7 @@ class Report:
     pruning: tuple[Mapping[str, Any], ...] = ()
     calibration: Mapping[str, Any] = field(default_factory=dict)
     sensitivity: Mapping[str, Any] = field(default_factory=dict)
+    search: Mapping[str, Any] = field(default_factory=dict)
     evaluation: Mapping[str, Any] = field(default_factory=dict)
     proof: Mapping[str, Any] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()

@@ -4,13 +4,38 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
 
+from goldstick.core.json_files import write_atomically
 from goldstick.errors import UsageError
 from goldstick.report.page import render
 from goldstick.report.words import format_bytes
+
+#: Beside ``report.html`` where a recipe was found by a search.
+SEARCH_PAGE = "search.html"
+
+
+def require_plotly() -> None:
+    """Refuse to begin what could not be drawn in the end.
+
+    Raises:
+        UsageError: The package ``plotly`` is not installed.
+    """
+    if find_spec("plotly") is None:
+        raise UsageError("The page of a search needs the package 'plotly': pip install 'goldstick[search]'.")
+
+
+def write_search_page(directory: Path, record: Mapping[str, Any]) -> Path | None:
+    """Write the page of the search that found a checkpoint's recipe; none where no search did, or plotly is absent."""
+    if not record or find_spec("plotly") is None:
+        return None
+    path = directory / SEARCH_PAGE
+    write_atomically(path, render_search(record).encode())
+    return path
 
 
 def render_search(record: Mapping[str, Any]) -> str:
@@ -19,10 +44,9 @@ def render_search(record: Mapping[str, Any]) -> str:
     Raises:
         UsageError: The package ``plotly`` is not installed.
     """
-    try:
-        from plotly.offline import get_plotlyjs
-    except ImportError as error:
-        raise UsageError("The page of a search needs the package 'plotly': pip install 'goldstick[search]'.") from error
+    require_plotly()
+    from plotly.offline import get_plotlyjs
+
     whole = record["whole"]
     return render(
         "search.html",

@@ -13,6 +13,7 @@ from goldstick.report.grouping import LayerGroup, group_layers
 from goldstick.report.heat_map import heat_map
 from goldstick.report.pruning_view import pruning_view
 from goldstick.report.report import LayerRecord, Report
+from goldstick.report.search_words import search_pairs, searched_rows
 from goldstick.report.sensitivity import Sensitivity
 from goldstick.report.svg import Mark, bars, marks
 from goldstick.report.words import (
@@ -53,6 +54,8 @@ def report_view(report: Report) -> dict[str, Any]:
         "weight_errors": _weight_errors(report.layers),
         "worst_channels": _worst_channels(report.layers),
         "sensitivity": heat_map(Sensitivity.from_dict(report.sensitivity)) if report.sensitivity else None,
+        "search": search_pairs(report.search) if report.search else None,
+        "searched": searched_rows(report.search),
         "output_errors": _output_errors(report.layers),
         "pruning": [pruning_view(pruning) for pruning in report.pruning],
         "sizes": _sizes(report.layers),

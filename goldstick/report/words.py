@@ -133,21 +133,16 @@ def verdict(row: ComparisonRow) -> str:
     95 % interval. Else the words say which loss can be ruled out: the end of that interval. Perplexity and bits per
     byte count in percent of what they were, all scores in points.
     """
-    if row.note is not None or row.difference is None:
+    from goldstick.evaluation.threshold import loss_of
+
+    found = loss_of(row)
+    if found is None:
         return f"not compared: {row.note or 'no difference'}"
-    sign = 1 if row.direction == "lower" else -1
-    percent = row.direction == "lower" and row.relative is not None
-    loss = sign * (100.0 * (row.relative or 0.0) if percent else row.difference)
-    interval = row.interval
-    if percent and row.paired is not None and row.paired.relative_interval is not None:
-        interval = (100.0 * row.paired.relative_interval[0], 100.0 * row.paired.relative_interval[1])
-    elif percent and interval is not None and row.before:
-        interval = (100.0 * interval[0] / row.before, 100.0 * interval[1] / row.before)
-    unit = "%" if percent else "points"
+    loss, interval, unit = found.value, found.interval, found.unit
     if interval is None:
         change = "equal" if loss == 0 else f"{'loses' if loss > 0 else 'gains'} {abs(loss):.2g} {unit}"
         return f"{change} by the figure alone, without an interval to judge by"
-    low, high = sorted(sign * end for end in interval)
+    low, high = interval
     if row.shown:
         return f"{'loses' if loss > 0 else 'gains'} {_with_margin(abs(loss), max(high - loss, loss - low))} {unit}"
     ruled_out = f"no loss larger than {_rounded_up(high)} {unit} at 95 %"

@@ -16,7 +16,8 @@ import goldstick
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.recipes.precision import Measured, choose_widths
-from goldstick.recipes.recipe import Recipe, recipe_schema
+from goldstick.recipes.recipe import Recipe
+from goldstick.recipes.schema import recipe_schema
 from tests.support.time_limit import within
 
 WIDTHS = (2, 3, 4, 8)

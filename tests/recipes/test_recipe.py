@@ -13,8 +13,9 @@ from goldstick.algorithms import ALGORITHMS, AWQ, GPTQ, RTN, SLB, KVCache, Rando
 from goldstick.core.notices import RenamedOptionWarning
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
-from goldstick.recipes.recipe import Recipe, recipe_schema
+from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import resolve
+from goldstick.recipes.schema import recipe_schema
 from goldstick.recipes.sentence import parse
 from goldstick.recipes.words import RECOMMENDED
 from goldstick.structure.network import Network

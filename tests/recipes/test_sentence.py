@@ -27,7 +27,7 @@ from goldstick.algorithms import (
 )
 from goldstick.algorithms.base import rounds
 from goldstick.cli import main
-from goldstick.cli.quantize import plan
+from goldstick.cli.plan import plan
 from goldstick.core.mixture import MIXTURES
 from goldstick.core.scheme import BLOCK_NAMES, PRESETS, Scheme
 from goldstick.errors import RecipeError

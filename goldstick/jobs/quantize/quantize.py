@@ -41,6 +41,7 @@ from goldstick.jobs.save.structure import structure_of_source
 from goldstick.report import Report, SizeSummary
 from goldstick.report.heat_map import drawable
 from goldstick.report.page import write_page
+from goldstick.report.search_page import write_search_page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +175,7 @@ def execute(
             calibration=result.audit,
             structure=structure_of_source(plan),
             sensitivity=drawable(plan.recipe.sensitivity),
+            search=plan.recipe.search,
             **result.account,
             evaluation=evaluation,
             proof={key: value for key, value in found.items() if key != "observed"},
@@ -186,6 +188,7 @@ def execute(
         )
         report.write(folder)
         write_page(folder)
+        write_search_page(folder, report.search)
     return Quantized(directory=output, report=report)
 
 

@@ -175,6 +175,7 @@ def apply_recipe(
         size=SizeSummary.of(layers),
         structure=structure,
         sensitivity=drawable(recipe.sensitivity),
+        search=recipe.search,
         calibration=count_batches(batches),
         **account,
         warnings=(*warnings, *unreached_warnings(notes)),

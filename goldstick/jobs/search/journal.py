@@ -50,11 +50,6 @@ class Journal:
             content = {"identity": self._identity, "known": self._known}
             write_atomically(self._path, dump_json(content).encode(), replace=True)
 
-    def remove(self) -> None:
-        """The search is finished."""
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
-
 
 def states_of(directory: Path) -> dict[str, list[int]]:
     """Name of each file that a model is made of → its size and the time of its last change."""

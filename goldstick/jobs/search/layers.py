@@ -111,6 +111,7 @@ def find_layers(
     method: Method,
     calibration: Calibration,
     schemes: Sequence[str] = (),
+    exclude: Sequence[str] = (),
 ) -> Layers:
     """What the layers of a checkpoint may become for a runtime, and their bytes.
 
@@ -123,6 +124,7 @@ def find_layers(
         method: How layers are rounded in the end.
         calibration: The data of the recipe.
         schemes: What to choose among, instead of all that the runtime runs.
+        exclude: Patterns of layers that stay float.
 
     Raises:
         RecipeError: A scheme is unknown, or no layer can become any of them.
@@ -130,7 +132,7 @@ def find_layers(
     """
     names = tuple(dict.fromkeys((*(schemes or runtime.schemes), FLOAT)))
     parsed = {name: Scheme.parse(name) for name in names if name != FLOAT}
-    plan = _whole_plan(directory, runtime)
+    plan = _whole_plan(directory, runtime, tuple(exclude))
     by_site: dict[str, list[PlannedTensor]] = {}
     for tensor in plan.tensors:
         if tensor.stored is not None:
@@ -161,14 +163,14 @@ def find_layers(
     )
 
 
-def _whole_plan(directory: Path, runtime: Runtime) -> Plan:
+def _whole_plan(directory: Path, runtime: Runtime, exclude: tuple[str, ...]) -> Plan:
     """A plan that rounds all that may be rounded, to one scheme that nearly all layers can have.
 
     It is laid out natively, whatever the runtime reads, so that it is legal for every layer.
     """
     outer = ("@embedding",) if runtime.embeddings else ()
-    stages: list[Stage] = [RTN(scheme="w8a16", tie="keep", targets=Targets(include=("*", *outer, *_heads(directory))))]
-    recipe = Recipe(stages=tuple(stages), export=Export(format=NATIVE.name))
+    targets = Targets(include=("*", *outer, *_heads(directory)), exclude=exclude)
+    recipe = Recipe(stages=(RTN(scheme="w8a16", tie="keep", targets=targets),), export=Export(format=NATIVE.name))
     return make_plan(directory, recipe)
 
 

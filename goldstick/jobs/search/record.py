@@ -46,13 +46,16 @@ def found_by(search: Search, chosen: Mapping[str, str], nbytes: int, looks: list
         "exact": front.exact,
         "text": f"{counted(search.text.samples, 'row')} of {counted(search.text.seq_len, 'token')} from "
         f"{search.text.dataset}",
+        "tokens": search.text.samples * search.text.seq_len,
         "held_out": search.held_out,
         "whole": _judged(search, chosen),
+        "rounded": search.rounded.words,
         "looks": looks,
         "groups": [
             {
                 "name": group.name,
                 "weights": sum(site.shape.numel() for site in group.sites),
+                "shape": list(group.sites[0].matrix_shape),
                 "chosen": chosen[group.name],
                 "candidates": [
                     {

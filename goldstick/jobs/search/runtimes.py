@@ -14,7 +14,7 @@ from goldstick.formats.native import NATIVE
 from goldstick.structure.network import Network, Site
 from goldstick.structure.run_together import RUN_TOGETHER
 
-RuntimeName = Literal["goldstick", "transformers", "vllm", "llama.cpp"]
+RuntimeName = Literal["goldstick", "transformers", "vllm", "sglang", "llama.cpp"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,14 @@ def _integers(widths: Sequence[int], groups: Sequence[str] = _GROUPS) -> tuple[s
     return tuple(f"w{bits}a16-{group}" for bits in widths for group in groups)
 
 
+#: What servers run that split models over devices.
+_SERVED = Runtime(
+    format=COMPRESSED_TENSORS.name,
+    embeddings=False,
+    schemes=(*_integers((4, 8)), "nvfp4a16", "fp8a16"),
+    joins=True,
+)
+
 RUNTIMES: dict[RuntimeName, Runtime] = {
     "goldstick": Runtime(
         format=NATIVE.name,
@@ -55,12 +63,8 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
         embeddings=False,
         schemes=(*_integers((2, 3, 4, 8)), "nvfp4a16", "fp8a16"),
     ),
-    "vllm": Runtime(
-        format=COMPRESSED_TENSORS.name,
-        embeddings=False,
-        schemes=(*_integers((4, 8)), "nvfp4a16", "fp8a16"),
-        joins=True,
-    ),
+    "vllm": _SERVED,
+    "sglang": _SERVED,
     "llama.cpp": Runtime(
         format=GGUF.name,
         schemes=("q2_k", "q3_k", "iq4_xs", "q4_k", "q5_k", "q6_k", "iq4_nl", "q4_0", "q5_0", "q8_0"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,10 +20,12 @@ from goldstick.jobs.search.bound import MOST_LOOKS, upper_bound
 from goldstick.jobs.search.exchange import exchange
 from goldstick.jobs.search.journal import Journal, states_of
 from goldstick.jobs.search.knapsack import Choice
+from goldstick.jobs.search.layer_inputs import inputs_as_calibrated
 from goldstick.jobs.search.layers import FLOAT, Layers, Method, find_layers
 from goldstick.jobs.search.losses import Metric, RowLosses
 from goldstick.jobs.search.record import found_by
 from goldstick.jobs.search.rounding import RoundedLayers
+from goldstick.jobs.search.rows import draw_rows, in_batches
 from goldstick.jobs.search.runtimes import RUNTIMES, RuntimeName
 from goldstick.jobs.search.scores import Scores
 from goldstick.jobs.search.target import Found, Target
@@ -47,6 +48,7 @@ def search_recipe(
     text: Calibration,
     runtime: RuntimeName = "goldstick",
     schemes: Sequence[str] = (),
+    exclude: Sequence[str] = (),
     method: Method = "gptq",
     effort: Effort = "normal",
     calibration: Calibration | None = None,
@@ -64,24 +66,25 @@ def search_recipe(
         text: The rows that changes are measured on, and their seed.
         runtime: What the result is for.
         schemes: What to choose among, instead of all that the runtime runs.
-        method: How layers are rounded in the end; the search itself rounds to nearest.
+        exclude: Patterns of layers that stay float.
+        method: How layers are rounded; by GPTQ each alone while searching, on the inputs it has in the float model.
         effort: ``fast`` takes gradients alone; ``normal`` measures what is near the decision and tries exchanges;
             ``thorough`` measures all.
         calibration: The data of the recipe that is found.
         held_out: Text of the rows that a choice is judged on; other rows of ``text`` where ``None``.
         held_out_rows: How many these are.
         data_dir: Where sets of text known by name lie.
-        journal: The file that lets a search that was stopped go on.
+        journal: The file that lets a search that was stopped go on; it stays, for whoever uses what was found.
         progress: Told what is done.
 
     Raises:
         UsageError: Nothing so small, or of so little loss, can be made; the message says what the best is.
-        RecipeError: A scheme is unknown, or fits no layer.
-        DataError: The text is missing, malformed or too short.
+        RecipeError, DataError: As :func:`goldstick.search` has them.
     """
     layers = find_layers(
-        directory, RUNTIMES[runtime], method=method, calibration=calibration or Calibration(), schemes=schemes
-    )
+        directory, RUNTIMES[runtime], method=method, calibration=calibration or Calibration(), schemes=schemes,
+        exclude=exclude,
+    )  # fmt: skip
     if target.max_loss is None:
         refuse_size(layers, target.bytes_of(layers))
     search = Search(layers, target, text, held_out, held_out_rows, data_dir, journal, effort, progress)
@@ -124,30 +127,26 @@ class Search:
         model = load_float(layers.directory)
         stored = Network(model)
         dtypes = {site.name: site.dtype for site in stored.sites}
-        both = text.samples if held_out else text.samples + 2 * held_out_rows
-        data = calibration_data(text.model_copy(update={"samples": both}), layers.directory, data_dir)(model)
+        rows = draw_rows(model, layers.directory, text, held_out, held_out_rows, data_dir)
         model = model.float().eval()
         for parameter in model.parameters():
             parameter.requires_grad_(False)
-        ids, judged = data.ids, data.ids[text.samples :]
-        if held_out:
-            other = text.model_copy(update={"dataset": held_out, "samples": 2 * held_out_rows})
-            judged = calibration_data(other, layers.directory, data_dir)(model).ids
         network = Network(model)
-        self.rounded = RoundedLayers(network, layers.runtime, dtypes)
-        self.tuning = RowLosses(model, _batches(judged[:held_out_rows]))
-        self.check = RowLosses(model, _batches(judged[held_out_rows:]))
+        inputs = inputs_as_calibrated(layers, network, data_dir, progress)
+        self.rounded = RoundedLayers(network, layers.runtime, dtypes, inputs)
+        self.tuning = RowLosses(model, in_batches(rows.tuning))
+        self.check = RowLosses(model, in_batches(rows.check))
         self.held_out = held_out or f"{text.dataset}, rows that were not searched on"
         identity = {
             "source": states_of(layers.directory),
-            "data": data.fingerprint,
+            "rows": rows.fingerprint,
             "groups": {group.name: dict(group.nbytes) for group in layers.groups},
             "seed": text.seed,
-            "judged": hashlib.sha256(repr(judged.tolist()).encode()).hexdigest(),
+            "rounded": repr((layers.method, layers.calibration)) if inputs else "to nearest",
         }
         self.journal = Journal(journal, identity)
         self.scores = Scores(
-            layers, network, self.rounded, RowLosses(model, _batches(ids[: text.samples])), self.journal,
+            layers, network, self.rounded, RowLosses(model, in_batches(rows.searched)), self.journal,
             seed=text.seed, progress=progress,
         )  # fmt: skip
 
@@ -160,9 +159,7 @@ class Search:
             looks: list[dict[str, Any]] = []
         else:
             chosen, nbytes, looks = self._within_loss(self.target.max_loss)
-        found = found_by(self, chosen, nbytes, looks)
-        self.journal.remove()
-        return found
+        return found_by(self, chosen, nbytes, looks)
 
     def _at(self, size: int, *, exchanged: bool) -> tuple[dict[str, str], int]:
         """The best choice whose weight files have at most so many bytes: group → scheme, and the bytes."""
@@ -293,8 +290,3 @@ class Search:
 
     def _loss(self, losses: Sequence[float]) -> float:
         return math.expm1(fmean(losses)) if self.target.metric == "perplexity" else fmean(losses)
-
-
-def _batches(ids: Any) -> list[dict[str, Any]]:
-    size = max(1, 512 // ids.shape[1])
-    return [{"input_ids": ids[start : start + size]} for start in range(0, len(ids), size)]

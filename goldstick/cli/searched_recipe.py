@@ -1,0 +1,79 @@
+"""The recipe of a quantization that says a size or a loss instead of one: it is searched for first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from goldstick.cli.console import progress_bar
+from goldstick.cli.search_options import NAMES, TARGETS, given, naming_the_journal
+
+if TYPE_CHECKING:
+    from goldstick.recipes.recipe import Recipe
+
+#: The rows that a search looks at, beside those that calibrate.
+SEARCH_ROWS = ("search_samples", "search_seq_len")
+_CALIBRATION = ("samples", "seq_len", "seed", "text_field", "packing", "allow_short")
+
+
+def is_searched(context: click.Context) -> bool:
+    """Whether the command line asks for a size or a loss.
+
+    Raises:
+        UsageError: It does, and names a recipe as well, or is one of several processes; or it says how to search, and
+            not for what.
+    """
+    from goldstick.core.processes import process_count
+
+    searched = any(context.params[name] is not None for name in TARGETS)
+    others = given(context, "recipe", "formats", "group_size_mismatch", "tie", "dry_run", "inputs")
+    if searched and others:
+        raise click.UsageError(
+            f"A size or a loss is searched for, and the recipe that is found says what {others[0]} would; leave it "
+            "out. 'goldstick plan MODEL --size …' says which sizes are possible, and --for names the runtime."
+        )
+    if searched and process_count() > 1:
+        raise click.UsageError(
+            "A search runs in one process. Let 'goldstick search' write the recipe, and quantize by it in several."
+        )
+    if not searched and (loose := given(context, *NAMES, *SEARCH_ROWS)):
+        raise click.UsageError(f"{loose[0]} is of a search; say --size, --bits, --share or --max-loss, too.")
+    return searched
+
+
+def journal_of(output: Path) -> Path:
+    """The file beside an output in which a search for it is kept until the output is in place."""
+    from goldstick.checkpoint.staging import located
+
+    place = located(output)
+    return place.with_name(f".{place.name}.search.json")
+
+
+def searched_recipe(
+    model: str, output: Path, parameters: Mapping[str, Any], *, data_dir: str | None, resume: bool, as_json: bool
+) -> Recipe:
+    """Search, or take up what a search for the same output found.
+
+    Args:
+        model: The model.
+        output: The checkpoint to make.
+        parameters: The command's options.
+        data_dir: Where sets known by name lie.
+        resume: Whether the output may be there, made of this very search.
+        as_json: Whether the command prints JSON alone.
+    """
+    from goldstick import api
+
+    calibration = {name: parameters[name] for name in _CALIBRATION if parameters[name] not in (None, False)}
+    journal = journal_of(output)
+    with naming_the_journal(journal), progress_bar(not as_json) as progress:
+        return api.search(
+            model, **{name: parameters[name] for name in NAMES},
+            runtime=parameters["runtime"] or "goldstick", exclude=parameters["exclude"],
+            dataset=parameters["dataset"], samples=parameters["search_samples"], seq_len=parameters["search_seq_len"],
+            seed=parameters["seed"] or 0, calibration=calibration, data_dir=data_dir, journal=journal,
+            finished=output if resume else None, progress=progress,
+        )  # fmt: skip

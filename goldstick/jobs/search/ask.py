@@ -1,0 +1,118 @@
+"""Ask: from what a user says to the recipe that a search finds."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from goldstick.checkpoint.gguf.directory import checkpoint_directory
+from goldstick.core.json_files import dump_json
+from goldstick.core.progress import Progress, quiet
+from goldstick.errors import GoldstickError
+from goldstick.jobs.load.find_model import REFERENCE, data_directory, find_model
+from goldstick.jobs.search.journal import states_of
+from goldstick.jobs.search.search import search_recipe
+from goldstick.jobs.search.target import Target
+from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.report.report import Report
+
+#: The part of a record that tells searches of one request from others.
+REQUEST = "request"
+
+
+def search(
+    model: str | Path,
+    *,
+    size: int | None = None,
+    bits: float | None = None,
+    share: float | None = None,
+    max_loss: float | None = None,
+    metric: Literal["perplexity", "kl"] = "perplexity",
+    runtime: Literal["goldstick", "transformers", "vllm", "llama.cpp"] = "goldstick",
+    schemes: Sequence[str] = (),
+    exclude: Sequence[str] = (),
+    method: Literal["rtn", "gptq"] = "gptq",
+    effort: Literal["fast", "normal", "thorough"] = "normal",
+    dataset: str | None = None,
+    samples: int = 8,
+    seq_len: int = 256,
+    seed: int = 0,
+    held_out: str | None = None,
+    held_out_rows: int = 32,
+    calibration: Mapping[str, Any] | None = None,
+    data_dir: str | Path | None = None,
+    journal: Path | None = None,
+    finished: Path | None = None,
+    progress: Progress = quiet,
+) -> Recipe:
+    """Find which layer becomes what, so that a size loses least, or a loss is kept in the fewest bytes.
+
+    ``goldstick.quantize(model, recipe, output=…)`` carries the recipe out, and its report holds what was found. One of
+    ``size``, ``bits``, ``share`` and ``max_loss`` is given.
+
+    Args:
+        model: A float causal language model: a directory, a hub id or ``reference``. It is in memory, in float32.
+        size: Bytes of the weight files, at most.
+        bits: Bits of those files for each weight of the model, at most.
+        share: Part of the bytes of the source's tensors, at most, such as 0.6.
+        max_loss: The smallest model that loses no more, with 95 % confidence, on rows that were not searched on.
+        metric: What ``max_loss`` is of: the part by which ``perplexity`` grows, or ``kl`` per token in nats.
+        runtime: What the result is for; it decides the format and what layers may become.
+        schemes: What to choose among, instead of all that the runtime runs.
+        exclude: Patterns of layers that stay float.
+        method: How layers are rounded.
+        effort: ``fast`` takes gradients alone, ``normal`` measures what is near the decision, ``thorough`` all.
+        dataset: The text; WikiText-2 where ``None``, for ``reference`` what comes with it.
+        samples: Rows to search on.
+        seq_len: Tokens of a row.
+        seed: Of the rows and the labels.
+        held_out: The text of the rows that judge; other rows of ``dataset`` where ``None``.
+        held_out_rows: How many these are.
+        calibration: Settings of the recipe's calibration data, as in a recipe; by default those of recipes.
+        data_dir: Where sets known by name lie.
+        journal: A file that lets a search that was stopped go on; whoever names it removes it in the end.
+        finished: A checkpoint that may have been made of this very search; the recipe in its report is given then.
+        progress: Called with (description, done, total).
+
+    Returns:
+        The recipe. Its ``search`` is the record of what was measured, as plain data.
+
+    Raises:
+        UsageError: Not one thing is asked for, or nothing so small, or of so little loss, can be made.
+        RecipeError: A scheme is unknown, or fits no layer.
+        DataError: The text is missing, malformed or too short.
+        SourceError: The model cannot be read.
+    """
+    target = Target(size=size, bits=bits, share=share, max_loss=max_loss, metric=metric)
+    text = dataset or (REFERENCE if str(model) == REFERENCE else Calibration().dataset)
+    settings = {"dataset": text} | ({"allow_short": True} if text == REFERENCE else {}) | dict(calibration or {})
+    options: dict[str, Any] = {
+        "runtime": runtime, "schemes": tuple(schemes), "exclude": tuple(exclude), "method": method, "effort": effort,
+        "text": Calibration(
+            dataset=text, samples=samples, seq_len=seq_len, seed=seed, text_field=settings.get("text_field")
+        ),
+        "calibration": Calibration(**settings), "held_out": held_out, "held_out_rows": held_out_rows,
+    }  # fmt: skip
+    with checkpoint_directory(find_model(model)) as directory:
+        request = hashlib.sha256(
+            dump_json({"source": states_of(directory), "asked": repr(target), "options": repr(options)}).encode()
+        ).hexdigest()
+        if finished is not None and (known := _made_of(finished, request)) is not None:
+            return known
+        found = search_recipe(
+            directory, target, data_dir=data_directory(data_dir, model), journal=journal, progress=progress, **options
+        )
+    return found.recipe.found_by(found.record | {"model": str(model), REQUEST: request})
+
+
+def _made_of(directory: Path, request: str) -> Recipe | None:
+    """The recipe of a checkpoint that was made of a search for ``request``; ``None`` of any other."""
+    try:
+        report = Report.read(directory)
+        if report.search.get(REQUEST) != request:
+            return None
+        return Recipe.load(report.recipe).found_by(report.search)
+    except GoldstickError:  # no checkpoint of goldstick, or no whole one
+        return None

@@ -1,0 +1,109 @@
+"""A recipe for a size from what ``goldstick sensitivity`` is asked for: the search, over one grid at several widths."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from goldstick.algorithms import RTN, Quantizer
+from goldstick.algorithms.base import rounds
+from goldstick.algorithms.gptq import GPTQ
+from goldstick.checkpoint.gguf.directory import checkpoint_directory
+from goldstick.core.progress import Progress, quiet
+from goldstick.core.scheme import Scheme
+from goldstick.errors import RecipeError
+from goldstick.jobs.load.find_model import find_model
+from goldstick.jobs.plan.plan import make_plan
+from goldstick.jobs.search.ask import search
+from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.report.sensitivity import LayerSensitivity, Sensitivity
+
+
+def sensitivity_for_size(
+    model: str | Path,
+    recipe: Recipe,
+    widths: Sequence[int],
+    text: Calibration,
+    asked: Mapping[str, Any],
+    *,
+    data_dir: str | Path | None = None,
+    held_out_rows: int = 32,
+    progress: Progress = quiet,
+) -> tuple[Sensitivity, Recipe]:
+    """What rounding each layer alone costs, all measured by the search, and the recipe that it finds for a size.
+
+    Args:
+        model: As :func:`goldstick.search` takes it.
+        recipe: Names the layers and their grid; it has one stage, ``rtn`` or ``gptq``.
+        widths: The bits to choose among.
+        text: The rows to search on.
+        asked: ``size`` or ``share``, as :func:`goldstick.search` takes them.
+        data_dir: Where sets of text known by name lie.
+        held_out_rows: How many rows judge exchanges, and as many the result.
+        progress: Told what is done.
+
+    Raises:
+        RecipeError: The recipe has other stages, or its grid is none of whole numbers.
+        UsageError, DataError, SourceError: As :func:`goldstick.search` has them.
+    """
+    stage = _only_stage(recipe)
+    grids = {bits: _label(stage, bits) for bits in sorted(set(widths))}
+    with checkpoint_directory(find_model(model)) as directory:
+        plan = make_plan(directory, recipe)
+    left = [site.name for site in plan.network.sites if site.name not in plan.resolution.assignments]
+    found = search(
+        model, **asked, schemes=tuple(grids.values()), exclude=left, effort="thorough",
+        method="gptq" if isinstance(stage, GPTQ) else "rtn", dataset=text.dataset, samples=text.samples,
+        seq_len=text.seq_len, seed=text.seed, held_out_rows=held_out_rows, data_dir=data_dir, progress=progress,
+    )  # fmt: skip
+    return _sensitivity(str(model), found.search, grids), found
+
+
+def _only_stage(recipe: Recipe) -> Quantizer:
+    stages = [stage for stage in recipe.stages if rounds(stage)]
+    if len(recipe.stages) != 1 or not stages or not isinstance(stages[0], RTN | GPTQ):
+        raise RecipeError("A recipe for a size is found for one stage that is rtn or gptq, such as gptq-w4a16-g128.")
+    return stages[0]
+
+
+def _label(stage: Quantizer, bits: int) -> str:
+    scheme = Scheme.parse(stage.scheme) if isinstance(stage.scheme, str) else stage.scheme
+    if not scheme.weight.plain or scheme.activation:
+        raise RecipeError(f"It tries integer widths of weights alone, not {scheme.label}; give one such as w4a16-g128.")
+    return dataclasses.replace(scheme, weight=dataclasses.replace(scheme.weight, bits=bits)).label
+
+
+def _sensitivity(model: str, record: Mapping[str, Any], grids: Mapping[int, str]) -> Sensitivity:
+    grid = Scheme.parse(grids[min(grids)]).weight
+    layers = []
+    for group in record["groups"]:
+        known = {one["scheme"]: one for one in group["candidates"]}
+        if all(label in known for label in grids.values()):
+            layers.append(
+                LayerSensitivity(
+                    name=group["name"],
+                    shape=tuple(group["shape"]),
+                    elements=group["weights"],
+                    kl={bits: known[label]["measured"] for bits, label in grids.items()},
+                    bits_per_weight={
+                        bits: 8 * known[label]["bytes"] / group["weights"] for bits, label in grids.items()
+                    },
+                )
+            )
+    if not layers:
+        raise RecipeError(f"No layer can become each of {', '.join(grids.values())}; give another group size.")
+    return Sensitivity(
+        model=model,
+        inputs=record["text"],
+        tokens=record["tokens"],
+        grid={
+            "granularity": grid.granularity,
+            "group_size": grid.group_size,
+            "symmetric": grid.symmetric,
+            "range_search": "mse",
+        },
+        widths=tuple(grids),
+        layers=tuple(layers),
+    )
