@@ -26,8 +26,9 @@ from benchmarks.accuracy import SAMPLES, SEQ_LEN, Bench
 from benchmarks.accuracy_cases import subjects
 from benchmarks.k_quants import kl_of, measure, ratio
 from goldstick.checkpoint.gguf.architectures import architecture_of_config
-from goldstick.checkpoint.gguf.importance import InputSquares, read_importance, write_importance
+from goldstick.checkpoint.gguf.importance import read_importance, write_importance
 from goldstick.checkpoint.gguf.names import place_of
+from goldstick.core.input_squares import InputSquares
 from goldstick.core.mixture import MIXTURES
 from goldstick.hf.names import load_config, quiet_libraries
 from goldstick.jobs.save.records import environment

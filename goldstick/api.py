@@ -125,6 +125,7 @@ def quantize(
     resume: bool = False,
     max_memory: int | None = None,
     inputs: Mapping[str, Tensor] | str | Path | None = None,
+    save_importance: str | Path | None = None,
     cache: Path | None = None,
     progress: Progress = quiet,
 ) -> Quantized:
@@ -148,6 +149,7 @@ def quantize(
         resume: Go on with a calibrated run that was stopped; the result is the same, byte for byte.
         max_memory: Bytes that the run may use, which must hold it; a good part of what is free where ``None``.
         inputs: As :func:`plan` takes them; the checkpoint carries them.
+        save_importance: A GGUF file in which to keep how large inputs were, as llama.cpp's tools take it.
         cache: Where results of tasks are kept and looked up; nowhere where ``None``.
         progress: Called with (description, done, total).
 
@@ -168,18 +170,10 @@ def quantize(
         check_output(Path(output), overwrite, resume)
         measure = before_and_after(directory, tasks, local, limit, progress, cache) if tasks else None
         made = execute(
-            planned,
-            Path(output),
-            base_model=str(model),
-            overwrite=overwrite,
-            device=device,
-            proof=proof,
-            resume=resume,
-            max_memory=max_memory,
-            progress=progress,
-            calibrate=calibrate,
-            evaluate=measure,
-        )
+            planned, Path(output), base_model=str(model), overwrite=overwrite, device=device, proof=proof,
+            resume=resume, max_memory=max_memory, progress=progress, calibrate=calibrate, evaluate=measure,
+            importance=None if save_importance is None else Path(save_importance),
+        )  # fmt: skip
         wait_for_all()
     return made
 

@@ -11,6 +11,7 @@ import click
 from goldstick.cli.console import console, print_json, progress_bar, split_names
 from goldstick.cli.format_option import OWN_FORMATS, FormatName
 from goldstick.cli.further_formats import export_further, further_directories, refuse_formats
+from goldstick.cli.importance_options import IMPORTANCE, SAVE_IMPORTANCE
 from goldstick.cli.in_place import naming_what_is_in_place
 from goldstick.cli.inputs_option import INPUTS
 from goldstick.cli.memory_size import memory_size
@@ -46,6 +47,7 @@ def _recipe_options(command: Any) -> Any:
         click.option("--packing/--no-packing", default=None,
                      help="Cut calibration text into full samples (the default), or pad a sample for each row."),
         click.option("--allow-short", is_flag=True, help="Go on where the data give fewer samples than asked for."),
+        IMPORTANCE,
         click.option("--format", "formats", metavar="F", multiple=True,
                      type=FormatName("auto"),
                      help=f"Storage format: auto ({PREFERRED} wherever it can hold the result), {OWN_FORMATS}. "
@@ -79,6 +81,7 @@ def _recipe_options(command: Any) -> Any:
 @click.option("--resume", is_flag=True,
               help="Go on with a stopped run behind its last block or epoch, to the same bytes.")  # fmt: skip
 @click.option("--max-memory", metavar="SIZE", callback=memory_size, help="Memory the run may use, such as 8GB.")
+@SAVE_IMPORTANCE
 @click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
 @click.option("--push-to-hub", "repository", metavar="OWNER/NAME", help="Upload the finished checkpoint there.")
 @click.option("--private", is_flag=True, help="Make that repository a private one.")
@@ -96,6 +99,7 @@ def quantize(
     proof: Literal["outputs", "tensors"],
     resume: bool,
     max_memory: int | None,
+    save_importance: Path | None,
     overwrite: bool,
     repository: str | None,
     private: bool,
@@ -148,7 +152,7 @@ def quantize(
         result = api.quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
             device=device, proof=proof, resume=resume, max_memory=max_memory,
-            inputs=inputs, cache=cache_directory(), progress=progress,
+            inputs=inputs, save_importance=save_importance, cache=cache_directory(), progress=progress,
         )  # fmt: skip
         if rank() > 0:
             return
@@ -217,15 +221,17 @@ def _recipe(
     text_field: str | None,
     packing: bool | None,
     allow_short: bool,
+    importance: str | None,
     formats: tuple[str, ...],
     group_size_mismatch: str | None,
     tie: str | None,
 ) -> Recipe:
     from goldstick.algorithms import Quantizer
+    from goldstick.recipes.given_importance import with_importance
     from goldstick.recipes.recipe import Recipe
     from goldstick.recipes.run import needs_data
 
-    loaded = Recipe.load(recipe).excluding(*exclude)
+    loaded = with_importance(Recipe.load(recipe).excluding(*exclude), importance)
     calibration = {
         "dataset": dataset, "samples": samples, "seq_len": seq_len, "seed": seed, "text_field": text_field,
         "packing": packing, "allow_short": allow_short or None,

@@ -15,6 +15,7 @@ from goldstick.calibration.unreached import unreached_warnings
 from goldstick.checkpoint.hidden_states import HiddenStates, write_hidden_states
 from goldstick.checkpoint.journal import WorkDirectory
 from goldstick.checkpoint.kv_cache import StoredKV
+from goldstick.checkpoint.measured_importance import read_measured, write_measured
 from goldstick.checkpoint.shards import ShardedWriter
 from goldstick.core.error import WeightError
 from goldstick.core.freed_memory import give_large_blocks_back, return_freed_memory
@@ -40,7 +41,12 @@ _SHARDS = "shards"
 
 
 def prepare(
-    plan: Plan, device: torch.device, calibrate: Calibrate | None, max_memory: int, progress: Progress
+    plan: Plan,
+    device: torch.device,
+    calibrate: Calibrate | None,
+    max_memory: int,
+    progress: Progress,
+    measures: bool = False,
 ) -> BlockwiseRun | None:
     """A run over the blocks, or ``None`` where the plan needs none, or its model cannot be taken apart into blocks."""
     if not plan.by_blocks or device.type != "cpu" or (plan.calibrated and calibrate is None):
@@ -61,7 +67,7 @@ def prepare(
     if early:
         give_large_blocks_back()
         return None
-    return BlockwiseRun(plan, streamed, data, proof, max_memory, progress)
+    return BlockwiseRun(plan, streamed, data, proof, max_memory, progress, measures)
 
 
 def _calibrated_before(plan: Plan, streamed: StreamedModel, batch: Mapping[str, Any]) -> bool:
@@ -92,6 +98,7 @@ class BlockwiseRun:
         proof: Keyword arguments of each call of the model that its proof makes.
         max_memory: Bytes that may be used.
         progress: Told what is done.
+        measures: Whether the result holds how large the inputs of each site are.
 
     Attributes:
         data: Calibration data.
@@ -105,12 +112,14 @@ class BlockwiseRun:
         proof: Sequence[Mapping[str, Any]],
         max_memory: int,
         progress: Progress,
+        measures: bool = False,
     ) -> None:
+        self._measures = measures
         self._plan, self._max_memory, self._progress = plan, max_memory, progress
         self._names = CheckpointNames(plan.network.model)
         self._rotation_error: float | None = None
         batches = data.batches() if data is not None else []
-        self._model = BlockwiseModel(plan, streamed, batches, proof, max_memory, progress)
+        self._model = BlockwiseModel(plan, streamed, batches, proof, max_memory, progress, measures)
         self.data = data
 
     @torch.no_grad()
@@ -135,6 +144,8 @@ class BlockwiseRun:
             self._rotation_error = proven
         model, blocks = self._model, self._model.blocks
         first = self._begin(work, model.start(journal.get("sites", {}), journal.get("kv_cache", {})), journal)
+        for number in range(done if self._measures else 0):
+            model.measured |= read_measured(work.path, number)
         if done:
             model.release(blocks[0])
         kv = self._kv_to_store()
@@ -149,6 +160,9 @@ class BlockwiseRun:
             give_large_blocks_back(scarce=True)  # the next block's weights would fill the heap for good
             tensors.write(writer, block)
             check_source()
+            if self._measures:
+                inside = {name: squares for name, squares in model.measured.items() if name.startswith(f"{block}.")}
+                write_measured(work.path, index, inside)
             progress = {"blocks_done": index + 1, "hidden": found.sha256, **self._found()}
             with uninterrupted():
                 work.commit(progress | {"files": writer.state()})
@@ -216,4 +230,5 @@ class BlockwiseRun:
             warnings=[*(self.data.warnings() if self.data is not None else ()), *unreached_warnings(notes)],
             kv=kv,
             account=account,
+            measured=self._model.measured,
         )
