@@ -36,10 +36,12 @@ from goldstick.formats.gguf import GGUF_NAME
 from goldstick.hf.names import load_config, quiet_libraries
 from goldstick.hf.source import open_source
 from goldstick.jobs.load.find_model import reference_directory
+from goldstick.jobs.save import finish
 from goldstick.jobs.save.records import environment
 from goldstick.recipes.sentence import parse
 from tests.support.gguf_models import GGUF_MODELS
 from tests.support.gguf_tokenizers import ROWS, SPLITTINGS, byte_level, save, sentencepiece, unigram, wordpiece
+from tests.support.proofs import prove_here
 
 BOUND = 1e-4
 WORKER = Path(__file__).with_name("worker.py")
@@ -67,7 +69,11 @@ def main() -> int:
     arguments = parser.parse_args()
     quiet_libraries()
     failed = 0
-    kept: dict[str, Any] = {"environment": environment() | {"llama-cpp-python": _version(arguments.python)}}
+    kept: dict[str, Any] = {}
+    if arguments.out and arguments.out.is_file():  # of other models
+        kept = json.loads(arguments.out.read_text(encoding="utf-8"))
+    kept["environment"] = environment() | {"llama-cpp-python": _run(arguments.python, "version").strip()}
+    finish.prove = prove_here  # in this process, which saves most of the time
     with tempfile.TemporaryDirectory(prefix="goldstick-llama-cpp-") as folder:
         for name in arguments.models:
             (Path(folder) / name).mkdir()
@@ -210,10 +216,6 @@ def _read_by_transformers(source: Path, file: Path) -> np.ndarray:
         file.parent, gguf_file=file.name, config=config, dtype=torch.float32
     ).eval()
     return _answer(model, _tokens(model))[0]
-
-
-def _version(python: str) -> str:
-    return _run(python, "version").strip()
 
 
 def _nmse(mine: np.ndarray, theirs: np.ndarray, left_out: int = 0) -> float:
