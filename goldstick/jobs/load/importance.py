@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,10 @@ def with_given_importance(resolution: Resolution, network: Network) -> Resolutio
 
 def of_tensor(assignment: Assignment, name: str, places: GgufPlaces) -> Assignment:
     """An assignment for one tensor of a checkpoint, which may hold a single expert of the site."""
-    number = places.of_tensor(name).expert
-    if assignment.importance is None or number is None or len(assignment.importance.counts) == 1:
+    if assignment.importance is None:
         return assignment
-    return dataclasses.replace(assignment, importance=assignment.importance.of_matrix(number))
+    squares = _of_expert(assignment.importance, places.of_tensor(name).expert)
+    return dataclasses.replace(assignment, importance=squares)
 
 
 def importance_files(resolution: Resolution) -> list[str]:
@@ -124,9 +124,12 @@ def save_importance(file: Path, found: Mapping[str, InputSquares], network: Netw
     if not found:
         raise UsageError("Nothing was measured that an importance matrix could hold.")
     places = GgufPlaces(network)
-    tensors: dict[str, InputSquares] = {}
-    for name, squares in found.items():
-        tensors |= dict.fromkeys(_names(places.of_site(network.by_name[name])), squares)
+    rows: dict[str, dict[int, InputSquares]] = {}
+    for site, squares in found.items():
+        for place in places.of_site(network.by_name[site]):
+            for name in place.names:
+                rows.setdefault(name, {})[place.expert or 0] = _of_expert(squares, place.expert)
+    tensors = {name: _stacked([each for _, each in sorted(parts.items())]) for name, parts in rows.items()}
     chunks = int(about.get("samples", 0))
     temporary = file.with_name(f".{file.name[:50]}.{secrets.token_hex(8)}.tmp")
     write_importance(
@@ -139,9 +142,15 @@ def save_importance(file: Path, found: Mapping[str, InputSquares], network: Netw
     temporary.replace(file)
 
 
-def _names(places: list[Place]) -> Iterator[str]:
-    for place in places:
-        yield from place.names
+def _of_expert(squares: InputSquares, number: int | None) -> InputSquares:
+    """One expert's, of those of a site that may hold all of them or this one alone; all where it is no expert."""
+    return squares if number is None or len(squares.counts) == 1 else squares.of_matrix(number)
+
+
+def _stacked(parts: list[InputSquares]) -> InputSquares:
+    return InputSquares(
+        sums=torch.cat([part.sums for part in parts]), counts=torch.cat([part.counts for part in parts])
+    )
 
 
 def _read(file: str) -> Mapping[str, InputSquares]:

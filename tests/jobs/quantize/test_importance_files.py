@@ -26,9 +26,9 @@ from tests.support.gguf_models import GGUF_MODELS
 
 pytestmark = pytest.mark.usefixtures("all_proofs_here")
 
-MODELS = ("llama", "mixtral", "qwen2_moe", "gpt_oss", "gpt2", "phi3")
+MODELS = ("llama", "mixtral", "qwen2_moe", "gpt_oss", "deepseek_v3", "gpt2", "phi3")
 #: Of how many inputs of each kind a tensor of the files tells: a row for each expert.
-STACKED = {"mixtral": 4, "qwen2_moe": 4, "gpt_oss": 4}
+STACKED = {"mixtral": 4, "qwen2_moe": 4, "gpt_oss": 4, "deepseek_v3": 8}
 
 
 @dataclasses.dataclass(frozen=True)
