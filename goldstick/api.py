@@ -119,7 +119,7 @@ def quantize(
     evaluate: Sequence[str | Task] | None = None, data_dir: str | Path | None = None, limit: int | None = None,
     device: str = "cpu", proof: ProofMethod = "outputs", resume: bool = False, max_memory: int | None = None,
     inputs: Mapping[str, Tensor] | str | Path | None = None, runtime: str | None = None, tensor_parallel: int = 1,
-    cache: Path | None = None, progress: Progress = quiet,
+    save_importance: str | Path | None = None, cache: Path | None = None, progress: Progress = quiet,
 ) -> Quantized:  # fmt: skip
     """Compress a checkpoint directory into another, tensor by tensor; in several processes together (docs/scale.md).
 
@@ -140,6 +140,7 @@ def quantize(
         inputs: As :func:`plan` takes them; the checkpoint carries them.
         runtime: As :func:`plan` takes it.
         tensor_parallel: As :func:`plan` takes it.
+        save_importance: A GGUF file in which to keep how large inputs were, as llama.cpp's tools take it.
         cache: Where results of tasks are kept and looked up; nowhere where ``None``.
         progress: Called with (description, done, total).
 
@@ -155,7 +156,7 @@ def quantize(
         local = data_directory(data_dir, model)
         require_calibration(planned.recipe, local)
         calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
-        refuse_idle_ranks(planned, device)
+        refuse_idle_ranks(planned, device, save_importance is not None)
         if rank():
             told = help_the_first(planned, output, device, calibrate, max_memory)
             return Quantized(directory=Path(output), report=told)
@@ -164,18 +165,10 @@ def quantize(
         check_output(Path(output), overwrite, resume)
         measure = before_and_after(directory, tasks, local, limit, progress, cache) if tasks else None
         made = execute(
-            planned,
-            Path(output),
-            base_model=str(model),
-            overwrite=overwrite,
-            device=device,
-            proof=proof,
-            resume=resume,
-            max_memory=max_memory,
-            progress=progress,
-            calibrate=calibrate,
-            evaluate=measure,
-        )
+            planned, Path(output), base_model=str(model), overwrite=overwrite, device=device, proof=proof,
+            resume=resume, max_memory=max_memory, progress=progress, calibrate=calibrate, evaluate=measure,
+            importance=None if save_importance is None else Path(save_importance),
+        )  # fmt: skip
         told_by_first(made.report.to_json())
     return made
 

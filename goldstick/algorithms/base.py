@@ -191,6 +191,11 @@ class Quantizer(Algorithm):
         return 1
 
     @property
+    def given_importance(self) -> str | None:
+        """The file of an importance matrix that it takes in the place of inputs; ``None`` for none."""
+        return None
+
+    @property
     def guide(self) -> Guide | None:
         """How it wants its inputs weighted; ``None`` for as they are."""
         return None

@@ -287,16 +287,7 @@ class GPTQ(Quantizer):
         if self.gptaq and isinstance(observer, CrossCovarianceObserver):
             drift = observer.cross_covariance().to(weight.device)
         return solve_gptq(
-            weight,
-            hessian,
-            grid,
-            order=self.order,
-            ladder=damping_ladder(self.damping),
-            search=self.range_search,
-            memo=None if alone else observer.memo,
-            drift=drift,
-            alpha=self.alpha,
-            overwrite=alone,
-            cycles=self.cycles,
+            weight, hessian, grid, order=self.order, ladder=damping_ladder(self.damping), search=self.range_search,
+            memo=None if alone else observer.memo, drift=drift, alpha=self.alpha, overwrite=alone, cycles=self.cycles,
             largest=largest,
-        )
+        )  # fmt: skip

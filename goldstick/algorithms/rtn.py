@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from goldstick.algorithms.base import DataRequirement, Quantizer
@@ -14,7 +13,9 @@ from goldstick.algorithms.column_importance import OF_GGML, WITH_IMPORTANCE
 from goldstick.algorithms.observers import Observers, observers_for, observers_of
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.core.edits import Edit, Quantize
+from goldstick.core.input_squares import InputSquares
 from goldstick.core.inputs import InputObserver
+from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Site
@@ -31,14 +32,21 @@ class RTN(Quantizer):
             (``mse``), the same with each column's error counting as much as its inputs are large on calibration data
             (``imatrix``), or ``hqq``, which also moves the zero to a real number (asymmetric grids only). ``ggml`` and
             ``ggml-imatrix`` are the published searches of llama.cpp's block types, byte for byte.
+        importance: An importance matrix, a GGUF file as llama.cpp's tools write it, which then takes the place of
+            calibration data; for the searches that weight errors by inputs.
     """
 
     name: ClassVar[str] = "rtn"
 
     range_search: RangeSearch = "minmax"
+    importance: str | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.importance is not None and self.range_search not in WITH_IMPORTANCE:
+            raise RecipeError(
+                f"range_search {self.range_search} looks at no importance matrix; {' and '.join(WITH_IMPORTANCE)} do."
+            )
         if self.range_search == "hqq":
             for scheme in self.schemes():
                 if scheme.weight.symmetric:
@@ -63,8 +71,14 @@ class RTN(Quantizer):
 
     @property
     def data_requirement(self) -> DataRequirement:
-        """``imatrix`` observes inputs; the other searches look at weights only."""
-        return DataRequirement.BLOCKWISE if self.range_search in WITH_IMPORTANCE else DataRequirement.NONE
+        """``imatrix`` observes inputs, where no file says what they are; the other searches look at weights only."""
+        looks = self.range_search in WITH_IMPORTANCE and self.importance is None
+        return DataRequirement.BLOCKWISE if looks else DataRequirement.NONE
+
+    @property
+    def given_importance(self) -> str | None:
+        """The file of ``importance``."""
+        return self.importance
 
     def attach(self, site: Site) -> InputObserver | list[InputObserver] | None:
         """The statistics of the site's inputs, one for each expert, for ``imatrix`` and for the range of a static input
@@ -76,7 +90,9 @@ class RTN(Quantizer):
         """The importance, where the search takes one."""
         return ("mean_square",) if self.range_search in WITH_IMPORTANCE else ()
 
-    def solve(self, site: Site, weight: Tensor, state: Observers | None, scheme: Scheme) -> Sequence[Edit]:
+    def solve(
+        self, site: Site, weight: Tensor, state: Observers | InputSquares | None, scheme: Scheme
+    ) -> Sequence[Edit]:
         """One ``Quantize`` edit for a matrix [..., out, in].
 
         Raises:
@@ -87,25 +103,25 @@ class RTN(Quantizer):
             tensor, notes = quantize_with_search(weight, scheme.weight, self.range_search, plain=plain), {}
         elif state is None:
             raise QuantizationError(f"The search {self.range_search} needs the statistics of the layer's inputs.")
+        elif isinstance(state, InputSquares):
+            tensor, notes = self._weighted(weight, state, scheme), _notes(state)
         else:
             observers = observers_of(state, weight)
-            importance = torch.stack([observer.mean_square() for observer in observers])
-            importance = importance.reshape(*weight.shape[:-2], weight.shape[-1])
-            tensor, notes = (
-                quantize_with_search(weight, scheme.weight, self.range_search, importance),
-                _notes(observers),
-            )
+            squares = InputSquares.of(observers)
+            tensor, notes = self._weighted(weight, squares, scheme), _notes(squares)
+            notes["dropped_tokens"] = sum(observer.dropped for observer in observers)
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
 
+    def _weighted(self, weight: Tensor, squares: InputSquares, scheme: Scheme) -> QuantizedTensor:
+        importance = squares.mean_square().reshape(*weight.shape[:-2], weight.shape[-1])
+        return quantize_with_search(weight, scheme.weight, self.range_search, importance)
 
-def _notes(observers: Sequence[InputObserver]) -> dict[str, float | str]:
+
+def _notes(squares: InputSquares) -> dict[str, float | str]:
     """What the report says of a site: the inputs seen, of experts the fewest; and where there were none."""
-    notes: dict[str, float | str] = {
-        "tokens": min(observer.tokens for observer in observers),
-        "dropped_tokens": sum(observer.dropped for observer in observers),
-    }
-    unseen = sum(observer.tokens == 0 for observer in observers)
+    notes: dict[str, float | str] = {"tokens": int(squares.counts.min())}
+    unseen = int((squares.counts == 0).sum())
     if unseen:
-        share = f"{unseen} of {len(observers)} matrices: " if len(observers) > 1 else ""
+        share = f"{unseen} of {len(squares.counts)} matrices: " if len(squares.counts) > 1 else ""
         notes["fallback"] = f"{share}no inputs seen, all columns count alike"
     return notes

@@ -11,6 +11,7 @@ from torch import Tensor
 from goldstick.algorithms.base import Algorithm, Quantizer, Stage
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.core.edits import Quantize
+from goldstick.core.input_squares import InputSquares
 from goldstick.core.ranks import Ranks
 from goldstick.core.scheme import Scheme
 from goldstick.structure.network import Site
@@ -28,6 +29,7 @@ class Assignment:
         scheme: What it becomes, after overrides and divisibility.
         note: What was decided differently from the stage's scheme, and why; or empty.
         multiplied: Whether it holds a factor for each input, so that scales need nothing before it to absorb them.
+        importance: The squares of the inputs of each of its matrices, where a file says them and no data are looked at.
     """
 
     site: Site
@@ -35,6 +37,7 @@ class Assignment:
     scheme: Scheme
     note: str = ""
     multiplied: bool = False
+    importance: InputSquares | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

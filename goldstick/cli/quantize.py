@@ -9,6 +9,7 @@ import click
 
 from goldstick.cli.console import console, print_json, progress_bar, split_names
 from goldstick.cli.further_formats import export_further, further_directories, refuse_formats
+from goldstick.cli.importance_options import SAVE_IMPORTANCE
 from goldstick.cli.in_place import naming_what_is_in_place
 from goldstick.cli.inputs_option import INPUTS
 from goldstick.cli.memory_size import memory_size
@@ -41,6 +42,7 @@ from goldstick.cli.unused import note_unused
 @click.option("--resume", is_flag=True,
               help="Go on with a stopped run behind its last block or epoch, to the same bytes.")  # fmt: skip
 @click.option("--max-memory", metavar="SIZE", callback=memory_size, help="Memory the run may use, such as 8GB.")
+@SAVE_IMPORTANCE
 @click.option("--overwrite", is_flag=True, help="Replace an output directory that goldstick wrote.")
 @click.option("--push-to-hub", "repository", metavar="OWNER/NAME", help="Upload the finished checkpoint there.")
 @click.option("--private", is_flag=True, help="Make that repository a private one.")
@@ -53,9 +55,9 @@ from goldstick.cli.unused import note_unused
 @RECIPE_OPTIONS
 def quantize(
     model: str, output: Path, tasks: tuple[str, ...] | None, data_dir: str | None, limit: int | None, device: str,
-    threads: int | None, proof: Literal["outputs", "tensors"], resume: bool, max_memory: int | None, overwrite: bool,
-    repository: str | None, private: bool, dry_run: bool, inputs: Path | None, tensor_parallel: int, as_json: bool,
-    **options: Any,
+    threads: int | None, proof: Literal["outputs", "tensors"], resume: bool, max_memory: int | None,
+    save_importance: Path | None, overwrite: bool, repository: str | None, private: bool, dry_run: bool,
+    inputs: Path | None, tensor_parallel: int, as_json: bool, **options: Any,
 ) -> None:  # fmt: skip
     """Compress MODEL into a new, proven checkpoint directory.
 
@@ -110,7 +112,7 @@ def quantize(
         result = api.quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
             device=device, proof=proof, resume=resume, max_memory=max_memory,
-            inputs=inputs, runtime=runtime, tensor_parallel=tensor_parallel,
+            inputs=inputs, runtime=runtime, tensor_parallel=tensor_parallel, save_importance=save_importance,
             cache=cache_directory(), progress=progress,
         )  # fmt: skip
         if rank() > 0:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from goldstick.cli.format_option import OWN_FORMATS, FormatName
+from goldstick.cli.importance_options import IMPORTANCE
 from goldstick.cli.recipes import complete_recipe
 from goldstick.cli.renamed_option import renamed_option
 from goldstick.core.seed import LEAST, MOST
@@ -36,6 +37,7 @@ def RECIPE_OPTIONS(command: Any) -> Any:  # noqa: N802
         click.option("--packing/--no-packing", default=None,
                      help="Cut calibration text into full samples (the default), or pad a sample for each row."),
         click.option("--allow-short", is_flag=True, help="Go on where the data give fewer samples than asked for."),
+        IMPORTANCE,
         click.option("--format", "formats", metavar="F", multiple=True,
                      type=FormatName("auto"),
                      help=f"Storage format: auto ({PREFERRED} wherever it can hold the result), {OWN_FORMATS}. "
@@ -62,16 +64,18 @@ def chosen_recipe(
     text_field: str | None,
     packing: bool | None,
     allow_short: bool,
+    importance: str | None,
     formats: tuple[str, ...],
     group_size_mismatch: str | None,
     tie: str | None,
 ) -> Recipe:
     """The recipe that the options name, changed as they say."""
     from goldstick.algorithms import Quantizer
+    from goldstick.recipes.given_importance import with_importance
     from goldstick.recipes.recipe import Recipe
     from goldstick.recipes.run import needs_data
 
-    loaded = Recipe.load(recipe).excluding(*exclude)
+    loaded = with_importance(Recipe.load(recipe).excluding(*exclude), importance)
     calibration = {
         "dataset": dataset, "samples": samples, "seq_len": seq_len, "seed": seed, "text_field": text_field,
         "packing": packing, "allow_short": allow_short or None,

@@ -29,7 +29,7 @@ def is_searched(context: click.Context) -> bool:
     from goldstick.core.processes import process_count
 
     searched = any(context.params[name] is not None for name in TARGETS)
-    others = given(context, "recipe", "formats", "group_size_mismatch", "tie", "dry_run", "inputs")
+    others = given(context, "recipe", "formats", "group_size_mismatch", "tie", "dry_run", "inputs", "importance")
     if searched and others:
         raise click.UsageError(
             f"A size or a loss is searched for, and the recipe that is found says what {others[0]} would; leave it "

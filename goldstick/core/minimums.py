@@ -1,4 +1,7 @@
-"""Minimums in the place of zeros: w = scale · code + minimum is (code − zero) · scale, zero = −minimum / scale."""
+"""Minimums in the place of zeros: w = scale · code + minimum is (code − zero) · scale, zero = −minimum / scale.
+
+A minimum of −0 is a zero of 0 and a minimum of 0 a zero of −0, so that files come back as they were, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ def zeros_of(scale: Tensor, minimum: Tensor) -> Tensor:
         minimum: float [...].
     """
     ratio = -minimum.double() / scale.double()
-    ratio = torch.where(scale == 0, -minimum.double().sign(), ratio)
-    return ratio.float() + 0.0  # no −0
+    alone = torch.where(minimum == 0, -minimum.double(), -minimum.double().sign())
+    return torch.where(scale == 0, alone, ratio).float()
 
 
 def minimums_of(scale: Tensor, zero: Tensor) -> Tensor:
     """−zero · scale in float16."""
-    return (-zero.double() * scale.double()).to(torch.float16) + 0.0  # no −0
+    return (-zero.double() * scale.double()).to(torch.float16)
 
 
 def scales_with_zeros(scale: Tensor, minimum: Tensor) -> tuple[Tensor, Tensor, Tensor]:

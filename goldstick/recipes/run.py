@@ -20,6 +20,10 @@ from goldstick.calibration.task import Assignment, Work
 from goldstick.calibration.unreached import refuse_nothing_reached
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.error import WeightError, weight_error
+from goldstick.core.input_ends import InputEnds
+from goldstick.core.input_squares import InputSquares
+from goldstick.core.inputs import InputObserver
+from goldstick.core.output_groups import OutputGroups
 from goldstick.core.progress import Progress as Progress
 from goldstick.core.progress import quiet as quiet
 from goldstick.core.scheme import Scheme
@@ -27,6 +31,9 @@ from goldstick.errors import QuantizationError, RecipeError
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.shared_scales import Reach, with_reach
 from goldstick.structure.network import Network, Site
+
+#: Told of a site and the squares of its inputs.
+Measured = Callable[[Site, InputSquares], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +116,7 @@ def round_sites(
     for index, assignment in enumerate(assignments):
         progress("quantizing", index, len(assignments))
         site = assignment.site
-        state = assignment.stage.attach(site)
+        state = assignment.importance or assignment.stage.attach(site)
         shared = reach.of(site.name)
         edit, error = decide(assignment.stage, site, network.weight(site), assignment.scheme, state, shared)
         surgery.apply(network, [edit])
@@ -135,6 +142,7 @@ def run(
     batches: Sequence[Mapping[str, Tensor]] = (),
     recorder: KVRecorder | None = None,
     trained: Mapping[str, SiteResult] | None = None,
+    measured: Measured | None = None,
 ) -> dict[str, SiteResult]:
     """Quantize every assigned site of a network, in place; ties follow. A rotation has been made before, and training.
 
@@ -147,6 +155,7 @@ def run(
         batches: Calibration data: keyword arguments of the model's forward.
         recorder: Sees the keys and values, for a recipe with a static KV cache.
         trained: What became of sites that were trained and quantized before; they count as done.
+        measured: As in :func:`calibrated_work`.
 
     Returns:
         Site name → what became of it, in the order of the network's sites.
@@ -161,7 +170,7 @@ def run(
     def note(task: Assignment, edit: Quantize, error: WeightError) -> None:
         results[task.site.name] = SiteResult(assignment=task, error=error, notes=edit.notes)
 
-    work = calibrated_work(network, resolution, note)
+    work = calibrated_work(network, resolution, note, measured)
     looking: list[Stage] = [task.stage for task in work.tasks.values()]
     if recorder is not None:
         looking += resolution.of(CacheQuantizer)
@@ -177,6 +186,14 @@ def run(
     return {assignment.site.name: results[assignment.site.name] for assignment in chosen}
 
 
+def _observers(state: Any) -> list[InputObserver]:
+    """The observers of a state, a matrix each; none where it holds others, such as those of a convolution's ends."""
+    plain = state.plain if isinstance(state, OutputGroups) else state
+    found = list(plain) if isinstance(plain, list) else [plain]
+    listens = all(isinstance(one, InputObserver) and not isinstance(one, InputEnds) for one in found)
+    return found if listens else []
+
+
 def reach_of(network: Network, assignments: Iterable[Assignment]) -> Reach:
     """The largest magnitudes of the weights that share a scale of scales, in a network."""
     schemes = {assignment.site.name: assignment.scheme for assignment in assignments}
@@ -184,7 +201,10 @@ def reach_of(network: Network, assignments: Iterable[Assignment]) -> Reach:
 
 
 def calibrated_work(
-    network: Network, resolution: Resolution, note: Callable[[Assignment, Quantize, WeightError], None]
+    network: Network,
+    resolution: Resolution,
+    note: Callable[[Assignment, Quantize, WeightError], None],
+    measured: Measured | None = None,
 ) -> Work:
     """What a resolution leaves to a sweep: what looks at data, and with stages that smooth all that lies in blocks.
 
@@ -192,6 +212,7 @@ def calibrated_work(
         network: The network; its weights are looked at when their block is solved.
         resolution: What is to happen.
         note: Told what was decided for each site, and its error.
+        measured: Told how large the inputs of each site are that a stage looks at.
     """
     reconstruction, corrected = resolution.first(BlockReconstruction), resolution.sites_of(BiasCorrector)
     tasks = {
@@ -209,6 +230,9 @@ def calibrated_work(
     reach = reach_of(network, tasks.values())
 
     def solve(task: Assignment, weight: Tensor, state: Any, notes: Mapping[str, float | str]) -> Quantize:
+        if measured is not None and (seen := _observers(state)):
+            measured(task.site, InputSquares.of(seen))  # before a stage makes something else of it
+        state = task.importance or state
         edit, error = decide(task.stage, task.site, weight, task.scheme, state, reach.of(task.site.name))
         edit = replace(edit, notes={**edit.notes, **notes})
         note(task, edit, error)

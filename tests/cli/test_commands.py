@@ -9,10 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
+from safetensors.torch import save_file
 
 from goldstick.cli import main
 from goldstick.recipes.words import RECOMMENDED
+from tests.support.gguf_models import GGUF_MODELS
 from tests.support.tiny_models import FAMILIES
 
 
@@ -42,9 +45,9 @@ def test_recipes_schema_describes_every_algorithm_with_its_options() -> None:
     schema = json.loads(run("recipes", "schema").stdout)
     stages = schema["properties"]["stages"]["items"]["anyOf"]
     options = next(stage["properties"]["rtn"]["properties"] for stage in stages if "rtn" in stage.get("properties", {}))
-    assert {"scheme", "targets", "overrides", "group_size_mismatch", "unrecognised", "tie", "range_search"} == set(
-        options
-    )
+    assert set(options) == {
+        *("scheme", "targets", "overrides", "group_size_mismatch", "unrecognised", "tie", "range_search", "importance")
+    }
 
 
 def test_plan_as_json_accounts_for_every_tensor_of_the_checkpoint(llama: Path) -> None:
@@ -130,3 +133,21 @@ def test_help_lists_every_command_and_completion_is_a_script() -> None:
     found = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
     assert "complete" in found.stdout
     assert "goldstick" in found.stdout
+
+
+def test_an_importance_matrix_goes_from_one_command_to_the_next(tmp_path: Path) -> None:
+    GGUF_MODELS["llama"]().save_pretrained(tmp_path / "model")
+    ids = tmp_path / "ids.safetensors"
+    save_file({"input_ids": torch.randint(0, 120, (2, 16), generator=torch.Generator().manual_seed(3))}, ids)
+    common = ("quantize", str(tmp_path / "model"), "--recipe", "imatrix-q5_0", "--format", "gguf")
+    file = tmp_path / "i.gguf"
+    saved = run(
+        *common, "--dataset", str(ids), "--samples", "2", "-o", str(tmp_path / "a"), "--save-importance", str(file)
+    )
+    assert saved.exit_code == 0, saved.stderr
+    taken = run(*common, "-o", str(tmp_path / "b"), "--importance", str(file))
+    assert taken.exit_code == 0, taken.stderr
+    assert (tmp_path / "a" / "model.gguf").read_bytes() == (tmp_path / "b" / "model.gguf").read_bytes()
+    refused = run("plan", str(tmp_path / "model"), "--recipe", "gptq-q5_0", "--importance", str(file))
+    assert refused.exit_code == 2
+    assert "takes an importance matrix" in refused.stderr

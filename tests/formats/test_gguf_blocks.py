@@ -66,7 +66,7 @@ def test_blocks_are_those_of_a_slow_packer_and_come_back(
     packed = pack_blocks(tensor, kind)
     scales = tensor.scale.repeat_interleave(repeats, dim=1)
     zeros = torch.zeros_like(scales) if tensor.zero is None else tensor.zero.repeat_interleave(repeats, dim=1)
-    minima = -(zeros.double() * scales.double()) + 0.0  # no −0
+    minima = -(zeros.double() * scales.double())
     slow = [
         slow_row(tensor.codes[row].tolist(), scales[row].tolist(), minima[row].tolist(), kind) for row in range(rows)
     ]

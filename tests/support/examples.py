@@ -172,7 +172,9 @@ def _require_a_sound_report(output: Path, words: list[str]) -> None:
     assert report["proof"]["passed"] is True
     if "--samples" in words:
         assert report["calibration"]["samples"] == int(words[words.index("--samples") + 1])
-        assert any(layer["notes"].get("tokens", 0) for layer in report["layers"] if layer["algorithm"] == "gptq")
+        assert any(
+            layer["notes"].get("tokens", 0) for layer in report["layers"] if layer["algorithm"] in ("gptq", "rtn")
+        )
 
 
 def same_line(shown: str, said: str) -> bool:

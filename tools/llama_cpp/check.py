@@ -3,13 +3,16 @@
 Every architecture that goldstick writes is built small, with random numbers. llama.cpp rounds the inputs of a product
 of quantized weights to 8 bits in groups of 32, so outputs differ a little: they agree when the squared difference of
 all logits (of BERT, of the last hidden state) is at most 1e-4 of their sum of squares (NMSE). On float files the most
-likely next token of every position is the same, too. A text gives the same tokens with a tokenizer of every kind. Run
-by ``make llama-cpp-check``; ``--python`` names a Python with llama-cpp-python.
+likely next token of every position is the same, too; a model in several files gives what it gives in one, to the bit;
+and so transformers' own reader, where it knows the architecture. A text gives the same tokens with a tokenizer of every
+kind. Run by ``make llama-cpp-check``; ``--python`` names a Python with llama-cpp-python, and ``--out`` a file for what
+was found.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 import tempfile
@@ -21,10 +24,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import goldstick
-from goldstick import api
 from goldstick.checkpoint.entries import Entry
 from goldstick.checkpoint.gguf.entries import gguf_layout, write_gguf
 from goldstick.checkpoint.gguf.tokenizer import tokenizer_metadata
@@ -34,12 +36,22 @@ from goldstick.formats.gguf import GGUF_NAME
 from goldstick.hf.names import load_config, quiet_libraries
 from goldstick.hf.source import open_source
 from goldstick.jobs.load.find_model import reference_directory
+from goldstick.jobs.save import finish
+from goldstick.jobs.save.records import environment
+from goldstick.recipes.sentence import parse
 from tests.support.gguf_models import GGUF_MODELS
 from tests.support.gguf_tokenizers import ROWS, SPLITTINGS, byte_level, save, sentencepiece, unigram, wordpiece
+from tests.support.proofs import prove_here
 
 BOUND = 1e-4
 WORKER = Path(__file__).with_name("worker.py")
 SCHEMES = {"Q4_0": "w4a16-g32", "Q8_0": "w8a16-g32"}
+MIXTURE = "q4_k_m"
+#: Models that transformers' own reader knows, given the config.
+READ_BY_TRANSFORMERS = (
+    *("llama", "qwen2", "qwen3", "starcoder2", "phi3", "gemma2", "gemma3"),
+    *("qwen2_moe", "qwen3_moe", "gpt2", "falcon", "reference"),
+)
 #: Whose files llama.cpp's own quantizer is given, too.
 QUANTIZED_THERE = ("llama", "mistral", "qwen2", "qwen3", "reference")
 TEXT = "The harbour lies on the north side of the island,\n\nwhere 12 boats don't fear the wind."
@@ -53,9 +65,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", required=True, help="a Python that has llama-cpp-python")
     parser.add_argument("--models", nargs="*", default=[*GGUF_MODELS, "reference", "tokenizers"])
+    parser.add_argument("--out", type=Path, help="a JSON file")
     arguments = parser.parse_args()
     quiet_libraries()
     failed = 0
+    kept: dict[str, Any] = {}
+    if arguments.out and arguments.out.is_file():  # of other models
+        kept = json.loads(arguments.out.read_text(encoding="utf-8"))
+    kept["environment"] = environment() | {"llama-cpp-python": _run(arguments.python, "version").strip()}
+    finish.prove = prove_here  # in this process, which saves most of the time
     with tempfile.TemporaryDirectory(prefix="goldstick-llama-cpp-") as folder:
         for name in arguments.models:
             (Path(folder) / name).mkdir()
@@ -63,21 +81,31 @@ def main() -> int:
             for what, error in compared(Path(folder) / name, arguments.python):
                 failed += not error <= BOUND
                 print(f"{name:16} {what:48} {error:.2e}{'' if error <= BOUND else f'  more than {BOUND}'}", flush=True)
+                kept.setdefault("models", {}).setdefault(name, {})[what] = float(f"{error:.3e}")
+                if arguments.out:
+                    arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return int(failed > 0)
 
 
 def _compared(name: str, folder: Path, python: str) -> Iterator[tuple[str, float]]:
     source = reference_directory() if name == "reference" else _tiny(name, folder / "float")
     for kind, scheme in SCHEMES.items():
-        recipe = {"stages": [{"rtn": {"scheme": scheme}}]}
+        recipe = {"stages": [{"rtn": {"scheme": scheme}}], "export": {"format": "gguf"}}
         goldstick.quantize(source, recipe, output=folder / kind, proof="tensors")
-        api.export(folder / kind, "gguf", output=folder / f"{kind}-gguf")
-        file = folder / f"{kind}-gguf" / GGUF_NAME
+        file = folder / kind / GGUF_NAME
         outputs = _outputs(file.parent, file, folder, python)
         yield f"NMSE, {kind} written by goldstick", _nmse(*outputs, left_out=_turned(source))
+    mixture = {**parse(f"rtn-{MIXTURE}").recipe(), "export": {"format": "gguf"}}
+    goldstick.quantize(source, mixture, output=folder / MIXTURE, proof="tensors")
+    outputs = _outputs(folder / MIXTURE, folder / MIXTURE / GGUF_NAME, folder, python)
+    yield f"NMSE, {MIXTURE} written by goldstick", _nmse(*outputs, left_out=_turned(source))
     plain = float_file(source, folder)
     mine, theirs = _outputs(plain, plain, folder, python)
     yield "NMSE, F32 written by goldstick", _nmse(mine, theirs)
+    parts = _in_parts(source, folder / "parts", plain.stat().st_size // 3)
+    yield "share of outputs that differ, F32 in several files", float(np.mean(_found(parts, folder, python) != theirs))
+    if name in READ_BY_TRANSFORMERS:
+        yield "NMSE, F32 read by transformers", _nmse(mine, _read_by_transformers(source, plain))
     yield "share of greedy tokens that differ, F32", float(np.mean(mine.argmax(-1) != theirs.argmax(-1)))
     for kind in SCHEMES if name in QUANTIZED_THERE else ():
         file = folder / f"llama-cpp-{kind}.gguf"
@@ -128,8 +156,8 @@ def _tiny(name: str, folder: Path) -> Path:
     return folder
 
 
-def float_file(source: Path, folder: Path) -> Path:
-    """The float model as a GGUF file."""
+def float_file(source: Path, folder: Path, max_shard_size: int | None = None) -> Path:
+    """The float model as a GGUF file, or as several that hold so many bytes each; the folder's ``model.gguf``."""
     found = open_source(source)
     entries = [
         Entry(
@@ -140,22 +168,54 @@ def float_file(source: Path, folder: Path) -> Path:
         for name, info in found.tensors.items()
     ]
     outputs = {name: spec for entry in entries for name, spec in entry.outputs.items()}
-    write_gguf(folder, entries, gguf_layout(outputs, load_config(source).to_dict(), source, source.name), quiet)
+    layout = gguf_layout(outputs, load_config(source).to_dict(), source, source.name)
+    write_gguf(folder, entries, layout, quiet, max_shard_size)
     return folder / GGUF_NAME
+
+
+def _in_parts(source: Path, folder: Path, size: int) -> Path:
+    """The first of several files of the float model."""
+    folder.mkdir()
+    float_file(source, folder, size)
+    first, *others = sorted(folder.glob("*.gguf"))
+    assert others, f"{first} is the only file"
+    return first
 
 
 def _outputs(mine: Path, theirs: Path, folder: Path, python: str) -> tuple[np.ndarray, np.ndarray]:
     """What goldstick and llama.cpp compute of 32 random tokens: logits, or the last hidden state."""
     model: Any = goldstick.load(mine, dtype=torch.float32)
-    generator = torch.Generator().manual_seed(1)
-    ids = torch.randint(0, model.config.vocab_size, (1, 32), generator=generator)
+    expected, what = _answer(model, _tokens(model))
+    (folder / "asked.json").write_text(json.dumps([what, _tokens(model)[0].tolist()]))
+    return expected, _found(theirs, folder, python)
+
+
+def _tokens(model: Any) -> torch.Tensor:
+    return torch.randint(0, model.config.vocab_size, (1, 32), generator=torch.Generator().manual_seed(1))
+
+
+def _answer(model: Any, ids: torch.Tensor) -> tuple[np.ndarray, str]:
     with torch.no_grad():
         output = model(input_ids=ids)
     logits = getattr(output, "logits", None)
-    expected = output.last_hidden_state if logits is None else logits
-    what = "states" if logits is None else "logits"
-    _run(python, what, str(theirs), str(folder / "found.npy"), ",".join(map(str, ids[0].tolist())))
-    return expected[0].double().numpy(), np.load(folder / "found.npy").astype(np.float64)
+    found = output.last_hidden_state if logits is None else logits
+    return found[0].double().numpy(), "states" if logits is None else "logits"
+
+
+def _found(file: Path, folder: Path, python: str) -> np.ndarray:
+    """What llama.cpp computes of the tokens that goldstick was given last."""
+    what, ids = json.loads((folder / "asked.json").read_text())
+    _run(python, what, str(file), str(folder / "found.npy"), ",".join(map(str, ids)))
+    return np.load(folder / "found.npy").astype(np.float64)
+
+
+def _read_by_transformers(source: Path, file: Path) -> np.ndarray:
+    """What the model that transformers' own reader finds in a file computes of the same tokens."""
+    config = AutoConfig.from_pretrained(source)  # the reader does not find all of it in every file
+    model = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, config=config, dtype=torch.float32
+    ).eval()
+    return _answer(model, _tokens(model))[0]
 
 
 def _nmse(mine: np.ndarray, theirs: np.ndarray, left_out: int = 0) -> float:

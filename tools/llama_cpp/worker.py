@@ -2,7 +2,8 @@
 
 ``worker.py logits FILE OUT IDS`` writes the logits of a row of token ids (with commas between) as float32
 [ids, tokens], and ``worker.py states FILE OUT IDS`` the last hidden state of an encoder, [ids, width]; ``worker.py
-quantize IN OUT TYPE`` runs llama.cpp's quantizer; ``worker.py tokens FILE TEXT`` prints the ids of a text.
+quantize IN OUT TYPE`` runs llama.cpp's quantizer; ``worker.py tokens FILE TEXT`` prints the ids of a text, and
+``worker.py version`` that of llama-cpp-python.
 """
 
 from __future__ import annotations
@@ -70,5 +71,12 @@ def tokens(file: str, text: str) -> None:
     print(",".join(map(str, model.tokenize(text.encode(), add_bos=False, special=True))))
 
 
+def version() -> None:
+    """Print the version."""
+    print(llama_cpp.__version__)
+
+
 if __name__ == "__main__":
-    {"logits": logits, "states": states, "quantize": quantize, "tokens": tokens}[sys.argv[1]](*sys.argv[2:])
+    {"logits": logits, "states": states, "quantize": quantize, "tokens": tokens, "version": version}[sys.argv[1]](
+        *sys.argv[2:]
+    )

@@ -64,8 +64,10 @@ def _plain_symmetric(blocks: Tensor, grid: Grid, dtype: torch.dtype) -> Quantize
 
 
 def _plain_affine(blocks: Tensor, grid: Grid, dtype: torch.dtype) -> QuantizedTensor:
-    low = blocks.amin(-1)
-    span = blocks.amax(-1) - low
+    places = torch.arange(BLOCK, device=blocks.device)
+    first = torch.where(blocks == blocks.amin(-1, keepdim=True), places, BLOCK).amin(-1, keepdim=True)
+    low = blocks.gather(-1, first).squeeze(-1)  # of 0 and −0 the one that comes first
+    span = blocks.amax(-1) - low + 0.0  # no −0
     scale = span / torch.full_like(span, grid.code_max)
     inverse = torch.where(scale == 0, 0.0, 1 / scale)
     codes = ((blocks - low.unsqueeze(-1)) * inverse.unsqueeze(-1) + 0.5).trunc().clamp(0, grid.code_max)

@@ -8,7 +8,6 @@ that saw none have a count of 0. The metadata say from which texts they are, in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,28 +15,11 @@ from torch import Tensor
 
 from goldstick.checkpoint.gguf.file import GgufFile, read_gguf
 from goldstick.checkpoint.gguf.writer import GgufWriter
+from goldstick.core.input_squares import InputSquares
 from goldstick.errors import FormatError
 
 _SUMS, _COUNTS = ".in_sum2", ".counts"
 _TYPE = "imatrix"
-
-
-@dataclass(frozen=True, kw_only=True)
-class InputSquares:
-    """The squares of the inputs of one tensor.
-
-    Attributes:
-        sums: Σ x² over the tokens, float32 [matrices, in]; one row but for experts.
-        counts: Tokens that each matrix was given, float32 [matrices].
-    """
-
-    sums: Tensor
-    counts: Tensor
-
-    def mean_square(self) -> Tensor:
-        """Σ x² / tokens, float32 [matrices, in]; 1 for a matrix without tokens, of which all columns count alike."""
-        counts = self.counts.unsqueeze(1)
-        return torch.where(counts > 0, self.sums / counts.clamp(min=1), torch.ones_like(self.sums))
 
 
 def write_importance(

@@ -17,7 +17,7 @@ from goldstick.hf.cache import cached_decoder, quantized_layers, use_quantized_c
 from goldstick.hf.example_inputs import inputs_for as inputs_for
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.rotate import FoundRotation, rotate
-from goldstick.recipes.run import SiteResult, run
+from goldstick.recipes.run import Measured, SiteResult, run
 from goldstick.recipes.train import train_stages
 from goldstick.structure.network import Network
 from goldstick.training import TrainingTask
@@ -59,6 +59,7 @@ def run_on_whole(
     batches: Sequence[Mapping[str, Tensor]],
     progress: Progress,
     training: TrainingTask | None = None,
+    measured: Measured | None = None,
 ) -> InMemoryResult:
     """Do all that a recipe says to a network in memory, in place.
 
@@ -69,6 +70,7 @@ def run_on_whole(
         batches: Calibration data.
         progress: Told what is done.
         training: What stages train on that train; the calibration data where ``None``.
+        measured: Told how large the inputs of each site are that a stage looks at.
     """
     account: dict[str, Any] = {}
     if rotation is not None:
@@ -86,7 +88,7 @@ def run_on_whole(
         account["pruning"] = trained.pruning
     stage = resolution.first(CacheQuantizer)
     recorder = KVRecorder() if stage is not None and stage.data_requirement is not DataRequirement.NONE else None
-    results = run(network, resolution, progress, batches, recorder, trained.results)
+    results = run(network, resolution, progress, batches, recorder, trained.results, measured)
     if stage is not None:
         use_quantized_cache(network.model, stage.solve(recorder.ranges if recorder is not None else {}))
         account["kv_cache"] = {"scheme": stage.scheme.label}

@@ -25,9 +25,10 @@ from goldstick.hf.names import CheckpointNames, empty_model, model_class
 from goldstick.hf.rehearsal import require_loadable
 from goldstick.hf.source import float_config, open_source
 from goldstick.jobs.load.front_matter import card_remarks, front_matter
+from goldstick.jobs.load.importance import with_given_importance
 from goldstick.jobs.plan.choose_format import choose_format, loader_remarks
 from goldstick.jobs.plan.in_memory import refuse_without_cache
-from goldstick.jobs.plan.planned_tensors import PlannedTensor, read_tensors, with_outputs
+from goldstick.jobs.plan.planned_tensors import PlannedTensor, of_each_expert, read_tensors, with_outputs
 from goldstick.recipes import Recipe
 from goldstick.recipes.measured import resolve_recipe
 from goldstick.recipes.resolve import Resolution
@@ -214,14 +215,14 @@ def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | No
     rotation = find_rotation(recipe.stages, network, partial(inputs_for, model))
     if rotation is not None:
         network = Network(model, cut=rotation.plan.unties)
-    resolution = resolve_recipe(recipe, network)
+    resolution = with_given_importance(resolve_recipe(recipe, network), network)
     refuse_without_cache(model, resolution)
     if resolution.assignments:
         named = {"dtype of config.json": model.config.dtype}
         stored = {info.name: info.dtype for info in source.tensors.values()}
         remedy = "Convert it to float32 first: load it with transformers and dtype=torch.float32, and save_pretrained."
         refuse_float64(named | stored, str(directory), remedy)
-    tensors = read_tensors(source, network, resolution, names, ties)
+    tensors = of_each_expert(read_tensors(source, network, resolution, names, ties), network)
     layers = [tensor.stored for tensor in tensors if tensor.stored]
     chosen, warnings = choose_format(recipe.export.format, layers, resolution.ties)
     warnings += loader_remarks(chosen, layers, model)

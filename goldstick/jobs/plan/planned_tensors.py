@@ -17,6 +17,7 @@ from goldstick.errors import SourceError
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name
 from goldstick.hf.names import CheckpointNames
+from goldstick.jobs.load.importance import GgufPlaces, of_tensor
 from goldstick.recipes.resolve import Assignment, Resolution
 from goldstick.structure.network import Network
 
@@ -93,6 +94,20 @@ def read_tensors(
     _refuse_missing(source, resolution, tensors)
     _refuse_strays(tensors)
     return tensors
+
+
+def of_each_expert(tensors: Sequence[PlannedTensor], network: Network) -> list[PlannedTensor]:
+    """The tensors, of which each that is one expert's knows what an importance matrix says of that expert alone."""
+    given = [tensor for tensor in tensors if tensor.assignment is not None and tensor.assignment.importance is not None]
+    if not given:
+        return list(tensors)
+    places = GgufPlaces(network)
+    return [
+        dataclasses.replace(tensor, assignment=of_tensor(tensor.assignment, tensor.name, places))
+        if tensor.assignment is not None and tensor.assignment.importance is not None
+        else tensor
+        for tensor in tensors
+    ]
 
 
 def _refuse_missing(source: SourceCheckpoint, resolution: Resolution, tensors: Sequence[PlannedTensor]) -> None:

@@ -14,6 +14,7 @@ from goldstick.errors import NotRunError
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.example_inputs import Inputs, give_inputs
 from goldstick.hf.streaming import StreamedModel
+from goldstick.jobs.load.importance import with_given_importance
 from goldstick.jobs.proof.observation import Observation, Passes, observe, set_buffer_dtypes
 from goldstick.recipes import Recipe
 from goldstick.recipes.resolve import resolve
@@ -82,7 +83,7 @@ def _block_by_block(
 
 def _rounded(streamed: StreamedModel, source: Path, recipe: Recipe) -> Observation:
     network = Network(streamed.model)
-    resolution = resolve(recipe.stages, network)
+    resolution = with_given_importance(resolve(recipe.stages, network), network)
 
     def quantize(block: str | None) -> None:
         sites = resolution.assignments.values()

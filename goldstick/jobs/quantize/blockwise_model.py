@@ -25,6 +25,7 @@ from goldstick.calibration.unreached import refuse_nothing_reached
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
 from goldstick.core.freed_memory import give_large_blocks_back
+from goldstick.core.input_squares import InputSquares
 from goldstick.core.progress import Progress
 from goldstick.core.ranks import Ranks
 from goldstick.hf.streaming import StreamedModel
@@ -33,7 +34,7 @@ from goldstick.jobs.proof.observation import Observation, Passes, observe_or_say
 from goldstick.jobs.quantize.cache_by_blocks import BlockwiseCache
 from goldstick.recipes.rotate import rotate_block, rotate_outside
 from goldstick.recipes.run import calibrated_work, round_sites, tie_up
-from goldstick.structure.network import Network
+from goldstick.structure.network import Network, Site
 from goldstick.structure.probe.input_groups import block_signature
 from goldstick.structure.trace import tensors_in
 
@@ -51,12 +52,14 @@ class BlockwiseModel:
         max_memory: Bytes that may be used; decides whether all batches wait together in a block.
         progress: Told what is done.
         ranks: Who does this together; each takes its share of the batches.
+        measures: Whether to keep how large the inputs of each site are.
 
     Attributes:
         network: The network.
         blocks: Paths of its blocks.
         results: Site → its error and notes, as plain data.
         cache: Its quantized KV cache, where it has one; after ``start``.
+        measured: Site → the squares of its inputs, where these are kept.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class BlockwiseModel:
         max_memory: int,
         progress: Progress,
         ranks: Ranks,
+        measures: bool = False,
     ) -> None:
         self._plan, self._streamed, self._max_memory, self._progress = plan, streamed, max_memory, progress
         self._model, self._ranks = streamed.model, ranks
@@ -84,7 +88,9 @@ class BlockwiseModel:
         self._calls: Calls = []
         self._gradients: Mapping[str, Sequence[Tensor]] = {}
         self.network = Network(streamed.model, cut=plan.network.cut)
-        work = calibrated_work(self.network, plan.resolution, self._take_note)
+        self.measured: dict[str, InputSquares] = {}
+        measured = self._keep if measures else None
+        work = calibrated_work(self.network, plan.resolution, self._take_note, measured)
         self._work = dataclasses.replace(work, ranks=ranks)
         self.blocks = streamed.blocks
         self.results: dict[str, dict[str, Any]] = {}
@@ -259,6 +265,9 @@ class BlockwiseModel:
             share = float(edit.notes["output_error"]) / float(edit.notes["rtn_output_error"])
             ratio = f", output error {share:.0%} of rounding's"
         self._tell(f": {task.site.name.removeprefix(task.site.block or '').strip('.')}{ratio}")
+
+    def _keep(self, site: Site, squares: InputSquares) -> None:
+        self.measured[site.name] = squares
 
     def _tell(self, what: str) -> None:
         place = self.blocks.index(self._block) if self._block else 0

@@ -16,6 +16,7 @@ from goldstick.calibration.unreached import unreached_warnings
 from goldstick.checkpoint.hidden_states import HiddenStates, write_hidden_states
 from goldstick.checkpoint.journal import WorkDirectory
 from goldstick.checkpoint.kv_cache import StoredKV
+from goldstick.checkpoint.measured_importance import read_measured, write_measured
 from goldstick.checkpoint.shards import ShardedWriter
 from goldstick.core.error import WeightError
 from goldstick.core.freed_memory import give_large_blocks_back, return_freed_memory
@@ -65,6 +66,7 @@ def prepare(
     max_memory: int,
     progress: Progress,
     ranks: Ranks | None = None,
+    measures: bool = False,
 ) -> BlockwiseRun | None:
     """A run over the blocks, or ``None`` where the plan needs none, or its model cannot be taken apart into blocks."""
     if not plan.by_blocks or device.type != "cpu" or (plan.calibrated and calibrate is None):
@@ -85,7 +87,7 @@ def prepare(
     if early:
         give_large_blocks_back()
         return None
-    return BlockwiseRun(plan, streamed, data, proof, max_memory, progress, ranks or Ranks())
+    return BlockwiseRun(plan, streamed, data, proof, max_memory, progress, ranks or Ranks(), measures)
 
 
 def _calibrated_before(plan: Plan, streamed: StreamedModel, batch: Mapping[str, Any]) -> bool:
@@ -117,6 +119,7 @@ class BlockwiseRun:
         max_memory: Bytes that may be used.
         progress: Told what is done.
         ranks: Who does it together: the first writes, the others :meth:`assist`.
+        measures: Whether the result holds how large the inputs of each site are.
 
     Attributes:
         data: Calibration data.
@@ -131,12 +134,14 @@ class BlockwiseRun:
         max_memory: int,
         progress: Progress,
         ranks: Ranks,
+        measures: bool = False,
     ) -> None:
+        self._measures = measures
         self._plan, self._max_memory, self._progress = plan, max_memory, progress
         self._names = CheckpointNames(plan.network.model)
         self._rotation_error: float | None = None
         batches = data.batches() if data is not None else []
-        self._model = BlockwiseModel(plan, streamed, batches, proof, max_memory, progress, ranks)
+        self._model = BlockwiseModel(plan, streamed, batches, proof, max_memory, progress, ranks, measures)
         self.data = data
         self._ranks = ranks
         self._sharing = StatesOfRanks(ranks, len(batches), len(proof))
@@ -166,6 +171,8 @@ class BlockwiseRun:
         starts = model.start(journal.get("sites", {}), journal.get("kv_cache", {}))
         first = self._begin(work, starts, journal)
         specs = first.specs
+        for number in range(done if self._measures else 0):
+            model.measured |= read_measured(work.path, number)
         if done:
             model.release(blocks[0])
         kv = self._kv_to_store()
@@ -180,6 +187,9 @@ class BlockwiseRun:
             give_large_blocks_back(scarce=True)  # the next block's weights would fill the heap for good
             tensors.write(writer, block)
             check_source()
+            if self._measures:
+                inside = {name: squares for name, squares in model.measured.items() if name.startswith(f"{block}.")}
+                write_measured(work.path, index, inside)
             progress = {"blocks_done": index + 1, "hidden": found.sha256, **self._found()}
             with uninterrupted():
                 work.commit(progress | {"files": writer.state()})
@@ -284,4 +294,5 @@ class BlockwiseRun:
             kv=kv,
             account=account,
             ranks=ranks,
+            measured=self._model.measured,
         )

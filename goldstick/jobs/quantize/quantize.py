@@ -20,9 +20,11 @@ from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
 from goldstick.errors import UsageError
 from goldstick.hf.example_inputs import fixed_inputs, given_inputs
+from goldstick.jobs.load.importance import save_importance
 from goldstick.jobs.load.load import find_device
 from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.proof.proof import ProofMethod
+from goldstick.jobs.quantize.asked_importance import check_importance, require_importance
 from goldstick.jobs.quantize.by_blocks import prepare
 from goldstick.jobs.quantize.gather import gathered
 from goldstick.jobs.quantize.run_identity import finished_report, run_identity
@@ -72,6 +74,7 @@ def execute(
     progress: Progress = quiet,
     calibrate: Calibrate | None = None,
     evaluate: Callable[[Path], Mapping[str, Any]] | None = None,
+    importance: Path | None = None,
 ) -> Quantized:
     """Carry out a plan into ``output``.
 
@@ -91,6 +94,7 @@ def execute(
         progress: Told what is done.
         calibrate: Gives the data, for recipes that look at data, when the model is in memory.
         evaluate: Called with the finished checkpoint before it is moved into place; its result goes into the report.
+        importance: The GGUF file in which to keep, as an importance matrix, how large the inputs of the layers were.
 
     Raises:
         DataError: Nothing says how to run the model, and the proof compares outputs.
@@ -105,6 +109,8 @@ def execute(
         raise UsageError(f"This model cannot be proven tensor by tensor: {reason} Use --proof outputs.")
     if proof == "outputs":
         fixed_inputs(plan.network.model)  # where nothing says what they are, that is said before hours have passed
+    if importance is not None:
+        check_importance(plan, importance, overwrite=overwrite or resume)
     target = find_device(device)
     refuse_overlap(output, {"source": plan.source.directory})
     require_memory(max_memory, plan.least_memory)
@@ -116,7 +122,7 @@ def execute(
     budget = default_budget() if max_memory is None else max_memory
     trains = plan.resolution.trains
     ranks = Ranks() if trains else Ranks.joined()
-    blockwise = prepare(plan, target, calibrate, budget, progress, ranks)
+    blockwise = prepare(plan, target, calibrate, budget, progress, ranks, importance is not None)
     if not ranks.alone:
         if blockwise is None:
             raise idle_ranks()
@@ -131,9 +137,11 @@ def execute(
     goes_on = trains or blockwise is not None
     if resume and goes_on and tidy_up(output, run):
         ranks.of(False)
+        require_importance(importance, output)
         return Quantized(directory=output, report=Report.read(output))
     if resume and not overwrite and (finished := finished_report(output, run)) is not None:
         ranks.of(False)
+        require_importance(importance, output)
         return Quantized(directory=output, report=finished, finished_before=True)
     with _place(output, run if goes_on else None, resume=resume, overwrite=overwrite) as place:
         folder = place.checkpoint if isinstance(place, WorkDirectory) else place
@@ -144,7 +152,7 @@ def execute(
         elif whole is not None:
             if isinstance(place, WorkDirectory):
                 place.begin_checkpoint()
-            result = write_whole(plan, folder, whole, progress)
+            result = write_whole(plan, folder, whole, progress, measures=importance is not None)
             whole_file = gathered(plan, folder, folder, result.hashes, progress)
             for name in {*result.hashes} - {*whole_file}:
                 (folder / name).unlink()
@@ -153,6 +161,8 @@ def execute(
             result = write_streamed(plan, folder, target, progress)
         files.know(result.source_hashes)
         files.require_unchanged(plan.read_late if whole is not None else None)
+        if importance is not None:
+            save_importance(importance, result.measured, plan.network, result.audit)
         looked_at = blockwise = whole = None  # the proof is made beside this process: a model would be held twice
         write_rest(folder, _content(plan, base_model, result, files.hashes(progress)), result.hashes)
         written, peak = time.perf_counter(), peak_memory()

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.calibration.data.samples import CalibrationSet
+from goldstick.checkpoint.file_state import file_sha256
 from goldstick.core.json_files import dump_json
 from goldstick.errors import GoldstickError, OutputError
 from goldstick.jobs.inspect.inspect import read_report
+from goldstick.jobs.load.importance import importance_files
 from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.save.records import versions
 from goldstick.report import Report
@@ -28,6 +30,7 @@ def run_identity(plan: Plan, data: CalibrationSet | None, files: Mapping[str, st
         "recipe": digest_of(plan.recipe.model_dump(mode="json")),
         **{f"source file {name}": digest for name, digest in files.items()},
         "set of source files": digest_of(sorted(files)),
+        **{f"importance matrix {file}": file_sha256(Path(file)) for file in importance_files(plan.resolution)},
         "calibration data": data.fingerprint if data is not None else "none",
         "version of goldstick or a library": digest_of(versions()),
     }

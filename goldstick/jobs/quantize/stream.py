@@ -110,7 +110,9 @@ def _producer(
         if matrix.dtype is torch.float64:
             matrix = matrix.float()
         assignment = tensor.assignment
-        edit, error = decide(assignment.stage, site, matrix, assignment.scheme, reach=reach.of(tensor.name))
+        edit, error = decide(
+            assignment.stage, site, matrix, assignment.scheme, assignment.importance, reach.of(tensor.name)
+        )
         if tensor.source.name != site.parameter_name:
             error = error.of_part(tensor.source.name)
         errors[site.name] = errors[site.name] + error if site.name in errors else error

@@ -70,12 +70,19 @@ def help_the_first(
         raise SystemExit(RankError.exit_code) from error
 
 
-def refuse_idle_ranks(plan: Plan, device: str) -> None:
+def refuse_idle_ranks(plan: Plan, device: str, measures: bool = False) -> None:
     """Refuse several processes where all but the first would only wait, before any of them waits for another.
+
+    Args:
+        plan: The plan.
+        device: Where weights are rounded.
+        measures: Whether an importance matrix is to be kept, which one process alone does.
 
     Raises:
         UsageError: There are several, and they have nothing to do together.
     """
+    if process_count() > 1 and measures:
+        raise UsageError("An importance matrix (save_importance) is kept by a run in one process; start it alone.")
     if process_count() > 1 and not plan.resolution.trains and not (plan.by_blocks and device == "cpu"):
         raise idle_ranks()
 

@@ -19,6 +19,7 @@ from goldstick.checkpoint.gguf.entries import write_gguf
 from goldstick.checkpoint.kv_cache import StoredKV
 from goldstick.checkpoint.shards import write_entries
 from goldstick.core.error import WeightError
+from goldstick.core.input_squares import InputSquares
 from goldstick.core.progress import Progress
 from goldstick.formats.base import StorageFormat, StoredLayer, StoredPiece
 from goldstick.hf.cache import quantized_cache_of
@@ -37,7 +38,7 @@ from goldstick.jobs.save.pieces import float_tensors, kv_to_store, quantized_pie
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.rotate import rotate
 from goldstick.recipes.train import train_stages
-from goldstick.structure.network import Network
+from goldstick.structure.network import Network, Site
 from goldstick.training import TrainingTask
 
 #: Gives the calibration data for a model in memory.
@@ -83,6 +84,7 @@ class WriteResult:
         account: The report's account of the rotation, the training, the pruning and the KV cache.
         pruned: What the network has become, where channels were cut.
         ranks: How long each process worked and waited, where there were several.
+        measured: Site → the squares of its inputs, where these were asked for.
     """
 
     hashes: dict[str, str]
@@ -98,6 +100,7 @@ class WriteResult:
     account: Mapping[str, Any] = field(default_factory=dict)
     pruned: PrunedPlan | None = None
     ranks: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    measured: Mapping[str, InputSquares] = field(default_factory=dict)
 
 
 def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Progress) -> WriteResult:
@@ -155,11 +158,19 @@ def in_memory(plan: Plan, device: torch.device, calibrate: Calibrate | None, dir
     return InMemory(network=network, data=data, training=TrainingTask(batches=batches, directory=directory))
 
 
-def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -> WriteResult:
+def write_whole(
+    plan: Plan, folder: Path, model: InMemory, progress: Progress, *, measures: bool = False
+) -> WriteResult:
     """Carry out a plan on the whole model in memory, which is another one then."""
     network, data = model.network, model.data
     batches: Sequence[Mapping[str, Tensor]] = data.batches() if data else ()
-    whole = run_on_whole(network, plan.resolution, plan.rotation, batches, progress, model.training)
+    measured: dict[str, InputSquares] = {}
+
+    def keep(site: Site, squares: InputSquares) -> None:
+        measured[site.name] = squares
+
+    about = (plan.resolution, plan.rotation, batches, progress, model.training)
+    whole = run_on_whole(network, *about, keep if measures else None)
     network = whole.network
     if whole.cuts:
         describe_cuts(network, whole.account["pruning"], whole.cuts)
@@ -189,6 +200,7 @@ def write_whole(plan: Plan, folder: Path, model: InMemory, progress: Progress) -
         warnings=[*(data.warnings() if data else ()), *told, *unreached_warnings(notes)],
         kv=kv,
         account=whole.account,
+        measured=measured,
         pruned=_pruned_plan(whole, pieces, storage, ignored(network, pieces, floats, names)) if whole.cuts else None,
     )
 

@@ -27,6 +27,7 @@ from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import given_inputs, inputs_for
 from goldstick.hf.model_in_memory import config_of, ignored, is_transformers, names_of
 from goldstick.hf.pruned_config import describe_cuts
+from goldstick.jobs.load.importance import with_given_importance
 from goldstick.jobs.load.plain_module import tensor_hashes
 from goldstick.jobs.plan.choose_format import format_in_memory, loader_remarks
 from goldstick.jobs.plan.in_memory import refuse_without_cache, run_on_whole
@@ -145,7 +146,7 @@ def apply_recipe(
     rotation = find_rotation(recipe.stages, original, partial(inputs_for, model, batches))
     if rotation is not None:
         original = Network(model, cut=rotation.plan.unties)
-    resolution = resolve_recipe(recipe, original)
+    resolution = with_given_importance(resolve_recipe(recipe, original), original)
     refuse_without_cache(model, resolution)
     if resolution.assignments:
         dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}

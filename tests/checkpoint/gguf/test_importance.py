@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from goldstick.checkpoint.gguf.importance import InputSquares, read_importance, write_importance
+from goldstick.checkpoint.gguf.importance import read_importance, write_importance
+from goldstick.core.input_squares import InputSquares
 from goldstick.errors import FormatError
 
 NAMES = ("blk.0.attn_q.weight", "blk.0.ffn_down_exps.weight")
