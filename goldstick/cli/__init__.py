@@ -21,6 +21,7 @@ from goldstick.cli.quantize import plan, quantize
 from goldstick.cli.recipes import recipes
 from goldstick.cli.search import search
 from goldstick.cli.sensitivity import sensitivity
+from goldstick.cli.serve import serve
 from goldstick.cli.signals import orderly_signals
 from goldstick.cli.streams import prepare_streams
 from goldstick.core.notices import GoldstickWarning
@@ -119,7 +120,7 @@ def main(debug: bool) -> None:
 
 
 for command in (
-    quantize, plan, export, evaluate, compare, sensitivity, search, inspect, verify, doctor, report, generate, bench,
-    recipes,
+    quantize, plan, export, evaluate, compare, sensitivity, search, inspect, verify, doctor, report, generate,
+    serve, bench, recipes,
 ):  # fmt: skip
     main.add_command(command)
