@@ -11,11 +11,13 @@ from typing import Any, NoReturn
 import click
 
 from goldstick.cli.bench import bench
+from goldstick.cli.chat import chat
 from goldstick.cli.compare import compare
 from goldstick.cli.doctor import doctor
 from goldstick.cli.environment import check_environment
-from goldstick.cli.evaluate import evaluate, generate
+from goldstick.cli.evaluate import evaluate
 from goldstick.cli.export import export
+from goldstick.cli.generate import generate
 from goldstick.cli.inspect import inspect, report, verify
 from goldstick.cli.quantize import plan, quantize
 from goldstick.cli.recipes import recipes
@@ -121,6 +123,6 @@ def main(debug: bool) -> None:
 
 for command in (
     quantize, plan, export, evaluate, compare, sensitivity, search, inspect, verify, doctor, report, generate,
-    serve, bench, recipes,
+    chat, serve, bench, recipes,
 ):  # fmt: skip
     main.add_command(command)

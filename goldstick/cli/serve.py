@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE
 
 
 @click.command()
@@ -27,14 +28,14 @@ from goldstick.cli.processors import THREADS, use_processors
     help="MiB kept of prompts that were read.",
 )
 @click.option(
-    "--chat-template",
-    type=click.Path(path_type=Path, exists=True, dir_okay=False),
-    metavar="FILE",
-    help="A Jinja template, if not the model's own.",
+    "--grace",
+    type=click.FloatRange(0),
+    default=5,
+    show_default=True,
+    help="Seconds that answers get when it is stopped.",
 )
-@click.option(
-    "--optimize/--no-optimize", default=True, show_default=True, help="Rearrange a compressed MODEL for speed."
-)
+@CHAT_TEMPLATE
+@OPTIMIZE
 @click.option("--threads", type=THREADS, help="CPU threads.")
 def serve(
     model: str,
@@ -47,6 +48,7 @@ def serve(
     max_seconds: float,
     max_request: int,
     prefix_memory: int,
+    grace: float,
     chat_template: Path | None,
     optimize: bool,
     threads: int | None,
@@ -54,7 +56,7 @@ def serve(
     """Serve MODEL, float, compressed or a GGUF file, over OpenAI's interface.
 
     Clients of OpenAI's interface find it at http://127.0.0.1:8000/v1. It answers until it gets SIGINT (Ctrl-C) or
-    SIGTERM, and gives answers that are being written five seconds to end. Nobody is asked who they are: listen at other
+    SIGTERM, and gives answers that are being written some seconds to end. Nobody is asked who they are: listen at other
     addresses than this machine's own only where everyone may use the model.
     """
     from goldstick.hf.names import quiet_libraries
@@ -84,6 +86,7 @@ def serve(
         seconds=max_seconds,
         body_bytes=max_request * 2**20,
         prefix_bytes=prefix_memory * 2**20,
+        grace_seconds=grace,
     )
     directory = find_model(model)
     with listening_socket(host, port) as listener:

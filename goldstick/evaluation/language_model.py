@@ -148,9 +148,7 @@ class LanguageModel:
         Prompts are cut from the left to leave ``max_new_tokens`` of the context. ``choose`` replaces the likeliest
         token by another choice, such as a ``Sampler``.
         """
-        room = self.context_length - max_new_tokens
-        if room < 1 or max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens={max_new_tokens} must be within the context of {self.context_length}")
+        room = self.room_for(max_new_tokens)
         encoded = [(self.encode(prompt) or [self.prefix_id()])[-room:] for prompt in prompts]
         texts, done = [""] * len(prompts), 0
         lengths = [len(ids) + max_new_tokens for ids in encoded]
@@ -170,6 +168,17 @@ class LanguageModel:
                 if advance is not None:
                     advance(done, len(prompts))
         return texts
+
+    def room_for(self, max_new_tokens: int) -> int:
+        """How many tokens a prompt may have that so many tokens are to follow.
+
+        Raises:
+            UsageError: There is no room for any.
+        """
+        room = self.context_length - max_new_tokens
+        if room < 1 or max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens={max_new_tokens} must be within the context of {self.context_length}")
+        return room
 
     def _continuation(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         """The text that ``new`` adds to ``prompt``; decoded alone, some tokenizers drop a leading space."""

@@ -214,6 +214,8 @@ def _refuse_in_json(app: FastAPI) -> None:
 
     def no_such_page(_: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        if error.status_code == 400:  # of a body that is nested too deep, or no text
+            return refused(_, Refusal(status=400, message="The request is no JSON, as it seems.", code="invalid_json"))
         message = f"{error.detail}. The paths here are /v1/chat/completions, /v1/completions, /v1/models and /health."
         refusal = Refusal(status=error.status_code, message=message)
         return JSONResponse(refusal.body, refusal.status, {**refusal.headers, **(error.headers or {})})

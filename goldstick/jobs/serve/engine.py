@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 
 import torch
 
@@ -139,7 +139,7 @@ class Engine:
                 answer.cancel()
         return found
 
-    def stream(self, question: Question) -> Iterator[Part]:
+    def stream(self, question: Question) -> Generator[Part, None, None]:
         """The parts of one answer as they come; it is cancelled when nobody takes them any more."""
         heard: queue.SimpleQueue[Part | BaseException] = queue.SimpleQueue()
         (answer,) = self.ask([(question, heard.put)])

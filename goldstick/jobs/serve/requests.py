@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from goldstick.jobs.serve.refusals import Refusal
 
@@ -109,6 +109,15 @@ class Message(BaseModel):
     content: _Text | list[TextPart]
     name: str | None = None
     refusal: None = None
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _only_text(cls, content: Any) -> Any:
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else None
+            if isinstance(kind, str) and kind != "text":
+                raise ValueError(f"parts of type {kind[:50]!r} are not read here, only text")
+        return content
 
     def plain(self) -> Mapping[str, Any]:
         """As chat templates take it; what developers say is the system's."""
