@@ -30,14 +30,15 @@ def test_lines_are_said_one_after_the_other_and_remembered_until_reset(template:
     options = ("--chat-template", template, "--temperature", "0", "--max-new-tokens", "6")
     result = run("chat", "reference", *options, said=said)
     assert result.exit_code == 0, result.output
-    first, second, third = result.stdout.splitlines()
 
     def gone_on(text: str) -> str:
-        return run("generate", "reference", "--max-new-tokens", "6", "--prompt", text).stdout[len(text) :].rstrip("\n")
+        found = run("generate", "reference", "--max-new-tokens", "6", "--prompt", text).stdout
+        return found.removeprefix(text).removesuffix("\n")
 
-    assert first == gone_on("The harbour lies ")
-    assert second == gone_on(f"The harbour lies {first} In the square ")
-    assert third == gone_on("In the square ")
+    first = gone_on("The harbour lies ")
+    second, third = gone_on(f"The harbour lies {first} In the square "), gone_on("In the square ")
+    assert second != third
+    assert result.stdout == f"{first}\n{second}\n{third}\n"
     assert result.stderr.count("(forgotten)") == 1
 
 
