@@ -28,6 +28,8 @@ NOT_RUN = {
     ("README.md", "goldstick serve DIR"): "serves until it is stopped; tests/cli/test_serve.py",
     ("serve.md", "pip install 'goldstick[serve]'"): "installs",
     ("serve.md", "goldstick serve DIR"): "serves until it is stopped; tests/cli/test_serve.py",
+    ("serve.md", "goldstick chat DIR"): "talks; tests/cli/test_chat.py",
+    ("serve.md", "from openai import OpenAI"): "needs a server, and has one in tests/jobs/serve/test_server.py",
     ("architecture.md", DRAWING): "a drawing",
     ("kernels.md", "y = Σ over groups  (Σ u·q − zero · Σ q) · (weight scale · input scale)  + bias"): "a formula",
     ("kernels.md", "OMP_NUM_THREADS=2 python benchmarks/kernels.py --shapes 4096x4096 11008x4096 --threads 2 "

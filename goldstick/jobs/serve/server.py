@@ -15,6 +15,9 @@ from goldstick.jobs.serve.app import make_app
 from goldstick.jobs.serve.engine import Engine
 from goldstick.jobs.serve.prompts import Prompts
 
+#: Seconds that an idle connection stays open: longer than clients keep theirs, or a request meets one that just closes.
+_KEEP_ALIVE = 75
+
 
 class Server(uvicorn.Server):
     """Serves until SIGINT or SIGTERM; then nothing new is taken, and answers get the engine's grace to end.
@@ -27,11 +30,17 @@ class Server(uvicorn.Server):
 
     def __init__(self, engine: Engine, prompts: Prompts, name: str) -> None:
         app = make_app(engine, prompts, name)
-        super().__init__(
-            uvicorn.Config(
-                app, http="h11", ws="none", lifespan="off", log_config=None, access_log=False, server_header=False
-            )
+        config = uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE,
         )
+        super().__init__(config)
         self.engine = engine
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

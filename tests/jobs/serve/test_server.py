@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import threading
+from pathlib import Path
 
 import pytest
 
 from goldstick.evaluation.language_model import LanguageModel
+from tests.support.examples import blocks_of
 from tests.support.served import NAME, TEMPLATE, Served
 
 SAID = "The harbour lies"
@@ -164,3 +166,11 @@ def test_eight_clients_at_a_time_get_what_each_gets_alone(server: Served) -> Non
         client.join()
     assert found == {(number, time): alone[number] for number in range(8) for time in range(3)}
     assert server.engine.unfinished == 0
+
+
+def test_the_documented_example_runs(server: Served, capsys: pytest.CaptureFixture[str]) -> None:
+    page = Path(__file__).parents[3] / "docs" / "serve.md"
+    (code,) = [block.text for block in blocks_of(page) if block.language == "python"]
+    assert code.count("http://127.0.0.1:8000/v1") == 1
+    exec(compile(code.replace(":8000", f":{server.port}"), "serve.md", "exec"), {})
+    assert len(capsys.readouterr().out) > 20
