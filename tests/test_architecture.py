@@ -51,6 +51,7 @@ ALLOWED: dict[str, str] = {
     "jobs/compare": f"{BELOW} jobs/load",
     "jobs/sensitivity": f"{BELOW} jobs/load",
     "jobs/search": f"{BELOW} jobs/load jobs/plan jobs/save jobs/sensitivity",
+    "jobs/serve": f"{BELOW} jobs/load jobs/optimize",
     "jobs/doctor": f"{BELOW} jobs/plan jobs/save jobs/evaluate",
     "api": f"{BELOW} jobs",
     "cli": f"{BELOW} jobs api",

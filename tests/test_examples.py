@@ -25,6 +25,11 @@ DRAWING = (
 NOT_RUN = {
     ("README.md", "make quickstart"): "installs; the commands it runs are those of the block behind it",
     ("README.md", "goldstick export DIR --format awq -o OUT --push-to-hub owner/name"): "needs the hub",
+    ("README.md", "goldstick serve DIR"): "serves until it is stopped; tests/cli/test_serve.py",
+    ("serve.md", "pip install 'goldstick[serve]'"): "installs",
+    ("serve.md", "goldstick serve DIR"): "serves until it is stopped; tests/cli/test_serve.py",
+    ("serve.md", "goldstick chat DIR"): "talks; tests/cli/test_chat.py",
+    ("serve.md", "from openai import OpenAI"): "needs a server, and has one in tests/jobs/serve/test_server.py",
     ("architecture.md", DRAWING): "a drawing",
     ("kernels.md", "y = Σ over groups  (Σ u·q − zero · Σ q) · (weight scale · input scale)  + bias"): "a formula",
     ("kernels.md", "OMP_NUM_THREADS=2 python benchmarks/kernels.py --shapes 4096x4096 11008x4096 --threads 2 "

@@ -11,17 +11,20 @@ from typing import Any, NoReturn
 import click
 
 from goldstick.cli.bench import bench
+from goldstick.cli.chat import chat
 from goldstick.cli.compare import compare
 from goldstick.cli.doctor import doctor
 from goldstick.cli.environment import check_environment
-from goldstick.cli.evaluate import evaluate, generate
+from goldstick.cli.evaluate import evaluate
 from goldstick.cli.export import export
+from goldstick.cli.generate import generate
 from goldstick.cli.inspect import inspect, report, verify
 from goldstick.cli.plan import plan
 from goldstick.cli.quantize import quantize
 from goldstick.cli.recipes import recipes
 from goldstick.cli.search import search
 from goldstick.cli.sensitivity import sensitivity
+from goldstick.cli.serve import serve
 from goldstick.cli.signals import orderly_signals
 from goldstick.cli.streams import prepare_streams
 from goldstick.core.notices import GoldstickWarning
@@ -120,7 +123,7 @@ def main(debug: bool) -> None:
 
 
 for command in (
-    quantize, plan, export, evaluate, compare, sensitivity, search, inspect, verify, doctor, report, generate, bench,
-    recipes,
+    quantize, plan, export, evaluate, compare, sensitivity, search, inspect, verify, doctor, report, generate,
+    chat, serve, bench, recipes,
 ):  # fmt: skip
     main.add_command(command)

@@ -1,4 +1,4 @@
-"""``goldstick evaluate`` and ``goldstick generate``."""
+"""``goldstick evaluate``."""
 
 from __future__ import annotations
 
@@ -147,49 +147,3 @@ def evaluate(
 
 def _tokenizers(found: dict[str, Any]) -> set[str]:
     return {task["tokenizer"] for task in found["tasks"].values()}
-
-
-@click.command()
-@click.argument("model")
-@click.option("--prompt", required=True, metavar="TEXT", help="The text to go on from.")
-@click.option("--max-new-tokens", type=click.IntRange(1), default=64, show_default=True)
-@click.option(
-    "--temperature",
-    type=float,
-    default=0.0,
-    show_default=True,
-    help="0 takes the likeliest token; above, tokens are drawn, up to 2.",
-)
-@click.option("--top-p", type=float, default=1.0, show_default=True, help="Draw from the likeliest of this share.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed draws the same tokens.")
-@click.option(
-    "--optimize/--no-optimize", default=True, show_default=True, help="Rearrange a compressed MODEL for speed."
-)
-def generate(
-    model: str, prompt: str, max_new_tokens: int, temperature: float, top_p: float, seed: int, optimize: bool
-) -> None:
-    """Let MODEL, float, compressed or a GGUF file, go on from a prompt (greedily, or sampled)."""
-    if any("\ud800" <= sign <= "\udfff" for sign in prompt):  # how Python reads bytes of the command line
-        raise click.BadParameter("it is not UTF-8; give it in that encoding", param_hint="--prompt")
-    from goldstick.hf.names import quiet_libraries
-
-    quiet_libraries()
-    from goldstick.evaluation.measurable import require_causal
-    from goldstick.evaluation.sampling import Sampler, Sampling
-    from goldstick.jobs.load.find_model import find_model
-    from goldstick.jobs.load.load import load
-    from goldstick.jobs.load.runnable import with_tokenizer
-
-    sampler = Sampler(Sampling(temperature=temperature, top_p=top_p, seed=seed))
-    use_processors()
-    directory = find_model(model)
-    loaded = load(directory)
-    require_causal(loaded)
-    if optimize:
-        from goldstick.jobs.optimize.optimize import optimize as optimize_model
-
-        for change in optimize_model(loaded).left:
-            click.echo(str(change), err=True)
-    language_model = with_tokenizer(loaded, directory)
-    (text,) = language_model.generate_greedy([prompt], max_new_tokens, stop=(), choose=sampler)
-    click.echo(prompt + text)

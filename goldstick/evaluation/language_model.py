@@ -127,7 +127,7 @@ class LanguageModel:
         rows: list[tuple[list[int], list[list[int]]]] = []
         owners: list[int] = []
         for index, text in enumerate(texts):
-            windows = _rolling_windows(self.encode(text), self._prefix_id(), self.context_length)
+            windows = _rolling_windows(self.encode(text), self.prefix_id(), self.context_length)
             rows += [(ids, [target]) for ids, target in windows]
             owners += [index] * len(windows)
         likelihoods = [0.0] * len(texts)
@@ -148,10 +148,8 @@ class LanguageModel:
         Prompts are cut from the left to leave ``max_new_tokens`` of the context. ``choose`` replaces the likeliest
         token by another choice, such as a ``Sampler``.
         """
-        room = self.context_length - max_new_tokens
-        if room < 1 or max_new_tokens < 1:
-            raise UsageError(f"max_new_tokens={max_new_tokens} must be within the context of {self.context_length}")
-        encoded = [(self.encode(prompt) or [self._prefix_id()])[-room:] for prompt in prompts]
+        room = self.room_for(max_new_tokens)
+        encoded = [(self.encode(prompt) or [self.prefix_id()])[-room:] for prompt in prompts]
         texts, done = [""] * len(prompts), 0
         lengths = [len(ids) + max_new_tokens for ids in encoded]
 
@@ -170,6 +168,17 @@ class LanguageModel:
                 if advance is not None:
                     advance(done, len(prompts))
         return texts
+
+    def room_for(self, max_new_tokens: int) -> int:
+        """How many tokens a prompt may have that so many tokens are to follow.
+
+        Raises:
+            UsageError: There is no room for any.
+        """
+        room = self.context_length - max_new_tokens
+        if room < 1 or max_new_tokens < 1:
+            raise UsageError(f"max_new_tokens={max_new_tokens} must be within the context of {self.context_length}")
+        return room
 
     def _continuation(self, prompt: Sequence[int], new: Sequence[int]) -> str:
         """The text that ``new`` adds to ``prompt``; decoded alone, some tokenizers drop a leading space."""
@@ -192,7 +201,7 @@ class LanguageModel:
         stripped = context.rstrip()
         whole = stripped + context[len(stripped) :] + continuation
         if not stripped:
-            start, target = [self._prefix_id()], self._encode(whole, special=False)
+            start, target = [self.prefix_id()], self._encode(whole, special=False)
         else:
             start, together = self.encode(stripped), self.encode(whole)
             target = together[len(start) :]
@@ -200,7 +209,8 @@ class LanguageModel:
             raise UsageError(f"the continuation {continuation!r} has no token of its own after {context[-40:]!r}")
         return start, target
 
-    def _prefix_id(self) -> int:
+    def prefix_id(self) -> int:
+        """The token that stands before every text: the beginning token, or the end token."""
         for name in ("bos_token_id", "eos_token_id"):
             value = getattr(self.tokenizer, name, None)
             if value is not None:

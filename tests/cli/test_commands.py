@@ -126,7 +126,7 @@ def test_layers_are_excluded_without_a_recipe_file(llama: Path, tmp_path: Path) 
 def test_help_lists_every_command_and_completion_is_a_script() -> None:
     text = run("--help").stdout
     names = "quantize plan export evaluate compare sensitivity inspect verify doctor report generate bench recipes"
-    for command in names.split():
+    for command in (*names.split(), "chat", "serve"):
         assert command in text
     environment = os.environ | {"_GOLDSTICK_COMPLETE": "bash_source"}
     script = "from goldstick.cli import main; main(prog_name='goldstick')"

@@ -15,9 +15,9 @@ from goldstick.cli import main
 Refused = Callable[..., str]
 
 
-def run(*arguments: str) -> Result:
-    """Run a command in this process."""
-    return CliRunner().invoke(main, list(arguments))
+def run(*arguments: str, said: str | bytes | None = None) -> Result:
+    """Run a command in this process, with something on its standard input."""
+    return CliRunner().invoke(main, list(arguments), input=said)
 
 
 def quantize(source: Path | str, *options: str) -> tuple[str, ...]:

@@ -203,4 +203,4 @@ PREPARE: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "training.md": _training,
 }
 #: Pages that print what only the whole bundled model gives.
-WHOLE = {"kv-cache.md", "rotation.md"}
+WHOLE = {"kv-cache.md", "rotation.md", "serve.md"}
