@@ -98,7 +98,8 @@ def plan(model: str | Path, recipe: RecipeLike, *, inputs: Mapping[str, Tensor] 
     """What a recipe would do to a checkpoint, from its config and file headers alone.
 
     Args:
-        model, recipe: As :func:`quantize` takes them.
+        model: As :func:`quantize` takes it.
+        recipe: As :func:`quantize` takes it.
         inputs: Keyword arguments to try the model with, where goldstick cannot know any, or a file of them.
 
     Raises:

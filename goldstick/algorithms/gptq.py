@@ -183,7 +183,8 @@ class GPTQ(Quantizer):
         cycles: So many times, behind the column loop, codes and scales move in turns (:func:`descend`).
         objective: Of which error the least is looked for: of the ``layer``'s output, its block's ``output``, or the
             ``loss`` at the end, by weights of tokens (GuidedQuant, arXiv 2505.07004).
-        output_groups: Rows with a Hessian of their own; mix: both as in :class:`Guide`.
+        output_groups: Into how many parts the rows are taken apart, each with a Hessian of its own.
+        mix: How much of the plain Hessian is mixed in, 0 to 1 (:class:`Guide`).
     """
 
     name: ClassVar[str] = "gptq"
