@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+from tools.docs import comparison
 from tools.docs.marked import replaced
 from tools.docs.recipe_options import recipe_options
 from tools.docs.results import results
@@ -14,6 +15,16 @@ ROOT = Path(__file__).parents[2]
 #: Page → name of a marked part → what writes it.
 PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "README.md": {"results": results},
+    "docs/comparison.md": {
+        "llm-compressor": comparison.llm_compressor,
+        "auto-round": comparison.auto_round,
+        "frontier": comparison.frontier,
+        "gguf": comparison.gguf,
+        "k-quants": comparison.k_quants,
+        "decoding": comparison.decoding,
+        "kernels": comparison.kernels,
+        "reading": comparison.reading,
+    },
     "docs/reference/recipe-options.md": {"options": recipe_options},
 }
 
