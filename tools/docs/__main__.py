@@ -25,6 +25,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "kernels": comparison.kernels,
         "reading": comparison.reading,
     },
+    "docs/learn.md": {"frontier": comparison.frontier},
     "docs/reference/recipe-options.md": {"options": recipe_options},
 }
 
