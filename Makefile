@@ -23,7 +23,7 @@ venv: $(STAMP) ## make or renew the environment in .venv, exactly as pinned, ker
 
 $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(SOURCES)
 	test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
-	$(PYTHON) -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	$(PYTHON) -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 quickstart: $(STAMP) ## quantize and evaluate the small model that comes with goldstick
@@ -44,7 +44,6 @@ format: $(STAMP) ## let ruff rewrite what it can
 	$(PYTHON) -m ruff format .
 
 docs: $(STAMP) ## build the site of the documents into build/site; a link that leads nowhere stops it
-	$(PYTHON) -m pip install --disable-pip-version-check --quiet -c constraints.txt mkdocs-material 'mkdocstrings[python]'
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 wheel: $(STAMP) ## a wheel with the kernels for every instruction set, in build/wheels, and its trial without a compiler
