@@ -72,9 +72,7 @@ class Export(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    format: Annotated[str, AfterValidator(_known_format), Field(json_schema_extra=_list_formats)] = Field(
-        default="auto", description="compressed-tensors wherever it can hold the result, or one by name"
-    )
+    format: Annotated[str, AfterValidator(_known_format), Field(json_schema_extra=_list_formats)] = "auto"
     max_shard_size: int | None = Field(default=None, ge=1_000_000, description="bytes a weight file may have")
 
 

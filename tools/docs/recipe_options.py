@@ -20,6 +20,8 @@ from tools.docs.results import table
 #: ``name: text`` of a Google-style section, with the lines that go on.
 ENTRY = re.compile(r"^(\w+(?:, \w+)*): (.*?)(?=^\S|\Z)", re.MULTILINE | re.DOTALL)
 ROLE = re.compile(r":(?:func|class|data|meth):`~?\.?([^`]+)`")
+#: What the schema says of a key by its shape alone.
+UNSAID = {"stages": "what is done, in order: see below", "format": "compressed-tensors where it can hold the result"}
 PARTS = ("Calibration", "Export", "Precision")
 
 
@@ -76,7 +78,7 @@ def keys(properties: Mapping[str, Any]) -> str:
     for name, one in properties.items():
         value = f"`{json.dumps(one['default'])}`" if "default" in one and not isinstance(one["default"], dict) else ""
         choices = ", ".join(f"`{choice}`" for choice in one.get("enum", ()))
-        said = plain(one.get("description", "")) or {"stages": "what is done, in order: see below"}.get(name, "")
+        said = plain(one.get("description", "")) or UNSAID.get(name, "")
         rows.append([f"`{name}`", value, "; ".join(filter(None, (said, choices)))])
     return table(["key", "default", "what it says"], rows)
 
