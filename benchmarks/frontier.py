@@ -8,8 +8,8 @@ tokens). goldstick runs through its Python interface in memory, auto-round by th
 float32 on the model's held-out text: mean KL from the float model's next tokens, with a 95 % interval of documents
 drawn again. One thread each, for two tools that wait for each other on a busy machine say nothing of either.
 
-Writes ``benchmarks/results/frontier.json`` after each row, and the table of ``docs/learn.md``. ``--report`` measures
-nothing.
+Writes ``benchmarks/results/frontier.json`` after each row, and the table of ``docs/history/frontier.md``.
+``--report`` measures nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from goldstick.recipes.recipe import Calibration, Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "frontier.json"
-DOCUMENT = ROOT / "docs" / "learn.md"
+DOCUMENT = ROOT / "docs" / "history" / "frontier.md"
 BEGIN, END = "<!-- written by benchmarks/frontier.py -->", "<!-- end -->"
 SUBJECT = subjects()["reference"]
 #: Scheme → bits, group and data type as auto-round names them.

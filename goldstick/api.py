@@ -96,7 +96,9 @@ def plan(
     """What a recipe would do to a checkpoint, from its config and file headers alone.
 
     Args:
-        model, recipe, data_dir: As :func:`quantize` takes them.
+        model: As :func:`quantize` takes it.
+        recipe: As :func:`quantize` takes it.
+        data_dir: As :func:`quantize` takes it.
         inputs: Keyword arguments to try the model with, where goldstick cannot know any, or a file of them.
         runtime: A program that is to run the result: a format that it loads is taken, and what it refuses is refused.
         tensor_parallel: Over how many devices it is to split the layers.

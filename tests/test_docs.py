@@ -10,7 +10,9 @@ import subprocess
 import sys
 import tomllib
 import types
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -18,13 +20,19 @@ import torch
 import yaml
 from safetensors import safe_open
 
+from goldstick.algorithms import ALGORITHMS
 from goldstick.cli import main
 from goldstick.errors import RecipeError
+from goldstick.recipes.recipe import Recipe
 from goldstick.structure import Network
 from tests.support.examples import DOCUMENTS, blocks_of, inline_code
 from tests.support.foreign_package import install
+from tools.docs.__main__ import PARTS, written
+from tools.docs.marked import replaced
 
 ROOT = Path(__file__).parent.parent
+#: What looks like a recipe in words.
+RECIPE = re.compile(r"(?:rtn|gptq|gptaq|awq|imatrix|hqq|smoothquant|fold|rotate)-[\w-]+")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)")
 
 
@@ -105,6 +113,17 @@ def run_goldstick(folder: Path, path: str, *words: str) -> str:
     return ended.stdout
 
 
+def test_the_task_in_the_guide_measures_a_model(tmp_path: Path) -> None:
+    path = install_the_guide("how-to/task.md", tmp_path / "package")
+    (tmp_path / "data").mkdir()
+    rows = [{"question": f"{land} has the capital", "choices": ["Oslo", "Rome"], "answer": 0} for land in ("N", "I")]
+    (tmp_path / "data" / "capitals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("evaluate", "reference", "--tasks", "capitals", "--data-dir", "data", "--no-cache", "--json")
+    (found,) = json.loads(run_goldstick(tmp_path, path, *words))["tasks"].values()
+    assert (found["n"], found["protocol"]) == (2, "loglik@1")
+    assert found["metrics"]["accuracy"] in (0.0, 50.0, 100.0)
+
+
 def test_the_algorithm_in_the_guide_quantizes_the_bundled_model_and_is_proven(tmp_path: Path) -> None:
     path = install_the_guide("writing-an-algorithm.md", tmp_path / "package")
     (tmp_path / "recipe.yaml").write_text("stages:\n  - ternary: {threshold: 0.6}\n")
@@ -152,3 +171,57 @@ def test_every_claim_of_the_readme_is_held_by_a_test() -> None:
     rows = re.findall(r"^\| (.+?) \| .*?`(?:test_\w+)`", (ROOT / "docs" / "claims.md").read_text(), re.MULTILINE)
     assert len(claims) >= 7
     assert [claim for claim in claims if claim not in rows] == []
+
+
+def test_the_readme_stays_short() -> None:
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+
+
+@pytest.mark.parametrize("page", PARTS)
+def test_what_scripts_write_into_pages_is_up_to_date(page: str) -> None:
+    """Where this fails, ``python -m tools.docs`` writes the page anew."""
+    assert (ROOT / page).read_text(encoding="utf-8") == written(page)
+
+
+def test_a_part_that_a_page_lacks_is_an_error() -> None:
+    page = "before\n<!-- figures: written by tools/docs -->\nold\n<!-- end of figures -->\nbehind\n"
+    assert "old" not in replaced(page, "figures", "new") and "\nnew\n" in replaced(page, "figures", "new")
+    with pytest.raises(ValueError, match="once each"):
+        replaced(page, "others", "new")
+
+
+def test_every_option_of_every_stage_is_described() -> None:
+    page = (ROOT / "docs" / "reference" / "recipe-options.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \| [^|]* \|  \|$", page, re.MULTILINE) == []
+    assert [name for name in ALGORITHMS if f"### {name}\n" not in page] == []
+
+
+def test_every_recipe_that_is_recommended_is_one() -> None:
+    pages = [ROOT / "docs" / "which-recipe.md", *(ROOT / "docs" / "how-to").glob("*.md")]
+    named = {code for page in pages for code in inline_code(page) if RECIPE.fullmatch(code)}
+    assert len(named) >= 15
+    for sentence in sorted(named):
+        Recipe.load(sentence)
+
+
+class _Nav(yaml.SafeLoader):
+    """Reads mkdocs.yml without what it says in Python."""
+
+
+_Nav.add_multi_constructor("tag:yaml.org,2002:python/", lambda loader, suffix, node: None)
+
+
+def test_every_page_has_a_place_on_the_site_and_a_name_of_its_own() -> None:
+    settings = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), _Nav)
+
+    def listed(entry: Any) -> Iterator[str]:
+        if isinstance(entry, str):
+            yield entry
+            return
+        for one in entry.values() if isinstance(entry, dict) else entry:
+            yield from listed(one)
+
+    pages = sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+    assert sorted(listed(settings["nav"])) == pages, "each page stands once in the nav of mkdocs.yml"
+    names = [name for name in (Path(page).name for page in pages) if name != "index.md"]
+    assert len(names) == len(set(names)), "tests/support/example_pages.py knows pages by their names"

@@ -24,13 +24,16 @@ DRAWING = (
 #: What no test runs, by page and first line of the block or by the command, and why.
 NOT_RUN = {
     ("README.md", "make quickstart"): "installs; the commands it runs are those of the block behind it",
-    ("README.md", "goldstick export DIR --format awq -o OUT --push-to-hub owner/name"): "needs the hub",
-    ("README.md", "goldstick serve DIR"): "serves until it is stopped; tests/cli/test_serve.py",
+    ("commands.md", "goldstick export DIR --format awq -o OUT --push-to-hub owner/name"): "needs the hub",
+    ("commands.md", "goldstick serve DIR"): "serves until it is stopped; tests/cli/test_serve.py",
+    ("commands.md", "goldstick chat DIR"): "talks; tests/cli/test_chat.py",
     ("serve.md", "pip install 'goldstick[serve]'"): "installs",
     ("serve.md", "goldstick serve DIR"): "serves until it is stopped; tests/cli/test_serve.py",
     ("serve.md", "goldstick chat DIR"): "talks; tests/cli/test_chat.py",
     ("serve.md", "from openai import OpenAI"): "needs a server, and has one in tests/jobs/serve/test_server.py",
     ("architecture.md", DRAWING): "a drawing",
+    ("start.md", "make quickstart"): "installs; the commands it runs are those of the README's next block",
+    ("wheel.md", "make wheel"): "compiles for minutes, and installs torch; what it does is tools/wheel.py",
     ("kernels.md", "y = Σ over groups  (Σ u·q − zero · Σ q) · (weight scale · input scale)  + bias"): "a formula",
     ("kernels.md", "OMP_NUM_THREADS=2 python benchmarks/kernels.py --shapes 4096x4096 11008x4096 --threads 2 "
      "--seconds 3"): "times kernels for minutes",
@@ -42,7 +45,7 @@ NOT_RUN = {
     ("recipes.md", "[fold|rotate-][smoothquant-][awq-][METHOD-][FINISH-]SCHEME[-down8][-kv8]"): "a grammar",
 }  # fmt: skip
 #: Pages whose example is a package, installed and used in processes of its own by test_docs.py.
-PACKAGES = {"writing-a-format.md", "writing-an-algorithm.md"}
+PACKAGES = {"task.md", "writing-a-format.md", "writing-an-algorithm.md"}
 SHOWN = {page.name: found for page in DOCUMENTS if (found := blocks_of(page))}
 READ = [name for name in SHOWN if name not in PACKAGES]
 

@@ -175,8 +175,7 @@ class GPTQ(Quantizer):
         order: Which columns come first: those of large inputs inside each group and the groups of the largest first
             (``gar``), those of large inputs anywhere (``activation``), or as they are (``natural``). None of them
             costs anything at run time.
-        damping: What is added to the diagonal of the Hessian, in units of its mean; times ten, up to 1, as long as the
-            factorization fails.
+        damping: Added to the diagonal of the Hessian, in units of its mean; times ten, up to 1, until it factorizes.
         token_floor: A layer that saw fewer inputs than this fraction of its input features is rounded to nearest.
         gptaq: Aim at the output of the float model, not at that of the float layer on the inputs
             there are (GPTAQ, arXiv 2504.02692): a layer then makes up for errors of those before it.
@@ -184,7 +183,8 @@ class GPTQ(Quantizer):
         cycles: So many times, behind the column loop, codes and scales move in turns (:func:`descend`).
         objective: Of which error the least is looked for: of the ``layer``'s output, its block's ``output``, or the
             ``loss`` at the end, by weights of tokens (GuidedQuant, arXiv 2505.07004).
-        output_groups: Rows with a Hessian of their own; mix: both as in :class:`Guide`.
+        output_groups: Into how many parts the rows are taken apart, each with a Hessian of its own.
+        mix: How much of the plain Hessian is mixed in, 0 to 1 (:class:`Guide`).
     """
 
     name: ClassVar[str] = "gptq"

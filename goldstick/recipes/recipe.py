@@ -47,10 +47,10 @@ class Calibration(BaseModel):
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
-    dataset: str = "wikitext2"
-    samples: int = Field(default=128, ge=1)
-    seq_len: int = Field(default=2048, ge=1)
-    seed: int = Field(default=0, ge=LEAST, le=MOST)
+    dataset: str = Field(default="wikitext2", description="a file, a folder or the name of a data set")
+    samples: int = Field(default=128, ge=1, description="how many samples are drawn")
+    seq_len: int = Field(default=2048, ge=1, description="tokens of a sample, at most the model's context")
+    seed: int = Field(default=0, ge=LEAST, le=MOST, description="of the drawing")
     text_field: str | None = Field(default=None, min_length=1, description="the field of a row that counts")
     packing: bool = Field(default=True, description="one stream cut into windows; else a padded sample for each row")
     training_batch: int = Field(default=8, ge=2, description="samples of a step, for stages that train")
@@ -96,11 +96,11 @@ class Recipe(BaseModel):
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     goldstick: Literal[1] = Field(default=1, description="version of the recipe language")
-    description: str = ""
+    description: str = Field(default="", description="words of yours; the report shows them")
     stages: Annotated[tuple[InstanceOf[Stage], ...], WithJsonSchema({})] = Field(min_length=1)
-    calibration: Calibration = Calibration()
-    evaluate: tuple[str, ...] = ()
-    export: Export = Export()
+    calibration: Calibration = Field(default=Calibration(), description="the data that stages look at")
+    evaluate: tuple[str, ...] = Field(default=(), description="tasks to run before and after")
+    export: Export = Field(default=Export(), description="how the result is stored")
     precision: Precision | None = Field(default=None, exclude=True, description="bits for each layer, within a budget")
 
     _sensitivity: Mapping[str, Any] = PrivateAttr(default_factory=dict)

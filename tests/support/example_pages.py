@@ -14,12 +14,13 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, BertModel
 
 import goldstick
 from goldstick.jobs.load.find_model import reference_directory
 from tests.support import tiny_processors
-from tests.support.small_networks import TinyStages, accuracy, batches
+from tests.support.small_networks import TinyStages, accuracy, batches, trained
+from tests.support.tiny_mixtures import MIXTURES
 from tests.support.tiny_processors import SIDE, write_image, write_rows, write_sound
 
 #: Bundled, before any test puts a smaller one in its place.
@@ -37,6 +38,8 @@ SMALL = {
 OTHERWISE = {
     "own-tasks.md": {"max_position_embeddings": 192},
     "README.md": {"max_position_embeddings": 192},
+    "commands.md": {"max_position_embeddings": 192},
+    "gguf-for-a-laptop.md": {"hidden_size": 256, "intermediate_size": 256},
     "recipes.md": {"num_hidden_layers": 2},
     "runtimes.md": {
         "hidden_size": 256,
@@ -101,14 +104,41 @@ def _ids() -> torch.Tensor:
     return torch.randint(3, 3000, (1, 32))
 
 
-def _readme(folder: Path, names: dict[str, Any]) -> None:
-    for name in ("MODEL", "Llama-3-8B"):
-        shutil.copytree(folder / "model", folder / name)
+def _python(folder: Path, names: dict[str, Any]) -> None:
+    shutil.copytree(folder / "model", folder / "Llama-3-8B")
     goldstick.quantize("model", "rtn-w4a16-g128", output="packed", proof="tensors")
     names |= {"model": loaded("model"), "loaded": loaded("packed")}
 
 
-def _calibration(folder: Path, names: dict[str, Any]) -> None:
+def _my_model(folder: Path, names: dict[str, Any]) -> None:
+    shutil.copytree(folder / "model", folder / "my-model")
+
+
+def _encoder(folder: Path, names: dict[str, Any]) -> None:
+    config = BertConfig(
+        vocab_size=3072, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
+        max_position_embeddings=32,
+    )  # fmt: skip
+    BertModel(config).save_pretrained(folder / "encoder")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED / name, folder / "encoder")
+    write_rows(folder / "mine.jsonl", *({"text": f"The harbour lies {number} miles away."} for number in range(6)))
+
+
+def _classifier(folder: Path, names: dict[str, Any]) -> None:
+    _media(folder, names)
+    names |= {"network": trained(), "images": [images for images, _ in batches(2)]}
+
+
+def _mixture(folder: Path, names: dict[str, Any]) -> None:
+    config = MIXTURES["qwen3_moe"]().config
+    config.vocab_size = 3072
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder / "mixture")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(BUNDLED / name, folder / "mixture")
+
+
+def _media(folder: Path, names: dict[str, Any]) -> None:
     tiny_processors.vit(folder / "vit")
     tiny_processors.llava(folder / "llava")
     tiny_processors.whisper(folder / "whisper")
@@ -150,7 +180,7 @@ def _formats(folder: Path, names: dict[str, Any]) -> None:
     goldstick.quantize("model", recipe, output="DEEPSEEK-FP8", proof="tensors")
 
 
-def _number_formats(folder: Path, names: dict[str, Any]) -> None:
+def _named_model(folder: Path, names: dict[str, Any]) -> None:
     shutil.copytree(folder / "model", folder / "MODEL")
 
 
@@ -186,21 +216,33 @@ def _training(folder: Path, names: dict[str, Any]) -> None:
 
 #: Page → what it presumes beside ``model``, ``data`` and texts; it is called in the folder in which the page is read.
 PREPARE: dict[str, Callable[[Path, dict[str, Any]], None]] = {
-    "README.md": _readme,
-    "calibration.md": _calibration,
+    "README.md": _python,
+    "calibration.md": _media,
+    "classifier.md": _classifier,
+    "commands.md": _named_model,
     "doctor.md": _doctor,
+    "encoder.md": _encoder,
     "evaluation.md": _evaluation,
     "formats.md": _formats,
+    "gguf-for-a-laptop.md": _my_model,
+    "image-text.md": _media,
     "kv-cache.md": _in_float,
-    "number-formats.md": _number_formats,
+    "llm-for-vllm.md": _my_model,
+    "mixtures-of-experts.md": _mixture,
+    "number-formats.md": _named_model,
     "optimize.md": _optimize,
     "own-tasks.md": _own_tasks,
+    "python.md": _python,
     "recipes.md": _recipes,
     "report.md": _report,
     "rotation.md": _in_float,
     "runtimes.md": _doctor,
+    "speech.md": _media,
+    "start.md": _my_model,
     "structure.md": _in_float,
+    "training-and-pruning.md": _training,
     "training.md": _training,
+    "which-recipe.md": _named_model,
 }
 #: Pages that print what only the whole bundled model gives.
-WHOLE = {"kv-cache.md", "rotation.md", "serve.md"}
+WHOLE = {"kv-cache.md", "rotation.md", "serve.md", "start.md"}

@@ -26,7 +26,7 @@ from tests.support.small_networks import TinyStages, batches
 
 _ROOT = Path(__file__).parents[2]
 #: What users read.
-DOCUMENTS = sorted([_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *(_ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([_ROOT / "README.md", _ROOT / "CONTRIBUTING.md", *(_ROOT / "docs").rglob("*.md")])
 _TITLE = re.compile(r'title="([^"]+)"')
 _NUMBER = re.compile(r"\d+(?:\.\d+)?(?:e[+-]?\d+)?")
 
