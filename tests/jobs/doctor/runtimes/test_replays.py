@@ -8,8 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -128,7 +130,7 @@ def test_blocks_of_a_dense_layer_that_a_split_cuts(workshop: Workshop) -> None:
 
 
 def test_heads_that_the_devices_do_not_divide(workshop: Workshop) -> None:
-    """vllm-project/vllm#5370: two devices start where eight do not."""
+    """Of no thread: vLLM and SGLang stop at a number of devices that does not divide the heads."""
     directory = workshop.quantized("llama", "w8a8-dynamic", CT)
     assert found(directory, "vllm", "heads", devices=8).where == ("4 heads over 8 devices",)
     taken(directory, "vllm", devices=4)
@@ -278,8 +280,30 @@ def test_an_architecture_that_llama_cpp_does_not_know(gguf: Path, tmp_path: Path
     assert finding.where == ("general.architecture mlama",)
 
 
+def test_a_splitting_that_llama_cpp_does_not_know(tmp_path: Path) -> None:
+    """ggml-org/llama.cpp#11341 and #12122: unknown pre-tokenizer type; a name that llama.cpp got later is known."""
+
+    def file_with(splitting: str) -> Path:
+        file = tmp_path / f"{splitting}.gguf"
+        writer = GGUFWriter(str(file), "llama")
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(splitting)
+        writer.add_token_list(["a", "b"])
+        writer.add_tensor("token_embd.weight", np.zeros((2, 32), dtype=np.float32))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return file
+
+    finding = found(file_with("a-new-kind"), "llama.cpp", "splitting")
+    assert (finding.severity, finding.where) == ("fault", ("tokenizer.ggml.pre a-new-kind",))
+    known = api.doctor(file_with("deepseek-r1-qwen"), runtime="llama.cpp")
+    assert "splitting" not in {one.check for one in known.findings}
+
+
 def test_a_tokenizer_that_llama_cpp_does_not_know(gguf: Path, tmp_path: Path) -> None:
-    """ggml-org/llama.cpp#11341 and #12122: unknown pre-tokenizer type; and of the tokenizer itself."""
+    """Of no thread: the tokenizer itself."""
     finding = found(respelled(gguf, tmp_path, "tokenizer.ggml.model", "other"), "llama.cpp", "tokenizer")
     assert finding.where == ("tokenizer.ggml.model other",)
 
