@@ -7,9 +7,10 @@
 with what the same server gave when it was asked alone; some clients leave in the middle, and some ask what is refused.
 The server's memory is noted while it goes on, after a minute of the same load for warming up.
 
-*speed*: a Llama with random weights (or the bundled one) in Q4_0, one file for both servers, asked by 1, 4 and 8 clients at a time, the
-servers in turn. llama.cpp's is ``llama_cpp.server`` of llama-cpp-python, which answers one request after the other, or
-a ``llama-server``, which batches. Writes ``benchmarks/results/server.json``; what is not run stays.
+*speed*: a Llama with random weights, or the bundled model, in Q4_0, one file for both servers, asked by 1, 4 and 8
+clients at a time, the servers in turn. llama.cpp's is ``llama_cpp.server`` of llama-cpp-python, which answers one
+request after the other, or a ``llama-server``, which batches. Writes ``benchmarks/results/server.json``; what is not
+run stays.
 """
 
 from __future__ import annotations
