@@ -1,15 +1,16 @@
 """``goldstick serve`` under load, and its tokens a second beside llama.cpp's.
 
     python -m benchmarks.server load [--clients 64] [--seconds 120]
-    python -m benchmarks.server speed [--shape 160M] [--llama-cpp PYTHON | --llama-server PROGRAM]
+    python -m benchmarks.server speed [--shape 160M|1.1B|reference] [--llama-cpp PYTHON | --llama-server PROGRAM]
 
 *load*: the bundled model in 4 bits, asked by the official client. Every greedy answer, whole or streamed, is compared
 with what the same server gave when it was asked alone; some clients leave in the middle, and some ask what is refused.
 The server's memory is noted while it goes on, after a minute of the same load for warming up.
 
-*speed*: a Llama with random weights in Q4_0, one file for both servers, asked by 1, 4 and 8 clients at a time, the
-servers in turn. llama.cpp's is ``llama_cpp.server`` of llama-cpp-python, which answers one request after the other, or
-a ``llama-server``, which batches. Writes ``benchmarks/results/server.json``; what is not run stays.
+*speed*: a Llama with random weights, or the bundled model, in Q4_0, one file for both servers, asked by 1, 4 and 8
+clients at a time, the servers in turn. llama.cpp's is ``llama_cpp.server`` of llama-cpp-python, which answers one
+request after the other, or a ``llama-server``, which batches. Writes ``benchmarks/results/server.json``; what is not
+run stays.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "server.json"
 MADE = Path("build") / "server"
 PORT = 8471
 WARMING_UP = 60.0
+BUNDLED = "reference"
 PROMPTS = [
     "The harbour lies", "The island", "In the square of Ostrel", "Once upon a time", "The duck " * 40, "A tree",
     "River " * 70 + "Luna", "The region", "The duck " * 40 + "swims", "It was", "Walden", "Zoe does not",
@@ -199,9 +201,13 @@ def load(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _checkpoint(shape: str) -> Path:
-    """A Llama with random weights and the bundled tokenizer, in Q4_0."""
+    """The bundled model, or a Llama with random weights and its tokenizer, in Q4_0."""
     made, source = MADE / f"{shape}-q4_0", MADE / shape
+    recipe = {"stages": [{"rtn": {"scheme": "q4_0"}}], "export": {"format": "gguf"}}
     if made.exists():
+        return made
+    if shape == BUNDLED:
+        goldstick.quantize(reference_directory(), recipe, output=made, proof="tensors")
         return made
     tokenizer = AutoTokenizer.from_pretrained(reference_directory())
     sizes = {**SHAPES[shape], "vocab_size": len(tokenizer), "max_position_embeddings": 2048, "rms_norm_eps": 1e-5}
@@ -210,7 +216,6 @@ def _checkpoint(shape: str) -> Path:
     model.config.dtype = torch.float16
     model.save_pretrained(source)
     tokenizer.save_pretrained(source)
-    recipe = {"stages": [{"rtn": {"scheme": "q4_0"}}], "export": {"format": "gguf"}}
     goldstick.quantize(source, recipe, output=made, proof="tensors")
     return made
 
@@ -272,7 +277,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=120)
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--shape", choices=SHAPES, default="160M")
+    parser.add_argument("--shape", choices=[*SHAPES, BUNDLED], default="160M")
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="A Python with llama-cpp-python[server].")

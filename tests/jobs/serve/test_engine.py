@@ -191,10 +191,11 @@ def test_an_engine_that_stops_lets_answers_end_and_takes_no_more(language_model:
         short, long = Heard(), Heard()
         engine.ask([(Question(prompt=(5, 6, 7), max_tokens=4), short), (long_question(), long)])
         wait_until(lambda: bool(short.parts))
-        engine.stop(0.3)
+        engine.stop(60)
         with pytest.raises(StoppingError, match="takes no more"):
             engine.texts([long_question()])
         assert isinstance(short.last.get(timeout=30), Part)
+        engine.stop(0)
         last = long.last.get(timeout=30)
         assert isinstance(last, StoppingError) or (isinstance(last, Part) and last.ending == "length")
         assert not engine.alive

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -125,7 +128,7 @@ def test_fields_that_ask_for_nothing_are_taken(server: Served) -> None:
 @pytest.fixture(scope="module")
 def strict(language_model: LanguageModel) -> Iterator[Served]:
     """A server that takes little."""
-    limits = Limits(running=1, waiting=0, context=64, body_bytes=1000, body_seconds=0.3, seconds=0.5)
+    limits = Limits(running=1, waiting=0, context=64, body_bytes=1000, body_seconds=0.3)
     with served(language_model, limits, template=None) as running:
         yield running
 
@@ -160,14 +163,25 @@ def test_a_template_that_fails_is_an_error_of_the_request(language_model: Langua
 
 
 def test_more_than_wait_are_told_to_come_again(strict: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    client = strict.client()
-    stream = client.completions.create(model=NAME, prompt="a", max_tokens=60, temperature=2.0, seed=1, stream=True)
-    next(iter(stream))
-    with pytest.raises(openai.RateLimitError, match="ask again in a while") as full:
-        client.completions.create(model=NAME, prompt="a")
-    assert full.value.response.headers["retry-after"] == "1"
-    stream.close()
-    wait_until(lambda: strict.engine.unfinished == 0)
+    client, decoder, go_on = strict.client(), strict.engine._decoder, threading.Event()
+    advance = decoder.advance
+    found: list[tuple[int, Any]] = []
+
+    def held(*arguments: Any) -> Any:
+        assert go_on.wait(60)
+        return advance(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder, "advance", held)
+        first = threading.Thread(target=lambda: found.append(strict.post(COMPLETIONS, prompt="a", max_tokens=1)))
+        first.start()
+        wait_until(lambda: strict.engine.unfinished == 1)
+        with pytest.raises(openai.RateLimitError, match="ask again in a while") as full:
+            client.completions.create(model=NAME, prompt="a")
+        assert full.value.response.headers["retry-after"] == "1"
+        go_on.set()
+        first.join()
+    assert found[0][0] == 200
     assert client.completions.create(model=NAME, prompt="a", max_tokens=1).choices
 
 
@@ -178,10 +192,11 @@ def test_an_answer_that_takes_too_long_is_an_error_whole_or_streamed(
     advance = decoder.advance
 
     def slow(*arguments: Any) -> Any:
-        wait_until.__globals__["time"].sleep(0.1)
+        time.sleep(0.1)
         return advance(*arguments)
 
     monkeypatch.setattr(decoder, "advance", slow)
+    monkeypatch.setattr(strict.engine, "limits", replace(strict.engine.limits, seconds=0.5))
     with pytest.raises(openai.APIStatusError, match=r"longer than 0\.5 seconds") as late:
         client.completions.create(model=NAME, prompt="a", max_tokens=60, temperature=0)
     assert late.value.status_code == 504
