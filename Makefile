@@ -117,7 +117,7 @@ $(LLAMA_CPP)/.installed:
 	@touch $@
 
 llama-cpp-check: $(STAMP) $(LLAMA_CPP)/.installed ## build llama.cpp (many minutes) and compare logits on GGUF files
-	$(PYTHON) -m tools.llama_cpp.check --python $(LLAMA_CPP)/bin/python
+	$(PYTHON) -m tools.llama_cpp.check --python $(LLAMA_CPP)/bin/python --out benchmarks/results/llama-cpp-check.json
 
 slb: $(STAMP) ## train ResNet-20 into 4, 2 and 1 bits on CIFAR-10, going on where a stopped run left off
 	$(PYTHON) -m benchmarks.slb
