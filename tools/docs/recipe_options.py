@@ -13,7 +13,7 @@ from typing import Any
 from goldstick.algorithms import ALGORITHMS
 from goldstick.core.scheme import NUMBER_FORMATS
 from goldstick.core.training import TrainingOptions
-from goldstick.recipes.recipe import recipe_schema
+from goldstick.recipes.schema import recipe_schema
 from goldstick.recipes.words import RECOMMENDED, SLOTS, grammar, vocabulary
 from tools.docs.results import table
 
