@@ -20,6 +20,7 @@ from goldstick.algorithms.observers import Observers, observers_for
 from goldstick.algorithms.output_error import least_error, output_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.algorithms.solution import Solution, effective_rank, finite_or_none, never_worse, solve_each, solve_parts
+from goldstick.core.counts import counted
 from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.freed_memory import make_room
@@ -277,7 +278,8 @@ class GPTQ(Quantizer):
         if observer.tokens < self.token_floor * observer.in_features:
             return Solution(
                 tensor=_rounded_without_data(weight, grid, self.range_search, largest),
-                fallback=f"{observer.tokens} inputs seen, fewer than {self.token_floor:g} of {observer.in_features}",
+                fallback=f"{counted(observer.tokens, 'input')} seen, fewer than {self.token_floor:g} of "
+                f"{observer.in_features}",
             )
         alone = not keep or (observer.last_use and not observer.memo)
         hessian = (observer.take_hessian() if alone else observer.hessian()).to(weight.device)

@@ -13,6 +13,7 @@ from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.streams import says_utf8
 from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE, require_text, sampling_options, standard_input
 
+_NEW_TOKENS = 64
 _STDIN = "-"
 
 
@@ -35,7 +36,7 @@ _STDIN = "-"
 @click.option("--chat", is_flag=True, help="Prompts are what a user says, written by the chat template.")
 @click.option("--system", metavar="TEXT", help="What the system says before, with --chat.")
 @CHAT_TEMPLATE
-@click.option("--max-new-tokens", type=click.IntRange(1), default=64, show_default=True)
+@click.option("--max-new-tokens", type=click.IntRange(1), help=f"{_NEW_TOKENS}, or half of a shorter context.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text. May be given several times.")
 @sampling_options(0.0, 0)
 @OPTIMIZE
@@ -48,7 +49,7 @@ def generate(
     chat: bool,
     system: str | None,
     chat_template: Path | None,
-    max_new_tokens: int,
+    max_new_tokens: int | None,
     stop: tuple[str, ...],
     temperature: float,
     top_p: float,
@@ -63,8 +64,8 @@ def generate(
     time, and each becomes what it becomes alone; between two of them an empty line is printed.
     """
     prompts = _prompts(texts, file)
-    for option, given in (("--system", system), ("--chat-template", chat_template)):
-        if given is not None and not chat:
+    for option, value in (("--system", system), ("--chat-template", chat_template)):
+        if value is not None and not chat:
             raise click.UsageError(f"{option} is for --chat")
     from goldstick.hf.names import quiet_libraries
 
@@ -82,6 +83,8 @@ def generate(
     language_model, left = open_model(find_model(model), optimize=optimize)
     for line in left:
         click.echo(line, err=True)
+    if max_new_tokens is None:
+        max_new_tokens = min(_NEW_TOKENS, max(1, language_model.context_length // 2))
     room = language_model.room_for(max_new_tokens)
     with Engine(language_model) as engine, Prompts(language_model, engine.tokenizer_lock, template) as words:
         before = [] if system is None else [{"role": "system", "content": system}]

@@ -9,6 +9,10 @@ import torch
 from torch import Tensor
 
 from goldstick.core.inputs import InputObserver
+from goldstick.core.powers_of_two import exponents_of, power_of_two
+
+#: From which power of two on sums are brought near 1; float32 holds up to 2^128, and full bits down to 2^−126.
+_FAR = 60
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -16,7 +20,8 @@ class InputSquares:
     """The squares of the inputs of one or several matrices, in the float32 numbers that files hold.
 
     Attributes:
-        sums: Σ x² over the tokens, float32 [matrices, in]; one row but for experts.
+        sums: Σ x² over the tokens, float32 [matrices, in]; one row but for experts. Where these are far from what
+            float32 holds, times a power of two, one for each matrix: only their ratios count.
         counts: Tokens that each matrix was given, float32 [matrices].
     """
 
@@ -32,7 +37,7 @@ class InputSquares:
         """
         counts = torch.tensor([observer.tokens for observer in observers], dtype=torch.float32)
         sums = [observer.mean_square() * observer.tokens for observer in observers]
-        return cls(sums=torch.stack(sums).float(), counts=counts)
+        return cls(sums=_in_float32(torch.stack(sums)), counts=counts)
 
     def mean_square(self) -> Tensor:
         """Σ x² / tokens, float32 [matrices, in]; 1 for a matrix without tokens, of which all columns count alike."""
@@ -42,3 +47,9 @@ class InputSquares:
     def of_matrix(self, number: int) -> InputSquares:
         """Those of one matrix."""
         return InputSquares(sums=self.sums[number : number + 1], counts=self.counts[number : number + 1])
+
+
+def _in_float32(sums: Tensor) -> Tensor:
+    """Rows of float64 sums in float32, near 1 where their largest is far from what that holds."""
+    exponent = exponents_of(sums.amax(-1, keepdim=True))
+    return (sums * power_of_two(torch.where(exponent.abs() > _FAR, -exponent, 0))).float()

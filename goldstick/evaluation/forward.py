@@ -74,11 +74,18 @@ def _known(model: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
         return ids
     strange = ids >= rows
     if bool((strange & mask[:, -ids.shape[1] :].bool()).any()):
+        require_row(model, int(ids.max()))
+    return ids.masked_fill(strange, 0)
+
+
+def require_row(model: nn.Module, token: int) -> None:
+    """Raise DataError where a token id of the tokenizer has no row in the embedding."""
+    rows = embedding_rows(model)
+    if rows is not None and token >= rows:
         raise DataError(
-            f"the tokenizer gives token id {int(ids.max())}, and the embedding of {type(model).__name__} has {rows} "
+            f"the tokenizer gives token id {token}, and the embedding of {type(model).__name__} has {rows} "
             "rows: they are not of one model; put the model's own tokenizer files beside its weights"
         )
-    return ids.masked_fill(strange, 0)
 
 
 def require_numbers(values: Tensor) -> Tensor:

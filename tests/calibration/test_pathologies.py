@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import goldstick
+from goldstick.core.counts import counted
 from goldstick.errors import QuantizationError
 from goldstick.jobs.save.result import Result
 from goldstick.report import LayerRecord
@@ -180,7 +181,7 @@ def test_fewer_inputs_than_features_are_rounded_or_no_worse(name: str, tokens: i
     notes = found["blocks.0.up"].notes
     assert notes["tokens"] == tokens
     if tokens < WIDTH / 2 and name != "imatrix":
-        assert f"{tokens} inputs seen, fewer than 0.5 of {WIDTH}" in str(notes["fallback"])
+        assert f"{counted(tokens, 'input')} seen, fewer than 0.5 of {WIDTH}" in str(notes["fallback"])
 
 
 @pytest.mark.parametrize("name", CALIBRATED)

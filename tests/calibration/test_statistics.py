@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from goldstick.core import input_extent, rows
 from goldstick.core import inputs as module
-from goldstick.core import rows
 from goldstick.core.inputs import SAMPLE, InputObserver
 from goldstick.errors import QuantizationError
 
@@ -225,7 +225,7 @@ def test_a_sample_is_spaced_evenly_over_all_that_counts(count: int, monkeypatch:
     kept = [row for index, row in enumerate(x) if index != 17 and not 40 <= index < 50]
     size = min(count, len(kept))
     expected = torch.stack([kept[index * len(kept) // size] for index in range(size)])
-    monkeypatch.setattr(module, "_MOST_DROPPED", 0.5)
+    monkeypatch.setattr(input_extent, "_MOST_DROPPED", 0.5)
     for batch, chunk in ((100, 1 << 16), (13, 4)):
         monkeypatch.setattr(rows, "MOST_ROWS", chunk)
         observer = InputObserver(48)

@@ -100,7 +100,7 @@ def test_its_layers_are_found_in_its_headers(name: str) -> None:
     assert {layer.scheme.label for layer in stored.layers} == {SCHEMES[name]}
     assert len(stored.layers) == 7
     assert {layer.scheme for layer in read_report(FOLDER / name).layers} == {SCHEMES[name], None}
-    assert "all 7 quantized layers" in verify_checkpoint(FOLDER / name)["proof"]
+    assert "what is stored: 7 quantized layers" in verify_checkpoint(FOLDER / name)["proof"]
 
 
 def test_act_order_scatters_the_groups_and_they_are_put_in_order() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from goldstick.calibration.data.chat_template import ChatTemplates
 from goldstick.errors import DataError, UsageError
+from goldstick.evaluation.forward import require_row
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.tokenizer import tokenized
 
@@ -42,10 +43,10 @@ class Prompts:
         """Token ids of a text with the special tokens its tokenizer adds; of none, what begins every text.
 
         Raises:
-            DataError: It holds half of a character.
+            DataError: It holds half of a character, or the tokenizer is another model's.
         """
         with self._lock:
-            return self._language_model.encode(text) or [self._language_model.prefix_id()]
+            return self._known(self._language_model.encode(text))
 
     def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation up to where the model's answer begins.
@@ -70,7 +71,11 @@ class Prompts:
                 raise DataError(f"The chat template refuses this conversation: {error}") from error
         with self._lock:
             ids = tokenized(tokenizer, text, add_special_tokens=False, verbose=False)["input_ids"]
-        return [int(token) for token in ids] or [self._language_model.prefix_id()]
+        return self._known([int(token) for token in ids])
+
+    def _known(self, ids: list[int]) -> list[int]:
+        require_row(self._language_model.model, max(ids, default=0))
+        return ids or [self._language_model.prefix_id()]
 
 
 def read_template(file: Path | None) -> str | None:

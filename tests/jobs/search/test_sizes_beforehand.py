@@ -57,7 +57,7 @@ def test_plan_answers_without_reading_a_weight(asked: str, possible: bool, sourc
 def test_what_a_size_leaves_nothing_of_is_refused(source_with_text: Path) -> None:
     done = run("plan", str(source_with_text), "--size", "1MB", "-r", "rtn-w8a16")
     assert done.exit_code == 2 and "--recipe" in done.stderr
-    done = run("plan", str(source_with_text), "--for", "vllm")
+    done = run("plan", str(source_with_text), "--schemes", "w8a16")
     assert done.exit_code == 2 and "--size" in done.stderr
 
 
