@@ -17,8 +17,11 @@ import goldstick
 from goldstick.errors import CheckpointError, DataError, QuantizationError
 from goldstick.evaluation.forward import forward
 from goldstick.jobs.inspect.inspect import read_report
+from goldstick.jobs.save import finish
+from goldstick.jobs.verify import verify
 from goldstick.jobs.verify.verify import verify_checkpoint
 from tests.support.commands import Refused, change_json, quantize, run
+from tests.support.proofs import prove_here
 from tests.support.tiny_models import FAMILIES
 from tests.support.tiny_tokenizer import write_tokenizer
 
@@ -65,7 +68,9 @@ def test_a_model_that_overflows_by_itself_is_named_as_the_cause(tokenizer: bool,
     assert "report this" not in str(caught.value)
 
 
-def test_a_quantization_config_of_null_is_none(source: Path, tmp_path: Path) -> None:
+def test_a_quantization_config_of_null_is_none(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finish, "prove", prove_here)
+    monkeypatch.setattr(verify, "prove", prove_here)
     change_json(source / "config.json", lambda config: config.update(quantization_config=None))
     write_tokenizer(source)
     (tmp_path / "text.txt").write_text("The harbour lies on the north side of the island. " * 20)

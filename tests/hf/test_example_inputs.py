@@ -54,7 +54,9 @@ from goldstick.hf.example_inputs import (
     read_inputs,
     shapes_of_inputs,
 )
+from goldstick.jobs.save import finish
 from goldstick.jobs.verify.verify import verify_checkpoint
+from tests.support.proofs import prove_here
 from tests.support.tiny_models import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*pos_conv_embed.conv.parametrizations")
@@ -240,7 +242,8 @@ def test_inputs_that_are_given_are_those_of_the_proof_and_stay_with_the_checkpoi
     assert compared.exit_code == 0 and "[3, 16, 100]" in compared.output
 
 
-def test_an_export_carries_the_inputs_that_were_given(tmp_path: Path) -> None:
+def test_an_export_carries_the_inputs_that_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finish, "prove", prove_here)
     model = whisper().half()
     features = {"input_features": torch.randn(3, 16, 100), "decoder_input_ids": torch.ones(3, 5, dtype=torch.long)}
     recipe = goldstick.Recipe.load("rtn-w8a16").excluding("*conv*", "*embed*")
@@ -312,8 +315,6 @@ def test_a_file_that_changed_on_its_way_to_the_disk_fails_the_proof_of_files(
 ) -> None:
     model = MODELS["wav2vec2"][0]()
     result = goldstick.apply(model, EVERYTHING_ROUNDED, inputs={"input_values": torch.zeros(1, 2)})
-    from goldstick.jobs.save import finish
-
     plain = finish.prove
 
     def damaged(directory: Path, request: Any, expected: Any) -> Any:

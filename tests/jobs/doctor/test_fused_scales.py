@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 import goldstick
 from goldstick.jobs.doctor.examine import examine
 
+pytestmark = pytest.mark.usefixtures("all_proofs_here")
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:

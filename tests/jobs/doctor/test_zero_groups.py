@@ -13,6 +13,8 @@ import goldstick
 from goldstick.jobs.doctor import examine
 from tests.support.tiny_models import FAMILIES
 
+pytestmark = pytest.mark.usefixtures("all_proofs_here")
+
 LAYER = "model.layers.0.mlp.down_proj.weight"
 
 
