@@ -75,4 +75,4 @@ def test_memory_does_not_grow_with_what_was_asked(server: Served) -> None:
     tensors, answers = held()
     assert answers <= before[1] + 1
     assert tensors <= before[0] + 8
-    assert psutil.Process().memory_info().rss < size + 32 * 2**20
+    assert psutil.Process().memory_info().rss < size + 64 * 2**20
