@@ -3,7 +3,10 @@
 ``worlds``: every recipe of the tests with 2, 3 and 4 ranks (gloo, one thread each), all files against those of one
 process. ``kills``: one rank is killed (SIGKILL) at a random moment; another number of ranks goes on, until it is done.
 
-    python -m benchmarks.ranks worlds kills --out benchmarks/results/ranks.json
+``speed``: GPTQ in groups of 128 of a Llama of 160 million random weights, calibrated on 16 rows of 512 tokens, by one
+process of two threads, and by two and four of one thread: seconds, each rank's work, waiting, bytes sent, peak memory.
+
+    python -m benchmarks.ranks worlds kills speed --out benchmarks/results/ranks.json
 """
 
 from __future__ import annotations
@@ -17,6 +20,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
+
+from benchmarks.random_llama import config
+from goldstick.hf.random_models import float_llama
 from tests.support.crash_points import contents
 from tests.support.rank_jobs import RECIPES, job, made, write_sources
 from tests.support.ranks import finish, start
@@ -68,10 +76,51 @@ def kills(sources: Path, folder: Path, alone: Files, count: int, seed: int) -> d
     return {"runs": runs, "same": sum(run["same"] for run in runs), "killed": sum(run["killed"] for run in runs)}
 
 
+def speed(folder: Path) -> list[dict[str, Any]]:
+    """One process of two threads beside several of one."""
+    source = folder / "160M"
+    torch.manual_seed(0)
+    float_llama(config("160M")).save_pretrained(source)
+    rows = folder / "rows.safetensors"
+    save_file({"input_ids": torch.randint(0, 32000, (16, 512))}, rows)
+    recipe = {"stages": [{"gptq": {"scheme": "w4a16-g128"}}], "calibration": {"dataset": str(rows), "samples": 16}}
+    found = []
+    for count, threads in ((1, 2), (2, 1), (4, 1)):
+        output = folder / f"by {count}"
+        task = {"source": str(source), "recipe": recipe, "output": str(output), "options": {}}
+        started = time.perf_counter()
+        processes = start(count, [task], {"OMP_NUM_THREADS": str(threads)})
+        peaks = [0] * count
+        while any(process.poll() is None for process in processes):
+            for number, process in enumerate(processes):
+                if process.poll() is None:
+                    peaks[number] = max(peaks[number], _peak(process.pid))
+            time.sleep(0.2)
+        for code, errors in finish(processes):
+            assert code == 0, errors
+        report = json.loads((output / "report.json").read_text(encoding="utf-8"))
+        one = {
+            "ranks": count, "threads": threads, "seconds": round(time.perf_counter() - started, 1),
+            "peak_bytes": peaks, "of each": report.get("ranks", {}),
+        }  # fmt: skip
+        found.append(one)
+        print(one, flush=True)
+    return found
+
+
+def _peak(process: int) -> int:
+    """The largest resident set of a process so far, in bytes; 0 where it has ended."""
+    try:
+        lines = Path(f"/proc/{process}/status").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM")), 0)
+
+
 def main() -> None:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=("worlds", "kills"))
+    parser.add_argument("what", nargs="+", choices=("worlds", "kills", "speed"))
     parser.add_argument("--kills", type=int, default=30)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path)
@@ -81,7 +130,7 @@ def main() -> None:
         sources = folder / "sources"
         sources.mkdir()
         write_sources(sources)
-        alone = made(sources, folder / "alone", 1)
+        alone = {} if options.what == ["speed"] else made(sources, folder / "alone", 1)
         found: dict[str, Any] = {"recipes": list(RECIPES)}
         if options.out and options.out.exists():  # what was found by another call of it
             found = json.loads(options.out.read_text(encoding="utf-8")) | found
@@ -89,6 +138,8 @@ def main() -> None:
             found["worlds"] = worlds(sources, folder, alone)
         if "kills" in options.what:
             found["kills"] = kills(sources, folder, alone, options.kills, options.seed)
+        if "speed" in options.what:
+            found["speed"] = speed(folder)
     if options.out:
         options.out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     if not all(all(one.values()) for one in found.get("worlds", {}).get("equal to one process", {}).values()):
