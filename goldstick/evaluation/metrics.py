@@ -53,6 +53,14 @@ def squad_f1(prediction: str, answers: Sequence[str]) -> float:
     return max((_squad_f1_one(prediction, answer) for answer in answers), default=0.0)
 
 
+def squad_items(pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Items]:
+    """``exact_match`` and ``f1`` of what was answered, beside the answers that count as right."""
+    return {
+        "exact_match": Items(values=[squad_exact_match(text, answers) for text, answers in pairs]),
+        "f1": Items(values=[squad_f1(text, answers) for text, answers in pairs]),
+    }
+
+
 def _squad_f1_one(prediction: str, answer: str) -> float:
     predicted, expected = normalize_squad(prediction).split(), normalize_squad(answer).split()
     shared = sum((Counter(predicted) & Counter(expected)).values())

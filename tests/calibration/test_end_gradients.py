@@ -23,7 +23,7 @@ from goldstick.structure.network import Network
 from tests.support.gptq import correlated
 from tests.support.proofs import prove_here
 from tests.support.tiny_models import FAMILIES
-from tests.support.tiny_tokenizer import write_tokenizer
+from tests.support.tiny_tokenizer import write_tokenizer, write_words
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 
@@ -168,9 +168,7 @@ def test_the_way_by_blocks_gives_the_bytes_of_the_model_in_memory_with_any_numbe
     monkeypatch.setattr("goldstick.jobs.quantize.quantize.require_memory", lambda *_: None)
     model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     write_tokenizer(tmp_path / "model")
-    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "bird"]
-    chosen = torch.randint(len(words), (800,), generator=torch.Generator().manual_seed(0)).tolist()
-    (tmp_path / "text.txt").write_text(" ".join(words[number] for number in chosen))
+    write_words(tmp_path / "text.txt")
     stages = [{"awq": {"quantize": False}}, {"gptq": {"scheme": W2, "gptaq": True, "objective": "loss"}}]
     recipe = {"stages": stages, "calibration": {"dataset": str(tmp_path / "text.txt"), "samples": 8, "seq_len": 16}}
     found = []

@@ -18,7 +18,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError
 from tests.support.proofs import prove_here
 from tests.support.tiny_models import FAMILIES
-from tests.support.tiny_tokenizer import write_tokenizer
+from tests.support.tiny_tokenizer import write_tokenizer, write_words
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 
@@ -156,9 +156,7 @@ def test_the_way_by_blocks_gives_the_bytes_of_the_model_in_memory_with_any_numbe
     monkeypatch.setattr("goldstick.jobs.quantize.quantize.require_memory", lambda *_: None)
     model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     write_tokenizer(tmp_path / "model")
-    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "bird"]
-    chosen = torch.randint(len(words), (800,), generator=torch.Generator().manual_seed(0)).tolist()
-    (tmp_path / "text.txt").write_text(" ".join(words[number] for number in chosen))
+    write_words(tmp_path / "text.txt")
     stages = [{"gptq": {"scheme": W2, "gptaq": True, "cycles": 2}}, {"learn": {"steps": 20, "logits_rate": 0.05}}]
     recipe = {"stages": stages, "calibration": {"dataset": str(tmp_path / "text.txt"), "samples": 48, "seq_len": 16}}
     found = []

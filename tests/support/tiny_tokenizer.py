@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -31,3 +32,10 @@ def write_tokenizer(directory: Path, *, chat_template: str | None = None, too_ma
         tokenizer.add_tokens([AddedToken(f"<{number}>") for number in range(len(vocabulary), VOCABULARY + too_many)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", chat_template=chat_template)
     fast.save_pretrained(directory)
+
+
+def write_words(file: Path, count: int = 800) -> None:
+    """A text of so many words that the tokenizer knows, drawn by chance, the same each time."""
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "bird"]
+    chosen = torch.randint(len(words), (count,), generator=torch.Generator().manual_seed(0)).tolist()
+    file.write_text(" ".join(words[number] for number in chosen))

@@ -12,7 +12,7 @@ from goldstick.core.progress import Progress
 from goldstick.errors import DataError
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.language_model import LanguageModel
-from goldstick.evaluation.metrics import Items, squad_exact_match, squad_f1
+from goldstick.evaluation.metrics import squad_items
 from goldstick.evaluation.protocol import Measurable, TaskResult
 from goldstick.evaluation.span_model import SpanModel
 from goldstick.evaluation.tasks.own_rows import OwnRow, own_rows, stamped
@@ -80,10 +80,7 @@ class QuestionFile:
             prompts = [question.prompt for question in questions]
             texts = model.generate_greedy(prompts, self.max_new_tokens, ["\n"], advance)
         pairs = [(text.strip(), question.answers) for text, question in zip(texts, questions, strict=True)]
-        items = {
-            "exact_match": Items(values=[squad_exact_match(text, answers) for text, answers in pairs]),
-            "f1": Items(values=[squad_f1(text, answers) for text, answers in pairs]),
-        }
+        items = squad_items(pairs)
         return TaskResult.from_items(stamped(protocol, self.path), items)
 
 

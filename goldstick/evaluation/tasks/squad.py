@@ -13,7 +13,7 @@ from goldstick.errors import DataError
 from goldstick.evaluation.data import Dataset, DataSource, evenly_spaced, require_text
 from goldstick.evaluation.hub import HubDataset
 from goldstick.evaluation.language_model import LanguageModel
-from goldstick.evaluation.metrics import Items, squad_exact_match, squad_f1, uncertainty
+from goldstick.evaluation.metrics import squad_items, uncertainty
 from goldstick.evaluation.protocol import Measurable, TaskResult
 from goldstick.evaluation.span_model import SpanModel
 
@@ -79,10 +79,7 @@ class Squad:
             prompts = [question.prompt for question in questions]
             texts = model.generate_greedy(prompts, self.max_new_tokens, ["\n"], advance)
         pairs = [(text.strip(), question.answers) for text, question in zip(texts, questions, strict=True)]
-        items = {
-            "exact_match": Items(values=[squad_exact_match(text, answers) for text, answers in pairs]),
-            "f1": Items(values=[squad_f1(text, answers) for text, answers in pairs]),
-        }
+        items = squad_items(pairs)
         return TaskResult(
             protocol=protocol,
             n=len(questions),

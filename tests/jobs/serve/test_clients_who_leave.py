@@ -48,9 +48,11 @@ def test_an_answer_ends_when_its_client_leaves(server: Served, stream: bool, mon
 def test_a_client_that_closes_its_stream_ends_the_answer(server: Served) -> None:
     with server.client() as client:
         stream = client.completions.create(stream=True, **LONG)  # type: ignore[call-overload]
-        next(iter(stream))
+        assert next(iter(stream)).choices
+        assert server.engine.unfinished == 1
         stream.close()
     wait_until(lambda: server.engine.unfinished == 0)
+    assert server.engine.alive
 
 
 def test_memory_does_not_grow_with_what_was_asked(server: Served) -> None:

@@ -204,9 +204,11 @@ def test_an_engine_that_stops_lets_answers_end_and_takes_no_more(language_model:
 
 def test_a_stream_that_nobody_takes_is_cancelled(engine: Engine) -> None:
     stream = engine.stream(long_question())
-    next(stream)
+    assert next(stream).ending is None
+    assert engine.unfinished == 1
     stream.close()  # type: ignore[attr-defined]
     wait_until(lambda: engine.unfinished == 0)
+    assert engine.alive
 
 
 def test_a_long_prompt_does_not_keep_others_waiting(language_model: LanguageModel) -> None:
