@@ -171,6 +171,7 @@ def test_a_model_of_any_kind_is_quantized_saved_and_proven(name: str, tmp_path: 
     assert proof["observed"]["inputs"] == shapes_of_inputs(inputs)
 
 
+@pytest.mark.usefixtures("proof_here")
 def test_a_directory_is_quantized_and_verified(tmp_path: Path) -> None:
     MODELS["pvt"][0]().save_pretrained(tmp_path / "in")
     goldstick.quantize(tmp_path / "in", EVERYTHING_ROUNDED, output=tmp_path / "out")
@@ -295,6 +296,7 @@ def test_a_file_that_holds_no_inputs_is_refused(name: str, tmp_path: Path) -> No
         read_inputs(tmp_path / name)
 
 
+@pytest.mark.usefixtures("proof_here")
 def test_a_run_whose_model_does_not_run_in_the_end_is_not_lost(tmp_path: Path) -> None:
     MODELS["wav2vec2"][0]().save_pretrained(tmp_path / "in")
     np.savez(tmp_path / "wrong.npz", input_values=np.zeros((1, 2), np.float32))
@@ -310,6 +312,7 @@ def test_a_run_whose_model_does_not_run_in_the_end_is_not_lost(tmp_path: Path) -
     assert torch.equal(again.lm_head.weight, result.model.lm_head.weight)
 
 
+@pytest.mark.usefixtures("proof_here")
 def test_a_file_that_changed_on_its_way_to_the_disk_fails_the_proof_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
