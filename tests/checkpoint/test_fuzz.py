@@ -1,4 +1,4 @@
-"""Thousands of mutated checkpoints: each is read or refused with an error of ours, without a crash, a hang or much memory."""
+"""Thousands of mutated checkpoints: each is read or refused with an error of ours, without crash, hang, much memory."""
 
 from __future__ import annotations
 
