@@ -14,6 +14,13 @@ from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE
 @click.argument("model")
 @click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8000, show_default=True, help="0 takes any free one.")
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    metavar="NAME",
+    help="A name by which this machine may be asked, such as a proxy's; localhost and addresses always may.",
+)
 @click.option("--name", metavar="NAME", help="What the model is called in requests; by default its directory's name.")
 @click.option("--running", type=click.IntRange(1), default=8, show_default=True, help="Answers written at a time.")
 @click.option("--waiting", type=click.IntRange(0), default=128, show_default=True, help="Answers that may wait.")
@@ -41,6 +48,7 @@ def serve(
     model: str,
     host: str,
     port: int,
+    hosts: tuple[str, ...],
     name: str | None,
     running: int,
     waiting: int,
@@ -100,6 +108,11 @@ def serve(
             Prompts(language_model, engine.tokenizer_lock, template) as prompts,
         ):
             serve_model(
-                engine, prompts, name, listener, lambda: click.echo(f"{name} is served at {address}; Ctrl-C stops it")
+                engine,
+                prompts,
+                name,
+                listener,
+                hosts,
+                lambda: click.echo(f"{name} is served at {address}; Ctrl-C stops it"),
             )
     click.echo("stopped")

@@ -20,6 +20,7 @@ from goldstick.jobs.serve.prompts import Prompts
 from goldstick.jobs.serve.server import Server, listening_socket
 
 NAME = "tested"
+PROXY = "models.example"
 TEMPLATE = "{% for message in messages %}[{{ message.role }}] {{ message.content }} {% endfor %}"
 
 
@@ -63,7 +64,7 @@ def served(
         Prompts(language_model, engine.tokenizer_lock, template) as prompts,
         listening_socket("127.0.0.1", 0) as listener,
     ):
-        server = Server(engine, prompts, NAME)
+        server = Server(engine, prompts, NAME, hosts=[PROXY])
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -19,6 +19,7 @@ from goldstick.evaluation.sampling import Sampling
 from goldstick.jobs.serve.answers import Form, Written
 from goldstick.jobs.serve.body_limit import BodyLimit
 from goldstick.jobs.serve.engine import Engine
+from goldstick.jobs.serve.host_names import HostNames
 from goldstick.jobs.serve.listening import ClientGoneError, Listening
 from goldstick.jobs.serve.prompts import Prompts
 from goldstick.jobs.serve.refusals import Refusal, refusal_of
@@ -32,16 +33,19 @@ _DEFAULT_COMPLETION = 16
 """Tokens of a completion whose request does not say how many, as OpenAI's interface has it."""
 
 
-def make_app(engine: Engine, prompts: Prompts, name: str) -> FastAPI:
+def make_app(engine: Engine, prompts: Prompts, name: str, hosts: Collection[str] | None = None) -> FastAPI:
     """The application that answers for a model.
 
     Args:
         engine: The model at work.
         prompts: What makes token ids of words.
         name: What the model is called in requests.
+        hosts: Names by which this machine may be asked besides its own; any name where ``None``.
     """
     app = FastAPI(title="goldstick", docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(BodyLimit, limits=engine.limits)
+    if hosts is not None:
+        app.add_middleware(HostNames, names=hosts)
     _refuse_in_json(app)
     created = int(time.time())
     card = {"id": name, "object": "model", "created": created, "owned_by": "goldstick"}

@@ -15,7 +15,7 @@ class BodyLimit:
     """Reads a request whole before anything is made of it, and refuses one that is too large, too slow or no JSON.
 
     A browser sends other sites' JSON only where it was asked to allow that, which this server never does; so pages of
-    strangers cannot ask a model on localhost.
+    strangers cannot ask a model on localhost (nor under a name of their own: :class:`HostNames`).
 
     Args:
         app: What answers.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 
 import uvicorn
@@ -13,6 +13,7 @@ import uvicorn
 from goldstick.errors import UsageError
 from goldstick.jobs.serve.app import make_app
 from goldstick.jobs.serve.engine import Engine
+from goldstick.jobs.serve.host_names import for_this_machine
 from goldstick.jobs.serve.prompts import Prompts
 
 #: Seconds that an idle connection stays open: longer than clients keep theirs, or a request meets one that just closes.
@@ -26,10 +27,11 @@ class Server(uvicorn.Server):
         engine: The model at work.
         prompts: What makes token ids of words.
         name: What the model is called in requests.
+        hosts: Names by which this machine may be asked besides its own; any name where ``None``.
     """
 
-    def __init__(self, engine: Engine, prompts: Prompts, name: str) -> None:
-        app = make_app(engine, prompts, name)
+    def __init__(self, engine: Engine, prompts: Prompts, name: str, hosts: Collection[str] | None = None) -> None:
+        app = make_app(engine, prompts, name, hosts)
         config = uvicorn.Config(
             app,
             http="h11",
@@ -79,7 +81,12 @@ def listening_socket(host: str, port: int) -> socket.socket:
 
 
 def serve(
-    engine: Engine, prompts: Prompts, name: str, listener: socket.socket, ready: Callable[[], None] = lambda: None
+    engine: Engine,
+    prompts: Prompts,
+    name: str,
+    listener: socket.socket,
+    hosts: Collection[str] = (),
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Serve until SIGINT or SIGTERM comes.
 
@@ -87,8 +94,9 @@ def serve(
         engine: The model at work.
         prompts: What makes token ids of words.
         name: What the model is called in requests.
-        listener: A socket that listens.
+        listener: A socket that listens. Where only this machine reaches it, only names of this machine are taken.
+        hosts: Names that are taken as this machine's besides.
         ready: Called before requests are taken.
     """
     ready()
-    Server(engine, prompts, name).run(sockets=[listener])
+    Server(engine, prompts, name, hosts if for_this_machine(listener) else None).run(sockets=[listener])

@@ -20,7 +20,7 @@ def sent(server: Served, **fields: object) -> socket.socket:
     """A connection that has asked."""
     body = json.dumps({**LONG, **fields}).encode()
     connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
     connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
     return connection
 

@@ -14,11 +14,13 @@ import openai
 import pytest
 
 from goldstick.evaluation.language_model import LanguageModel
+from goldstick.jobs.serve.host_names import for_this_machine
 from goldstick.jobs.serve.limits import Limits
-from tests.support.served import NAME, Served, served, wait_until
+from goldstick.jobs.serve.server import listening_socket
+from tests.support.served import NAME, PROXY, Served, served, wait_until
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n".encode()
+HEAD = f"POST {COMPLETIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n".encode()
 SAID: list[dict[str, Any]] = [{"role": "user", "content": "Where?"}]
 
 #: Path, fields, status, and what the message says.
@@ -105,6 +107,37 @@ def test_what_is_no_request_is_refused(
     found, answer = server.raw(method, path, body, headers)
     assert says in is_error(answer)
     assert found == status
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:80", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:8000", 200),
+        ("box.LOCALHOST.", 200),
+        ("192.168.0.7:1", 200),
+        (PROXY.upper(), 200),
+        ("evil.example", 403),
+        ("evil.example:8000", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("notlocalhost", 403),
+        ("[evil]", 403),
+        ("", 403),
+    ],
+)
+def test_a_name_that_is_not_this_machines_is_refused(server: Served, host: str, status: int) -> None:
+    """A page whose name was made to lead here sends that name; nothing it asks is answered."""
+    body = json.dumps({"model": NAME, "prompt": "a", "max_tokens": 1}).encode()
+    found, said = server.raw("POST", COMPLETIONS, body, {"Content-Type": "application/json", "Host": host})
+    assert (found, server.raw("GET", "/v1/models", None, {"Host": host})[0]) == (status, status)
+    assert status == 200 or "ask localhost" in said["error"]["message"]
+
+
+def test_only_a_server_for_this_machine_minds_its_name() -> None:
+    with listening_socket("127.0.0.1", 0) as here, listening_socket("0.0.0.0", 0) as everywhere:
+        assert for_this_machine(here)
+        assert not for_this_machine(everywhere)
 
 
 def test_the_client_raises_what_belongs_to_the_status(server: Served) -> None:
