@@ -28,7 +28,7 @@ from goldstick.cli.streams import showing
     type=click.FloatRange(min=0),
     callback=finite_or_none,
     metavar="NUMBER",
-    help="Judge every metric: no worse than the baseline by more than so many percent, or points of a score.",
+    help="With --baseline: what may be lost, so many percent, or points of a score.  [default: 1]",
 )
 @click.option("--data-dir", metavar="DIR", help="Where the tasks' data lie; 'reference' for the bundled data.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many items of each task.")
@@ -75,7 +75,7 @@ def evaluate(
     from goldstick.core.json_files import check_writable, dump_json, write_atomically
     from goldstick.evaluation.compare import compare
     from goldstick.evaluation.items import item_lines, without_items
-    from goldstick.evaluation.threshold import judge, overall
+    from goldstick.evaluation.threshold import DEFAULT_LOSS, judge, overall, summary
     from goldstick.jobs.evaluate.about import about_model
     from goldstick.jobs.evaluate.cache import cache_directory
     from goldstick.jobs.evaluate.divergence import compare_predictions
@@ -111,7 +111,7 @@ def evaluate(
         result = found
         before = None if baseline is None else measure(baseline)
         if baseline is not None and before is not None:
-            result = {**found, "baseline": before} | ({} if max_loss is None else {"max_loss": max_loss})
+            result = {**found, "baseline": before, "max_loss": DEFAULT_LOSS if max_loss is None else max_loss}
             if _tokenizers(found) == _tokenizers(before):
                 result["divergence"] = compare_predictions(
                     find_model(baseline),
@@ -122,7 +122,7 @@ def evaluate(
                     progress=progress,
                 )
     rows = compare(found, before) if before is not None else []
-    judged = [] if max_loss is None else judge(rows, max_loss)
+    judged = judge(rows, DEFAULT_LOSS if max_loss is None else max_loss)
     with showing(report_dir, items_file):
         if as_json:
             compared: dict[str, Any] = {} if before is None else {"comparison": [row.to_dict() for row in rows]}
@@ -134,6 +134,8 @@ def evaluate(
                 click.echo(line)
             for one in judged:
                 click.echo(f"{one.task}, {one.metric}: {one.words}")
+            if judged:
+                click.echo(f"verdict: {overall(judged)}: {summary(judged)}")
         else:
             print_evaluation(console(), found)
     if items_file is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -14,6 +14,8 @@ from goldstick.evaluation.paired import Paired, compare_items
 
 LOWER_IS_BETTER = frozenset({"perplexity", "word_perplexity", "bits_per_byte"})
 DEPENDS_ON_TOKENIZER = frozenset({"perplexity"})
+#: Metrics that say the loss of another one again, in other units: each with those it repeats.
+SAME_LOSS = {"bits_per_byte": ("perplexity", "word_perplexity")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,16 @@ def compare(
     """
     after, before = _tasks(evaluation), _tasks(baseline)
     return [row for name in {**after, **before} for row in _compare_task(name, after.get(name), before.get(name))]
+
+
+def losses(rows: Sequence[ComparisonRow]) -> list[ComparisonRow]:
+    """The metrics that compare, each loss once: bits per byte count only where no perplexity of that text does."""
+    there = {(row.task, row.metric) for row in rows if row.difference is not None}
+    return [
+        row
+        for row in rows
+        if row.difference is not None and not any((row.task, other) in there for other in SAME_LOSS.get(row.metric, ()))
+    ]
 
 
 def _tasks(evaluation: Evaluation | Mapping[str, Any]) -> Mapping[str, Any]:

@@ -7,9 +7,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from goldstick.evaluation.compare import ComparisonRow
+from goldstick.core.counts import counted
+from goldstick.evaluation.compare import ComparisonRow, losses
 
 Outcome = Literal["pass", "fail", "inconclusive"]
+
+DEFAULT_LOSS = 1.0
+"""What a model may lose where nobody says how much: so many percent, or points of a score."""
 
 #: How many times as many items decide in four of five cases as in one of two: the quantiles 0.975 and 0.8 of a normal.
 _FOUR_OF_FIVE = ((1.96 + 0.8416) / 1.96) ** 2
@@ -91,15 +95,15 @@ class Judged:
         return f"inconclusive: loses {low:.3g} to {high:.3g} {unit}, {allowed}; {more} decide, there are {self.items:,}"
 
 
-def judge(rows: Sequence[ComparisonRow], allowed: float) -> list[Judged]:
-    """Judge each metric whose loss has an interval.
+def judge(rows: Sequence[ComparisonRow], allowed: float = DEFAULT_LOSS) -> list[Judged]:
+    """Judge each loss that has an interval, each of them once (see :func:`goldstick.evaluation.compare.losses`).
 
     Args:
         rows: the comparison.
         allowed: the largest loss, in percent for metrics of which lower is better, else in points.
     """
     found = []
-    for row in rows:
+    for row in losses(rows):
         loss = loss_of(row)
         if loss is None or loss.interval is None or row.paired is None:
             continue
@@ -121,6 +125,15 @@ def judge(rows: Sequence[ComparisonRow], allowed: float) -> list[Judged]:
             )
         )
     return found
+
+
+def summary(judged: Sequence[Judged]) -> str:
+    """How many losses are within what is allowed, in words."""
+    within = sum(one.outcome == "pass" for one in judged)
+    units = " or ".join(dict.fromkeys(one.loss.unit for one in judged))
+    units = units.replace("points", "point") if judged[0].allowed == 1 else units
+    of = f"{within} of {counted(len(judged), 'loss', 'losses')}"
+    return f"{of} shown to be at most {judged[0].allowed:g} {units}, at 95 %"
 
 
 def overall(judged: Sequence[Judged]) -> Outcome:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from goldstick.core.counts import counted
 from goldstick.errors import DataError
-from goldstick.evaluation.compare import ComparisonRow, compare
-from goldstick.evaluation.threshold import Judged, judge, overall
+from goldstick.evaluation.compare import SAME_LOSS, ComparisonRow, compare, losses
+from goldstick.evaluation.threshold import DEFAULT_LOSS, judge
+from goldstick.report.loss_view import loss_rows, verdict_figure
 from goldstick.report.words import format_bytes, verdict
 
 
 def accuracy_view(
-    after: Mapping[str, Any], before: Mapping[str, Any] | None = None, divergence: Mapping[str, Any] | None = None
+    after: Mapping[str, Any],
+    before: Mapping[str, Any] | None = None,
+    divergence: Mapping[str, Any] | None = None,
+    max_loss: float = DEFAULT_LOSS,
 ) -> dict[str, Any] | None:
     """The table of an evaluation (what ``Evaluation.to_dict`` returns), beside its baseline where there is one.
 
@@ -23,6 +27,7 @@ def accuracy_view(
         after: the evaluation.
         before: that of the model it is compared with.
         divergence: how far both predict apart on each text (what `goldstick.evaluation.divergence` found).
+        max_loss: what may be lost, in percent or in points of a score.
     """
     if not after.get("tasks"):
         return None
@@ -38,11 +43,13 @@ def accuracy_view(
             _prediction_line(task, *named, found) for task, found in (divergence or {}).items() for named in _APART
         ]
     lost = [row for row in changes.values() if row.after is None]
+    judged = judge(rows, max_loss)
     return {
         "rows": lines,
         "compared": before is not None,
-        "summary": _summary([*changes.values()]),
-        "figures": _figures([*changes.values()]),
+        "summary": _summary(losses(rows)),
+        "figures": verdict_figure(judged) + _figures(losses(rows)),
+        "losses": loss_rows(judged),
         "only_before": [f"{row.task}, {row.metric}: {_number(row.before)} before" for row in lost],
         "tokenizers": sorted({str(result["tokenizer"]) for result in after["tasks"].values() if "tokenizer" in result}),
     }
@@ -55,10 +62,12 @@ def evaluation_view(data: Mapping[str, Any]) -> dict[str, Any]:
         data: What ``Evaluation.to_dict`` returns, with ``model`` (what `goldstick.jobs.evaluate.about` says of it) and
             the ``baseline``, an evaluation like it, where there are such.
     """
-    accuracy = accuracy_view(data, data.get("baseline"), data.get("divergence"))
+    allowed = data.get("max_loss")
+    accuracy = accuracy_view(
+        data, data.get("baseline"), data.get("divergence"), DEFAULT_LOSS if allowed is None else allowed
+    )
     if accuracy is None:
         raise DataError("the evaluation holds no task")
-    judged = judge(compare(data, data["baseline"]), data["max_loss"]) if data.get("max_loss") is not None else []
     model, baseline = data.get("model") or {}, (data.get("baseline") or {}).get("model") or {}
     lines = [("Model", model.get("name")), ("Compared with", baseline.get("name")), ("Recipe", model.get("recipe"))]
     if model.get("bytes"):
@@ -68,24 +77,11 @@ def evaluation_view(data: Mapping[str, Any]) -> dict[str, Any]:
         lines.append(("Bits per quantized weight", f"{model['bits_per_weight']:.2f}, scales and zeros counted"))
     return {
         "title": f"{model['name']}: evaluated" if model else "Evaluation",
-        "headline": [(name, value) for name, value in lines if value]
-        + [(f"Verdict on {one.task}, {one.metric}", one.words) for one in judged]
-        + headline_of(accuracy),
-        "figures": _opening(judged) + accuracy["figures"],
+        "headline": [(name, value) for name, value in lines if value],
+        "figures": accuracy["figures"],
         "accuracy": accuracy,
         "categories": categories_of(data, data.get("baseline") or {}),
     }
-
-
-def _opening(judged: Sequence[Judged]) -> list[tuple[str, str, str]]:
-    """The verdict on all metrics together, as a figure."""
-    if not judged:
-        return []
-    outcome = overall(judged)
-    severity = {"pass": "good", "fail": "bad", "inconclusive": "neutral"}[outcome]
-    within = sum(one.outcome == "pass" for one in judged)
-    words = f"{within} of {len(judged)} metrics lose no more than {judged[0].allowed:g} (% or points), at 95 %"
-    return [(outcome, words, severity)]
 
 
 def categories_of(after: Mapping[str, Any], before: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -111,7 +107,10 @@ def categories_of(after: Mapping[str, Any], before: Mapping[str, Any]) -> list[d
 def headline_of(accuracy: Mapping[str, Any]) -> list[tuple[str, str]]:
     """The summary of an `accuracy_view`, and each metric in a line."""
     lines = [("Accuracy", accuracy["summary"])] if accuracy["summary"] else []
+    there = {(row["task"], row["metric"]) for row in accuracy["rows"]}
     for row in accuracy["rows"]:
+        if _repeats(row, there):
+            continue
         words = f"{row['before']} → {row['value']}" if row.get("before") else row["value"]
         if row.get("difference_interval"):
             words += f", difference {row['difference']} (95 %: {row['difference_interval']})"
@@ -120,6 +119,12 @@ def headline_of(accuracy: Mapping[str, Any]) -> list[tuple[str, str]]:
         words += f": {row['verdict']}" if row.get("verdict") else ""
         lines.append((f"{row['task']}, {row['metric']}", words))
     return lines
+
+
+def _repeats(row: Mapping[str, str], there: Collection[tuple[str, str]]) -> bool:
+    """Whether a row of the table says what another one says, in other units."""
+    others = SAME_LOSS.get(row["metric"].replace(" ", "_"), ())
+    return any((row["task"], other.replace("_", " ")) in there for other in others)
 
 
 def _line(task: str, metric: str, result: Mapping[str, Any], change: ComparisonRow | None) -> dict[str, str]:
@@ -180,27 +185,24 @@ def _severity(change: ComparisonRow) -> str:
 
 def _summary(changes: Sequence[ComparisonRow]) -> str:
     """How many metrics changed which way, in a sentence; empty where nothing was compared."""
-    compared = [change for change in changes if change.difference is not None]
-    if not compared:
+    if not changes:
         return ""
-    worse = sum(_severity(change) == "bad" for change in compared)
-    better = sum(_severity(change) == "good" for change in compared)
-    alone = sum(change.interval is None and change.difference != 0 for change in compared)
-    same = len(compared) - worse - better - alone
-    metrics = "metric" if len(compared) == 1 else "metrics"
+    worse = sum(_severity(change) == "bad" for change in changes)
+    better = sum(_severity(change) == "good" for change in changes)
+    alone = sum(change.interval is None and change.difference != 0 for change in changes)
+    same = len(changes) - worse - better - alone
     unjudged = f", {alone} without an interval to judge by" if alone else ""
     shown = f"{worse} worse, {better} better, {same} without a difference shown{unjudged}"
-    return f"Of {len(compared)} {metrics} compared, {shown}."
+    return f"Of {counted(len(changes), 'metric')} compared, {shown}."
 
 
 def _figures(changes: Sequence[ComparisonRow]) -> list[tuple[str, str, str]]:
     """The summary as a figure: how many metrics got worse, of those compared."""
-    compared = [change for change in changes if change.difference is not None]
-    if not compared:
+    if not changes:
         return []
-    worse = sum(_severity(change) == "bad" for change in compared)
-    words = "metric got worse" if len(compared) == 1 else "metrics got worse"
-    return [(f"{worse} of {len(compared)}", f"{words}, as far as the items show", "bad" if worse else "good")]
+    worse = sum(_severity(change) == "bad" for change in changes)
+    words = "metric got worse" if len(changes) == 1 else "metrics got worse"
+    return [(f"{worse} of {len(changes)}", f"{words}, as far as the items show", "bad" if worse else "good")]
 
 
 def _number(value: float | None) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from goldstick.core.counts import counted
 from goldstick.report.attribution import Attribution
 from goldstick.report.comparison_tree import Node, comparison_tree, kinds
 from goldstick.report.generation import Generation
@@ -29,6 +30,7 @@ def render_comparison(
         "comparison.html",
         title=f"{comparison.first} and {comparison.second}, side by side",
         comparison=comparison,
+        figures=_opening(comparison),
         parting="" if parting is None else parting.name,
         severities=[(name, _band(name), counts[name]) for name in SEVERITIES],
         worst=[(found.name or "(the whole model)", _figures(found), found.severity) for found in ranked[:_WORST]],
@@ -36,6 +38,18 @@ def render_comparison(
         generation=None if generation is None else generation.view(),
         root=_node(comparison_tree(comparison), None if parting is None else parting.name),
     )
+
+
+def _opening(comparison: ModelComparison) -> list[tuple[str, str, str]]:
+    """The verdict, and the figures that it rests on."""
+    severity = {"pass": "good", "fail": "bad"}[comparison.verdict]
+    figures: list[tuple[str, str, str]] = [
+        (comparison.verdict, f"against {comparison.threshold:g} dB asked of every module", severity)
+    ]
+    if comparison.output is not None:
+        figures.append((f"{comparison.output.sqnr_db:.1f} dB", "SQNR of the model's output", ""))
+    modules = counted(len(comparison.modules), "module")
+    return [*figures, (f"{comparison.below} of {modules}", f"below {comparison.threshold:g} dB", "")]
 
 
 def _attribution(found: Attribution) -> dict[str, Any]:

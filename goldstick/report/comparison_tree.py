@@ -75,7 +75,7 @@ def print_model_comparison(console: Console, comparison: ModelComparison, depth:
         for node, level in _nodes(comparison_tree(comparison), depth)
     ]
     print_table(console, f"Compared on {comparison.inputs}", columns, cells)
-    for words in (comparison.parting_words(), *_counts(comparison)):
+    for words in (f"verdict: {comparison.verdict}: {comparison.parting_words()}", *_counts(comparison)):
         console.print(words, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -87,6 +87,21 @@ class ModelComparison:
         """The first module to finish with an SQNR below the threshold, or None where the models never part."""
         return next((found for found in self.modules if not found.sqnr_db >= self.threshold), None)
 
+    @property
+    def output(self) -> ModuleDifference | None:
+        """The model's own output, or None where its outputs do not compare."""
+        return next((found for found in self.modules if not found.name), None)
+
+    @property
+    def verdict(self) -> Literal["pass", "fail"]:
+        """``pass`` where no module falls below the threshold."""
+        return "pass" if self.modules and self.parting is None else "fail"
+
+    @property
+    def below(self) -> int:
+        """How many modules fall below the threshold."""
+        return sum(not found.sqnr_db >= self.threshold for found in self.modules)
+
     def parting_words(self) -> str:
         """Where the models part, in a sentence."""
         found = self.parting
@@ -95,11 +110,12 @@ class ModelComparison:
         return f"the models part at {found.name or 'the output'}: {found.sqnr_db:.1f} dB, below {self.threshold:g} dB"
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data, ``parting`` and each module's ``severity`` among them."""
+        """Return plain data, ``parting``, ``verdict`` and each module's ``severity`` among them."""
         parting = self.parting
         modules = [asdict(found) | {"severity": found.severity} for found in self.modules]
         return asdict(self) | {
             "modules": modules,
             "not_compared": dict(self.not_compared),
             "parting": None if parting is None else parting.name,
+            "verdict": self.verdict,
         }

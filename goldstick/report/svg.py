@@ -1,4 +1,4 @@
-"""Small drawings inside table rows: marks at a height or dark cells for each layer, bars before and after.
+"""Small drawings inside table rows: marks at a height or dark cells for each layer, bars, a loss and its interval.
 
 All are stretched to the width of their cell, so they hold no text: labels stand in the table, and every mark has a
 tooltip and the drawing a description for those who do not see it.
@@ -121,6 +121,30 @@ def bars(before: float, after: float, largest: float, description: str) -> Marku
         '<rect class="after" x="0" y="2" width="{}" height="6"/>'
     ).format(round(before * scale, 3), round(after * scale, 3))
     return _drawing(body, 10, "bars", description)
+
+
+def interval(low: float, value: float, high: float, limit: float, reach: float, description: str) -> Markup:
+    """Draw a loss with its interval on a scale from ``-reach`` (left, better) to ``reach``, beside 0 and a limit.
+
+    Args:
+        low: the lower end of the interval.
+        value: the loss.
+        high: the upper end.
+        limit: what is allowed, a dashed line.
+        reach: the value at the right edge.
+        description: what the drawing says, for those who do not see it.
+    """
+
+    def place(number: float) -> float:
+        return round(WIDTH * min(1.0, max(0.0, 0.5 + number / (2 * reach))) if reach > 0 else WIDTH / 2, 3)
+
+    width = round(max(0.3, place(high) - place(low)), 3)
+    body = Markup(
+        '<line class="axis" x1="{0}" x2="{0}" y1="0" y2="20"/><line class="limit" x1="{1}" x2="{1}" y1="0" y2="20"/>'
+        '<rect class="mark" x="{2}" y="9" width="{3}" height="2"/>'
+        '<rect class="mark" x="{4}" y="4" width="1" height="12"/>'
+    ).format(place(0.0), place(limit), place(low), width, place(value) - 0.5)
+    return _drawing(body, 20, "interval", description)
 
 
 def _drawing(body: Markup, height: float, kind: str, description: str) -> Markup:

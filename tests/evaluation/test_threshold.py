@@ -9,7 +9,7 @@ import pytest
 
 from goldstick.errors import DataError
 from goldstick.evaluation import Evaluation, TaskResult, compare
-from goldstick.evaluation.compare import ComparisonRow
+from goldstick.evaluation.compare import ComparisonRow, losses
 from goldstick.evaluation.metrics import Items, uncertainty
 from goldstick.evaluation.threshold import judge, overall
 from goldstick.report.page import render_report
@@ -77,15 +77,30 @@ def test_the_page_opens_with_the_verdict() -> None:
     data = {**after.to_dict(), "baseline": before.to_dict(), "max_loss": 2.0}
     page = render_report(json.dumps(data))
     assert page.index("<strong>fail</strong>") < page.index("In short")
-    assert "Verdict on boolq, accuracy" in page
-    assert "Verdict on" not in render_report(json.dumps({**after.to_dict(), "baseline": before.to_dict()}))
+    assert 'class="interval"' in page and "2 allowed" in page
+    assert "1 allowed" in render_report(json.dumps({**after.to_dict(), "baseline": before.to_dict()}))
+    assert "allowed" not in render_report(json.dumps(after.to_dict()))
     with pytest.raises(DataError):
         render_report(json.dumps(data | {"max_loss": "none"}))
 
 
+def test_a_loss_counts_once() -> None:
+    """Perplexity and bits per byte of a text are one loss; where tokenizers differ, bits per byte alone compare."""
+    items = {
+        "perplexity": Items(values=[2.0, 2.1, 1.9], exponential=True),
+        "bits_per_byte": Items(values=[1.0, 1.1, 0.9]),
+    }
+    metrics = {name: item.metric() for name, item in items.items()}
+    result = TaskResult(protocol="p", n=3, metrics=metrics, details=uncertainty(items))
+    one, other = (Evaluation(results={"text": result}, tokenizer=name) for name in ("t", "u"))
+    assert [row.metric for row in losses(compare(one, one))] == ["perplexity"]
+    assert [row.metric for row in losses(compare(one, other))] == ["bits_per_byte"]
+    assert [found.metric for found in judge(compare(one, one))] == ["perplexity"]
+
+
 def test_the_command_prints_it() -> None:
-    measure = ("evaluate", "reference", "--tasks", "boolq", "--limit", "4", "--max-loss", "1")
-    assert run(*measure).exit_code == 2
+    measure = ("evaluate", "reference", "--tasks", "boolq", "--limit", "4")
+    assert run(*measure, "--max-loss", "1").exit_code == 2
     done = run(*measure, "--baseline", "reference", "--json")
     assert done.exit_code == 0, done.output
     said = json.loads(done.stdout)

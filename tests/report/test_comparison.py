@@ -73,7 +73,7 @@ def test_a_terminal_shows_the_tree_to_a_depth_and_where_the_models_part() -> Non
     (q, *_) = [line for line in lines if line.startswith("      q ")]
     assert q.split() == ["q", "Linear", "→", "QuantizedLinear", "25.0", "0.500000", "0.25"]
     assert [line.split()[0] for line in lines if line.endswith("parts here")] == ["0"]
-    assert lines[-2] == "the models part at layers.0: 9.5 dB, below 10 dB"
+    assert lines[-2] == "verdict: fail: the models part at layers.0: 9.5 dB, below 10 dB"
     assert lines[-1] == "in the second model only: extra"
 
 

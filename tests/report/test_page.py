@@ -89,10 +89,13 @@ def test_the_page_begins_with_a_few_figures() -> None:
     sides = {"before": evaluation([1.0] * 90 + [0.0] * 10), "after": evaluation([1.0] * 60 + [0.0] * 40)}
     speed = {"speed": {"before": 40.0, "after": 50.0, "threads": 2}}
     page = check_alone(render_report(report(*LAYERS, evaluation=sides | speed)))
-    figures = "6.25 KiB of 12.00 KiB 4.50 bits per quantized weight 1 of 1 metric got worse, as far as the items show "
+    figures = (
+        "6.25 KiB of 12.00 KiB 4.50 bits per quantized weight fail 0 of 1 loss shown to be at most 1 point, at 95 % "
+    )
+    figures += "1 of 1 metric got worse, as far as the items show "
     assert figures + "1.25 × the speed of writing 3.00 MiB of memory at most, to make it In short" in page.text
     assert "Speed 40 → 50 tokens a second (1.25 ×), one text, 2 threads, measured here once" in page.text
-    assert [item["class"] for item in page.all("li")] == ["", "", "bad", "", ""]
+    assert [item["class"] for item in page.all("li")] == ["", "", "bad", "bad", "", ""]
     page = check_alone(render_report(report(*LAYERS)))
     assert "6.25 KiB of 12.00 KiB 4.50 bits per quantized weight 3.00 MiB of memory" in page.text
 
@@ -119,7 +122,8 @@ def test_an_evaluation_names_its_models_and_shows_categories() -> None:
         "smaller: evaluated",
         "Model smaller Compared with tiny Recipe gptq Size of its files 4.00 KiB → 2.00 KiB",
         "Bits per quantized weight 4.12, scales and zeros counted",
-        "boolq, accuracy 100 → 75",
+        "boolq, accuracy +25 points (",
+        "inconclusive loses ",
         "boolq by category",
         "STEM 2 100 50 0 … 100",
     ):
