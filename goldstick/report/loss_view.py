@@ -27,7 +27,7 @@ def loss_rows(judged: Sequence[Judged]) -> list[dict[str, Any]]:
         low, high = one.loss.interval
         alike = [other for other in judged if other.loss.unit == one.loss.unit]
         reach = 1.1 * max(max(map(abs, other.loss.interval or ()), default=0.0) for other in alike)
-        words = f"{one.loss.value:+.3g} {one.loss.unit} ({low:+.3g} … {high:+.3g})"
+        words = f"{one.loss.value + 0.0:+.3g} {one.loss.unit} ({low:+.3g} … {high:+.3g})"
         drawn = interval(low, one.loss.value, high, one.allowed, max(reach, 1.1 * one.allowed), words)
         found.append(
             {
