@@ -24,7 +24,7 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
     """The codes of GPTQ (arXiv 2210.17323, algorithm 1) for scales and zeros that are already fixed.
 
     For each column j in the given order: q = Q(w_j), e = (w_j − q) / U_jj, then w_k −= e · U_jk for the columns k to
-    come: at once inside a block of 128, and for all the others as one product when the block is done.
+    come: at once inside a block of 128, and for the columns of a later block as one product when their turn comes.
 
     Rows do not meet each other. Everything but Q is float64, so that neither the number of threads nor the size of a
     product decides how a weight is rounded. Q works in float32 on the values that will be stored, exactly as rounding
@@ -47,15 +47,19 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
     # What superblocks stand for is exact in float32, and what runs them may compute in it.
     kept = "float32" if ranges.grid.superblock else str(ranges.scale.dtype).removeprefix("torch.")
     solve = _fused(weight.device, ranges.grid) or solve_block
-    for part in row_chunks(weight, copies=8):
-        work = weight[part][:, order].float().double()  # [rows, in]
+    place = order.argsort()
+    for part in row_chunks(weight, copies=2):
+        work = weight[part][:, order].float().double()  # [rows, in]; of columns that are done the errors
         steps = ranges.rows(part).steps()
         zero = ranges.rows(part).shifts()
+        found = torch.empty(work.shape, dtype=torch.uint8, device=weight.device)
         for start in range(0, len(order), _BLOCK):
-            stop = min(start + _BLOCK, len(order))
-            here = slice(start, stop)
-            block, errors = solve(
-                work[:, here].contiguous(),
+            here = slice(start, min(start + _BLOCK, len(order)))
+            block = work[:, here]
+            if start:
+                block = torch.addmm(block, work[:, :start], factor[:start, here], alpha=-1)
+            found[:, here], work[:, here] = solve(
+                block.contiguous(),
                 factor[here, here].contiguous(),
                 steps,
                 zero,
@@ -65,10 +69,8 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
                 kept,
                 ranges.grid.minimums,
             )
-            codes[part, order[here]] = block
-            squares[part] += errors.square().sum(-1)
-            if stop < len(order):
-                work[:, stop:].addmm_(errors, factor[here, stop:], alpha=-1)
+        codes[part] = found[:, place]
+        squares[part] = work.square_().sum(-1)
     return codes, squares
 
 

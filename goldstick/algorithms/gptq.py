@@ -17,7 +17,13 @@ from goldstick.algorithms.gptaq import gptaq_target
 from goldstick.algorithms.guide import Guide, Objective, guide_for
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
 from goldstick.algorithms.observers import Observers, observers_for
-from goldstick.algorithms.output_error import least_error, output_error
+from goldstick.algorithms.output_error import (
+    estimated_error,
+    least_error,
+    least_undamped,
+    output_error,
+    undamped_error,
+)
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.algorithms.solution import Solution, effective_rank, finite_or_none, never_worse, solve_each, solve_parts
 from goldstick.core.counts import counted
@@ -28,7 +34,6 @@ from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups
 from goldstick.core.qtensor import QuantizedTensor
-from goldstick.core.rows import row_chunks
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Site
@@ -114,9 +119,10 @@ def solve_gptq(
     memo = {} if memo is None else memo
     drifted = None if drift is None else weight.double() @ drift.double()
     make_room(hessian.nbytes)
-    rival = least_error(weight, rivals, hessian, drifted)
     # The column loop rounds float64 to float32.
     known = drifted is None and weight.dtype != torch.float64 and not cycles
+    estimates = [estimated_error(weight, tensor, hessian) for tensor in rivals.values()] if known else []
+    rival = None if known else least_error(weight, rivals, hessian, drifted)
     for damping in ladder:
         key = order, grid.group_width(len(dead)), damping
         if key not in memo:
@@ -131,27 +137,21 @@ def solve_gptq(
         solved = replace(rounded, codes=codes)
         if cycles:
             solved = descend(target, solved, damped_hessian(hessian, damping * mean), columns, cycles)
+        rank = effective_rank(factor, damping * mean, dead[columns])
         if known:
-            loss = _undamped(weight, solved, squares, damping * mean, dead)
+            loss = undamped_error(weight, solved, squares, damping * mean, dead)
+            if all(estimate.above(loss) for estimate in estimates):
+                least = min(estimate.error for estimate in estimates)
+                return Solution(tensor=solved, damping=damping, dead=count, loss=loss, rtn_loss=least, rank=rank)
+            rival = least_undamped(weight, rivals, factor, columns, damping * mean, dead)
         else:
             loss = output_error(weight, solved, hessian, drifted)
-        rank = effective_rank(factor, damping * mean, dead[columns])
+        assert rival is not None
         return replace(never_worse(solved, loss, rival), damping=damping, dead=count, rank=rank)
+    rival = least_error(weight, rivals, hessian) if rival is None else rival
     reason = f"the Hessian is not positive definite, even damped by {ladder[-1]:g} of its mean diagonal"
     least = finite_or_none(rival[2])
     return Solution(tensor=rival[1], dead=count, fallback=reason, loss=least, rtn_loss=least)
-
-
-def _undamped(weight: Tensor, solved: QuantizedTensor, squares: Tensor, shift: float, dead: Tensor) -> float:
-    """The :func:`output_error` of codes, from their error δ (H + λI) δᵀ that the column loop has summed on its way.
-
-    Inputs that were always zero have 1 in the place of H_jj there.
-    """
-    undamped = squares.sum()
-    for part in row_chunks(weight, copies=8):
-        delta = (weight[part].double() - solved.rows(part).dequantize()).square_()
-        undamped -= (shift * delta.sum(-1) + delta[:, dead].sum(-1)).sum()
-    return max(0.0, float(undamped))  # below 0 by rounding alone, where inputs do not span the columns
 
 
 def _rounded_without_data(

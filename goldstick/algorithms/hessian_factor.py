@@ -12,7 +12,7 @@ from goldstick.core.freed_memory import make_room
 from goldstick.core.grid import Grid
 
 #: Rows and columns that a step of the factorization takes.
-_BLOCK = 256
+_BLOCK = 384
 _DAMPING = 0.01  # GPTQ's own, by default
 
 Order = Literal["gar", "activation", "natural"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.rows import row_chunks
 
 _COLUMN_BLOCK = 512
+_ROWS = 512  # that a block of the Hessian is converted for
+#: What a product of so many terms in float32, of numbers that were rounded to it, may be off, relative to its terms.
+_OFF = (_COLUMN_BLOCK + 8) * 2.0**-24
 
 Rival = tuple[str, QuantizedTensor, float]
 """The name of a rounding's ranges, its codes, its output error."""
@@ -50,10 +54,93 @@ def row_errors(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor, drifted
     return torch.cat(pieces)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """An output error that was found in float32.
+
+    Attributes:
+        error: About what it is.
+        slack: By how much it is off at most.
+    """
+
+    error: float
+    slack: float
+
+    def above(self, other: float) -> bool:
+        """Whether the error is certainly larger than another."""
+        return math.isfinite(self.error) and self.error - self.slack > other
+
+
+def estimated_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor) -> Estimate:
+    """:func:`output_error` of products in float32, and how far it may be off.
+
+    H is symmetric, so that the blocks on and above its diagonal are enough. Within a block of 512 columns float32 sums
+    are off by (512 + 8) · 2⁻²⁴ · |Δ| |H| |Δ|ᵀ at most, in whatever order they are taken, with rounding H and Δ before,
+    and between blocks they are float64. |Δ| |H| |Δ|ᵀ is no more than ‖Δ‖² ‖H‖, both of Frobenius.
+
+    Args:
+        weight: float [out, in].
+        tensor: Ŵ, as it will be run.
+        hessian: float64 [in, in], symmetric.
+    """
+    rows, columns = weight.shape
+    norm = float(torch.linalg.vector_norm(hessian))
+    largest = float(weight.abs().max()) or 1.0
+    if not 0 < norm < math.inf or not largest < math.inf:
+        return Estimate(error=math.nan, slack=math.inf)
+    down = 2.0 ** -math.frexp(norm)[1]  # so that nothing leaves the range of float32
+    shrink = 2.0 ** -math.frexp(largest)[1]
+    total, square = 0.0, 0.0
+    for first in range(0, rows, _ROWS):
+        part = slice(first, min(first + _ROWS, rows))
+        delta = (weight[part].float() - tensor.rows(part).dequantize().float()) * shrink
+        square += float(delta.square().sum(dtype=torch.float64))
+        for start in range(0, columns, _COLUMN_BLOCK):
+            stop = min(start + _COLUMN_BLOCK, columns)
+            product = delta[:, start:stop] @ (hessian[start:stop, start:] * down).float()  # [rows, in − start]
+            product *= delta[:, start:]
+            product[:, stop - start :] *= 2
+            total += float(product.sum(dtype=torch.float64))
+    up = 1 / (down * shrink * shrink)
+    return Estimate(error=total * up, slack=_OFF * square * norm * down * up)
+
+
 def least_error(
     weight: Tensor, rivals: Mapping[str, QuantizedTensor], hessian: Tensor, drifted: Tensor | None = None
 ) -> Rival:
     """The rival of least output error: its name, its codes, its error; the first of equals."""
     errors = {name: output_error(weight, tensor, hessian, drifted) for name, tensor in rivals.items()}
     name = min(errors, key=lambda name: errors[name] if math.isfinite(errors[name]) else math.inf)
+    return name, rivals[name], errors[name]
+
+
+def undamped_error(weight: Tensor, solved: QuantizedTensor, squares: Tensor, shift: float, dead: Tensor) -> float:
+    """The :func:`output_error` of codes, from their error δ (H + λI) δᵀ that the column loop has summed on its way.
+
+    Inputs that were always zero have 1 in the place of H_jj there.
+    """
+    undamped = squares.sum()
+    for part in row_chunks(weight, copies=8):
+        delta = (weight[part].double() - solved.rows(part).dequantize()).square_()
+        undamped -= (shift * delta.sum(-1) + delta[:, dead].sum(-1)).sum()
+    return max(0.0, float(undamped))  # below 0 by rounding alone, where inputs do not span the columns
+
+
+def least_undamped(
+    weight: Tensor,
+    rivals: Mapping[str, QuantizedTensor],
+    factor: Tensor,
+    columns: Tensor,
+    shift: float,
+    dead: Tensor,
+) -> Rival:
+    """:func:`least_error` from the factor, for the Hessian may be lost: δ (UᵀU)⁻¹ δᵀ = ‖δ U⁻¹‖²."""
+    errors = {}
+    for name, tensor in rivals.items():
+        squares = torch.zeros(len(weight), dtype=torch.float64, device=weight.device)
+        for part in row_chunks(weight, copies=8):
+            delta = (weight[part].double() - tensor.rows(part).dequantize())[:, columns]
+            squares[part] = torch.linalg.solve_triangular(factor, delta, upper=True, left=False).square_().sum(-1)
+        errors[name] = undamped_error(weight, tensor, squares, shift, dead)
+    name = min(errors, key=lambda name: errors[name])
     return name, rivals[name], errors[name]

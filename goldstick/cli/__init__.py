@@ -41,6 +41,7 @@ class _Group(click.Group):
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         prepare_streams()
+        kwargs.setdefault("obj", not args and "args" not in kwargs)  # whether a shell runs it
         with orderly_signals():
             try:
                 return super().main(*args, **kwargs)

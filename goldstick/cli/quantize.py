@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,13 +64,18 @@ def quantize(
 
     A recipe says how; or a size or a loss is given, and the recipe is searched for.
     """
+    context = click.get_current_context()
+    if context.find_root().obj and not dry_run and os.environ.get("RANK", "0") == "0":
+        from goldstick.core.fresh_process import start_ahead
+
+        start_ahead("goldstick.jobs.proof.worker")  # what both import takes a processor each
     from goldstick.checkpoint.hub import check_repository
     from goldstick.checkpoint.staging import check_output
 
     check_repository(repository)
     formats: tuple[str, ...] = options["formats"]
     runtime: str | None = options["runtime"]
-    if searched := is_searched(click.get_current_context()):
+    if searched := is_searched(context):
         check_output(output, overwrite, resume)
         use_processors(threads)
         recipe = searched_recipe(model, output, options, data_dir=data_dir, resume=resume, as_json=as_json)

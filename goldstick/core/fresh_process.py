@@ -6,6 +6,9 @@ current directory, in which models of strangers may lie. Only goldstick itself c
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -34,21 +37,51 @@ def fresh_environment() -> dict[str, str]:
     return {**os.environ, **{name: os.pathsep.join(filter(None, parts)) for name, parts in lists.items()}}
 
 
-def run_module(module: str, *arguments: str) -> str | None:
-    """Run ``main`` of a module in a fresh process, where it calls :func:`end_with_the_parent`.
+_ahead: dict[str, subprocess.Popen[bytes]] = {}
 
-    Returns:
-        ``None`` where it ended well, else its last words.
+
+def start_ahead(module: str) -> None:
+    """Start the process of the next :func:`run_module` of a module, which imports it and runs its ``prepare``.
+
+    For a command whose own start leaves processors idle, and that is sure to need it. It ends with this process.
     """
-    with subprocess.Popen(
+    if module not in _ahead:
+        _ahead[module] = _started(module, fresh_start.AHEAD)
+        atexit.register(_end, module)
+
+
+def _end(module: str) -> None:
+    if process := _ahead.pop(module, None):
+        process.kill()
+        process.communicate()
+
+
+def _started(module: str, *arguments: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
         fresh_command(module, *arguments),
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         env=fresh_environment(),
-    ) as process:
+    )
+
+
+def run_module(module: str, *arguments: str) -> str | None:
+    """Run ``main`` of a module in a fresh process, where it calls :func:`end_with_the_parent`.
+
+    One that was started ahead (:func:`start_ahead`) is taken, where there is one.
+
+    Returns:
+        ``None`` where it ended well, else its last words.
+    """
+    ahead = _ahead.pop(module, None)
+    with ahead or _started(module, *arguments) as process:
         try:
-            assert process.stderr is not None
+            assert process.stdin is not None and process.stderr is not None
+            if ahead is not None:
+                with contextlib.suppress(BrokenPipeError):  # it has ended, and says why
+                    process.stdin.write(json.dumps(arguments).encode() + b"\n")
+                    process.stdin.flush()
             said = process.stderr.read().decode(errors="backslashreplace")
             code = process.wait()
         except BaseException:

@@ -1,16 +1,22 @@
 """What a fresh process runs first, as a script: ``main`` of a module of goldstick, from where its parent has goldstick.
 
 Arguments: the folders of the package ``goldstick``, joined by the separator of paths; the module; and what its ``main``
-reads itself.
+reads itself. In the place of that, ``AHEAD`` lets the module be imported and its ``prepare`` run, and only then comes
+what ``main`` reads, as a line of JSON on standard input.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
+import queue
 import signal
 import sys
+import threading
+
+AHEAD = "--ahead"
 
 
 def _import_goldstick(folders: list[str]) -> None:
@@ -23,9 +29,26 @@ def _import_goldstick(folders: list[str]) -> None:
     spec.loader.exec_module(package)
 
 
+def _first_line(lines: queue.SimpleQueue[bytes]) -> None:
+    """Hand on the first line of standard input; where its end comes before, the parent is gone, and so is this."""
+    line = b""
+    while not line.endswith(b"\n"):
+        if not (read := os.read(0, 1)):
+            os._exit(1)
+        line += read
+    lines.put(line)
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the parent answers
     _, _folders, _module, *_rest = sys.argv
+    _lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    if _ahead := _rest == [AHEAD]:
+        threading.Thread(target=_first_line, args=[_lines], daemon=True).start()
     _import_goldstick(_folders.split(os.pathsep))
+    _work = importlib.import_module(_module)
+    if _ahead:
+        _work.prepare()
+        _rest = json.loads(_lines.get())
     sys.argv[:] = [_module, *_rest]
-    sys.exit(importlib.import_module(_module).main())
+    sys.exit(_work.main())

@@ -168,6 +168,14 @@ def quiet_libraries() -> None:
     library.disable_progress_bar()
 
 
+def import_models() -> None:
+    """Import now what transformers imports when the first model is made."""
+    import transformers
+    from transformers.conversion_mapping import get_model_conversion_mapping
+
+    assert transformers.PreTrainedModel and transformers.AutoConfig and get_model_conversion_mapping
+
+
 @dataclass(frozen=True, kw_only=True)
 class Piece:
     """How one checkpoint tensor belongs to the model.

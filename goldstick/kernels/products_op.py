@@ -27,7 +27,7 @@ def _add_products(sums: Tensor, left: Tensor, right: Tensor) -> None:
     first = left.contiguous()
     second = first if right is left else right.contiguous()
     threads = torch.get_num_threads() if products >= _THREADED_FROM else 1
-    cpu._C.add_products(first, second, sums, threads, cpu.chosen_isa() != "scalar")
+    cpu._C.add_products(first, second, sums, threads, cpu.chosen_isa())
 
 
 def _fake_add_products(sums: Tensor, left: Tensor, right: Tensor) -> None:

@@ -85,7 +85,8 @@ def test_no_drift_and_no_alpha_give_the_codes_of_plain_gptq(dtype: torch.dtype) 
     plain = solve_gptq(weight, h, grid)
     none = solve_gptq(weight, h, grid, drift=torch.zeros_like(h))
     assert torch.equal(none.tensor.codes, plain.tensor.codes)
-    assert (none.loss, none.rtn_loss) == (pytest.approx(plain.loss), plain.rtn_loss)  # summed in two ways
+    assert none.loss == pytest.approx(plain.loss)  # summed in two ways
+    assert none.rtn_loss == pytest.approx(plain.rtn_loss, rel=1e-5)  # and here in float64
     idle = solve_gptq(weight, h, grid, drift=drift_of(x, original), alpha=0.0)
     assert torch.equal(idle.tensor.codes, plain.tensor.codes)
     assert torch.equal(weight, before)

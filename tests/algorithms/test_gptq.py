@@ -234,7 +234,7 @@ def test_it_is_never_worse_than_rounding_to_nearest(symmetric: bool, search: Ran
         for rival in rivals:
             rounded = output_error(weight, quantize_with_search(weight, grid, rival), h)
             assert solution.loss <= rounded
-            assert solution.rtn_loss is not None and solution.rtn_loss <= rounded
+            assert solution.rtn_loss is not None and solution.rtn_loss <= rounded * (1 + 1e-5)  # known in float32
         exact = float((x @ (weight.double() - solution.tensor.dequantize().double()).T).square().sum()) * 2 / len(x)
         assert solution.loss == pytest.approx(exact, rel=1e-9, abs=1e-12)
 

@@ -20,6 +20,8 @@ AS_IF_INSTALLED = (
 #: Run by the fresh process.
 WORK = """
 import os, sys, time
+def prepare():
+    print(os.getpid(), file=open("prepared", "w"), flush=True)
 def main():
     word = sys.argv[1]
     if word == "fail":
@@ -55,16 +57,17 @@ class Tree:
         (folder / "settings").mkdir()
         (folder / "settings" / "sitecustomize.py").write_text(AS_IF_INSTALLED)
         self.script = f"import sys; sys.path.insert(0, {str(folder / 'tree')!r})\n"
-        self.script += "from goldstick.core.fresh_process import run_module\n"
-        self.script += "print(run_module('goldstick.core.work', *sys.argv[1:]))"
+        self.script += "from goldstick.core.fresh_process import run_module, start_ahead\n"
+        self.script += "if sys.argv[1] == 'ahead': start_ahead('goldstick.core.work')\n"
+        self.script += "print(run_module('goldstick.core.work', *sys.argv[2:]) if sys.argv[2:] else '')"
         self.environment = os.environ | {"PYTHONPATH": f":{folder / 'settings'}", "LD_LIBRARY_PATH": ":/lib"}
 
-    def start(self, word: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-P", "-c", self.script, word]
+    def start(self, *words: str, when: str = "now") -> subprocess.Popen[str]:
+        command = [sys.executable, "-P", "-c", self.script, when, *words]
         return subprocess.Popen(command, cwd=self.here, env=self.environment, stdout=subprocess.PIPE, text=True)
 
-    def says(self, word: str) -> str:
-        said, _ = self.start(word).communicate(timeout=60)
+    def says(self, *words: str, when: str = "now") -> str:
+        said, _ = self.start(*words, when=when).communicate(timeout=60)
         return said.strip()
 
 
@@ -81,6 +84,20 @@ def test_it_runs_the_goldstick_that_its_parent_imported_and_says_how_it_ended(tr
 
 def test_the_current_directory_is_no_place_to_import_from(tree: Tree) -> None:
     assert tree.says("path") == "RuntimeError: []"
+
+
+@pytest.mark.parametrize(("word", "said"), [("work", "None"), ("fail", "said last")])
+def test_one_that_was_started_ahead_is_prepared_and_told_later_what_to_do(tree: Tree, word: str, said: str) -> None:
+    assert tree.says(word) == said
+    assert not (tree.here / "prepared").exists()
+    assert tree.says(word, when="ahead") == said
+    assert (tree.here / "prepared").exists()
+
+
+def test_one_that_was_started_ahead_in_vain_ends_with_its_parent(tree: Tree) -> None:
+    assert tree.says(when="ahead") == ""
+    prepared = tree.here / "prepared"  # it may not have come so far
+    assert not prepared.exists() or _when(lambda: "gone" if _ended(int(prepared.read_text())) else "") == "gone"
 
 
 def test_it_ends_when_its_parent_is_killed(tree: Tree) -> None:

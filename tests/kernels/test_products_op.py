@@ -20,26 +20,55 @@ def numbers(tokens: int, channels: int) -> Tensor:
     return torch.where(torch.rand(tokens, channels) < 0.3, values.sign() * LARGEST, values).to(torch.int16)
 
 
-@pytest.mark.parametrize("use_avx2", [False, True])
+def require(isa: str) -> None:
+    """Skip what this processor cannot run."""
+    names = ["scalar", "avx2", "avx512", "amx"]
+    if names.index(isa) > names.index(cpu._C.isa()):
+        pytest.skip(f"this processor has no {isa}")
+
+
+every_isa = pytest.mark.parametrize("isa", ["scalar", "avx2", "avx512"])
+
+
+@every_isa
 @pytest.mark.parametrize("tokens", [0, 1, 2, 29, 30, 31, 64, 2049])
-@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 25), (24, 24), (49, 7)])
-def test_sums_equal_those_of_64_bit_integers(use_avx2: bool, tokens: int, rows: int, columns: int) -> None:
-    if use_avx2 and cpu._C.isa() == "scalar":
-        pytest.skip("this processor has no AVX2")
+@pytest.mark.parametrize(("rows", "columns"), [(1, 1), (3, 25), (48, 48), (97, 7)])
+def test_sums_equal_those_of_64_bit_integers(isa: str, tokens: int, rows: int, columns: int) -> None:
+    require(isa)
     left, right = numbers(tokens, rows), numbers(tokens, columns)
     sums = torch.randint(-(2**40), 2**40, (rows, columns))
     expected = sums + (left.long().unsqueeze(-1) * right.long().unsqueeze(1)).sum(0)
-    cpu._C.add_products(left, right, sums, 2, use_avx2)
+    cpu._C.add_products(left, right, sums, 2, isa)
     assert torch.equal(sums, expected)
 
 
-@pytest.mark.parametrize("use_avx2", [False, True])
-def test_the_largest_numbers_of_one_sign_do_not_overflow(use_avx2: bool) -> None:
-    if use_avx2 and cpu._C.isa() == "scalar":
-        pytest.skip("this processor has no AVX2")
+@every_isa
+@pytest.mark.parametrize("small", [1, 4, 6, 8, 12])
+def test_numbers_so_small_that_more_of_them_fit_32_bits_are_summed_alike(isa: str, small: int) -> None:
+    require(isa)
+    left = (numbers(1000, 100) // small**2).contiguous()
+    left[100:300, 60:] = LARGEST  # here and there they do not
+    sums = torch.zeros(100, 100, dtype=torch.int64)
+    cpu._C.add_products(left, left.clone(), sums, 2, isa)
+    assert torch.equal(sums, left.long().T @ left.long())
+
+
+@every_isa
+@pytest.mark.parametrize("value", [1024, 2048, 2896, 2897, 4096, 5792, 5793, LARGEST])
+def test_sums_of_one_sign_do_not_leave_32_bits_where_tokens_are_taken_together(isa: str, value: int) -> None:
+    require(isa)
+    left = torch.full((1030, 50), value, dtype=torch.int16)
+    sums = torch.zeros(50, 50, dtype=torch.int64)
+    cpu._C.add_products(left, left.clone(), sums, 1, isa)
+    assert (sums == 1030 * value**2).all()
+
+
+@every_isa
+def test_the_largest_numbers_of_one_sign_do_not_overflow(isa: str) -> None:
+    require(isa)
     left = torch.full((5000, 30), -LARGEST, dtype=torch.int16)
     sums = torch.zeros(30, 30, dtype=torch.int64)
-    cpu._C.add_products(left, left.clone(), sums, 1, use_avx2)
+    cpu._C.add_products(left, left.clone(), sums, 1, isa)
     assert (sums == 5000 * LARGEST**2).all()
 
 
@@ -64,7 +93,7 @@ def test_without_the_operator_the_sums_are_the_same(monkeypatch: pytest.MonkeyPa
 def test_numbers_that_32_bits_do_not_sum_are_refused() -> None:
     left = torch.tensor([[LARGEST + 1]], dtype=torch.int16)
     with pytest.raises(ValueError, match=r"lies outside -8192 \.\.\. 8192"):
-        cpu._C.add_products(left, left, torch.zeros(1, 1, dtype=torch.int64), 1, False)
+        cpu._C.add_products(left, left, torch.zeros(1, 1, dtype=torch.int64), 1, "scalar")
 
 
 @pytest.mark.parametrize(

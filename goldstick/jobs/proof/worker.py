@@ -25,7 +25,7 @@ from goldstick.core.freed_memory import give_large_blocks_back
 from goldstick.core.fresh_process import end_with_the_parent
 from goldstick.errors import GoldstickError, NotRunError, QuantizationError, SourceError
 from goldstick.hf.example_inputs import inputs_beside
-from goldstick.hf.names import quiet_libraries
+from goldstick.hf.names import import_models, quiet_libraries
 from goldstick.jobs.load.plain_module import compare_stored
 from goldstick.jobs.proof.file_proof import compare_files
 from goldstick.jobs.proof.observation import Observation
@@ -85,6 +85,12 @@ def _expected(request: dict[str, Any]) -> Observation:
         return Observation(outputs=outputs, perplexity=request["perplexity"])
     inputs = inputs_beside(Path(request["directory"]))
     return observe_rounded(Path(request["source"]), Recipe.load(request["recipe"]), inputs)
+
+
+def prepare() -> None:
+    """Import what every proof of a model of transformers needs, before it is known which."""
+    quiet_libraries()
+    import_models()
 
 
 def main() -> int:

@@ -2,12 +2,13 @@
 #include "python/products_binding.hpp"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
 
 #include <algorithm>
 #include <stdexcept>
 #include <string>
 
-#include "codes/dequantize.hpp"
+#include "base/isa.hpp"
 #include "calibration/products.hpp"
 #include "python/shapes.hpp"
 
@@ -29,13 +30,13 @@ bool all_small(const Numbers& numbers) {
     return least >= -goldstick::kLargest && greatest <= goldstick::kLargest;
 }
 
-void add_products(Numbers left, Numbers right, Sums sums, int threads, bool use_avx2) {
+void add_products(Numbers left, Numbers right, Sums sums, int threads, const std::string& isa) {
     if (left.shape(0) != right.shape(0)) {
         throw std::invalid_argument("left has " + std::to_string(left.shape(0)) + " tokens and right " +
                                     std::to_string(right.shape(0)));
     }
     goldstick::expect_shape("sums", sums, {left.shape(1), right.shape(1)});
-    if (use_avx2 && !goldstick::has_avx2()) throw std::invalid_argument("this processor has no avx2");
+    const goldstick::Isa instructions = goldstick::isa_named(isa, "isa");
     goldstick::Products products{};
     products.left = left.data();
     products.right = right.data();
@@ -48,12 +49,12 @@ void add_products(Numbers left, Numbers right, Sums sums, int threads, bool use_
     if (!all_small(left) || (!products.upper && !all_small(right))) {
         throw std::invalid_argument("a number lies outside -8192 ... 8192, which 32-bit sums are safe for");
     }
-    goldstick::add_products(products, std::max(threads, 1), use_avx2);
+    goldstick::add_products(products, std::max(threads, 1), instructions);
 }
 
 }  // namespace
 
 void define_add_products(nb::module_& module) {
     module.def("add_products", &add_products, "left"_a.noconvert(), "right"_a.noconvert(), "sums"_a.noconvert(),
-               "threads"_a = 1, "use_avx2"_a = false);
+               "threads"_a = 1, "isa"_a = "scalar");
 }
