@@ -1,0 +1,1 @@
+"""Programs that run checkpoints, run: do they load what goldstick writes, and answer what goldstick answers?"""
