@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from goldstick.recipes.sentence import parse
-from tools.consumers.models import BUNDLED, MODELS
+from tools.consumers import BUNDLED
+from tools.consumers.models import MODELS
 from tools.runtimes import SCHEMES
 
 #: Formats of the table, and who reads each.

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from goldstick.jobs.load.find_model import reference_directory
+from tools.consumers import BUNDLED
 
 #: Widths that every runtime's kernels take: whole groups of 128, heads of 64.
 _SIZES: dict[str, Any] = {
@@ -30,7 +31,6 @@ _GEMMA: dict[str, Any] = {**_GROUPED, "head_dim": 64, "query_pre_attn_scalar": 6
 _LAYERS = ["sliding_attention", "full_attention"]
 _EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
 
-BUNDLED = "reference"
 #: Name → class and config. Each has layers that others have not.
 MODELS: dict[str, tuple[type[PreTrainedModel], Callable[[], Any]]] = {
     "llama": (hf.LlamaForCausalLM, lambda: hf.LlamaConfig(**_GROUPED)),
