@@ -1,9 +1,9 @@
 """W8A8 in vLLM on a processor, by the instructions that oneDNN may use: ``python -m tools.consumers.saturation``.
 
-Without VNNI, oneDNN multiplies bytes by an instruction (vpmaddubsw) that adds two products in 16 bits and saturates. The
-same checkpoint on the same machine is asked with ONEDNN_MAX_CPU_ISA set to instruction sets with VNNI and without; the
-float model beside it shows what the setting changes otherwise. What is kept is the mean distance to the log-probability
-of each token that goldstick's plain backend gives.
+Without VNNI, oneDNN multiplies bytes by an instruction (vpmaddubsw) that adds two products in 16 bits and saturates.
+The same checkpoint on the same machine is asked with ONEDNN_MAX_CPU_ISA set to instruction sets with VNNI and without;
+the float model beside it shows what the setting changes otherwise. What is kept is the mean distance to the
+log-probability of each token that goldstick's plain backend gives.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ import torch
 
 import goldstick
 from goldstick.hf.names import quiet_libraries
+from goldstick.jobs.load.find_model import reference_directory
 from goldstick.jobs.save import finish
 from tests.support.proofs import prove_here
 from tools.consumers import BUNDLED
 from tools.consumers.__main__ import ask, logprobs, machine
 from tools.consumers.models import tokens
-from goldstick.jobs.load.find_model import reference_directory
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 
