@@ -35,7 +35,7 @@ from goldstick.nn import QuantizedLinear
 from goldstick.recipes import Recipe
 from goldstick.recipes.run import needs_data
 from tests.support.proofs import prove_here
-from tools.consumers.cells import READERS, Cell, cells
+from tools.consumers.cells import MIXTURES, READERS, Cell, cells
 from tools.consumers.models import tokens, written
 
 HERE = Path(__file__).parent
@@ -173,7 +173,8 @@ def judged(
     dtype = getattr(torch, answer["dtype"].removeprefix("torch."))
     theirs = torch.tensor(answer["logprobs"])
     mine, exact = logprobs(directory, ids, dtype), logprobs(directory, ids, torch.float32)
-    coarse = logprobs(directory, ids, dtype, rounded=True) if reader in ROUNDS_INPUTS else mine
+    block = (256 if cell.scheme in MIXTURES else 32) if reader in ROUNDS_INPUTS else 0
+    coarse = logprobs(directory, ids, dtype, block=block) if block else mine
     apart = (theirs - mine).abs()
     told = {"loads": True, "mean": float(apart.mean()), "largest": float(apart.max()), "dtype": str(dtype)}
     told |= {"own_mean": float((coarse - exact).abs().mean()), "doctor": doctor}
@@ -185,22 +186,22 @@ def judged(
     return {key: round(value, 6) if isinstance(value, float) else value for key, value in told.items()}
 
 
-def logprobs(directory: Path, ids: list[list[int]], dtype: torch.dtype, *, rounded: bool = False) -> torch.Tensor:
-    """What goldstick's plain backend gives of every token but the first, perhaps with inputs of layers rounded."""
+def logprobs(directory: Path, ids: list[list[int]], dtype: torch.dtype, *, block: int = 0) -> torch.Tensor:
+    """What goldstick's plain backend gives of every token but the first, perhaps with inputs rounded in blocks."""
     os.environ["GOLDSTICK_BACKEND"] = "reference"
     rows = torch.tensor(ids)
     model: Any = goldstick.load(directory, dtype=dtype)
-    for module in model.modules() if rounded else ():
+    for module in model.modules() if block else ():
         if isinstance(module, QuantizedLinear):
-            module.register_forward_pre_hook(lambda _, given: (in_blocks(given[0]),))
+            module.register_forward_pre_hook(lambda _, given: (in_blocks(given[0], block),))
     with torch.inference_mode():
         logits = model(input_ids=rows).logits.float()
     return logits[:, :-1].log_softmax(-1).gather(-1, rows[:, 1:, None])[..., 0]
 
 
-def in_blocks(x: torch.Tensor) -> torch.Tensor:
-    """Inputs rounded to 8 bits in blocks of 32 and back, as ggml's Q8_0."""
-    blocks = x.unflatten(-1, (-1, 32))
+def in_blocks(x: torch.Tensor, block: int) -> torch.Tensor:
+    """Inputs rounded to 8 bits in blocks and back, as ggml's Q8_0 in blocks of 32 and Q8_K in blocks of 256."""
+    blocks = x.unflatten(-1, (-1, block))
     step = blocks.abs().amax(-1, keepdim=True) / 127
     return torch.where(step > 0, (blocks / step).round() * step, blocks).flatten(-2)
 
