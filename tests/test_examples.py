@@ -27,6 +27,8 @@ NOT_RUN = {
     ("commands.md", "goldstick export DIR --format awq -o OUT --push-to-hub owner/name"): "needs the hub",
     ("commands.md", "goldstick serve DIR"): "serves until it is stopped; tests/cli/test_serve.py",
     ("commands.md", "goldstick chat DIR"): "talks; tests/cli/test_chat.py",
+    ("consumers.md", "make consumers"): "installs vLLM and others, and runs for an hour: tools/consumers",
+    ("onnx.md", "pip install 'goldstick[onnx]'"): "installs",
     ("serve.md", "pip install 'goldstick[serve]'"): "installs",
     ("serve.md", "goldstick serve DIR"): "serves until it is stopped; tests/cli/test_serve.py",
     ("serve.md", "goldstick chat DIR"): "talks; tests/cli/test_chat.py",

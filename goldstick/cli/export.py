@@ -16,6 +16,7 @@ from goldstick.cli.push import push
 from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_private
 from goldstick.core.counts import counted
+from goldstick.formats import GRAPHS
 
 
 @click.command()
@@ -25,8 +26,8 @@ from goldstick.core.counts import counted
     "format_",
     required=True,
     metavar="F",
-    type=FormatName(),
-    help=f"Storage format: {OWN_FORMATS}.",
+    type=FormatName(*GRAPHS.own_names),
+    help=f"Storage format: {OWN_FORMATS}; or {' or '.join(GRAPHS.own_names)}, a network for other runtimes.",
 )
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The directory to make.")
 @click.option(
@@ -57,7 +58,8 @@ def export(
     """Store a compressed checkpoint in another format, without any loss.
 
     DIRECTORY is a checkpoint in one of the formats, made by goldstick or by another tool. Codes, scales and zeros stay
-    what they are; where a format cannot hold them, nothing is written.
+    what they are; where a format cannot hold them, nothing is written. The network of an encoder or a classifier can be
+    stored with them, for runtimes without Python (docs/onnx.md); its outputs are always compared.
     """
     from goldstick.hf.names import quiet_libraries
 

@@ -55,7 +55,9 @@ def stored_scale(largest: Tensor, grid: Grid, dtype: torch.dtype, global_scale: 
 
 
 def global_scale_for(largest: Tensor, grid: Grid, room: bool = False) -> Tensor:
-    """What the scales of a tensor are divided by: 448 · the element's largest / max|w|, float32; 1 for zeros alone.
+    """What the scales of a tensor are divided by: 448 · the element's largest / max|w|, float32.
+
+    Of zeros alone it is 1, and with room ½, so that both can be told from each other there, too.
 
     Args:
         largest: max|w| of the tensor, float []; the quotient is taken in its dtype.
@@ -68,7 +70,8 @@ def global_scale_for(largest: Tensor, grid: Grid, room: bool = False) -> Tensor:
     divisor = (reach / largest).nan_to_num(nan=1.0, posinf=1.0).float()
     if not room:
         return divisor
-    return torch.ldexp(torch.ones_like(divisor), torch.frexp(divisor).exponent - 1)
+    below = torch.ldexp(torch.ones_like(divisor), torch.frexp(divisor).exponent - 1)
+    return torch.where(torch.isinf(reach / largest), 0.5, below)
 
 
 def _power_of_two(largest: Tensor, reach: float, precision: int) -> Tensor:

@@ -29,7 +29,7 @@ def read_tokenizer(directory: Path | str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # its parser, written in Rust, raises nothing more specific
-        if not any(any(Path(directory).glob(pattern)) for pattern in VOCABULARIES):
+        if not has_vocabulary(Path(directory)):
             raise SourceError(
                 f"{directory}: its tokenizer cannot be read, since its files are missing (tokenizer.json, "
                 "tokenizer.model or vocab.json). Copy the tokenizer files of the model it was made from beside its "
@@ -40,6 +40,11 @@ def read_tokenizer(directory: Path | str) -> Any:
             f"{directory}: its tokenizer cannot be read ({reason}); fetch its files again, or a transformers that "
             "knows them"
         ) from error
+
+
+def has_vocabulary(directory: Path) -> bool:
+    """Whether a directory holds a file that tokenizers keep their vocabulary in."""
+    return any(any(directory.glob(pattern)) for pattern in VOCABULARIES)
 
 
 def tokenized(tokenizer: Any, *texts: str, **options: Any) -> Any:

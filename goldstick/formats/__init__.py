@@ -8,6 +8,7 @@ from goldstick.core.registry import Registry
 
 if TYPE_CHECKING:
     from goldstick.formats.base import StorageFormat
+    from goldstick.formats.graph import GraphFormat
 
 #: Every storage format by name. Each is imported when it is asked for, so that their names cost nothing.
 FORMATS: Registry[StorageFormat] = Registry(
@@ -25,6 +26,14 @@ FORMATS: Registry[StorageFormat] = Registry(
         "modelopt": "goldstick.formats.modelopt:MODELOPT",
         "gguf": "goldstick.formats.gguf:GGUF",
     },
+)
+
+#: Formats of whole networks, which export writes and nothing reads back.
+GRAPHS: Registry[GraphFormat] = Registry(
+    "goldstick.graphs",
+    "an instance of GraphFormat",
+    lambda found: not isinstance(found, type) and callable(getattr(found, "session", None)),
+    {"onnx": "goldstick.formats.onnx:ONNX"},
 )
 
 #: What ``auto`` means: the first, or where it cannot hold a result the second, which holds everything.

@@ -72,7 +72,8 @@ def with_reach(tensor: QuantizedTensor, weight: Tensor, reach: Tensor | None) ->
     """A rounded weight with the scale of scales that is made for ``reach``.
 
     Where both are powers of two, as searches leave them, scales move by the power between them and weights stay what
-    they are, but for scales that become subnormal; otherwise the weight is rounded again, as plain rounding does.
+    they are, but for scales that become subnormal; otherwise the weight is rounded again, as plain rounding does. Zeros
+    alone are zeros with any scale, and take the shared one.
 
     Args:
         tensor: The codes [..., out, in].
@@ -85,6 +86,8 @@ def with_reach(tensor: QuantizedTensor, weight: Tensor, reach: Tensor | None) ->
     if _is_plain(own, weight, tensor.grid):
         return quantize_with_search(weight, tensor.grid, "minmax", largest=reach, plain=True)
     shared = global_scale_for(reach.float(), tensor.grid, room=True).to(own.device)
-    shared = torch.minimum(own, shared.expand_as(own))
-    scale = (tensor.scale.float() * (shared / own)).to(torch.float8_e4m3fn).to(tensor.scale.dtype)
+    zeros = weight.abs().amax(dim=(-2, -1), keepdim=True).to(own.device).expand_as(own) == 0
+    shared = torch.where(zeros, shared, torch.minimum(own, shared.expand_as(own)))
+    ratio = torch.where(zeros, 1.0, shared / own)
+    scale = (tensor.scale.float() * ratio).to(torch.float8_e4m3fn).to(tensor.scale.dtype)
     return replace(tensor, scale=scale, global_scale=shared)

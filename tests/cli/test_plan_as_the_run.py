@@ -42,6 +42,15 @@ def test_data_that_are_missing_are_the_error_of_the_run(
     assert planned.stderr.splitlines()[-1] in made.stderr
 
 
+def test_a_tokenizer_that_is_missing_is_the_error_of_the_run(llama: str, tmp_path: Path) -> None:
+    words = (llama, "--recipe", "gptq-w4a16-g32", "--dataset", "reference")
+    planned, made = run("plan", *words), run("quantize", *words, "-o", str(tmp_path / "out"))
+    assert planned.exit_code == made.exit_code == 1
+    assert "its tokenizer cannot be read, since its files are missing" in planned.stderr
+    assert planned.stderr.splitlines()[-1] in made.stderr
+    assert run("plan", llama, "--recipe", "rtn-w4a16-g32").exit_code == 0  # which looks at no text
+
+
 def test_a_task_of_the_recipe_whose_file_is_missing_fails_the_plan(llama: str, tmp_path: Path) -> None:
     recipe = tmp_path / "mine.yaml"
     recipe.write_text("stages: [{rtn: {scheme: w4a16-g32}}]\nevaluate: [choice:mine.jsonl]\n")

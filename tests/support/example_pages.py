@@ -125,6 +125,11 @@ def _encoder(folder: Path, names: dict[str, Any]) -> None:
     write_rows(folder / "mine.jsonl", *({"text": f"The harbour lies {number} miles away."} for number in range(6)))
 
 
+def _onnx(folder: Path, names: dict[str, Any]) -> None:
+    _encoder(folder, names)
+    (folder / "encoder").rename(folder / "my-encoder")
+
+
 def _classifier(folder: Path, names: dict[str, Any]) -> None:
     _media(folder, names)
     names |= {"network": trained(), "images": [images for images, _ in batches(2)]}
@@ -230,6 +235,7 @@ PREPARE: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "llm-for-vllm.md": _my_model,
     "mixtures-of-experts.md": _mixture,
     "number-formats.md": _named_model,
+    "onnx.md": _onnx,
     "optimize.md": _optimize,
     "own-tasks.md": _own_tasks,
     "python.md": _python,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.docs import comparison
+from tools.docs import comparison, consumers
 from tools.docs.marked import replaced
 from tools.docs.recipe_options import recipe_options
 from tools.docs.results import results
@@ -24,6 +24,13 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "decoding": comparison.decoding,
         "kernels": comparison.kernels,
         "reading": comparison.reading,
+    },
+    "docs/consumers.md": {
+        "counts": consumers.counts,
+        "bundled": consumers.bundled,
+        "architectures": consumers.architectures,
+        "instructions": consumers.instructions,
+        "refusals": consumers.refusals,
     },
     "docs/learn.md": {"frontier": comparison.frontier},
     "docs/reference/recipe-options.md": {"options": recipe_options},

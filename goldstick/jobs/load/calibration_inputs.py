@@ -20,8 +20,10 @@ from goldstick.errors import DataError
 from goldstick.evaluation.data import Dataset, DataSource
 from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.evaluation.forward import embedding_rows
+from goldstick.evaluation.tokenizer import has_vocabulary, read_tokenizer
 from goldstick.jobs.load.calibration_data import calibration_data, home_of
 from goldstick.jobs.load.media_samples import media_samples
+from goldstick.jobs.load.runnable import require_tokenizer
 from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.recipes.run import needs_data
 
@@ -53,20 +55,25 @@ def calibration_inputs(
     return read
 
 
-def require_calibration(recipe: Recipe, data_dir: Path | None) -> None:
-    """Raise what a run of the recipe would where its calibration data are not there.
+def require_calibration(recipe: Recipe, directory: Path, data_dir: Path | None) -> None:
+    """Raise what a run of the recipe would where its calibration data, or the tokenizer for them, are not there.
 
     Args:
         recipe: The recipe; one that looks at no data needs none.
+        directory: Where the tokenizer lies. One whose files are there is not read.
         data_dir: Where sets known by name lie.
 
     Raises:
         DataError: They are missing; the message says what to provide. Text is not read, so it may be malformed.
+        SourceError: They are text, and there is no tokenizer.
     """
     if needs_data(recipe.stages):
         settings = recipe.calibration
         if find_kind(settings.dataset, settings.text_field).kind is Kind.TEXT:
             require_documents(settings.dataset, home_of(settings.dataset, data_dir))
+            require_tokenizer(directory)
+            if not has_vocabulary(directory):
+                read_tokenizer(directory)  # some need no files
 
 
 def require_tasks(tasks: Sequence[str], data_dir: Path | None) -> None:

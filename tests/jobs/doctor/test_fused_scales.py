@@ -41,3 +41,16 @@ def test_layers_that_do_not_share_it_are_named(made: Path) -> None:
     assert len(faults) == 1 and faults[0].severity == "fault"
     assert faults[0].where[0].startswith("model.layers.0.self_attn.{q_proj,k_proj,v_proj}: global_scale ")
     assert len(faults[0].where) == 1
+
+
+def test_a_layer_of_zeros_shares_it_too(made: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(made.parent / "float", dtype=torch.bfloat16)
+    model.model.layers[0].self_attn.v_proj.weight.data.zero_()
+    model.save_pretrained(tmp_path / "float")
+    goldstick.quantize(tmp_path / "float", "rtn-nvfp4a16", output=tmp_path / "out", proof="tensors")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    shared = {float(tensors[f"model.layers.0.self_attn.{name}_proj.weight_global_scale"]) for name in "qkv"}
+    assert len(shared) == 1 and shared != {0.5}, shared
+    assert not [finding for finding in examine(tmp_path / "out").findings if finding.check == "fused-scales"]
+    layer = goldstick.load(tmp_path / "out").model.layers[0].self_attn.v_proj
+    assert not layer.weight.any()

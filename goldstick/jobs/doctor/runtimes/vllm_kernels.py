@@ -96,7 +96,7 @@ def _eight_bits(weights: Arguments, inputs: Arguments | None) -> Answers | None:
     if weights.bits == 8 and weights.strategy in ("tensor", "channel") and (by_token or by_tensor):
         return {NVIDIA: from_capability("7.5"), AMD: yes("any that Triton runs on"), CPU: yes("any")}
     if weights.bits == 4 and weights.strategy in ("group", "channel") and by_token:
-        return {NVIDIA: from_capability("7.5", "by the kernels of Humming"), AMD: _NO_AMD, CPU: yes("Arm")}
+        return {NVIDIA: from_capability("7.5", "by the kernels of Humming"), AMD: _NO_AMD, CPU: yes("any")}
     return None
 
 
@@ -179,7 +179,8 @@ def model_optimizer(table: Mapping[str, Any]) -> Answers:
         words = "FP4 products from 10.0 on, weights alone before"
         return {NVIDIA: from_capability("7.5", words), AMD: _EMULATED, CPU: _NO_CPU}
     if algorithm in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8"):
-        return {NVIDIA: from_capability("8.0", "FP8 products from 8.9 on"), AMD: yes("MI300 or later"), CPU: _NO_CPU}
+        cpu = yes("any") if algorithm in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN") else _NO_CPU
+        return {NVIDIA: from_capability("8.0", "FP8 products from 8.9 on"), AMD: yes("MI300 or later"), CPU: cpu}
     if algorithm == "MIXED_PRECISION":
         return {NVIDIA: from_capability("8.0"), AMD: _NO_AMD, CPU: _NO_CPU}
     return refused(f"it knows no algorithm {algorithm or 'that the config does not name'}")

@@ -1,0 +1,99 @@
+"""A quantized encoder or classifier as a file of operators, run by a runtime that knows nothing of PyTorch."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, ResNetConfig, ResNetForImageClassification
+
+import goldstick
+from goldstick.errors import FormatError, OutputError, UsageError
+from tests.support.commands import run
+
+pytestmark = pytest.mark.usefixtures("all_proofs_here")
+
+BERT = BertConfig(
+    vocab_size=64, hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64,
+    max_position_embeddings=64, num_labels=3,
+)  # fmt: skip
+RESNET = ResNetConfig(embedding_size=8, hidden_sizes=[16], depths=[1], num_labels=4, layer_type="basic")
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("graph")
+    torch.manual_seed(0)
+    BertForSequenceClassification(BERT).save_pretrained(directory / "float")
+    goldstick.quantize(directory / "float", "rtn-w8a8-dynamic", output=directory / "w8a8", proof="tensors")
+    return directory
+
+
+def session(directory: Path) -> Any:
+    return onnxruntime.InferenceSession(str(directory / "model.onnx"), providers=["CPUExecutionProvider"])
+
+
+def test_an_encoder_runs_with_any_batch_length_and_mask(bert: Path) -> None:
+    shown = run("export", str(bert / "w8a8"), "--format", "onnx", "-o", str(bert / "onnx"))
+    assert shown.exit_code == 0, shown.stderr
+    files = {path.name for path in (bert / "onnx").iterdir()}
+    assert files >= {"model.onnx", "config.json", "report.json"}
+    assert "quantization_config" not in json.loads((bert / "onnx" / "config.json").read_text())
+    report = json.loads((bert / "onnx" / "report.json").read_text())
+    assert report["format"] == "onnx" and report["proof"]["operators"] == "8 MatMulInteger"
+    assert report["proof"]["squared_error_share"] <= report["proof"]["bound"]
+    ids = torch.randint(0, 64, (3, 9), generator=torch.Generator().manual_seed(1))
+    mask = torch.ones_like(ids)
+    mask[1, 5:] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask, "token_type_ids": torch.zeros_like(ids)}
+    found = session(bert / "onnx").run(["logits"], {name: value.numpy() for name, value in inputs.items()})[0]
+    with torch.inference_mode():
+        expected = goldstick.load(bert / "w8a8")(**inputs).logits.numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def test_a_classifier_of_convolutions_runs_with_any_batch(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    ResNetForImageClassification(RESNET).save_pretrained(tmp_path / "float")
+    goldstick.quantize(tmp_path / "float", "rtn-w8a16", output=tmp_path / "w8", proof="tensors")
+    goldstick.export(tmp_path / "w8", "onnx", output=tmp_path / "onnx")
+    picture = torch.randn(2, 3, 224, 224)
+    found = session(tmp_path / "onnx").run(["logits"], {"pixel_values": picture.numpy()})[0]
+    with torch.inference_mode():
+        expected = goldstick.load(tmp_path / "w8")(pixel_values=picture).logits.numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_layer_without_operators_is_named_and_nothing_is_written(bert: Path, tmp_path: Path) -> None:
+    recipe = {
+        "stages": [{"rtn": {"scheme": "w8a16", "targets": {"include": ["@embedding"]}}}],
+        "export": {"format": "native"},
+    }
+    goldstick.quantize(bert / "float", recipe, output=tmp_path / "rows", proof="tensors")
+    with pytest.raises(FormatError, match=r"word_embeddings.*has no operators in a graph.*--exclude"):
+        goldstick.export(tmp_path / "rows", "onnx", output=tmp_path / "onnx")
+    goldstick.quantize(bert / "float", "rtn-fp8-dynamic", output=tmp_path / "fp8", proof="tensors")
+    with pytest.raises(FormatError, match=r"onnx cannot hold this: bert\.encoder.*w8a8-dynamic"):
+        goldstick.export(tmp_path / "fp8", "onnx", output=tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()
+
+
+def test_what_is_missing_is_said_with_the_command_that_installs_it(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else find(name))
+    with pytest.raises(UsageError, match=r"onnxscript: not installed.*pip install 'goldstick\[onnx\]'"):
+        goldstick.export(bert / "w8a8", "onnx", output=bert / "missing")
+
+
+def test_what_lies_there_stays(bert: Path) -> None:
+    (bert / "there").mkdir()
+    (bert / "there" / "mine.txt").write_text("mine")
+    with pytest.raises(OutputError):
+        goldstick.export(bert / "w8a8", "onnx", output=bert / "there")
+    assert (bert / "there" / "mine.txt").read_text() == "mine"
