@@ -79,10 +79,9 @@ def chosen_recipe(
     from goldstick.recipes.recipe import Recipe
     from goldstick.recipes.run import needs_data
 
-    loaded = Recipe.load(recipe)
+    loaded = with_importance(Recipe.load(recipe).excluding(*exclude), importance)
     if not recipe.endswith((".yaml", ".yml")):
         loaded = loaded.with_effort(effort)
-    loaded = with_importance(loaded.excluding(*exclude), importance)
     calibration = {
         "dataset": dataset, "samples": samples, "seq_len": seq_len, "seed": seed, "text_field": text_field,
         "packing": packing, "allow_short": allow_short or None,

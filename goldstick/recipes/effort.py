@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from goldstick.algorithms import GPTQ, BlockReconstruction, DataRequirement, Learn, Stage, Validate
+from goldstick.algorithms import GPTQ, RTN, BlockReconstruction, DataRequirement, Learn, Stage, Validate
 from goldstick.algorithms.base import Quantizer, rounds, smooths
 from goldstick.algorithms.stage import Place
 
@@ -23,9 +23,10 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
     more from 4 bits on, so that codes fit other texts, too, and lets two cycles of coordinate descent follow; and it
     judges layers on rows held out. ``best`` learns the codes of each block on top of that, where activations are float.
 
-    Recipes that look at no data, or train the network, stay as they are.
+    Recipes that look at no data, or whose data say ranges alone, or that train the network, stay as they are. GGUF's
+    blocks hold scales of float16, which neither cycles nor learning keep.
     """
-    solved = [stage for stage in stages if rounds(stage) or smooths(stage)]
+    solved = [stage for stage in stages if (rounds(stage) or smooths(stage)) and not isinstance(stage, RTN)]
     calibrated = any(stage.data_requirement is DataRequirement.BLOCKWISE for stage in solved)
     if effort == "fast" or not calibrated or any(stage.trains for stage in stages):
         return tuple(stages)
@@ -33,7 +34,8 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
     if not any(isinstance(stage, Validate) for stage in found):
         found.insert(_behind_layers(found), Validate())
     finished = any(isinstance(stage, BlockReconstruction) for stage in found)
-    if effort == "best" and not finished and _float_activations(found):
+    blocks = any(isinstance(stage, Quantizer) and stage.float16_ranges for stage in found)
+    if effort == "best" and not finished and not blocks and _float_activations(found):
         found.insert(_behind_layers(found), Learn())
     return tuple(found)
 
@@ -43,7 +45,8 @@ def _solving_well(stage: Stage) -> Stage:
         return stage
     fewest = min(scheme.weight.bits for scheme in stage.schemes())
     damping = max(stage.damping, _DAMPING) if fewest >= _DAMPED_FROM else stage.damping
-    return dataclasses.replace(stage, gptaq=True, cycles=2, damping=damping)
+    cycles = stage.cycles if stage.float16_ranges else max(stage.cycles, 2)
+    return dataclasses.replace(stage, gptaq=True, cycles=cycles, damping=damping)
 
 
 def _behind_layers(stages: Sequence[Stage]) -> int:

@@ -244,7 +244,8 @@ def calibrated_work(
         note(task, edit, _error(task.site, weight, edit))
 
     def rounded(task: Assignment, weight: Tensor) -> Quantize:
-        search: RangeSearch = "ggml" if task.scheme.weight.superblock is not None else "mse"
+        blocks = task.scheme.weight.superblock is not None or task.stage.float16_ranges
+        search: RangeSearch = "ggml" if blocks else "mse"
         stage = RTN(scheme=task.scheme, range_search=search)
         return decide(stage, task.site, weight, task.scheme, reach=reach.of(task.site.name))[0]
 
