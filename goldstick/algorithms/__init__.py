@@ -24,6 +24,7 @@ from goldstick.algorithms.slb import SLB
 from goldstick.algorithms.slb_finish import SLBFinish
 from goldstick.algorithms.smoothquant import SmoothQuant
 from goldstick.algorithms.stage import DataRequirement, Stage
+from goldstick.algorithms.validate import Validate
 from goldstick.core.registry import Registry
 
 #: Every stage a recipe can name.
@@ -43,6 +44,7 @@ ALGORITHMS: Registry[type[Stage]] = Registry(
         "kv_cache": KVCache,
         "slb": SLB,
         "slb_finish": SLBFinish,
+        "validate": Validate,
         "learn": Learn,
         "scop": SCOP,
         "finetune": Finetune,
@@ -74,4 +76,5 @@ __all__ = [
     "Smoother",
     "Stage",
     "TrainedQuantizer",
+    "Validate",
 ]

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from goldstick import surgery
-from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.calibration.bias_correction import correct_bias, has_bias, mean_output
+from goldstick.calibration.block_finish import BlockFinish
 from goldstick.calibration.dividing import decided, groups_of_ranks, owners_of
 from goldstick.calibration.experts import observe_experts
+from goldstick.calibration.held_out import LearnedPasses
 from goldstick.calibration.input_factors import InputMultipliers
 from goldstick.calibration.input_range import with_input_range
 from goldstick.calibration.observing import (
@@ -27,8 +28,6 @@ from goldstick.calibration.observing import (
 from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.packed_edits import PackedEdits
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
-from goldstick.calibration.reconstruction import Passes as BlockPasses
-from goldstick.calibration.reconstruction import reconstruct_block
 from goldstick.calibration.smoothing import smooth_group
 from goldstick.calibration.task import Assignment, Work
 from goldstick.calibration.unreached import note_unreached
@@ -41,7 +40,7 @@ from goldstick.core.output_groups import OutputGroups
 from goldstick.structure.network import Network
 from goldstick.structure.probe.findings import FoldPair
 
-Masks = Sequence[Tensor | None]
+Masks = list[Tensor | None]
 
 
 class BlockCalibration:
@@ -82,6 +81,9 @@ class BlockCalibration:
         self._called_again = {task.site.name for number in again for task in self._groups[number]}
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
         self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules, again, work.ranks)
+        self._finish = BlockFinish(network, work, runs, masks)
+        if self._finish.learned < len(runs):  # layers are not fitted to what judges them
+            self._passes = LearnedPasses(self._passes, self._finish.learned)
         self._beside: OriginalPasses | None = None
         self._token_weights: dict[str, Sequence[Tensor]] = {}
         if original is not None:
@@ -91,8 +93,6 @@ class BlockCalibration:
             self._beside = OriginalPasses(original, copies, together=together, ranks=work.ranks)
         self._edits = PackedEdits()
         self._runs = runs
-        self._weights: dict[str, Tensor] = {}  # in float, for a block reconstruction
-        self._targets: list[Tensor] = []
         self._multipliers = InputMultipliers(network)
 
     def solve(self) -> None:
@@ -115,33 +115,24 @@ class BlockCalibration:
 
     def outputs(self) -> Iterator[Tensor]:
         """What the solved block gives, batch by batch."""
-        if self._work.reconstruction is None:
+        if not self._finish.wanted:
             return self._passes.outputs()
         for _ in self._passes.outputs():  # passes that wait come to their end
             pass
-        self._reconstruct(self._work.reconstruction)
+        assert self._beside is not None  # the float model runs beside
+        self._finish.improve(self._edits, self._beside.outputs())
         return (run() for run in self._runs)
 
     def original_outputs(self) -> Iterator[Tensor]:
         """What the float block gives, batch by batch; nothing where there is none."""
-        if self._targets:
-            return iter(self._targets)
+        if self._finish.targets:
+            return iter(self._finish.targets)
         return iter(()) if self._beside is None else self._beside.outputs()
 
     def finish(self) -> None:
         """Replace the layers by packed ones."""
         self._multipliers.remove()
         surgery.apply(self._network, self._edits.values())
-
-    def _reconstruct(self, reconstruction: BlockReconstruction) -> None:
-        assert self._beside is not None  # the float model runs beside a block reconstruction
-        self._targets = list(self._beside.outputs())
-        passes = BlockPasses(runs=self._runs, targets=self._targets, masks=self._masks, ranks=self._ranks)
-        found = reconstruct_block(self._network, dict(self._edits), self._weights, reconstruction, passes)
-        for name, edit in found.items():
-            surgery.apply(self._network, [SetWeight(site=name, weight=edit.tensor.dequantize())])
-            self._edits[name] = edit
-            self._work.revise(self._work.tasks[name], self._weights[name], edit)
 
     def _solve_group(self, group: Sequence[Assignment]) -> None:
         notes, scale = smooth_group(
@@ -264,10 +255,9 @@ class BlockCalibration:
         module, correct = self._network.module(task.site), task.site.name in self._work.corrected
         correct = correct and has_bias(module)
         before = self._mean_output(task) if correct else None
-        if self._work.reconstruction is not None:
-            self._weights[task.site.name] = weight.clone()
         if task.multiplied:
             edit = dataclasses.replace(edit, input_multiplier=self._multipliers.of(task.site))
+        self._finish.remember(weight, edit)
         # The batches are inside the old modules: these go on with the new weights until all have passed.
         surgery.apply(self._network, [SetWeight(site=edit.site, weight=edit.tensor.dequantize())])
         if before is not None:

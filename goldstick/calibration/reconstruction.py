@@ -6,63 +6,19 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 from torch import Tensor
 
 from goldstick.algorithms.block_reconstruction import BlockReconstruction, CodeSearch
+from goldstick.calibration.held_out import Passes, split
 from goldstick.core.edits import Quantize
 from goldstick.core.qtensor import QuantizedTensor
-from goldstick.core.ranks import Ranks
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network, Site
 
-Runs = Sequence[Callable[[], Tensor]]
 Gradients = Sequence[Tensor | None]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passes:
-    """Forward passes of a block, and what they should give.
-
-    Attributes:
-        runs: The block's forward on each batch.
-        targets: What the float block gives for each batch.
-        masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
-        ranks: Who has passes of further batches.
-    """
-
-    runs: Runs
-    targets: Sequence[Tensor]
-    masks: Sequence[Tensor | None]
-    ranks: Ranks = field(default_factory=Ranks)
-
-    def part(self, part: slice) -> Passes:
-        """Some of the batches of this rank."""
-        return Passes(runs=self.runs[part], targets=self.targets[part], masks=self.masks[part], ranks=self.ranks)
-
-    def places(self) -> list[tuple[int, int]]:
-        """The batches of all ranks in their order: whose each is, and its number there."""
-        counts = self.ranks.gather(len(self.runs))
-        return [(owner, index) for owner, count in enumerate(counts) for index in range(count)]
-
-    def errors(self, index: int) -> Tensor:
-        """(y − y_float)² of the tokens of a batch that count, float32."""
-        output, mask = self.runs[index](), self.masks[index]
-        found = (output.float() - self.targets[index].float()).square()
-        return found if mask is None or mask.shape != found.shape[:2] else found[mask.bool()]
-
-    @torch.no_grad()
-    def loss(self) -> float:
-        """The mean over all batches of all ranks."""
-        sums = [(float(errors.double().sum()), errors.numel()) for errors in map(self.errors, range(len(self.runs)))]
-        total, count = 0.0, 0
-        for each in self.ranks.gather(sums):  # batch by batch, in one order, whoever has them
-            for further, numbers in each:
-                total, count = total + further, count + numbers
-        return total / count
 
 
 def reconstruct_block(
@@ -97,7 +53,7 @@ def reconstruct_block(
     searches = {site.name: reconstruction.search(edits[site.name].tensor, weights[site.name]) for site in sites}
     if not searches:
         return {}
-    lesson, judge = _split(passes, reconstruction)
+    lesson, judge = split(passes, reconstruction.name, reconstruction.holdout)
     before = judge.loss()
     best, found = before, dict[str, QuantizedTensor]()
     failure = ""
@@ -124,22 +80,6 @@ def reconstruct_block(
     if not notes:
         return {}
     return {name: _revised(edits[name], found.get(name), notes) for name in searches}
-
-
-def _split(passes: Passes, reconstruction: BlockReconstruction) -> tuple[Passes, Passes]:
-    """The batches to learn from, and those to judge by."""
-    places = passes.places()
-    count = len(places)
-    if not reconstruction.holdout:
-        return passes, passes
-    if count < 2:
-        raise QuantizationError(
-            f"{reconstruction.name} is judged by calibration batches that it has not learned from, and there is {count}"
-            " batch; give at least 2 (more samples), or set holdout: 0."
-        )
-    held = min(max(1, round(reconstruction.holdout * count)), count - 1)
-    learned = sum(owner == passes.ranks.rank for owner, _ in places[: count - held])
-    return passes.part(slice(0, learned)), passes.part(slice(learned, None))
 
 
 def _revised(edit: Quantize, tensor: QuantizedTensor | None, notes: Mapping[str, float | str]) -> Quantize:

@@ -20,6 +20,7 @@ from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.block import BlockCalibration, calibrate
 from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
 from goldstick.calibration.end_gradients import InMemory, end_gradients
+from goldstick.calibration.held_out import apart
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
@@ -53,7 +54,7 @@ def sweep(
     Raises:
         StructureError: A stage goes from block to block, and the blocks do not feed one another.
     """
-    model = network.model
+    model, batches = network.model, apart(batches, work.holdout)
     prepare_experts(network, work)
     floats = (original or copy.deepcopy(model)) if work.needs_float_inputs else None
     if floats is not None:
@@ -99,7 +100,7 @@ def sweep(
         if rest:
             runs = _whole_runs(model, batches)
             beside = Original(module=floats, path="", runs=_whole_runs(floats, batches)) if floats is not None else None
-            left = dataclasses.replace(work, tasks=rest, reconstruction=None)
+            left = dataclasses.replace(work, tasks=rest).alone()
             calibrate(BlockCalibration(network, left, runs, masks_of(batches), original=beside))
     progress("calibrating", len(blocks), len(blocks))
 

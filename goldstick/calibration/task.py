@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
 from goldstick.algorithms.base import Algorithm, Quantizer, Stage
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
+from goldstick.algorithms.validate import Validate
 from goldstick.core.edits import Quantize
 from goldstick.core.input_squares import InputSquares
 from goldstick.core.ranks import Ranks
@@ -54,6 +56,10 @@ class Step(Generic[AnyStage_co]):
     sites: frozenset[str]
 
 
+def _cannot_round(task: Assignment, weight: Tensor) -> Quantize:
+    raise NotImplementedError(f"nobody has said how {task.site.name} is rounded")
+
+
 #: Solves a task from its weight [..., out, in], its state, and what earlier stages noted about the site.
 Decide = Callable[[Assignment, Tensor, Any, Mapping[str, float | str]], Quantize]
 
@@ -67,6 +73,8 @@ class Work:
         smoothing: The stages that smooth, in their order.
         decide: Solves one task.
         reconstruction: The stage that improves the codes of each block, when all its tasks are solved.
+        validation: The stage that judges each block on batches held out; before the reconstruction.
+        rounded: Rounds the weight [..., out, in] of a task to nearest, for the validation.
         corrected: Names of the sites whose bias makes up for what rounding adds to their output on average.
         revise: Told of a task that the block reconstruction, or another rank, solved: the weight [..., out, in] and the
             edit.
@@ -77,6 +85,8 @@ class Work:
     decide: Decide
     smoothing: tuple[Step[Algorithm], ...] = field(default=())
     reconstruction: BlockReconstruction | None = None
+    validation: Validate | None = None
+    rounded: Callable[[Assignment, Tensor], Quantize] = _cannot_round
     corrected: frozenset[str] = frozenset()
     revise: Callable[[Assignment, Tensor, Quantize], None] = lambda task, weight, edit: None
     ranks: Ranks = field(default_factory=Ranks)
@@ -86,7 +96,12 @@ class Work:
         """Whether the float model must run beside."""
         stages = [task.stage for task in self.tasks.values()]
         beside = any(stage.needs_float_inputs or stage.guide is not None for stage in stages)
-        return self.reconstruction is not None or beside
+        return self.reconstruction is not None or self.validation is not None or beside
+
+    @property
+    def holdout(self) -> float:
+        """Which share of the batches is held out, at the most."""
+        return max(stage.holdout if stage is not None else 0.0 for stage in (self.validation, self.reconstruction))
 
     @property
     def needs_end_gradients(self) -> bool:
@@ -97,5 +112,15 @@ class Work:
     def within(self, block: str | None) -> Work:
         """The part of it that lies in one block; ``None`` for what lies outside all blocks."""
         tasks = {name: task for name, task in self.tasks.items() if task.site.block == block}
-        reconstruction = self.reconstruction if block is not None and tasks else None
-        return replace(self, tasks=tasks, reconstruction=reconstruction)
+        return replace(self, tasks=tasks) if block is not None and tasks else replace(self, tasks=tasks).alone()
+
+    def alone(self) -> Work:
+        """The same for layers that are no part of a block that feeds others: they are not judged, and say so."""
+        decide = self.decide if self.validation is None else partial(_unjudged, self.decide)
+        return replace(self, reconstruction=None, validation=None, decide=decide)
+
+
+def _unjudged(
+    decide: Decide, task: Assignment, weight: Tensor, state: Any, notes: Mapping[str, float | str]
+) -> Quantize:
+    return decide(task, weight, state, {**notes, "validation": "not judged: it lies in no block that feeds others"})

@@ -80,7 +80,7 @@ def quantize(
         use_processors(threads)
         recipe = searched_recipe(model, output, options, data_dir=data_dir, resume=resume, as_json=as_json)
     else:
-        others = (*NAMES, *SEARCH_ROWS, "runtime")
+        others = {*NAMES, *SEARCH_ROWS, "runtime"} - {"effort"}
         recipe = chosen_recipe(**{name: value for name, value in options.items() if name not in others})
     note_unused(
         recipe, evaluates=bool(recipe.evaluate if tasks is None else tasks), pushes=repository is not None,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from goldstick.cli.effort_option import EFFORT
 from goldstick.cli.format_option import OWN_FORMATS, FormatName
 from goldstick.cli.importance_options import IMPORTANCE
 from goldstick.cli.recipes import complete_recipe
@@ -15,6 +16,7 @@ from goldstick.core.seed import LEAST, MOST
 from goldstick.formats import PREFERRED
 
 if TYPE_CHECKING:
+    from goldstick.recipes.effort import Effort
     from goldstick.recipes.recipe import Recipe
 
 DEFAULT_RECIPE = "rtn-w4a16-g128"
@@ -37,6 +39,7 @@ def RECIPE_OPTIONS(command: Any) -> Any:  # noqa: N802
         click.option("--packing/--no-packing", default=None,
                      help="Cut calibration text into full samples (the default), or pad a sample for each row."),
         click.option("--allow-short", is_flag=True, help="Go on where the data give fewer samples than asked for."),
+        EFFORT,
         IMPORTANCE,
         click.option("--format", "formats", metavar="F", multiple=True,
                      type=FormatName("auto"),
@@ -68,14 +71,17 @@ def chosen_recipe(
     formats: tuple[str, ...],
     group_size_mismatch: str | None,
     tie: str | None,
+    effort: Effort,
 ) -> Recipe:
-    """The recipe that the options name, changed as they say."""
+    """The recipe that the options name, changed as they say; files are meant as they stand, whatever the effort."""
     from goldstick.algorithms import Quantizer
     from goldstick.recipes.given_importance import with_importance
     from goldstick.recipes.recipe import Recipe
     from goldstick.recipes.run import needs_data
 
     loaded = with_importance(Recipe.load(recipe).excluding(*exclude), importance)
+    if not recipe.endswith((".yaml", ".yml")):
+        loaded = loaded.with_effort(effort)
     calibration = {
         "dataset": dataset, "samples": samples, "seq_len": seq_len, "seed": seed, "text_field": text_field,
         "packing": packing, "allow_short": allow_short or None,

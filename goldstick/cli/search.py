@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from goldstick.cli.console import print_json, progress_bar
+from goldstick.cli.effort_option import EFFORT
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.search_options import SEARCH_OPTIONS, naming_the_journal
 from goldstick.cli.streams import showing
@@ -16,6 +17,7 @@ from goldstick.cli.streams import showing
 @click.command()
 @click.argument("model")
 @SEARCH_OPTIONS
+@EFFORT
 @click.option("--dataset", metavar="PATH|NAME", help="The text; wikitext2, or what comes with reference.")
 @click.option("--data-dir", metavar="DIR", help="Where sets known by name lie; 'reference' for the bundled data.")
 @click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Rows to search on.")

@@ -45,8 +45,6 @@ _CANDIDATES = [
 _WAYS = [
     click.option("--method", type=click.Choice(["rtn", "gptq"]), default="gptq", show_default=True,
                  help="How layers are rounded that a search chose schemes for."),
-    click.option("--effort", type=click.Choice(["fast", "normal", "thorough"]), default="normal", show_default=True,
-                 help="Gradients alone; measured near the decision; everything measured."),
     click.option("--held-out", metavar="PATH|NAME", help="The text of the rows that judge a search; else --dataset's."),
     click.option("--held-out-rows", type=click.IntRange(2), default=32, show_default=True, help="Rows that judge."),
 ]  # fmt: skip

@@ -39,7 +39,7 @@ def is_searched(context: click.Context) -> bool:
         raise click.UsageError(
             "A search runs in one process. Let 'goldstick search' write the recipe, and quantize by it in several."
         )
-    if not searched and (loose := given(context, *NAMES, *SEARCH_ROWS)):
+    if not searched and (loose := given(context, *(name for name in (*NAMES, *SEARCH_ROWS) if name != "effort"))):
         raise click.UsageError(f"{loose[0]} is of a search; say --size, --bits, --share or --max-loss, too.")
     return searched
 

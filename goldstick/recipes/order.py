@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from goldstick.algorithms.base import rounds, smooths
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
-from goldstick.algorithms.stage import CacheQuantizer, NetworkStage, Place, Rotation, Stage
+from goldstick.algorithms.stage import CacheQuantizer, DataRequirement, NetworkStage, Place, Rotation, Stage
+from goldstick.algorithms.validate import Validate
 from goldstick.core.scheme import Scheme
 
 
@@ -30,7 +31,7 @@ def misplaced(stages: Sequence[Stage]) -> list[str]:
                 f"stages[{found[0]}].{first.name}: {late[0].name} comes before it and would decide on weights that "
                 "are changed afterwards; make it the first stage."
             )
-    return problems + _smoothing_for_nothing(stages) + _after_others(stages)
+    return problems + _smoothing_for_nothing(stages) + _judging_nothing(stages) + _after_others(stages)
 
 
 def _alike(stage: Stage) -> type[Stage]:
@@ -50,6 +51,19 @@ def _smoothing_for_nothing(stages: Sequence[Stage]) -> list[str]:
             problems.append(
                 f"stages[{index}].{stage.name}: it scales inputs for a stage that rounds, and none comes after it, so "
                 f"it would do nothing; {remedy}."
+            )
+    return problems
+
+
+def _judging_nothing(stages: Sequence[Stage]) -> list[str]:
+    """A stage that judges what calibration has given, where no stage before it is calibrated."""
+    problems = []
+    for index, stage in enumerate(stages):
+        before = [one for one in stages[:index] if rounds(one) or smooths(one)]
+        if isinstance(stage, Validate) and all(one.data_requirement is DataRequirement.NONE for one in before):
+            problems.append(
+                f"stages[{index}].{stage.name}: no stage before it is calibrated, so there is nothing to judge; put it "
+                "behind one that is, such as gptq."
             )
     return problems
 

@@ -34,6 +34,7 @@ from goldstick.core.seed import LEAST, MOST
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError
 from goldstick.formats import FORMATS
+from goldstick.recipes.effort import Effort, with_effort
 from goldstick.recipes.order import misplaced, unfinishable
 from goldstick.recipes.paths import placed
 from goldstick.recipes.precision import Precision, with_precision
@@ -163,6 +164,10 @@ class Recipe(BaseModel):
         if problems := misplaced(recipe.stages) + unfinishable(recipe.stages, schemes):
             raise RecipeError(f"The recipe {str(source)!r} is illegal: {' '.join(problems)}")
         return recipe
+
+    def with_effort(self, effort: Effort) -> Recipe:
+        """The recipe with what an effort adds to its stages (docs/effort.md)."""
+        return self.model_copy(update={"stages": with_effort(self.stages, effort)})
 
     def excluding(self, *patterns: str) -> Recipe:
         """The recipe with further layers left alone: each stage with targets excludes ``patterns``, too."""

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from goldstick.algorithms.base import Algorithm, Quantizer, rounds, smooths
+from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.algorithms.stage import AnyStage, Stage, of_kind
+from goldstick.algorithms.validate import Validate
 from goldstick.calibration.task import Assignment as Assignment
 from goldstick.calibration.task import Step
 from goldstick.core.layout import Layout
@@ -54,6 +56,12 @@ class Resolution:
     def smoothing(self) -> tuple[Step[Algorithm], ...]:
         """The stages that scale the inputs of layers before these are quantized."""
         return _smoothing(self.steps)
+
+    @property
+    def holdout(self) -> float:
+        """Which share of the calibration batches is held out by a stage, at the most; 0 for none."""
+        held = [*(one.holdout for one in self.of(Validate)), *(one.holdout for one in self.of(BlockReconstruction))]
+        return max(held, default=0.0)
 
     def of(self, kind: type[AnyStage]) -> tuple[AnyStage, ...]:
         """The stages of a kind, in their order."""

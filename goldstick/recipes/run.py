@@ -11,8 +11,9 @@ from typing import Any
 from torch import Tensor
 
 from goldstick import surgery
-from goldstick.algorithms import BlockReconstruction, DataRequirement, Quantizer, Stage
+from goldstick.algorithms import RTN, BlockReconstruction, DataRequirement, Quantizer, Stage, Validate
 from goldstick.algorithms.base import rounds
+from goldstick.algorithms.ranges import RangeSearch
 from goldstick.algorithms.stage import BiasCorrector, CacheQuantizer
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.sweep import sweep
@@ -215,6 +216,7 @@ def calibrated_work(
         measured: Told how large the inputs of each site are that a stage looks at.
     """
     reconstruction, corrected = resolution.first(BlockReconstruction), resolution.sites_of(BiasCorrector)
+    finishes = reconstruction or resolution.first(Validate)
     tasks = {
         name: assignment
         for name, assignment in resolution.assignments.items()
@@ -223,7 +225,7 @@ def calibrated_work(
             assignment.stage.needs_inputs(assignment.scheme)
             or assignment.multiplied
             or name in corrected
-            or ((resolution.smoothing or reconstruction) and assignment.site.block is not None)
+            or ((resolution.smoothing or finishes) and assignment.site.block is not None)
         )
     }
 
@@ -241,11 +243,19 @@ def calibrated_work(
     def revise(task: Assignment, weight: Tensor, edit: Quantize) -> None:
         note(task, edit, _error(task.site, weight, edit))
 
+    def rounded(task: Assignment, weight: Tensor) -> Quantize:
+        blocks = task.scheme.weight.superblock is not None or task.stage.float16_ranges
+        search: RangeSearch = "ggml" if blocks else "mse"
+        stage = RTN(scheme=task.scheme, range_search=search)
+        return decide(stage, task.site, weight, task.scheme, reach=reach.of(task.site.name))[0]
+
     return Work(
         tasks=tasks,
         decide=solve,
         smoothing=resolution.smoothing,
         reconstruction=reconstruction,
+        validation=resolution.first(Validate),
+        rounded=rounded,
         corrected=corrected,
         revise=revise,
     )

@@ -226,6 +226,7 @@ PREPARE: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "classifier.md": _classifier,
     "commands.md": _named_model,
     "doctor.md": _doctor,
+    "effort.md": _recipes,
     "encoder.md": _encoder,
     "evaluation.md": _evaluation,
     "formats.md": _formats,

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.data.samples import CalibrationSet
+from goldstick.calibration.held_out import apart
 from goldstick.calibration.scale_fold_targets import small
-from goldstick.calibration.unreached import unreached_warnings
+from goldstick.calibration.validation import calibration_warnings
 from goldstick.checkpoint.hidden_states import HiddenStates, write_hidden_states
 from goldstick.checkpoint.journal import WorkDirectory
 from goldstick.checkpoint.kv_cache import StoredKV
@@ -140,7 +141,7 @@ class BlockwiseRun:
         self._plan, self._max_memory, self._progress = plan, max_memory, progress
         self._names = CheckpointNames(plan.network.model)
         self._rotation_error: float | None = None
-        batches = data.batches() if data is not None else []
+        batches = apart(data.batches() if data is not None else [], plan.resolution.holdout)
         self._model = BlockwiseModel(plan, streamed, batches, proof, max_memory, progress, ranks, measures)
         self.data = data
         self._ranks = ranks
@@ -290,7 +291,7 @@ class BlockwiseRun:
             expected=expected,
             not_run=not_run,
             audit=self.data.audit() if self.data is not None else {},
-            warnings=[*(self.data.warnings() if self.data is not None else ()), *unreached_warnings(notes), *slow],
+            warnings=[*(self.data.warnings() if self.data is not None else ()), *calibration_warnings(notes), *slow],
             kv=kv,
             account=account,
             ranks=ranks,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from goldstick.algorithms.stage import CacheQuantizer
 from goldstick.calibration.data.samples import CalibrationSet
-from goldstick.calibration.unreached import unreached_warnings
+from goldstick.calibration.validation import calibration_warnings
 from goldstick.checkpoint.entries import Entry
 from goldstick.checkpoint.gguf.entries import write_gguf
 from goldstick.checkpoint.kv_cache import StoredKV
@@ -197,7 +197,7 @@ def write_whole(
         expected=expected,
         not_run=not_run,
         audit=data.audit() if data else {},
-        warnings=[*(data.warnings() if data else ()), *told, *unreached_warnings(notes)],
+        warnings=[*(data.warnings() if data else ()), *told, *calibration_warnings(notes)],
         kv=kv,
         account=whole.account,
         measured=measured,

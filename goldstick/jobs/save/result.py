@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from goldstick.calibration.data.samples import count_batches
 from goldstick.calibration.float_types import refuse_float64
 from goldstick.calibration.scale_fold_targets import small
-from goldstick.calibration.unreached import unreached_warnings
+from goldstick.calibration.validation import calibration_warnings
 from goldstick.checkpoint.shards import write_entries
 from goldstick.checkpoint.source import sidecars_of
 from goldstick.checkpoint.staging import refuse_overlap, staged
@@ -179,7 +179,7 @@ def apply_recipe(
         search=recipe.search,
         calibration=count_batches(batches),
         **account,
-        warnings=(*warnings, *unreached_warnings(notes)),
+        warnings=(*warnings, *calibration_warnings(notes)),
         environment=environment(),
     )
     return Result(

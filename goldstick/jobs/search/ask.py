@@ -15,6 +15,7 @@ from goldstick.jobs.load.find_model import REFERENCE, data_directory, find_model
 from goldstick.jobs.search.journal import states_of
 from goldstick.jobs.search.search import search_recipe
 from goldstick.jobs.search.target import Target
+from goldstick.recipes.effort import Effort
 from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.report.report import Report
 
@@ -34,7 +35,7 @@ def search(
     schemes: Sequence[str] = (),
     exclude: Sequence[str] = (),
     method: Literal["rtn", "gptq"] = "gptq",
-    effort: Literal["fast", "normal", "thorough"] = "normal",
+    effort: Effort = "default",
     dataset: str | None = None,
     samples: int = 8,
     seq_len: int = 256,
@@ -63,7 +64,7 @@ def search(
         schemes: What to choose among, instead of all that the runtime runs.
         exclude: Patterns of layers that stay float.
         method: How layers are rounded.
-        effort: ``fast`` takes gradients alone, ``normal`` measures what is near the decision, ``thorough`` all.
+        effort: ``fast`` takes gradients alone, ``default`` measures what is near the decision, ``best`` all.
         dataset: The text; WikiText-2 where ``None``, for ``reference`` what comes with it.
         samples: Rows to search on.
         seq_len: Tokens of a row.

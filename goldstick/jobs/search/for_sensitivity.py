@@ -54,7 +54,7 @@ def sensitivity_for_size(
         plan = make_plan(directory, recipe)
     left = [site.name for site in plan.network.sites if site.name not in plan.resolution.assignments]
     found = search(
-        model, **asked, schemes=tuple(grids.values()), exclude=left, effort="thorough",
+        model, **asked, schemes=tuple(grids.values()), exclude=left, effort="best",
         method="gptq" if isinstance(stage, GPTQ) else "rtn", dataset=text.dataset, samples=text.samples,
         seq_len=text.seq_len, seed=text.seed, held_out_rows=held_out_rows, data_dir=data_dir, progress=progress,
     )  # fmt: skip

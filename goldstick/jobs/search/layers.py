@@ -21,6 +21,7 @@ from goldstick.formats.native import NATIVE
 from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.plan.planned_tensors import PlannedTensor
 from goldstick.jobs.search.runtimes import Runtime, groups_of
+from goldstick.recipes.effort import Effort, with_effort
 from goldstick.recipes.recipe import Calibration, Export, Recipe
 from goldstick.structure.network import Network, Site
 from goldstick.structure.targets import Targets
@@ -57,6 +58,7 @@ class Layers:
         directory: The float checkpoint.
         runtime: What the result is for.
         method: How layers are rounded in the end.
+        effort: How much the recipe does for it.
         groups: The layers.
         fixed: Bytes of all other tensors.
         weights: The number of the model's weights.
@@ -67,6 +69,7 @@ class Layers:
     directory: Path
     runtime: Runtime
     method: Method
+    effort: Effort
     groups: tuple[Group, ...]
     fixed: int
     weights: int
@@ -92,7 +95,8 @@ class Layers:
             stages.append(_stage(RTN(range_search=self.runtime.search), outer))
         if not stages:
             raise RecipeError("Everything stays float at this size; ask for less.")
-        return Recipe(stages=tuple(stages), calibration=self.calibration, export=Export(format=self.runtime.format))
+        export = Export(format=self.runtime.format)
+        return Recipe(stages=with_effort(stages, self.effort), calibration=self.calibration, export=export)
 
 
 def _stage(stage: Quantizer, chosen: Mapping[str, str]) -> Quantizer:
@@ -112,6 +116,7 @@ def find_layers(
     calibration: Calibration,
     schemes: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    effort: Effort = "fast",
 ) -> Layers:
     """What the layers of a checkpoint may become for a runtime, and their bytes.
 
@@ -125,6 +130,7 @@ def find_layers(
         calibration: The data of the recipe.
         schemes: What to choose among, instead of all that the runtime runs.
         exclude: Patterns of layers that stay float.
+        effort: How much the recipe does for it.
 
     Raises:
         RecipeError: A scheme is unknown, or no layer can become any of them.
@@ -155,6 +161,7 @@ def find_layers(
         directory=directory,
         runtime=runtime,
         method=method,
+        effort=effort,
         groups=tuple(found),
         fixed=sum(tensor.bytes_after for tensor in plan.tensors if tensor.name not in chosen),
         weights=sum(tensor.source.shape.numel() for tensor in plan.tensors),

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any
 
 from torch import nn
 
@@ -30,15 +30,14 @@ from goldstick.jobs.search.runtimes import RUNTIMES, RuntimeName
 from goldstick.jobs.search.scores import Scores
 from goldstick.jobs.search.target import Found, Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
+from goldstick.recipes.effort import Effort
 from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.structure.network import Network
 
-Effort = Literal["fast", "normal", "thorough"]
-
 #: Times that the choice is made anew after what it chose was measured.
-_ROUNDS = {"fast": 0, "normal": 6, "thorough": 0}
+_ROUNDS = {"fast": 0, "default": 6, "best": 0}
 #: Exchanges that are tried.
-_EXCHANGES = {"fast": 0, "normal": 12, "thorough": 48}
+_EXCHANGES = {"fast": 0, "default": 12, "best": 48}
 
 
 def search_recipe(
@@ -50,7 +49,7 @@ def search_recipe(
     schemes: Sequence[str] = (),
     exclude: Sequence[str] = (),
     method: Method = "gptq",
-    effort: Effort = "normal",
+    effort: Effort = "default",
     calibration: Calibration | None = None,
     held_out: str | None = None,
     held_out_rows: int = 32,
@@ -68,8 +67,8 @@ def search_recipe(
         schemes: What to choose among, instead of all that the runtime runs.
         exclude: Patterns of layers that stay float.
         method: How layers are rounded; by GPTQ each alone while searching, on the inputs it has in the float model.
-        effort: ``fast`` takes gradients alone; ``normal`` measures what is near the decision and tries exchanges;
-            ``thorough`` measures all.
+        effort: ``fast`` takes gradients alone; ``default`` measures what is near the decision and tries exchanges;
+            ``best`` measures all.
         calibration: The data of the recipe that is found.
         held_out: Text of the rows that a choice is judged on; other rows of ``text`` where ``None``.
         held_out_rows: How many these are.
@@ -83,7 +82,7 @@ def search_recipe(
     """
     layers = find_layers(
         directory, RUNTIMES[runtime], method=method, calibration=calibration or Calibration(), schemes=schemes,
-        exclude=exclude,
+        exclude=exclude, effort=effort,
     )  # fmt: skip
     if target.max_loss is None:
         refuse_size(layers, target.bytes_of(layers))
@@ -152,7 +151,7 @@ class Search:
 
     def run(self) -> Found:
         """Search."""
-        if self.effort == "thorough":
+        if self.effort == "best":
             self.scores.measure_all()
         if self.target.max_loss is None:
             chosen, nbytes = self._at(self.target.bytes_of(self.layers), exchanged=True)

@@ -130,7 +130,7 @@ def test_a_finished_run_is_not_searched_for_again(
     [
         (["--bits", "4", "-r", "rtn-w8a16"], "leave it out"),
         (["--size", "4GB", "--dry-run"], "goldstick plan"),
-        (["--effort", "fast"], "say --size, --bits, --share or --max-loss"),
+        (["--held-out-rows", "4"], "say --size, --bits, --share or --max-loss"),
         (["--size", "4GB", "--bits", "4"], "Ask for one thing"),
     ],
 )

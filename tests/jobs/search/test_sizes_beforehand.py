@@ -73,7 +73,7 @@ def test_the_recipe_that_sensitivity_prints_is_that_of_the_search(source_with_te
         yaml.safe_load(done.stdout[done.stdout.index("description:") :].partition("\nsensitivity:")[0])
     )
     recipe = goldstick.search(
-        source_with_text, share=0.7, schemes=["w2a16-g32", "w4a16-g32", "w8a16-g32"], method="rtn", effort="thorough",
+        source_with_text, share=0.7, schemes=["w2a16-g32", "w4a16-g32", "w8a16-g32"], method="rtn", effort="best",
         exclude=["model.embed_tokens", "lm_head"], dataset=text, samples=2, seq_len=16, held_out_rows=3,
     )  # fmt: skip
     assert printed.model_dump() == recipe.model_dump()

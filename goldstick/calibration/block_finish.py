@@ -1,0 +1,79 @@
+"""What is done to a block when its layers are solved: validated on batches held out, and its codes searched on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, MutableMapping
+
+from torch import Tensor
+
+from goldstick import surgery
+from goldstick.calibration.held_out import Passes, Runs, learned_batches, split
+from goldstick.calibration.reconstruction import reconstruct_block
+from goldstick.calibration.task import Assignment, Work
+from goldstick.calibration.validation import validate_block
+from goldstick.core.edits import Quantize, SetWeight
+from goldstick.structure.network import Network
+
+
+class BlockFinish:
+    """The end of the calibration of one block.
+
+    Args:
+        network: The network; the block's weights are in memory.
+        work: What to do in the block.
+        runs: The block's forward on each batch.
+        masks: Which tokens of each batch count; ``None`` for all.
+
+    Attributes:
+        learned: How many batches of this rank, the first, the layers may be fitted to.
+        targets: What the float block gives, batch by batch; when the block is improved.
+    """
+
+    def __init__(self, network: Network, work: Work, runs: Runs, masks: list[Tensor | None]) -> None:
+        self._network, self._work, self._runs, self._masks = network, work, runs, masks
+        self._floats: dict[str, tuple[Tensor, Tensor]] = {}  # weight, and the scale decided for it
+        stage = work.validation
+        self.learned = len(runs)
+        if stage is not None:
+            self.learned = learned_batches(work.ranks, len(runs), stage.name, stage.holdout)
+        self.targets: list[Tensor] = []
+
+    @property
+    def wanted(self) -> bool:
+        """Whether there is something to do."""
+        return self._work.validation is not None or self._work.reconstruction is not None
+
+    def remember(self, weight: Tensor, edit: Quantize) -> None:
+        """Keep the float weight of a layer that was decided."""
+        if self.wanted:
+            self._floats[edit.site] = weight.clone(), edit.tensor.scale
+
+    def improve(self, edits: MutableMapping[str, Quantize], targets: Iterable[Tensor]) -> None:
+        """Do it; the block then holds the weights of ``edits``, which are changed.
+
+        Args:
+            edits: Site name → what was decided for it.
+            targets: What the float block gives, batch by batch.
+        """
+        work, self.targets = self._work, list(targets)
+        passes = Passes(runs=self._runs, targets=self.targets, masks=self._masks, ranks=work.ranks)
+        if work.validation is not None:
+            _, judge = split(passes, work.validation.name, work.validation.holdout)
+            rounded = {name: self._rounded(edits, name) for name in edits}
+            self._take(edits, validate_block(self._network, dict(edits), rounded, judge))
+        if work.reconstruction is not None:
+            weights = {name: weight for name, (weight, _) in self._floats.items()}
+            self._take(edits, reconstruct_block(self._network, dict(edits), weights, work.reconstruction, passes))
+
+    def _rounded(self, edits: MutableMapping[str, Quantize], name: str) -> Quantize | None:
+        """Rounding to nearest; ``None`` where a scale that a later layer gave away has moved into this one's."""
+        weight, scale = self._floats[name]
+        task: Assignment = self._work.tasks[name]
+        same = edits[name].tensor.scale.equal(scale)
+        return self._work.ranks.of(self._work.rounded(task, weight)) if same else None
+
+    def _take(self, edits: MutableMapping[str, Quantize], found: dict[str, Quantize]) -> None:
+        for name, edit in found.items():
+            surgery.apply(self._network, [SetWeight(site=name, weight=edit.tensor.dequantize())])
+            edits[name] = edit
+            self._work.revise(self._work.tasks[name], self._floats[name][0], edit)

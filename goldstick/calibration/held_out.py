@@ -1,0 +1,138 @@
+"""Held out: what a block should give, and the batches that judge it since nothing in it was fitted to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from goldstick.calibration.passes import Passes as GroupPasses
+from goldstick.calibration.pauses import CapturedInput
+from goldstick.core.ranks import Ranks
+from goldstick.errors import QuantizationError
+
+Runs = Sequence[Callable[[], Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passes:
+    """Forward passes of a block, and what they should give.
+
+    Attributes:
+        runs: The block's forward on each batch.
+        targets: What the float block gives for each batch.
+        masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
+        ranks: Who has passes of further batches.
+    """
+
+    runs: Runs
+    targets: Sequence[Tensor]
+    masks: Sequence[Tensor | None]
+    ranks: Ranks = field(default_factory=Ranks)
+
+    def part(self, part: slice) -> Passes:
+        """Some of the batches of this rank."""
+        return Passes(runs=self.runs[part], targets=self.targets[part], masks=self.masks[part], ranks=self.ranks)
+
+    def places(self) -> list[tuple[int, int]]:
+        """The batches of all ranks in their order: whose each is, and its number there."""
+        counts = self.ranks.gather(len(self.runs))
+        return [(owner, index) for owner, count in enumerate(counts) for index in range(count)]
+
+    def errors(self, index: int) -> Tensor:
+        """(y − y_float)² of the tokens of a batch that count, float32."""
+        output, mask = self.runs[index](), self.masks[index]
+        found = (output.float() - self.targets[index].float()).square()
+        return found if mask is None or mask.shape != found.shape[:2] else found[mask.bool()]
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """The mean over all batches of all ranks."""
+        sums = [(float(errors.double().sum()), errors.numel()) for errors in map(self.errors, range(len(self.runs)))]
+        total, count = 0.0, 0
+        for each in self.ranks.gather(sums):  # batch by batch, in one order, whoever has them
+            for further, numbers in each:
+                total, count = total + further, count + numbers
+        return total / count
+
+
+def split(passes: Passes, name: str, share: float) -> tuple[Passes, Passes]:
+    """The batches to learn from, and those to judge by: the last; all for both where none are held out.
+
+    Raises:
+        QuantizationError: There is one batch; the message names ``name``, the stage that holds out.
+    """
+    if not share:
+        return passes, passes
+    learned = learned_batches(passes.ranks, len(passes.runs), name, share)
+    return passes.part(slice(0, learned)), passes.part(slice(learned, None))
+
+
+def learned_batches(ranks: Ranks, own: int, name: str, share: float) -> int:
+    """How many of a rank's ``own`` batches, the first, are not held out; see :func:`split`."""
+    counts = ranks.gather(own)
+    total = sum(counts)
+    if total < 2:
+        raise QuantizationError(
+            f"{name} is judged by calibration batches that it has not learned from, and there is {total}"
+            " batch; give at least 2 (more samples), or set holdout: 0."
+        )
+    learned = total - held_count(total, share)
+    return min(max(0, learned - sum(counts[: ranks.rank])), own)
+
+
+def held_count(total: int, share: float) -> int:
+    """How many of ``total`` are held out: at least one, and never all."""
+    return min(max(1, round(share * total)), total - 1)
+
+
+def apart(batches: Sequence[Mapping[str, Tensor]], share: float) -> Sequence[Mapping[str, Tensor]]:
+    """The batches; a single one of several rows as two, so that there is one to hold out.
+
+    Args:
+        batches: Keyword arguments of the model's forward.
+        share: Which share of them is held out.
+    """
+    if not share or len(batches) != 1:
+        return batches
+    rows = {len(value) for value in batches[0].values() if value.ndim}
+    if len(rows) != 1 or (count := rows.pop()) < 2 or any(not value.ndim for value in batches[0].values()):
+        return batches
+    cut = count - held_count(count, share)
+    return [{name: value[part] for name, value in batches[0].items()} for part in (slice(0, cut), slice(cut, None))]
+
+
+class LearnedPasses:
+    """The passes of a block as far as they are learned from: the inputs of the last batches are not shown.
+
+    Args:
+        passes: All passes.
+        count: How many batches of this rank are learned from.
+    """
+
+    def __init__(self, passes: GroupPasses, count: int) -> None:
+        self._passes, self._count = passes, count
+        self.ranks = passes.ranks
+
+    @property
+    def together(self) -> bool:
+        """As the passes."""
+        return self._passes.together
+
+    def groups(self) -> Iterator[int]:
+        """As the passes."""
+        return self._passes.groups()
+
+    def captured_inputs(self) -> Iterator[CapturedInput]:
+        """Those of the batches that are learned from."""
+        return (captured for captured in self._passes.captured_inputs() if captured.batch < self._count)
+
+    def again(self) -> None:
+        """As the passes."""
+        self._passes.again()
+
+    def outputs(self) -> Iterator[Tensor]:
+        """As the passes."""
+        return self._passes.outputs()

@@ -1,0 +1,59 @@
+"""Effort: what a recipe of words does beyond its words, so that it loses less for more time."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Literal
+
+from goldstick.algorithms import GPTQ, RTN, BlockReconstruction, DataRequirement, Learn, Stage, Validate
+from goldstick.algorithms.base import Quantizer, rounds, smooths
+from goldstick.algorithms.stage import Place
+
+Effort = Literal["fast", "default", "best"]
+
+#: Less of it fits the calibration text better and other texts worse; at few bits the first weighs more.
+_DAMPING, _DAMPED_FROM = 0.3, 4
+
+
+def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
+    """The stages, with what an effort adds to those that are calibrated; see docs/effort.md.
+
+    ``fast`` leaves all as it is. ``default`` lets GPTQ make up for the errors of earlier layers, damps its Hessian
+    more from 4 bits on, so that codes fit other texts, too, and lets two cycles of coordinate descent follow; and it
+    judges layers on rows held out. ``best`` learns the codes of each block on top of that, where activations are float.
+
+    Recipes that look at no data, or whose data say ranges alone, or that train the network, stay as they are. GGUF's
+    blocks hold scales of float16, which neither cycles nor learning keep.
+    """
+    solved = [stage for stage in stages if (rounds(stage) or smooths(stage)) and not isinstance(stage, RTN)]
+    calibrated = any(stage.data_requirement is DataRequirement.BLOCKWISE for stage in solved)
+    if effort == "fast" or not calibrated or any(stage.trains for stage in stages):
+        return tuple(stages)
+    found: list[Stage] = [_solving_well(stage) for stage in stages]
+    if not any(isinstance(stage, Validate) for stage in found):
+        found.insert(_behind_layers(found), Validate())
+    finished = any(isinstance(stage, BlockReconstruction) for stage in found)
+    blocks = any(isinstance(stage, Quantizer) and stage.float16_ranges for stage in found)
+    if effort == "best" and not finished and not blocks and _float_activations(found):
+        found.insert(_behind_layers(found), Learn())
+    return tuple(found)
+
+
+def _solving_well(stage: Stage) -> Stage:
+    if not isinstance(stage, GPTQ):
+        return stage
+    fewest = min(scheme.weight.bits for scheme in stage.schemes())
+    damping = max(stage.damping, _DAMPING) if fewest >= _DAMPED_FROM else stage.damping
+    cycles = stage.cycles if stage.float16_ranges else max(stage.cycles, 2)
+    return dataclasses.replace(stage, gptaq=True, cycles=cycles, damping=damping)
+
+
+def _behind_layers(stages: Sequence[Stage]) -> int:
+    """The place behind all that decides on layers."""
+    return max(index for index, stage in enumerate(stages) if stage.place is Place.LAYERS) + 1
+
+
+def _float_activations(stages: Sequence[Stage]) -> bool:
+    schemes = [scheme for stage in stages if isinstance(stage, Quantizer) for scheme in stage.schemes()]
+    return all(scheme.activation is None for scheme in schemes)

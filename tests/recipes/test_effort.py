@@ -1,0 +1,74 @@
+"""Effort: what each adds to which recipes, and what it leaves alone."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+import goldstick
+from goldstick.algorithms import GPTQ, Learn, Validate
+from goldstick.cli import main
+from goldstick.recipes.effort import Effort
+
+
+def stages(words: str, effort: Effort) -> list[str]:
+    return [stage.name for stage in goldstick.Recipe.load(words).with_effort(effort).stages]
+
+
+@pytest.mark.parametrize(
+    ("words", "default", "best"),
+    [
+        ("gptq-w4a16-g128", "gptq validate", "gptq validate learn"),
+        ("awq-gptq-w4a16-g128-kv8", "awq gptq validate kv_cache", "awq gptq validate learn kv_cache"),
+        ("awq-w4a16-g128", "awq validate", "awq validate learn"),
+        ("gptq-slb_finish-w2a16-g32", "gptq validate slb_finish", "gptq validate slb_finish"),
+        ("smoothquant-gptq-w8a8-dynamic", "smoothquant gptq validate", "smoothquant gptq validate"),
+        ("gptq-q4_k_m", "gptq rtn validate", "gptq rtn validate"),
+        ("imatrix-w4a16-g128", "rtn", "rtn"),
+        ("rtn-w4a16-g128", "rtn", "rtn"),
+        ("rtn-w8a8-static", "rtn", "rtn"),
+        ("rotate-kv8", "rotate kv_cache", "rotate kv_cache"),
+        ("slb-w2a16-g32", "slb", "slb"),
+    ],
+)
+def test_calibrated_recipes_are_judged_and_at_best_learn(words: str, default: str, best: str) -> None:
+    recipe = goldstick.Recipe.load(words)
+    assert recipe.with_effort("fast").stages == recipe.stages
+    assert stages(words, "default") == default.split()
+    assert stages(words, "best") == best.split()
+    goldstick.Recipe.load(recipe.with_effort("best").model_dump(mode="json"))  # it can be written as a file
+
+
+@pytest.mark.parametrize(("words", "damping"), [("gptq-w4a16-g128", 0.3), ("gptq-w3a16-g32", 0.01)])
+def test_gptq_is_damped_for_other_texts_from_4_bits_on(words: str, damping: float) -> None:
+    gptq, *rest = goldstick.Recipe.load(words).with_effort("best").stages
+    assert isinstance(gptq, GPTQ)
+    assert (gptq.gptaq, gptq.cycles, gptq.damping) == (True, 2, damping)
+    assert [type(stage) for stage in rest] == [Validate, Learn]
+
+
+def test_an_effort_asked_for_twice_is_the_same() -> None:
+    once = goldstick.Recipe.load("gptq-w4a16-g128").with_effort("best")
+    assert once.with_effort("best").stages == once.stages
+
+
+def test_the_commands_run_words_with_default_effort_and_files_as_they_stand(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Any] = []
+    monkeypatch.setattr(importlib.import_module("goldstick.cli.plan"), "show_plan", lambda plan, _: shown.append(plan))
+    file = tmp_path / "mine.yaml"
+    file.write_text("stages: [{gptq: {scheme: w4a16-g32}}]\n")
+    for arguments, wanted in (
+        (["-r", "gptq-w4a16-g32"], ["gptq", "validate"]),
+        (["-r", "gptq-w4a16-g32", "--effort", "best"], ["gptq", "validate", "learn"]),
+        (["-r", "gptq-w4a16-g32", "--effort", "fast"], ["gptq"]),
+        (["-r", str(file), "--effort", "best"], ["gptq"]),
+    ):
+        done = CliRunner().invoke(main, ["plan", "reference", "--dataset", "reference", *arguments])
+        assert done.exit_code == 0, done.output
+        assert [stage.name for stage in shown.pop().recipe.stages] == wanted
