@@ -146,7 +146,7 @@ def blocks(model: nn.Module, decode: Callable[[], object]) -> Iterator[tuple[str
 
 
 def chain(model: nn.Module) -> None:
-    """Let the blocks that run in one call run those behind them, in the order of the modules; which ones is seen by running."""
+    """Let blocks that run in one call run those behind them, too, in the order of the modules."""
     forwards = [module.__dict__.get("forward") for module in model.modules()]
     found = [forward for forward in forwards if isinstance(forward, FusedDecodeBlock)]
     chained = BlockChain(found) if len(found) > 1 else None

@@ -24,13 +24,16 @@ class BlockState:
     keys: KVBuffer
     values: KVBuffer
 
+    def __post_init__(self) -> None:
+        self._found = self.layer.keys, self.layer.values
+
     def place(self) -> tuple[int, int, int, int]:
         """Where a token goes: addresses of keys and values, room, and tokens that are there."""
         return self.keys.buffer.data_ptr(), self.values.buffer.data_ptr(), self.keys.buffer.shape[2], self.keys.filled
 
     def fits(self) -> bool:
-        """Whether the layer still holds what its buffers do."""
-        return self.keys.fits(self.layer.keys) and self.values.fits(self.layer.values)
+        """Whether the layer still holds what it did, of which its buffers have copies."""
+        return self.layer.keys is self._found[0] and self.layer.values is self._found[1]
 
     def extend(self) -> None:
         """Give the token that was written to the cache."""
@@ -54,9 +57,9 @@ class BlockChain:
     """Blocks in their order, each of which is given the output of the one before.
 
     The first that is called runs those behind it, too. Each of these is called in its turn by the model, and takes what
-    is there if it is given what it was computed from: the very tensor, unchanged, the same angles, mask and cache, with
-    no module inside replaced or hooked. If not, it runs anew, and what was computed before is forgotten, of which the
-    cache shows nothing; the two blocks are then no longer run together.
+    is there if it is given what it was computed from: the very tensor, unchanged, the same angles, mask and cache. If
+    not, it runs anew, and what was computed before is forgotten, of which the cache shows nothing; the two blocks are
+    then no longer run together. What changes inside of a block while a token is on its way is seen with the next token.
 
     Args:
         blocks: The blocks.
@@ -113,7 +116,6 @@ class BlockChain:
             or cache is not held.cache
             or cache.layers[block.attention.layer] is not state.layer
             or not state.fits()
-            or not block.unchanged_modules()
         ):
             self._held = None
             self._parted.add(self._place[id(state.owner)])

@@ -72,6 +72,18 @@ public:
 
     bool halves() const { return halves_; }
 
+    // Round this thread's part of the inputs. Returns whether all have to meet before any multiplies.
+    bool round(int thread) const {
+        bool in_parts = false;
+        for (const LinearWork<T>& work : works_) {
+            if (threads_ > 1 && work.rounds_in_parts()) {
+                work.round_part(thread, threads_);
+                in_parts = true;
+            }
+        }
+        return in_parts;
+    }
+
     // Multiply until nothing is left. `after(first row, rows, first token, last token)` is called with the first half's rows of
     // what is done, where halves go together.
     template <typename After>
@@ -109,6 +121,9 @@ public:
 private:
     void rounded(const LinearCall<T>& call) {
         works_.emplace_back(call, threads_, isa_);
+        if (threads_ > 1 && works_.back().rounds_in_parts()) {
+            return;  // in the next step
+        }
         if (!round_all(call, works_.back())) {
             works_.pop_back();
             works_.emplace_back(call, threads_, isa_, false);
@@ -137,7 +152,7 @@ private:
 // What a thread that is going to work on layers reads first of their weights.
 template <typename T>
 Ahead first_weights(const std::vector<const PreparedLinear*>& layers, int thread, int threads, bool halves) {
-    constexpr std::int64_t kMost = 256 << 10;  // a part of the second cache
+    constexpr std::int64_t kMost = 512 << 10;  // half of a second cache
     const auto& layer = static_cast<const PreparedLinearOf<T>&>(*layers[thread > 0 ? layers.size() - 1 : 0]);
     const LinearCall<T> call = layer.call(nullptr, nullptr, 1);
     if (!call.interleaved) {

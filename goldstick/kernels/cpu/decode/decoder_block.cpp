@@ -46,15 +46,15 @@ public:
         for (std::size_t block = 0; block < calls_.size(); ++block) {
             const auto& [qkv, output, gate_up, down] = calls_[block].layers;
             const bool last = block + 1 == calls_.size();
-            product_.work(thread, nothing_after);
+            multiply(thread, nothing_after);
             team_.meet([&] { begin_attention(block); }, pause);
             attend(thread);
             team_.meet([&] { begin_output(block); }, first_weights<T>({output}, thread, threads_, false));
-            product_.work(thread, nothing_after);
+            multiply(thread, nothing_after);
             team_.meet([&] { begin_feed(block); }, first_weights<T>({gate_up}, thread, threads_, true));
-            product_.work(thread, [&](auto... part) { gate(part...); });
+            multiply(thread, [&](auto... part) { gate(part...); });
             team_.meet([&] { begin_down(block); }, first_weights<T>({down}, thread, threads_, false));
-            product_.work(thread, nothing_after);
+            multiply(thread, nothing_after);
             const Ahead next = last ? Ahead() : first_weights<T>(calls_[block + 1].layers.qkv, thread, threads_, false);
             team_.meet([&] { end_block(block); }, next);
         }
@@ -62,6 +62,14 @@ public:
 
 private:
     static void nothing_after(std::int64_t, std::int64_t, std::int64_t, std::int64_t) {}
+
+    template <typename After>
+    void multiply(int thread, After after) {
+        if (product_.round(thread)) {
+            team_.meet([] {}, pause);
+        }
+        product_.work(thread, after);
+    }
 
     void begin_block(std::size_t block) {
         const BlockCall<T>& call = calls_[block];

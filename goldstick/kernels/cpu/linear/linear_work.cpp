@@ -6,6 +6,7 @@
 #include "base/inline.hpp"
 #include "linear/gather.hpp"
 #include "linear/interleaved.hpp"
+#include "linear/rounding.hpp"
 
 namespace goldstick {
 
@@ -97,6 +98,22 @@ std::int64_t LinearWork<T>::round_tile(std::int64_t first) const {
         quantize_token(call_, columns_, rounded, token, plan_.isa);
     }
     return plan_.may_exceed ? split_overflow(columns_, rounded, first) : 0;
+}
+
+template <typename T>
+bool LinearWork<T>::rounds_in_parts() const {
+    return call_.tokens == 1 && call_.rounding == Rounding::kInt16 && !plan_.may_exceed && !plan_.in_matrices();
+}
+
+template <typename T>
+void LinearWork<T>::round_part(int thread, int threads) const {
+    const auto chunks = static_cast<std::int64_t>(columns_.chunks.size());
+    const auto first_of = [&](int part) {
+        std::int64_t first = chunks * part / threads;
+        while (first < chunks && !columns_.chunks[static_cast<std::size_t>(first)].opens) ++first;
+        return first;
+    };
+    quantize_chunks(call_, columns_, activations(), 0, first_of(thread), first_of(thread + 1), plan_.isa);
 }
 
 template <typename T>

@@ -20,6 +20,10 @@ public:
     // Round the inputs of the tile that begins with token `first`. Returns how many steps have to be multiplied twice.
     std::int64_t round_tile(std::int64_t first) const;
 
+    // Whether threads may round parts of the only token, each its own, and so in place of the above.
+    bool rounds_in_parts() const;
+    void round_part(int thread, int threads) const;
+
     // Whether those are so many that `bytes` do not pay.
     bool exceeds(std::int64_t steps) const;
 

@@ -74,7 +74,8 @@ bool modules_unchanged(const nb::list& children, const nb::list& forwards) {
     return true;
 }
 
-// `tensors`: a dict, a name in it, what gives the tensor that was there (a weak reference), and its address. `copied`: what
+// `tensors`: a dict, a name in it, what gives the tensor that was there (a weak reference), and its address,
+// or None where that is of no matter. `copied`: what
 // gives a tensor, and how often it had been changed in place. `learning`: gradients are recorded, and no tensor may want one.
 bool tensors_unchanged(const nb::list& tensors, const nb::list& copied, bool learning) {
     static PyObject* const data_ptr = interned("data_ptr");
@@ -88,9 +89,11 @@ bool tensors_unchanged(const nb::list& tensors, const nb::list& copied, bool lea
         if (now == Py_None) {
             continue;
         }
-        const nb::object address = checked(nb::steal(PyObject_CallMethodNoArgs(now, data_ptr)));
-        if (PyObject_RichCompareBool(address.ptr(), PyTuple_GetItem(one.ptr(), 3), Py_EQ) != 1 ||
-            (learning && checked(nb::steal(PyObject_GetAttr(now, requires_grad))).ptr() == Py_True)) {
+        PyObject* const place = PyTuple_GetItem(one.ptr(), 3);
+        const bool moved = place != Py_None &&
+                           PyObject_RichCompareBool(checked(nb::steal(PyObject_CallMethodNoArgs(now, data_ptr))).ptr(),
+                                                    place, Py_EQ) != 1;
+        if (moved || (learning && checked(nb::steal(PyObject_GetAttr(now, requires_grad))).ptr() == Py_True)) {
             return false;
         }
     }
