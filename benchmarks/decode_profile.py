@@ -32,6 +32,9 @@ from goldstick.nn.fused.decode_block import FusedDecodeBlock
 RESULTS = Path(__file__).resolve().parent / "results" / "decode-profile.json"
 
 
+_BESIDE = ("between", "guards and Python of the blocks", "embedding", "the model's Python", "sampling")
+
+
 class Clock:
     """Seconds of functions by name, added up."""
 
@@ -124,16 +127,16 @@ def profile(folder: Path, threads: int, rounds: int) -> dict[str, Any]:
         start = time.perf_counter()
         cpu._C.read_words(words, threads)
         found["floor"].append(time.perf_counter() - start)
+        spent = {name: value / 8 for name, value in clock.seconds.items()}
+        products_of_blocks = sum(value for name, value in alone.items() if not name.startswith("head"))
+        found["between"].append(spent["blocks in C++"] - products_of_blocks)
+        found["guards and Python of the blocks"].append(spent["blocks"] - spent["blocks in C++"])
+        outside = spent["model"] - spent["blocks"] - spent["embedding"] - spent["head"]
+        found["the model's Python"].append(outside)
+        found["sampling"].append(found["token"][-1] - spent["model"])
     medians = {name: 1e3 * statistics.median(values) for name, values in found.items()}
-    in_blocks = sum(medians[name] for name in {name for name, _ in kinds} if not name.startswith("head"))
-    table = {name: medians[name] for name, _ in kinds}
-    table |= {
-        "between": medians["blocks in C++"] - in_blocks,
-        "guards and Python of the blocks": medians["blocks"] - medians["blocks in C++"],
-        "embedding": medians["embedding"],
-        "the model's Python": medians["model"] - medians["blocks"] - medians["embedding"] - medians["head"],
-        "sampling": medians["token"] - medians["model"],
-    }
+    kept = [*dict.fromkeys(name for name, _ in kinds), *_BESIDE]
+    table = {name: medians[name] for name in kept}
     return {
         "token_ms": round(medians["token"], 2),
         "blocks_in_cpp_ms": round(medians["blocks in C++"], 2),
