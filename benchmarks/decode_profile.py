@@ -16,6 +16,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,9 @@ def watch(model: Any, clock: Clock) -> None:
         forward = module.__dict__.get("forward")
         if isinstance(forward, FusedDecodeBlock):
             module.forward = clock.timed("blocks", forward)
-            forward.follows = lambda other, block=forward, old=forward.follows: _follows(block, old, other)  # type: ignore[method-assign]
-    cpu._C.run_blocks = clock.timed("blocks in C++", cpu._C.run_blocks)
+            forward.follows = partial(_follows, forward, forward.follows)  # type: ignore[method-assign]
+    compiled: Any = cpu._C
+    compiled.run_blocks = clock.timed("blocks in C++", compiled.run_blocks)
     for name, module in (
         ("head", model.get_output_embeddings()),
         ("embedding", model.get_input_embeddings()),

@@ -50,7 +50,7 @@ class _Held:
     version: int
     angles: object
     mask: object
-    cache: object
+    cache: Any
 
 
 class BlockChain:
@@ -87,7 +87,7 @@ class BlockChain:
         start = self._place[id(first)] + 1
         for place in range(start, len(self.blocks)):
             block = self.blocks[place]
-            layer = cache.layers[block.attention.layer] if block.attention.layer < len(cache.layers) else None
+            layer: Any = cache.layers[block.attention.layer] if block.attention.layer < len(cache.layers) else None
             if place in self._parted or type(layer) is not type(own.layer) or not layer.is_initialized:
                 break
             state = block.state_for(layer, x.dtype) if layer.keys.shape == own.layer.keys.shape else None
