@@ -93,7 +93,9 @@ def run(folder: Path, name: str, options: argparse.Namespace) -> dict[str, Any]:
     read = sum(tensor.nbytes for name, tensor in read_model(file).tensors.items() if name != "token_embd.weight")
     words = torch.randint(0, 1 << 30, (read // 4096, 1024), dtype=torch.int32)
     found: dict[str, Any] = {}
-    for what, tokens, rounds in (("decode", 8, options.rounds), ("prefill", 512, max(3, options.rounds // 3))):
+    for what, tokens, rounds in (("decode", 8, options.rounds), ("prefill", 512, options.prompts)):
+        if rounds == 0:
+            continue
         times: dict[str, list[float]] = {each: [] for each in (*networks, "read")}
         for place in range(rounds + 1):
             for each, network in networks.items():
@@ -124,7 +126,8 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
     parser.add_argument("--what", nargs="+", choices=["make", "run"], default=["make", "run"])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=9, help="of decoding")
+    parser.add_argument("--prompts", type=int, default=3, help="rounds of prompts; 0: none")
     parser.add_argument("--folder", type=Path, default=Path("build/gguf-speed").resolve())
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()

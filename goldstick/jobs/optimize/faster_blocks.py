@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from goldstick.kernels.attention import MOST_SHARING
 from goldstick.kernels.fused import in_cpp
 from goldstick.nn import QuantizedLinear
+from goldstick.nn.fused.block_chain import BlockChain
 from goldstick.nn.fused.decode_block import FusedDecodeBlock
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward, plain_gate
 from goldstick.nn.fused.token_attention import TokenAttention
@@ -142,6 +143,15 @@ def blocks(model: nn.Module, decode: Callable[[], object]) -> Iterator[tuple[str
             yield path, "no call of it was one that could be done faster"
         else:
             yield path, "it computes something else than an attention and a feed-forward, each behind a norm"
+
+
+def chain(model: nn.Module) -> None:
+    """Let blocks that run in one call run those behind them, too, in the order of the modules."""
+    forwards = [module.__dict__.get("forward") for module in model.modules()]
+    found = [forward for forward in forwards if isinstance(forward, FusedDecodeBlock)]
+    chained = BlockChain(found) if len(found) > 1 else None
+    for block in found:
+        block.chain = chained
 
 
 def _tried_on(

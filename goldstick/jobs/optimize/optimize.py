@@ -18,6 +18,7 @@ from goldstick.jobs.optimize.faster_blocks import (
     MODEL_TOLERANCE,
     attentions,
     blocks,
+    chain,
     close,
     feed_forwards,
     in_float32,
@@ -74,7 +75,9 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
         steps += _faster(model, "one gated activation", feed_forwards(model, groups))
         steps += _faster(model, "one token's attention", attentions(model, groups, trial.decode))
         changes += trial.keep(steps)
-        changes += trial.keep(_faster(model, "one block of one token", blocks(model, trial.decode)))
+        steps = _faster(model, "one block of one token", blocks(model, trial.decode))
+        chain(model)
+        changes += trial.keep(steps)
     return Optimization(changes=tuple(changes))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from goldstick.kernels import cpu
 from goldstick.kernels.prepared import versions
+from goldstick.nn.fused.block_chain import BlockChain, BlockState
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward
 from goldstick.nn.fused.module_guard import ModuleGuard
 from goldstick.nn.fused.token_attention import TokenAttention, buffers_of
@@ -39,10 +40,11 @@ class FusedDecodeBlock:
     ) -> None:
         self.module, self.attention, self.feed, self.norms = module, attention, feed, norms
         self.inside = ModuleGuard(module)
+        self.chain: BlockChain | None = None
         self._forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: self.__dict__[name] for name in ("module", "attention", "feed", "norms", "inside")}
+        return {name: self.__dict__[name] for name in ("module", "attention", "feed", "norms", "inside", "chain")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
@@ -50,12 +52,12 @@ class FusedDecodeBlock:
 
     def _forget(self, _: object = None) -> None:
         self._block: Any = None
+        self._layers = 0
         self._shape = (0, 0, 0)  # width, heads of the cache and their channels
-        self._where: list[tuple[dict[str, Any], str]] = []  # each tensor that the block reads
-        self._seen: list[Callable[[], Tensor | None]] = []
-        self._places: list[int] = []
-        self._copied: list[Callable[[], Tensor | None]] = []  # those of which the block reads a copy
-        self._versions: list[int | None] = []
+        # Each tensor that the block reads: who holds it, by which name, which it is, and its address where it is read.
+        self._tensors: list[tuple[dict[str, Any], str, Callable[[], Tensor | None], int | None]] = []
+        # Those of which the block reads a copy, and how often they were changed.
+        self._copied: list[tuple[Callable[[], Tensor | None], int | None]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own."""
@@ -68,71 +70,88 @@ class FusedDecodeBlock:
         angles, cache = given.get("position_embeddings"), given.get("past_key_values")
         if x is None or more or cache is None or angles is None or given.get("output_attentions"):
             return None
-        layer = self.attention.layer_for(x, angles, given.get("attention_mask"), cache)
-        if type(layer).__name__ != "DynamicLayer" or layer.keys.shape[0] != len(x) or layer.keys.dtype is not x.dtype:
+        mask = given.get("attention_mask")
+        if self.chain is not None:
+            found = self.chain.taken(self, x, angles, mask, cache)
+            if found is not None:
+                return found
+        layer = self.attention.layer_for(x, angles, mask, cache)
+        if type(layer).__name__ != "DynamicLayer" or layer.keys.shape[0] != len(x):
             return None
-        if not self.inside:
+        own = self.state_for(layer, x.dtype)
+        if own is None:
             return None
-        block, kv_buffers = self._prepared(x.dtype), buffers_of(layer)
-        if block is None or kv_buffers is None:
-            return None
-        if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in self._now()):
-            return None
-        keys, values = kv_buffers
-        (cos, sin), (batch, kv_heads, capacity, channels) = angles, keys.buffer.shape
+        cos, sin = angles
+        batch, kv_heads, _, channels = own.keys.buffer.shape
         if (x.shape[2], kv_heads, channels) != self._shape or cos.shape not in ((1, 1, channels), (batch, 1, channels)):
             return None
-        if sin.shape != cos.shape or sin.dtype is not x.dtype or values.buffer.dtype is not x.dtype:
+        if sin.shape != cos.shape or sin.dtype is not x.dtype:
             return None
-        x, cos, sin = x.contiguous(), cos.contiguous(), sin.contiguous()
-        y = torch.empty_like(x)
-        done = block.run(
-            x.data_ptr(),
-            y.data_ptr(),
-            batch,
-            cos.data_ptr(),
-            sin.data_ptr(),
-            channels if cos.shape[0] > 1 else 0,
-            keys.buffer.data_ptr(),
-            values.buffer.data_ptr(),
-            capacity,
-            keys.filled,
-            torch.get_num_threads(),
+        states = [own] if self.chain is None else [own, *self.chain.following(self, own, cache, x)]
+        outputs = _run([state.block for state in states], states, x.contiguous(), cos.contiguous(), sin.contiguous())
+        if outputs is None:
+            return None
+        own.extend()
+        if self.chain is not None:
+            self.chain.hold(states, outputs, angles, mask, cache)
+        return outputs[0]
+
+    def state_for(self, layer: Any, dtype: torch.dtype) -> BlockState | None:
+        """What a run of this block on a layer of a cache needs, or ``None`` where it cannot run as one."""
+        if layer.keys.dtype is not dtype or not self.unchanged_modules():
+            return None
+        block, kv_buffers = self._prepared(dtype), buffers_of(layer)
+        if block is None or kv_buffers is None or kv_buffers[1].buffer.dtype is not dtype:
+            return None
+        return BlockState(self, block, layer, *kv_buffers)
+
+    def unchanged_modules(self) -> bool:
+        """Whether nothing inside was replaced, hooked or given another forward since."""
+        return self.inside.holds()
+
+    def follows(self, other: FusedDecodeBlock) -> bool:
+        """Whether it attends as another block, and is what its module runs."""
+        mine, others = self.attention, other.attention
+        return (
+            self.module.__dict__.get("forward") is self
+            and not mine.module.training
+            and mine.way == others.way
+            and mine.config is others.config
+            and mine.query.shared is not None
+            and self._shape == other._shape
         )
-        if not done:
-            return None
-        layer.keys, layer.values = keys.extended(), values.extended()
-        return y
 
     def _prepared(self, dtype: torch.dtype) -> Any:
-        """The block in C++, or ``None`` where its layers do not run there."""
-        if self._block is None or self._changed():
+        """The block in C++, or ``None`` where its layers do not run there, or gradients are wanted."""
+        learning = torch.is_grad_enabled()
+        if self._block is None or not cpu._C.tensors_unchanged(self._tensors, self._copied, learning):
             self._prepare()
+            if self._block is None or not cpu._C.tensors_unchanged(self._tensors, self._copied, learning):
+                return None
         return self._block if self.norms[0].module._parameters["weight"].dtype is dtype else None  # type: ignore[union-attr]
 
-    def _now(self) -> list[Tensor | None]:
-        return [store[name] for store, name in self._where]
-
     def _watch(self, copied: list[Tensor | None]) -> None:
-        """Note where each tensor lies that the block reads, and which it is."""
+        """Note where each tensor lies that the block reads, and which it is; of what it has a copy, which it is."""
         owners = [store for child in self.module.modules() for store in (child._buffers, child._parameters)]
-        self._where = [(store, name) for store in owners for name in _WEIGHTS if name in store]
-        now = self._now()
-        self._seen, self._places = [self._reference(tensor) for tensor in now], _places(now)
-        self._copied, self._versions = [self._reference(tensor) for tensor in copied], versions(copied)
+        everywhere = bool(copied) and len(copied) == len(_COPIED) * self._layers
+        self._tensors = [
+            (
+                store,
+                name,
+                self._reference(one),
+                None if everywhere and name in _COPIED else 0 if one is None else one.data_ptr(),
+            )
+            for store in owners
+            for name in _WEIGHTS
+            if name in store
+            for one in (store[name],)
+        ]
+        there = [tensor for tensor in copied if tensor is not None]
+        self._copied = list(zip(map(self._reference, there), versions(there), strict=True))
 
     def _reference(self, tensor: Tensor | None) -> Callable[[], Tensor | None]:
         """What gives a tensor as long as others hold it; the block in C++ goes with it."""
         return _nothing if tensor is None else weakref.ref(tensor, self._forget)
-
-    def _changed(self) -> bool:
-        """Whether tensors were replaced or moved, or those changed of which there is a copy."""
-        now = self._now()
-        return (
-            any(seen() is not tensor for seen, tensor in zip(self._seen, now, strict=True))
-            or self._places != _places(now)
-            or self._versions != versions([copied() for copied in self._copied])
-        )
 
     def _prepare(self) -> None:
         self._block = None
@@ -168,12 +187,26 @@ class FusedDecodeBlock:
             channels,
             self.attention.scaling,
         )
+        self._layers = len(linears)
         copied = [linear for linear, layer in zip(linears, layers, strict=True) if layer.interleaved]
         self._watch([getattr(linear, name) for linear in copied for name in _COPIED])
 
 
-def _places(tensors: list[Tensor | None]) -> list[int]:
-    return [0 if tensor is None else tensor.data_ptr() for tensor in tensors]
+def _run(blocks: list[Any], states: list[BlockState], x: Tensor, cos: Tensor, sin: Tensor) -> Sequence[Tensor] | None:
+    """The output of each block, all of which run in one call; ``None`` where another backend is named."""
+    y = x.new_empty((len(blocks), *x.shape))
+    done = cpu._C.run_blocks(
+        blocks,
+        x.data_ptr(),
+        y.data_ptr(),
+        len(x),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        cos.shape[-1] if cos.shape[0] > 1 else 0,
+        [state.place() for state in states],
+        torch.get_num_threads(),
+    )
+    return y.unbind() if done else None
 
 
 def _nothing() -> None:

@@ -38,7 +38,8 @@ class TokenAttention:
         self.module, self.query, self.output = module, query, output
         self.channels, self.scaling, self.layer = int(known.head_dim), float(known.scaling), int(known.layer_idx)
         self.heads = query.out_features // self.channels
-        self.inside, self._way = ModuleGuard(module), _way_to_attend(module)
+        self.inside, self.way = ModuleGuard(module), _way_to_attend(module)
+        self.config: Any = getattr(module, "config", None)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As the module's own."""
@@ -85,7 +86,7 @@ class TokenAttention:
             return None
         if angles is None or angles[0].shape[-1] != self.channels or angles[0].dtype is not x.dtype:
             return None
-        if not _plain_update(cache) or _way_to_attend(self.module) != self._way:
+        if not _plain_update(cache) or _way_to_attend(self.module) != self.way:
             return None
         layers = getattr(cache, "layers", ())
         layer: Any = layers[self.layer] if self.layer < len(layers) else None

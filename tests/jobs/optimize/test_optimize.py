@@ -307,7 +307,7 @@ def test_layers_that_do_not_fit_each_other_make_no_block() -> None:
     good = layer(32, 24), layer(24, 16), layer(64, 24), layer(24, 32)
     made = block(*good)
     with pytest.raises(ValueError, match="no room"):
-        made.run(0, 0, 1, 0, 0, 0, 0, 0, 4, 4, 1)
+        _C.run_blocks([made], 0, 0, 1, 0, 0, 0, [(0, 0, 4, 4)], 1)
     for place, wrong in enumerate((layer(40, 24), layer(24, 24), layer(48, 24), layer(32, 32))):
         with pytest.raises(ValueError, match="do not fit"):
             block(*[wrong if place == other else one for other, one in enumerate(good)])
@@ -503,3 +503,42 @@ def test_a_checkpoint_is_loaded_optimized(tmp_path: Path, caplog: pytest.LogCapt
     assert "one multiplication: 4 times" in caplog.text
     assert model.get_submodule("model.layers.0.mlp.up_proj").shared is not None
     assert distance(logits(model), logits(goldstick.load(tmp_path / "out"))) < 1e-8
+
+
+def runs_of(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by the number of blocks of each call in C++."""
+    made: list[int] = []
+    honest = _C.run_blocks
+    monkeypatch.setattr(_C, "run_blocks", lambda blocks, *args: (made.append(len(blocks)), honest(blocks, *args))[1])
+    return made
+
+
+def test_blocks_that_follow_each_other_run_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = quantized("llama_gqa")
+    goldstick.optimize(model)
+    made = runs_of(monkeypatch)
+    found = decoded(model, IDS, 3)
+    assert made == [2] * 3
+    assert torch.equal(decoded(by_parts(model), IDS, 3), found)
+
+
+def test_a_block_whose_input_was_changed_between_runs_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def steered(model: Any) -> Any:
+        model.model.layers[0].register_forward_hook(lambda module, args, output: output * 0.5)
+        return model
+
+    model = quantized("llama_gqa")
+    goldstick.optimize(model)
+    made = runs_of(monkeypatch)
+    found = decoded(steered(model), IDS, 3)
+    assert made == [2, 1, 1, 1, 1, 1], "they are no longer run together"
+    assert torch.equal(decoded(by_parts(model), IDS, 3), found)
+
+
+def test_a_change_in_place_between_two_blocks_is_seen() -> None:
+    model = quantized("llama_gqa")
+    goldstick.optimize(model)
+    hook: Any = lambda module, args, output: output.mul_(0.5)  # noqa: E731
+    model.model.layers[0].register_forward_hook(hook)
+    found = decoded(model, IDS, 3)
+    assert torch.equal(decoded(by_parts(model), IDS, 3), found)

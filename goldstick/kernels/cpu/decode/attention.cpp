@@ -246,19 +246,28 @@ void rotate_scalar(const RotaryCall<T>& call) {
 }  // namespace
 
 template <typename T>
-void attend(const AttentionCall<T>& call, int threads, bool use_avx2) {
+std::int64_t scratch_of(const AttentionCall<T>& call) {
     std::int64_t total = 0;
     for (const std::int64_t tokens : call.tokens) total += tokens;
-    const std::int64_t group = call.heads / call.kv_heads;
-    const std::int64_t scratch_size = kTile * call.channels + group * (4 * call.channels + total);
-    auto* const run = use_avx2 ? attend_avx2<T> : attend_scalar<T>;
+    return kTile * call.channels + call.heads / call.kv_heads * (4 * call.channels + total);
+}
+
+template <typename T>
+void attend_item(const AttentionCall<T>& call, std::int64_t item, float* scratch, bool use_avx2) {
+    std::int64_t total = 0;
+    for (const std::int64_t tokens : call.tokens) total += tokens;
+    (use_avx2 ? attend_avx2<T> : attend_scalar<T>)(call, item / call.kv_heads, item % call.kv_heads, total, scratch);
+}
+
+template <typename T>
+void attend(const AttentionCall<T>& call, int threads, bool use_avx2) {
     const std::int64_t items = call.batch * call.kv_heads;
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
-        std::vector<float> scratch(static_cast<std::size_t>(scratch_size));
+        std::vector<float> scratch(static_cast<std::size_t>(scratch_of(call)));
 #pragma omp for schedule(dynamic, 1)
         for (std::int64_t item = 0; item < items; ++item) {
-            run(call, item / call.kv_heads, item % call.kv_heads, total, scratch.data());
+            attend_item(call, item, scratch.data(), use_avx2);
         }
     }
 }
@@ -271,6 +280,12 @@ void rotate(const RotaryCall<T>& call, bool use_avx2) {
 template void attend<float>(const AttentionCall<float>&, int, bool);
 template void attend<bfloat16>(const AttentionCall<bfloat16>&, int, bool);
 template void attend<float16>(const AttentionCall<float16>&, int, bool);
+template std::int64_t scratch_of<float>(const AttentionCall<float>&);
+template void attend_item<float>(const AttentionCall<float>&, std::int64_t, float*, bool);
+template std::int64_t scratch_of<bfloat16>(const AttentionCall<bfloat16>&);
+template void attend_item<bfloat16>(const AttentionCall<bfloat16>&, std::int64_t, float*, bool);
+template std::int64_t scratch_of<float16>(const AttentionCall<float16>&);
+template void attend_item<float16>(const AttentionCall<float16>&, std::int64_t, float*, bool);
 template void rotate<float>(const RotaryCall<float>&, bool);
 template void rotate<bfloat16>(const RotaryCall<bfloat16>&, bool);
 template void rotate<float16>(const RotaryCall<float16>&, bool);

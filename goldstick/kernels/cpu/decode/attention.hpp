@@ -40,6 +40,12 @@ constexpr std::int64_t kMostGrouped = 64;  // query heads that read one head of 
 template <typename T>
 void attend(const AttentionCall<T>& call, int threads, bool use_avx2);
 
+// The same in pieces: one sequence and one head of the cache each, batch · kv_heads of them, with memory for so many floats.
+template <typename T>
+std::int64_t scratch_of(const AttentionCall<T>& call);
+template <typename T>
+void attend_item(const AttentionCall<T>& call, std::int64_t item, float* scratch, bool use_avx2);
+
 // Rotary embedding of neighbouring halves, x · cos + rotate_half(x) · sin, each operation rounded to T.
 template <typename T>
 struct RotaryCall {
@@ -75,5 +81,9 @@ struct TokenCall {
 
 template <typename T>
 void attend_token(const TokenCall<T>& call, int threads, bool use_avx2);
+
+// Its two steps: the first rotates and writes, and gives what the second attends.
+template <typename T>
+AttentionCall<T> write_token(const TokenCall<T>& call, bool use_avx2);
 
 }  // namespace goldstick

@@ -1,45 +1,23 @@
-// The steps of a decoder block, one after the other in scratch memory.
+// The steps of decoder blocks, one after the other, which a team of threads goes through together. What one thread does
+// alone, the last to come to a step does; the others call for the weights that they are going to read.
 #include "decode/decoder_block.hpp"
 
 #include <algorithm>
 #include <vector>
+#if defined(_OPENMP)
+#include <omp.h>
+#endif
 
-#include "decode/attention.hpp"
 #include "base/floats.hpp"
+#include "base/team.hpp"
+#include "decode/attention.hpp"
+#include "decode/block_product.hpp"
 #include "decode/fused.hpp"
+#include "linear/interleaved.hpp"
 
 namespace goldstick {
 
 namespace {
-
-// Below so many products, or numbers, one thread is done before another is there.
-constexpr std::int64_t kProducts = std::int64_t{1} << 16, kNumbers = std::int64_t{1} << 15;
-
-void multiply(const PreparedLinear& layer, const void* x, void* y, std::int64_t tokens, int threads) {
-    const bool many = tokens * layer.rows() * layer.columns() >= kProducts;
-    layer.multiply(x, y, tokens, many ? threads : 1);
-}
-
-// The outputs of several layers side by side, [tokens, all rows].
-template <typename T>
-void multiply_all(const std::vector<const PreparedLinear*>& layers, const T* x, T* y, std::int64_t all,
-                  std::int64_t tokens, int threads) {
-    std::int64_t before = 0;
-    std::vector<T> own;
-    for (const PreparedLinear* layer : layers) {
-        const std::int64_t rows = layer->rows();
-        if (tokens == 1 || rows == all) {
-            multiply(*layer, x, y + before, tokens, threads);
-        } else {
-            own.resize(static_cast<std::size_t>(tokens * rows));
-            multiply(*layer, x, own.data(), tokens, threads);
-            for (std::int64_t token = 0; token < tokens; ++token) {
-                std::copy_n(own.data() + token * rows, rows, y + token * all + before);
-            }
-        }
-        before += rows;
-    }
-}
 
 template <typename T>
 void add(const T* a, const T* b, std::int64_t count, T* sum) {
@@ -48,39 +26,158 @@ void add(const T* a, const T* b, std::int64_t count, T* sum) {
     }
 }
 
+// What blocks of one shape write between their products.
+template <typename T>
+struct Between {
+    std::vector<T> normed, hidden, changed, projected, q, heads, both, gated;
+};
+
+template <typename T>
+class Steps {
+public:
+    Steps(const std::vector<BlockCall<T>>& calls, int threads, bool use_avx2)
+        : calls_(calls), threads_(threads), use_avx2_(use_avx2), team_(threads), product_(threads, chosen_isa()),
+          items_(threads) {
+        begin_block(0);
+    }
+
+    // All steps of all blocks, as one of the threads.
+    void run(int thread) {
+        for (std::size_t block = 0; block < calls_.size(); ++block) {
+            const auto& [qkv, output, gate_up, down] = calls_[block].layers;
+            const bool last = block + 1 == calls_.size();
+            multiply(thread, nothing_after);
+            team_.meet([&] { begin_attention(block); }, pause);
+            attend(thread);
+            team_.meet([&] { begin_output(block); }, first_weights<T>({output}, thread, threads_, false));
+            multiply(thread, nothing_after);
+            team_.meet([&] { begin_feed(block); }, first_weights<T>({gate_up}, thread, threads_, true));
+            multiply(thread, [&](auto... part) { gate(part...); });
+            team_.meet([&] { begin_down(block); }, first_weights<T>({down}, thread, threads_, false));
+            multiply(thread, nothing_after);
+            const Ahead next = last ? Ahead() : first_weights<T>(calls_[block + 1].layers.qkv, thread, threads_, false);
+            team_.meet([&] { end_block(block); }, next);
+        }
+    }
+
+private:
+    static void nothing_after(std::int64_t, std::int64_t, std::int64_t, std::int64_t) {}
+
+    template <typename After>
+    void multiply(int thread, After after) {
+        if (product_.round(thread)) {
+            team_.meet([] {}, pause);
+        }
+        product_.work(thread, after);
+    }
+
+    void begin_block(std::size_t block) {
+        const BlockCall<T>& call = calls_[block];
+        const std::int64_t width = call.layers.output->rows(), inner = call.layers.down->columns();
+        const std::int64_t of_heads = call.layers.output->columns();
+        const auto size = [&](std::vector<T>& numbers, std::int64_t each) {
+            numbers.resize(static_cast<std::size_t>(call.batch * each));
+        };
+        size(own_.normed, width);
+        size(own_.hidden, width);
+        size(own_.changed, width);
+        size(own_.projected, (call.heads + 2 * call.kv_heads) * call.channels);
+        size(own_.q, of_heads);
+        size(own_.heads, of_heads);
+        size(own_.both, 2 * inner);
+        size(own_.gated, inner);
+        norm(call.x, call.attention_norm, call.attention_epsilon, call);
+        product_.begin(call.layers.qkv, own_.normed.data(), own_.projected.data(), call.batch, false);
+    }
+
+    void begin_attention(std::size_t block) {
+        const BlockCall<T>& call = calls_[block];
+        product_.end();
+        attention_ = write_token<T>({own_.projected.data(), call.cos, call.sin, own_.q.data(), own_.heads.data(), call.keys,
+                                     call.values, call.batch, call.heads, call.kv_heads, call.channels, call.angle_stride,
+                                     call.capacity, call.filled, call.scaling},
+                                    use_avx2_);
+        items_.reset(call.batch * call.kv_heads);
+    }
+
+    void attend(int thread) {
+        std::vector<float> scratch(static_cast<std::size_t>(scratch_of(attention_)));
+        for (std::int64_t item = 0; items_.take(thread, item);) {
+            attend_item(attention_, item, scratch.data(), use_avx2_);
+        }
+    }
+
+    void begin_output(std::size_t block) {
+        const BlockCall<T>& call = calls_[block];
+        product_.begin({call.layers.output}, own_.heads.data(), own_.changed.data(), call.batch, false);
+    }
+
+    void begin_feed(std::size_t block) {
+        const BlockCall<T>& call = calls_[block];
+        product_.end();
+        add(call.x, own_.changed.data(), call.batch * call.layers.output->rows(), own_.hidden.data());
+        norm(own_.hidden.data(), call.feed_norm, call.feed_epsilon, call);
+        inner_ = call.layers.down->columns();
+        product_.begin({call.layers.gate_up}, own_.normed.data(), own_.both.data(), call.batch, true);
+    }
+
+    void gate(std::int64_t row, std::int64_t count, std::int64_t begin, std::int64_t end) {
+        for (std::int64_t token = begin; token < end; ++token) {
+            const T* const from = own_.both.data() + token * 2 * inner_ + row;
+            gate_numbers(from, from + inner_, own_.gated.data() + token * inner_ + row, count, use_avx2_);
+        }
+    }
+
+    void begin_down(std::size_t block) {
+        const BlockCall<T>& call = calls_[block];
+        if (!product_.halves()) {
+            gate(0, inner_, 0, call.batch);
+        }
+        product_.begin({call.layers.down}, own_.gated.data(), own_.changed.data(), call.batch, false);
+    }
+
+    void end_block(std::size_t block) {
+        const BlockCall<T>& call = calls_[block];
+        add(own_.hidden.data(), own_.changed.data(), call.batch * call.layers.output->rows(), call.y);
+        if (block + 1 < calls_.size()) {
+            begin_block(block + 1);
+        }
+    }
+
+    void norm(const T* x, const T* weight, float epsilon, const BlockCall<T>& call) {
+        rms_norm<T>({x, weight, own_.normed.data(), call.batch, call.layers.output->rows(), epsilon}, 1, use_avx2_);
+    }
+
+    const std::vector<BlockCall<T>>& calls_;
+    const int threads_;
+    const bool use_avx2_;
+    Team team_;
+    BlockProduct<T> product_;
+    Parts items_;
+    Between<T> own_;
+    AttentionCall<T> attention_{};
+    std::int64_t inner_ = 0;
+};
+
 }  // namespace
 
 template <typename T>
-void decoder_block(const BlockCall<T>& call, int threads, bool use_avx2) {
-    const auto& [qkv, output, gate_up, down] = call.layers;
-    const std::int64_t batch = call.batch, width = output->rows(), inner = down->columns();
-    const auto numbers = [&](std::int64_t each) { return std::vector<T>(static_cast<std::size_t>(batch * each)); };
-    const auto threads_for = [&](std::int64_t each) { return batch * each >= kNumbers ? threads : 1; };
-    std::vector<T> normed = numbers(width), hidden = numbers(width), changed = numbers(width);
-
-    rms_norm<T>({call.x, call.attention_norm, normed.data(), batch, width, call.attention_epsilon}, threads_for(width),
-                use_avx2);
-    const std::int64_t heads_of_all = (call.heads + 2 * call.kv_heads) * call.channels;
-    std::vector<T> projected = numbers(heads_of_all), q = numbers(output->columns()), heads = numbers(output->columns());
-    multiply_all(qkv, normed.data(), projected.data(), heads_of_all, batch, threads);
-    attend_token<T>({projected.data(), call.cos, call.sin, q.data(), heads.data(), call.keys, call.values, batch,
-                     call.heads, call.kv_heads, call.channels, call.angle_stride, call.capacity, call.filled,
-                     call.scaling},
-                    call.filled * batch * call.heads * call.channels >= kProducts ? threads : 1, use_avx2);
-    multiply(*output, heads.data(), changed.data(), batch, threads);
-    add(call.x, changed.data(), batch * width, hidden.data());
-
-    rms_norm<T>({hidden.data(), call.feed_norm, normed.data(), batch, width, call.feed_epsilon}, threads_for(width),
-                use_avx2);
-    std::vector<T> both = numbers(gate_up->rows()), gated = numbers(inner);
-    multiply(*gate_up, normed.data(), both.data(), batch, threads);
-    gated_silu<T>({both.data(), gated.data(), batch, inner}, threads_for(inner), use_avx2);
-    multiply(*down, gated.data(), changed.data(), batch, threads);
-    add(hidden.data(), changed.data(), batch * width, call.y);
+void decoder_blocks(const std::vector<BlockCall<T>>& calls, int threads, bool use_avx2) {
+#if defined(_OPENMP)
+    std::optional<Steps<T>> steps;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+#pragma omp single
+        steps.emplace(calls, omp_get_num_threads(), use_avx2);
+        steps->run(omp_get_thread_num());
+    }
+#else
+    Steps<T>(calls, 1, use_avx2).run(0);
+#endif
 }
 
-template void decoder_block<float>(const BlockCall<float>&, int, bool);
-template void decoder_block<bfloat16>(const BlockCall<bfloat16>&, int, bool);
-template void decoder_block<float16>(const BlockCall<float16>&, int, bool);
+template void decoder_blocks<float>(const std::vector<BlockCall<float>>&, int, bool);
+template void decoder_blocks<bfloat16>(const std::vector<BlockCall<bfloat16>>&, int, bool);
+template void decoder_blocks<float16>(const std::vector<BlockCall<float16>>&, int, bool);
 
 }  // namespace goldstick

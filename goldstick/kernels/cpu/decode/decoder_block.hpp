@@ -37,7 +37,8 @@ struct BlockCall {
     float scaling;
 };
 
+// Blocks one after the other: the x of each is the y of the one before.
 template <typename T>
-void decoder_block(const BlockCall<T>& call, int threads, bool use_avx2);
+void decoder_blocks(const std::vector<BlockCall<T>>& calls, int threads, bool use_avx2);
 
 }  // namespace goldstick

@@ -36,11 +36,8 @@ GOLDSTICK_INLINE void norm_row(const NormCall<T>& call, std::int64_t row) {
 }
 
 template <typename T>
-GOLDSTICK_INLINE void gate_row(const GateCall<T>& call, std::int64_t row) {
-    const T* gate = call.x + row * 2 * call.columns;
-    const T* up = gate + call.columns;
-    T* y = call.y + row * call.columns;
-    for (std::int64_t i = 0; i < call.columns; ++i) {
+GOLDSTICK_INLINE void gate_in(const T* gate, const T* up, T* y, std::int64_t count) {
+    for (std::int64_t i = 0; i < count; ++i) {
         const float value = to_float(gate[i]);
         const float activated = value / (1.0f + exponential(-value));
         store(y + i, round_to<T>(round_to<T>(activated) * to_float(up[i])));
@@ -56,12 +53,12 @@ void norm_scalar(const NormCall<T>& call, std::int64_t row) {
     norm_row(call, row);
 }
 template <typename T>
-GOLDSTICK_AVX2 void gate_avx2(const GateCall<T>& call, std::int64_t row) {
-    gate_row(call, row);
+GOLDSTICK_AVX2 void gate_avx2(const T* gate, const T* up, T* y, std::int64_t count) {
+    gate_in(gate, up, y, count);
 }
 template <typename T>
-void gate_scalar(const GateCall<T>& call, std::int64_t row) {
-    gate_row(call, row);
+void gate_scalar(const T* gate, const T* up, T* y, std::int64_t count) {
+    gate_in(gate, up, y, count);
 }
 
 }  // namespace
@@ -75,9 +72,16 @@ void rms_norm(const NormCall<T>& call, int threads, bool use_avx2) {
 
 template <typename T>
 void gated_silu(const GateCall<T>& call, int threads, bool use_avx2) {
-    auto* const run = use_avx2 ? gate_avx2<T> : gate_scalar<T>;
 #pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-    for (std::int64_t row = 0; row < call.rows; ++row) run(call, row);
+    for (std::int64_t row = 0; row < call.rows; ++row) {
+        const T* gate = call.x + row * 2 * call.columns;
+        gate_numbers(gate, gate + call.columns, call.y + row * call.columns, call.columns, use_avx2);
+    }
+}
+
+template <typename T>
+void gate_numbers(const T* gate, const T* up, T* y, std::int64_t count, bool use_avx2) {
+    (use_avx2 ? gate_avx2<T> : gate_scalar<T>)(gate, up, y, count);
 }
 
 template void rms_norm<float>(const NormCall<float>&, int, bool);
@@ -86,5 +90,8 @@ template void rms_norm<float16>(const NormCall<float16>&, int, bool);
 template void gated_silu<float>(const GateCall<float>&, int, bool);
 template void gated_silu<bfloat16>(const GateCall<bfloat16>&, int, bool);
 template void gated_silu<float16>(const GateCall<float16>&, int, bool);
+template void gate_numbers<float>(const float*, const float*, float*, std::int64_t, bool);
+template void gate_numbers<bfloat16>(const bfloat16*, const bfloat16*, bfloat16*, std::int64_t, bool);
+template void gate_numbers<float16>(const float16*, const float16*, float16*, std::int64_t, bool);
 
 }  // namespace goldstick

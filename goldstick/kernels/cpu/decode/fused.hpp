@@ -28,6 +28,10 @@ struct GateCall {
     std::int64_t rows, columns;
 };
 
+// The same for numbers that lie side by side.
+template <typename T>
+void gate_numbers(const T* gate, const T* up, T* y, std::int64_t count, bool use_avx2);
+
 template <typename T>
 void rms_norm(const NormCall<T>& call, int threads, bool use_avx2);
 

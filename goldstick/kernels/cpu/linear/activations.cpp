@@ -7,6 +7,7 @@
 #include "base/floats.hpp"
 #include "base/inline.hpp"
 #include "linear/linear.hpp"
+#include "linear/rounding.hpp"
 
 namespace goldstick {
 
@@ -134,14 +135,15 @@ GOLDSTICK_INLINE float quantize_chunk(const LinearCall<T>& call, const T* x, std
 
 template <typename T>
 GOLDSTICK_INLINE void quantize_in(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
-                                  std::int64_t token) {
+                                  std::int64_t token, std::int64_t first, std::int64_t last) {
     const T* x = call.x + token * call.columns;
     const float whole = call.rounding == Rounding::kInt16 ? 0.0f : token_scale(call, x);
     std::int16_t q[kChunk];
     std::int32_t sum = 0;
-    std::int64_t at = token;
+    std::int64_t at = first * activations.tokens + token;
     const std::int64_t apart = activations.apart(token);
-    for (const Chunk& chunk : columns.chunks) {
+    for (std::int64_t index = first; index < last; ++index) {
+        const Chunk& chunk = columns.chunks[static_cast<std::size_t>(index)];
         const std::int64_t count = chunk.end - chunk.begin;
         activations.scale[at] = quantize_chunk(call, x + chunk.begin, count, whole, q);
         std::fill(q + count, q + chunk.padded, std::int16_t{0});
@@ -165,14 +167,14 @@ GOLDSTICK_INLINE void quantize_in(const LinearCall<T>& call, const Columns& colu
 
 template <typename T>
 GOLDSTICK_AVX2 void quantize_avx2(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
-                                  std::int64_t token) {
-    quantize_in(call, columns, activations, token);
+                                  std::int64_t token, std::int64_t first, std::int64_t last) {
+    quantize_in(call, columns, activations, token, first, last);
 }
 
 template <typename T>
 void quantize_scalar(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
-                     std::int64_t token) {
-    quantize_in(call, columns, activations, token);
+                     std::int64_t token, std::int64_t first, std::int64_t last) {
+    quantize_in(call, columns, activations, token, first, last);
 }
 
 }  // namespace
@@ -180,9 +182,21 @@ void quantize_scalar(const LinearCall<T>& call, const Columns& columns, const Ac
 template <typename T>
 void quantize_token(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
                     std::int64_t token, Isa isa) {
-    (isa != Isa::kScalar ? quantize_avx2<T> : quantize_scalar<T>)(call, columns, activations, token);
+    quantize_chunks(call, columns, activations, token, 0, static_cast<std::int64_t>(columns.chunks.size()), isa);
 }
 
+template <typename T>
+void quantize_chunks(const LinearCall<T>& call, const Columns& columns, const Activations& activations, std::int64_t token,
+                     std::int64_t first, std::int64_t last, Isa isa) {
+    (isa != Isa::kScalar ? quantize_avx2<T> : quantize_scalar<T>)(call, columns, activations, token, first, last);
+}
+
+template void quantize_chunks<float>(const LinearCall<float>&, const Columns&, const Activations&, std::int64_t,
+                                     std::int64_t, std::int64_t, Isa);
+template void quantize_chunks<bfloat16>(const LinearCall<bfloat16>&, const Columns&, const Activations&, std::int64_t,
+                                        std::int64_t, std::int64_t, Isa);
+template void quantize_chunks<float16>(const LinearCall<float16>&, const Columns&, const Activations&, std::int64_t,
+                                       std::int64_t, std::int64_t, Isa);
 template void quantize_token<float>(const LinearCall<float>&, const Columns&, const Activations&, std::int64_t, Isa);
 template void quantize_token<bfloat16>(const LinearCall<bfloat16>&, const Columns&, const Activations&, std::int64_t,
                                        Isa);

@@ -117,6 +117,7 @@ Interleaved::Interleaved(const LinearCall<T>& call)
       superblocks_(call.superblocks),
       whole_(scales_are_whole(call)),
       has_zero_(call.zero != nullptr),
+      in_superblocks_(whole_ && columns_of(call).even && !call.coding.is_table),
       scale_(blocks_of(call.rows) * kRows * (whole_ ? superblocks_ : groups_), true),
       zero_(has_zero_ ? scale_.count() : 0, true),
       whole_scale_(whole_ ? blocks_of(call.rows) * kRows * groups_ : 0, true),

@@ -22,6 +22,9 @@ public:
     // The rows from `first` on, a multiple of kRows.
     RowBlock block(std::int64_t first) const;
 
+    // Whether superblocks lie as their own kernel reads them.
+    bool in_superblocks() const { return in_superblocks_; }
+
     // Whether what is filled up is little beside the codes.
     template <typename T>
     static bool pays(const LinearCall<T>& call);
@@ -30,7 +33,7 @@ private:
     std::int64_t row_words_, groups_;
     Buffer<std::uint32_t> words_;
     std::int64_t superblocks_;
-    bool whole_, has_zero_;
+    bool whole_, has_zero_, in_superblocks_;
     Buffer<float> scale_, zero_;  // of groups, or where scales are whole of superblocks
     Buffer<std::int8_t> whole_scale_, whole_zero_;
 };

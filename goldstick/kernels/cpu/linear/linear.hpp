@@ -35,6 +35,7 @@ constexpr std::int64_t kChunk = 512;       // most columns of a chunk
 constexpr std::int64_t kBlockBytes = 32;   // most bytes of one row that are unpacked at once
 constexpr std::int64_t kTile = 4;          // most tokens of a tile: their activations lie side by side
 constexpr std::int64_t kTile512 = 16;      // the same with AVX-512; of AMX, the rows of a matrix
+constexpr std::int64_t kPairedTokens = 2;  // most tokens for which two blocks of superblocks go together with AVX-512
 constexpr std::int64_t kHalvedTokens = 4;  // most tokens whose 16-bit activations AVX-512 multiplies as two bytes
 
 // How the activations become integers.
@@ -114,6 +115,7 @@ struct Columns {
     bool deposit;   // codes of other widths are spread by an instruction
     Shape shape;
     bool direct;  // blocks lie in the packed rows as they are needed
+    bool even;    // every chunk is a span, a group and a block, and superblocks have as many each
     std::int64_t steps;
     std::int64_t matrix_steps;  // of a matrix, which AMX multiplies at once: 64 columns, or 32 where a chunk wants it
     std::vector<Chunk> chunks;
@@ -200,6 +202,7 @@ BlockKernel block_scalar;
 BlockKernel block_gemm_avx2, block_gemm_avx512, block_gemm_amx;  // best for many tokens
 BlockKernel block_dot_avx2;                                         // best for a few
 BlockKernel block_interleaved_avx2, block_interleaved_avx512;       // best for a few, of a weight that is prepacked
+BlockKernel block_superblocks_avx512;  // the same of superblocks, 16-bit inputs of which are multiplied as two bytes
 
 // What `of` gives for the shape and for whether a table is looked up, both of which it is called with as types.
 template <bool interleaved = false, typename Of>

@@ -1,6 +1,7 @@
 #include "linear/plan.hpp"
 
 #include "base/floats.hpp"
+#include "linear/interleaved.hpp"
 
 namespace goldstick {
 
@@ -30,7 +31,7 @@ Plan plan_of(const LinearCall<T>& call, Isa isa, bool bytes) {
                                                                  : kAmxTokensAsLoaded;
     if (isa == Isa::kAmx && call.tokens >= amx_tokens && call.group_size >= kAmxGroup) {
         return {isa, false, true, !small, call.interleaved != nullptr, kTile512, parts(call.tokens, kTile512),
-                false};
+                false, false};
     }
     Plan plan{};
     plan.isa = std::min(isa, Isa::kAvx512);
@@ -42,6 +43,7 @@ Plan plan_of(const LinearCall<T>& call, Isa isa, bool bytes) {
     const bool few_wide = plan.few && wide && plan.interleaved;
     plan.halved = few_wide && !small && call.tokens <= kHalvedTokens;
     plan.in_bytes = plan.halved || (bytes && small && isa != Isa::kScalar && (!plan.few || few_wide));
+    plan.superblocks = plan.halved && call.interleaved->in_superblocks();
     plan.tile = plan.few ? 1 : kTile;
     if (wide && (!plan.few || plan.interleaved)) {
         // All about as large: a rest would take almost as long as a whole one.
@@ -63,7 +65,9 @@ BlockKernel* Plan::kernel() const {
 #if defined(GOLDSTICK_HAS_AMX)
         case Isa::kAmx: return block_gemm_amx;
 #endif
-        case Isa::kAvx512: return !few ? block_gemm_avx512 : interleaved ? block_interleaved_avx512 : block_dot_avx2;
+        case Isa::kAvx512:
+            if (superblocks) return block_superblocks_avx512;
+            return !few ? block_gemm_avx512 : interleaved ? block_interleaved_avx512 : block_dot_avx2;
         case Isa::kAvx2: return !few ? block_gemm_avx2 : interleaved ? block_interleaved_avx2 : block_dot_avx2;
         default: break;
     }

@@ -15,10 +15,11 @@ struct Plan {
     bool interleaved;
     std::int64_t tile;   // tokens whose activations lie side by side
     std::int64_t tiles;  // of all tokens
+    bool superblocks;    // which have a kernel of their own
     bool may_exceed;     // whether 16 bits might not hold two products of bytes: see overflow.cpp
 
     // Blocks of rows that go together.
-    std::int64_t blocks() const { return in_matrices() ? kBlocks : 1; }
+    std::int64_t blocks() const { return in_matrices() || (superblocks && tile <= kPairedTokens) ? kBlocks : 1; }
     bool in_matrices() const { return isa == Isa::kAmx; }
 
     // The kernel of a block of rows.

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "base/floats.hpp"
+#include "linear/linear.hpp"
 
 namespace goldstick {
 
@@ -18,6 +19,19 @@ public:
 
     // y = f(x) · wᵀ + bias for dense x [tokens, columns] and y [tokens, rows] of the layer's type.
     virtual void multiply(const void* x, void* y, std::int64_t tokens, int threads) const = 0;
+};
+
+// One of a known type.
+template <typename T>
+class PreparedLinearOf : public PreparedLinear {
+public:
+    Precision precision() const final { return kPrecision<T>; }
+    virtual LinearCall<T> call(const T* x, T* y, std::int64_t tokens) const = 0;
+
+    void multiply(const void* x, void* y, std::int64_t tokens, int threads) const final {
+        const LinearCall<T> found = call(static_cast<const T*>(x), static_cast<T*>(y), tokens);
+        quantized_linear(found, std::max(threads, 1), chosen_isa());
+    }
 };
 
 // GOLDSTICK_BACKEND names another way to run layers.

@@ -10,6 +10,7 @@
 #include "codes/dequantize.hpp"
 #include "python/convolution_binding.hpp"
 #include "python/decoder_block_binding.hpp"
+#include "python/unchanged_binding.hpp"
 #include "python/float_codes_binding.hpp"
 #include "python/fits_binding.hpp"
 #include "python/fused_binding.hpp"
@@ -105,6 +106,7 @@ NB_MODULE(_C, module) {
     define_quantized_linear(module);
     define_prepared_linear(module);
     define_decoder_block(module);
+    define_unchanged(module);
     define_convolution(module);
     define_search_ranges(module);
     define_fit_blocks(module);

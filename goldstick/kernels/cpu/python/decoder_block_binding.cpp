@@ -1,9 +1,12 @@
 // The Python face of a decoder block. Its layers were checked when they were prepared; arrays come as addresses, and the
 // one caller, kernels/decoder_block.py, has checked their types, shapes and strides.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/tuple.h>
 
 #include <algorithm>
 #include <stdexcept>
+#include <tuple>
+#include <vector>
 
 #include "decode/attention.hpp"
 #include "decode/decoder_block.hpp"
@@ -25,6 +28,16 @@ template <typename T>
 T* at(Address address) {
     return reinterpret_cast<T*>(address);
 }
+
+// One token of each sequence, and the cache of one block.
+struct Token {
+    Address x, cos, sin;
+    std::int64_t batch, angle_stride;
+};
+struct Filled {
+    Address keys, values;
+    std::int64_t capacity, filled;
+};
 
 class PreparedBlock {
 public:
@@ -66,33 +79,17 @@ public:
         }
     }
 
-    // Returns false, and does nothing, where GOLDSTICK_BACKEND names another backend.
-    bool run(Address x, Address y, std::int64_t batch, Address cos, Address sin, std::int64_t angle_stride, Address keys,
-             Address values, std::int64_t capacity, std::int64_t filled, int threads) const {
-        if (goldstick::another_backend_is_named()) {
-            return false;
-        }
-        if (filled < 0 || filled >= capacity) {
-            throw std::invalid_argument("there is no room for another token");
-        }
-        nb::gil_scoped_release released;
-        const auto run = goldstick::choose(layers_.output->precision(), &PreparedBlock::run_as<float>,
-                                           &PreparedBlock::run_as<bfloat16>, &PreparedBlock::run_as<float16>);
-        (this->*run)(x, y, batch, cos, sin, angle_stride, keys, values, capacity, filled, std::max(threads, 1));
-        return true;
+    goldstick::Precision precision() const { return layers_.output->precision(); }
+    std::int64_t width() const { return layers_.output->rows(); }
+
+    template <typename T>
+    goldstick::BlockCall<T> call(const Token& token, const Filled& cache) const {
+        return {layers_, nullptr, nullptr, at<const T>(attention_norm_), at<const T>(feed_norm_), attention_epsilon_,
+                feed_epsilon_, at<const T>(token.cos), at<const T>(token.sin), at<T>(cache.keys), at<T>(cache.values),
+                token.batch, heads_, kv_heads_, channels_, token.angle_stride, cache.capacity, cache.filled, scaling_};
     }
 
 private:
-    template <typename T>
-    void run_as(Address x, Address y, std::int64_t batch, Address cos, Address sin, std::int64_t angle_stride,
-                Address keys, Address values, std::int64_t capacity, std::int64_t filled, int threads) const {
-        goldstick::decoder_block<T>(
-            {layers_, at<const T>(x), at<T>(y), at<const T>(attention_norm_), at<const T>(feed_norm_),
-             attention_epsilon_, feed_epsilon_, at<const T>(cos), at<const T>(sin), at<T>(keys), at<T>(values), batch,
-             heads_, kv_heads_, channels_, angle_stride, capacity, filled, scaling_},
-            threads, goldstick::uses_avx2());
-    }
-
     goldstick::BlockLayers layers_;
     nb::list projections_;
     Address attention_norm_, feed_norm_;
@@ -100,6 +97,54 @@ private:
     std::int64_t heads_, kv_heads_, channels_;
     float scaling_;
 };
+
+template <typename T>
+void run_as(const std::vector<const PreparedBlock*>& blocks, const Token& token, const std::vector<Filled>& caches, Address y,
+            int threads) {
+    std::vector<goldstick::BlockCall<T>> calls;
+    const T* x = at<const T>(token.x);
+    T* to = at<T>(y);
+    for (std::size_t i = 0; i < blocks.size(); ++i) {
+        calls.push_back(blocks[i]->call<T>(token, caches[i]));
+        calls.back().x = x;
+        calls.back().y = to;
+        x = to;
+        to += token.batch * blocks[i]->width();
+    }
+    goldstick::decoder_blocks<T>(calls, threads, goldstick::uses_avx2());
+}
+
+// Blocks that follow each other; y is [blocks, batch, width], and `caches` has a tuple of four for each. Returns false, and
+// does nothing, where GOLDSTICK_BACKEND names another backend.
+bool run(nb::list prepared, Address x, Address y, std::int64_t batch, Address cos, Address sin, std::int64_t angle_stride,
+         nb::list caches, int threads) {
+    if (goldstick::another_backend_is_named()) {
+        return false;
+    }
+    std::vector<const PreparedBlock*> blocks;
+    std::vector<Filled> states;
+    for (nb::handle one : prepared) {
+        blocks.push_back(&nb::cast<const PreparedBlock&>(one));
+        if (blocks.back()->precision() != blocks[0]->precision() || blocks.back()->width() != blocks[0]->width()) {
+            throw std::invalid_argument("blocks that follow each other have one width and compute in one type");
+        }
+    }
+    for (nb::handle one : caches) {
+        const auto [keys, values, capacity, filled] =
+            nb::cast<std::tuple<Address, Address, std::int64_t, std::int64_t>>(one);
+        if (filled < 0 || filled >= capacity) {
+            throw std::invalid_argument("there is no room for another token");
+        }
+        states.push_back({keys, values, capacity, filled});
+    }
+    if (blocks.empty() || states.size() != blocks.size()) {
+        throw std::invalid_argument("every block has a cache");
+    }
+    nb::gil_scoped_release released;
+    const auto run = goldstick::choose(blocks[0]->precision(), &run_as<float>, &run_as<bfloat16>, &run_as<float16>);
+    run(blocks, {x, cos, sin, batch, angle_stride}, states, y, std::max(threads, 1));
+    return true;
+}
 
 }  // namespace
 
@@ -109,7 +154,7 @@ void define_decoder_block(nb::module_& module) {
                       Address, float, float, std::int64_t, std::int64_t, std::int64_t, float>(),
              nb::keep_alive<1, 3>(), nb::keep_alive<1, 4>(), nb::keep_alive<1, 5>(), "qkv"_a,
              "output"_a, "gate_up"_a, "down"_a, "attention_norm"_a, "feed_norm"_a, "attention_epsilon"_a,
-             "feed_epsilon"_a, "heads"_a, "kv_heads"_a, "channels"_a, "scaling"_a)
-        .def("run", &PreparedBlock::run, "x"_a, "y"_a, "batch"_a, "cos"_a, "sin"_a, "angle_stride"_a, "keys"_a,
-             "values"_a, "capacity"_a, "filled"_a, "threads"_a);
+             "feed_epsilon"_a, "heads"_a, "kv_heads"_a, "channels"_a, "scaling"_a);
+    module.def("run_blocks", &run, "blocks"_a, "x"_a, "y"_a, "batch"_a, "cos"_a, "sin"_a, "angle_stride"_a, "caches"_a,
+               "threads"_a);
 }

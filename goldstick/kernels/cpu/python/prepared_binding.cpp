@@ -46,7 +46,7 @@ const T* optional_array(const char* name, nb::object given, nb::object& kept,
 }
 
 template <typename T, typename Stored>
-class Prepared final : public goldstick::PreparedLinear {
+class Prepared final : public goldstick::PreparedLinearOf<T> {
 public:
     Prepared(Array<const std::int32_t, 2> packed, Array<const Stored, 2> scale, nb::object zero, nb::object bias,
              nb::object input_scale, nb::object input_zero, int bits, std::int64_t columns, std::int64_t group_size,
@@ -88,18 +88,16 @@ public:
 
     std::int64_t rows() const override { return call_.rows; }
     std::int64_t columns() const override { return call_.columns; }
-    goldstick::Precision precision() const override { return goldstick::kPrecision<T>; }
     bool interleaved() const override { return interleaved_ != nullptr; }
 
-    void multiply(const void* x, void* y, std::int64_t tokens, int threads) const override {
-        const goldstick::Isa isa = goldstick::chosen_isa();
+    goldstick::LinearCall<T> call(const T* x, T* y, std::int64_t tokens) const override {
         goldstick::LinearCall<T> call = call_;
-        call.x = static_cast<const T*>(x);
-        call.y = static_cast<T*>(y);
+        call.x = x;
+        call.y = y;
         call.tokens = tokens;
         call.input_scale = input_scale_ ? goldstick::to_float(*input_scale_) : 0.0f;
         call.input_zero = input_zero_ ? static_cast<float>(*input_zero_) : 0.0f;
-        goldstick::quantized_linear(call, std::max(threads, 1), isa);
+        return call;
     }
 
 private:
