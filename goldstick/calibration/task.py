@@ -68,6 +68,7 @@ class Work:
         decide: Solves one task.
         reconstruction: The stage that improves the codes of each block, when all its tasks are solved.
         corrected: Names of the sites whose bias makes up for what rounding adds to their output on average.
+        measure: Shown the state of a task by all ranks, before one of them solves it.
         revise: Told of a task that the block reconstruction, or another rank, solved: the weight [..., out, in] and the
             edit.
         ranks: Who does this work together, each with batches of its own.
@@ -78,6 +79,7 @@ class Work:
     smoothing: tuple[Step[Algorithm], ...] = field(default=())
     reconstruction: BlockReconstruction | None = None
     corrected: frozenset[str] = frozenset()
+    measure: Callable[[Assignment, Any], None] = lambda task, state: None
     revise: Callable[[Assignment, Tensor, Quantize], None] = lambda task, weight, edit: None
     ranks: Ranks = field(default_factory=Ranks)
 
