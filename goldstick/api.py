@@ -14,6 +14,7 @@ from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.checkpoint.staging import check_output, refuse_overlap
 from goldstick.core.processes import rank, told_by_first
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.ranks import Ranks
 from goldstick.errors import UsageError
 from goldstick.evaluation import Evaluation, Task
 from goldstick.evaluation.find_tasks import find_tasks
@@ -159,9 +160,9 @@ def quantize(
         local = data_directory(data_dir, model)
         require_calibration(planned.recipe, directory, local)
         calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
-        refuse_idle_ranks(planned, device, save_importance is not None)
+        refuse_idle_ranks(planned, device)
         if rank():
-            told = help_the_first(planned, output, device, calibrate, max_memory)
+            told = help_the_first(planned, output, device, calibrate, max_memory, save_importance is not None)
             return Quantized(directory=Path(output), report=told)
         tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
         refuse_overlap(Path(output), {"data directory": local, "calibration data": planned.recipe.calibration.dataset})
@@ -275,7 +276,7 @@ def evaluate(
     cache: Path | None = None,
     progress: Progress = quiet,
 ) -> Evaluation:
-    """Run evaluation tasks on a model.
+    """Run evaluation tasks on a model; in several processes together, each of which gets the results (docs/scale.md).
 
     Args:
         model: A checkpoint directory (float or compressed), a GGUF file, a hub id, ``reference``, or a loaded model: a
@@ -294,4 +295,5 @@ def evaluate(
     if isinstance(model, nn.Module):
         return evaluate_loaded(model, tasks, tokenizer, data_directory(data_dir, None), limit, progress)
     find_tasks(tasks)  # before a model is loaded
-    return evaluate_directory(find_model(model), tasks, data_directory(data_dir, model), limit, progress, cache)
+    directory, local = find_model(model), data_directory(data_dir, model)
+    return evaluate_directory(directory, tasks, local, limit, progress, cache, Ranks.joined())

@@ -183,10 +183,14 @@ class BlockCalibration:
     def _solve_experts(self, task: Assignment) -> None:
         parameter = getattr(self._network.module(task.site), task.site.parameter)
         state, notes = observe_experts(task, parameter, self._passes)
+        self._work.measure(task, state)
         self._place(task, self._ranks.of(self._solved(task, state, notes)))  # its experts are divided
 
     def _decide_alone(self, tasks: Sequence[Assignment], notes: Mapping[str, float | str]) -> None:
         """Decide on layers that no input reached."""
+
+        for task in tasks:
+            self._work.measure(task, task.stage.attach(task.site))
 
         def solved(task: Assignment) -> Quantize:
             return self._solved(task, task.stage.attach(task.site), notes)
@@ -205,11 +209,14 @@ class BlockCalibration:
         if self._ranks.alone:  # one is rounded before the next is looked at: no more than one is held
             for task in group:
                 observer.last_use = task is group[-1]
-                self._place(task, self._solved(task, self._state_of(task, observer, scale), notes))
+                state = self._state_of(task, observer, scale)
+                self._work.measure(task, state)
+                self._place(task, self._solved(task, state, notes))
             return
         left: list[Assignment] = []
         for task in group:
             state = self._state_of(task, observer, scale)
+            self._work.measure(task, state)
             if not isinstance(state, OutputGroups):
                 left.append(task)
                 continue

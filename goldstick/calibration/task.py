@@ -76,6 +76,7 @@ class Work:
         validation: The stage that judges each block on batches held out; before the reconstruction.
         rounded: Rounds the weight [..., out, in] of a task to nearest, for the validation.
         corrected: Names of the sites whose bias makes up for what rounding adds to their output on average.
+        measure: Shown the state of a task by all ranks, before one of them solves it.
         revise: Told of a task that the block reconstruction, or another rank, solved: the weight [..., out, in] and the
             edit.
         ranks: Who does this work together, each with batches of its own.
@@ -88,6 +89,7 @@ class Work:
     validation: Validate | None = None
     rounded: Callable[[Assignment, Tensor], Quantize] = _cannot_round
     corrected: frozenset[str] = frozenset()
+    measure: Callable[[Assignment, Any], None] = lambda task, state: None
     revise: Callable[[Assignment, Tensor, Quantize], None] = lambda task, weight, edit: None
     ranks: Ranks = field(default_factory=Ranks)
 

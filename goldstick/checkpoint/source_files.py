@@ -7,7 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from goldstick.checkpoint.file_state import FileState, file_sha256, file_state
+from goldstick.core.division import balanced
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.ranks import Ranks
 from goldstick.errors import CheckpointError, SourceError
 
 
@@ -26,16 +28,27 @@ class SourceFiles:
         self._states = {path: states.get(path.resolve()) for path in files}
         self._hashes: dict[Path, str] = {}
 
-    def hashes(self, progress: Progress = quiet) -> dict[str, str]:
+    def hashes(self, progress: Progress = quiet, ranks: Ranks | None = None) -> dict[str, str]:
         """File name → sha256; what is not known yet is read.
+
+        Args:
+            progress: Told which file is read.
+            ranks: Who reads them together, a file each; all of them call this.
 
         Raises:
             SourceError: A file is no longer what it was when the run was planned, or cannot be read.
         """
-        for number, path in enumerate(self._states):
-            if path not in self._hashes:
-                progress(f"hashing {path.name}", number, len(self._states))
-                self._take(path, _sha256(path))
+        ranks, paths = ranks or Ranks(), {path.name: path for path in self._states}
+        missing = ranks.of([path.name for path in self._states if path not in self._hashes])
+
+        def hashed(number: int) -> str:
+            path = paths[missing[number]]
+            progress(f"hashing {path.name}", number, len(missing))
+            return _sha256(path)
+
+        owners = balanced([_size(paths[name]) for name in missing], ranks.count)
+        for name, digest in zip(missing, ranks.divided(owners, hashed), strict=True):
+            self._take(paths[name], digest)
         return {path.name: digest for path, digest in self._hashes.items()}
 
     def know(self, hashes: Mapping[str, str]) -> None:
@@ -80,6 +93,10 @@ class SourceFiles:
         except CheckpointError:
             self.require_unchanged()
             raise
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
 
 
 def _sha256(path: Path) -> str:

@@ -25,10 +25,11 @@ from goldstick.cli.recipes import recipes
 from goldstick.cli.search import search
 from goldstick.cli.sensitivity import sensitivity
 from goldstick.cli.serve import serve
+from goldstick.cli.several import refuse_copies
 from goldstick.cli.signals import orderly_signals
 from goldstick.cli.streams import prepare_streams
 from goldstick.core.notices import GoldstickWarning
-from goldstick.errors import GoldstickError, OutputError, SourceError
+from goldstick.errors import GoldstickError, OutputError, RankError, SourceError
 
 _FORMAT = warnings.formatwarning
 _ENDED_BY_A_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
@@ -82,7 +83,11 @@ class _Group(click.Group):
 def _leave_with(error: GoldstickError) -> NoReturn:
     if isinstance(error.__cause__, BrokenPipeError):  # of standard output: whoever read it has seen enough
         sys.exit(_NOBODY_READS)
-    click.echo(_printable(" ".join([f"Error: {error}", *_notes(error)])), err=True)
+    number = os.environ.get("RANK", "0")
+    if isinstance(error, RankError) and number != "0":
+        sys.exit(error.exit_code)  # what is to be said, the first says
+    place = "" if number == "0" else f" on rank {number}"
+    click.echo(_printable(" ".join([f"Error{place}: {error}", *_notes(error)])), err=True)
     sys.exit(error.exit_code)
 
 
@@ -108,7 +113,8 @@ def _notes(error: BaseException) -> list[str]:
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="goldstick")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def main(debug: bool) -> None:
+@click.pass_context
+def main(context: click.Context, debug: bool) -> None:
     """Compress PyTorch models after training, and prove the result.
 
     MODEL is a local directory in the hub's layout, a hub id (owner/name), or 'reference', the small model that comes
@@ -118,6 +124,7 @@ def main(debug: bool) -> None:
     Shell completion: eval "$(_GOLDSTICK_COMPLETE=bash_source goldstick)" (or zsh_source, fish_source).
     """
     check_environment()
+    refuse_copies(context.invoked_subcommand)
     warnings.formatwarning = _as_a_note
     # Threads that spin while they wait cost whole time slices where the cores are shared.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -11,6 +11,7 @@ import click
 from goldstick.cli.console import console, finite, print_json, progress_bar
 from goldstick.cli.inputs_option import INPUTS
 from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.several import prints, refuse_several
 from goldstick.cli.streams import showing
 
 
@@ -71,6 +72,7 @@ def compare(
     use_processors(threads)
     from goldstick.checkpoint.gguf.directory import checkpoint_directory
     from goldstick.core.json_files import check_writable, write_atomically
+    from goldstick.core.ranks import Ranks
     from goldstick.hf.example_inputs import read_inputs
     from goldstick.jobs.compare.side_by_side import compare_models
     from goldstick.jobs.compare.side_by_side_generation import compare_generation
@@ -86,7 +88,11 @@ def compare(
         raise click.UsageError("give --dataset or --inputs, not both: the models run on one of them")
     if dataset is None and (attribute or generate):
         raise click.UsageError("--attribute and --generate look at text: give --dataset PATH|NAME")
-    if html is not None:
+    if not attribute:
+        refuse_several("goldstick compare' without '--attribute")
+    if generate:
+        refuse_several("goldstick compare --generate")
+    if html is not None and prints():
         check_writable(html, overwrite=overwrite)
     text = Calibration(dataset=dataset, samples=samples, seq_len=seq_len) if dataset else None
     known = REFERENCE if REFERENCE in (first, second) else None
@@ -99,9 +105,11 @@ def compare(
         )
         split = written = None
         if text is not None and attribute:
-            split = run_attribution(right, other, text, data_dir=where, progress=progress)
+            split = run_attribution(right, other, text, data_dir=where, progress=progress, ranks=Ranks.joined())
         if text is not None and generate:
             written = compare_generation(right, other, text, generate, data_dir=where, progress=progress)
+    if not prints():
+        return
     found = dataclasses.replace(found, first=first, second=second)
     with showing(html):
         if as_json:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from goldstick.cli.several import prints
 from goldstick.cli.streams import says_utf8
 
 if TYPE_CHECKING:
@@ -37,8 +38,10 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def progress_bar(shown: bool) -> Iterator[Progress]:
-    """A progress callback: bars on a terminal, a line for each stage elsewhere, nothing where not ``shown``."""
-    if not shown:
+    """A progress callback: bars on a terminal, a line for each stage elsewhere; nothing where not ``shown``, and of
+    several processes for the first alone.
+    """
+    if not shown or not prints():
         yield lambda description, done, total: None
     elif sys.stderr.isatty():
         yield from _bars()

@@ -9,6 +9,7 @@ import click
 
 from goldstick.cli.console import console, finite_or_none, print_json, progress_bar, split_names
 from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.several import prints
 from goldstick.cli.streams import showing
 
 
@@ -73,6 +74,7 @@ def evaluate(
     from goldstick import api
     from goldstick.checkpoint.staging import refuse_checkpoint
     from goldstick.core.json_files import check_writable, dump_json, write_atomically
+    from goldstick.core.ranks import Ranks
     from goldstick.evaluation.compare import compare
     from goldstick.evaluation.items import item_lines, without_items
     from goldstick.evaluation.threshold import DEFAULT_LOSS, judge, overall, summary
@@ -87,6 +89,8 @@ def evaluate(
 
     if max_loss is not None and baseline is None:
         raise click.UsageError("--max-loss is against a model to compare with; say --baseline, too.")
+    if not prints():
+        report_dir = items_file = None
     if data_dir is None and REFERENCE in (model, baseline):
         data_dir = REFERENCE
     if report_dir is not None:
@@ -120,7 +124,10 @@ def evaluate(
                     data_dir=data_directory(data_dir, model),
                     limit=limit,
                     progress=progress,
+                    ranks=Ranks.joined(),
                 )
+    if not prints():
+        return
     rows = compare(found, before) if before is not None else []
     judged = judge(rows, DEFAULT_LOSS if max_loss is None else max_loss)
     with showing(report_dir, items_file):

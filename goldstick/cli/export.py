@@ -13,6 +13,7 @@ from goldstick.cli.in_place import naming_what_is_in_place
 from goldstick.cli.memory_size import memory_size
 from goldstick.cli.processors import use_processors
 from goldstick.cli.push import push
+from goldstick.cli.several import prints
 from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_private
 from goldstick.core.counts import counted
@@ -78,6 +79,8 @@ def export(
             directory, format_, output=output, overwrite=overwrite, proof=proof, max_shard_size=max_shard_size,
             progress=progress,
         )  # fmt: skip
+    if not prints():
+        return
     with showing(output):
         if as_json:
             import json

@@ -11,6 +11,7 @@ import click
 from goldstick.cli.console import console, print_json
 from goldstick.cli.further_formats import further_directories, refuse_formats
 from goldstick.cli.inputs_option import INPUTS
+from goldstick.cli.memory_size import memory_size
 from goldstick.cli.recipe_options import RECIPE_OPTIONS, chosen_recipe
 from goldstick.cli.runtime_option import TENSOR_PARALLEL
 from goldstick.cli.search_options import SIZE_OPTIONS, given
@@ -18,6 +19,7 @@ from goldstick.core.counts import counted
 
 if TYPE_CHECKING:
     from goldstick.jobs.plan.plan import Plan
+    from goldstick.jobs.plan.several_ranks import RanksForecast
     from goldstick.jobs.search.runtimes import RuntimeName
     from goldstick.recipes.recipe import Recipe
 
@@ -31,10 +33,18 @@ _SIZES = ("model", "size", "bits", "share", "runtime", "schemes", "as_json")
 @INPUTS
 @SIZE_OPTIONS
 @TENSOR_PARALLEL
+@click.option("--nproc", type=click.IntRange(1), metavar="N", help="Forecast a run in so many processes of torchrun.")
+@click.option(
+    "--memory",
+    metavar="SIZE",
+    callback=memory_size,
+    help="Memory that each process has, such as 80GB: fails where that does not hold the run.",
+)
 @RECIPE_OPTIONS
 def plan(
     model: str, data_dir: str | None, inputs: Path | None, size: int | None, bits: float | None, share: float | None,
-    runtime: str | None, schemes: tuple[str, ...], tensor_parallel: int, as_json: bool, **recipe: Any,
+    runtime: str | None, schemes: tuple[str, ...], tensor_parallel: int, nproc: int | None,
+    memory: int | None, as_json: bool, **recipe: Any,
 ) -> None:  # fmt: skip
     """Show what a recipe would do to MODEL, layer by layer, and which formats the result can be exported to.
 
@@ -51,7 +61,15 @@ def plan(
     formats: tuple[str, ...] = recipe["formats"]
     planned = plan_for(model, chosen_recipe(**recipe), inputs, data_dir, runtime, tensor_parallel)
     refuse_formats(planned, list(further_directories(Path("OUTPUT"), formats)))
-    show_plan(planned, as_json)
+    if nproc is None and memory is None:
+        show_plan(planned, as_json)
+        return
+    from goldstick.jobs.plan.several_ranks import forecast_ranks
+
+    forecast = forecast_ranks(planned, nproc or 1)
+    show_plan(planned, as_json, forecast)
+    if memory is not None:
+        forecast.require(memory)
 
 
 def _refuse_beside_a_size() -> None:
@@ -109,8 +127,8 @@ def plan_for(
     return api.plan(model, recipe, inputs=inputs, data_dir=data_dir, runtime=runtime, tensor_parallel=tensor_parallel)
 
 
-def show_plan(planned: Plan, as_json: bool) -> None:
-    """Print a plan."""
+def show_plan(planned: Plan, as_json: bool, forecast: RanksForecast | None = None) -> None:
+    """Print a plan, and what each of several processes takes."""
     from goldstick.algorithms.stage import CacheQuantizer
     from goldstick.jobs.plan.exports import export_refusals
     from goldstick.jobs.plan.layer_table import layer_table
@@ -134,6 +152,7 @@ def show_plan(planned: Plan, as_json: bool) -> None:
                 "warnings": list(planned.warnings),
                 "layers": rows,
             }
+            | ({} if forecast is None else {"ranks": forecast.to_dict()})
         )
         return
     cells = [
@@ -149,6 +168,14 @@ def show_plan(planned: Plan, as_json: bool) -> None:
         f"peak memory about {format_bytes(planned.peak_memory)}; about {planned.seconds:.0f} s on this recipe's "
         f"{'stream' if planned.streams else 'blocks' if planned.by_blocks else 'whole model in memory'}"
     )
+    if forecast is not None:
+        parts = {"block": forecast.block, "outside the blocks": forecast.outside, "Hessian": forecast.hessian,
+                 "batches": forecast.batches, "libraries": forecast.base}  # fmt: skip
+        click.echo(
+            f"{counted(forecast.processes, 'rank')}: each holds at least {format_bytes(forecast.held)} "
+            f"({', '.join(f'{name} {format_bytes(part)}' for name, part in parts.items() if part)}), sends at most "
+            f"{format_bytes(forecast.sent)}; about {forecast.seconds:.0f} s"
+        )
     possible = [name for name, reason in exports.items() if not reason]
     click.echo(f"can be exported to: {', '.join(possible) or 'no other format'}")
     if planned.rotation:

@@ -21,6 +21,7 @@ from goldstick.cli.recipe_options import RECIPE_OPTIONS, chosen_recipe
 from goldstick.cli.runtime_option import TENSOR_PARALLEL
 from goldstick.cli.search_options import NAMES, SEARCH_OPTIONS
 from goldstick.cli.searched_recipe import SEARCH_ROWS, is_searched, journal_of, searched_recipe
+from goldstick.cli.several import prints
 from goldstick.cli.streams import showing
 from goldstick.cli.unused import note_unused
 
@@ -101,7 +102,6 @@ def quantize(
     quiet_libraries()
     from goldstick import api
     from goldstick.core.freed_memory import give_large_blocks_back
-    from goldstick.core.processes import rank
     from goldstick.evaluation.compare import compare
     from goldstick.evaluation.items import without_items
     from goldstick.jobs.evaluate.cache import cache_directory
@@ -113,7 +113,7 @@ def quantize(
     give_large_blocks_back()
     with (
         naming_what_is_in_place((output, *further.values()), repository),
-        progress_bar(not as_json and rank() == 0) as progress,
+        progress_bar(not as_json) as progress,
     ):
         result = api.quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
@@ -121,7 +121,7 @@ def quantize(
             inputs=inputs, runtime=runtime, tensor_parallel=tensor_parallel, save_importance=save_importance,
             cache=cache_directory(), progress=progress,
         )  # fmt: skip
-        if rank() > 0:
+        if not prints():
             return
         export_further(output, further, overwrite=overwrite or resume, proof=proof, progress=progress)
     if searched:

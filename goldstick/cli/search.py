@@ -11,6 +11,7 @@ from goldstick.cli.console import print_json, progress_bar
 from goldstick.cli.effort_option import EFFORT
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.search_options import SEARCH_OPTIONS, naming_the_journal
+from goldstick.cli.several import prints
 from goldstick.cli.streams import showing
 
 
@@ -69,7 +70,7 @@ def search(
         "search": output.with_suffix(".json"),
         "page": output.with_suffix(".html"),
     }
-    for path in files.values():
+    for path in files.values() if prints() else ():
         check_writable(path, overwrite=overwrite)
     require_plotly()
     journal = output.with_suffix(".journal.json")
@@ -78,6 +79,8 @@ def search(
             model, dataset=dataset, samples=samples, seq_len=seq_len, seed=seed, data_dir=data_dir, journal=journal,
             progress=progress, **asked | {"runtime": asked["runtime"] or "goldstick"},
         )  # fmt: skip
+    if not prints():
+        return
     record = recipe.search
     contents = {"recipe": recipe_text(recipe), "search": dump_json(record), "page": render_search(record)}
     for name, path in files.items():

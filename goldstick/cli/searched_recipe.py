@@ -23,21 +23,14 @@ def is_searched(context: click.Context) -> bool:
     """Whether the command line asks for a size or a loss.
 
     Raises:
-        UsageError: It does, and names a recipe as well, or is one of several processes; or it says how to search, and
-            not for what.
+        UsageError: It does, and names a recipe as well; or it says how to search, and not for what.
     """
-    from goldstick.core.processes import process_count
-
     searched = any(context.params[name] is not None for name in TARGETS)
     others = given(context, "recipe", "formats", "group_size_mismatch", "tie", "dry_run", "inputs", "importance")
     if searched and others:
         raise click.UsageError(
             f"A size or a loss is searched for, and the recipe that is found says what {others[0]} would; leave it "
             "out. 'goldstick plan MODEL --size …' says which sizes are possible, and --for names the runtime."
-        )
-    if searched and process_count() > 1:
-        raise click.UsageError(
-            "A search runs in one process. Let 'goldstick search' write the recipe, and quantize by it in several."
         )
     if not searched and (loose := given(context, *(name for name in (*NAMES, *SEARCH_ROWS) if name != "effort"))):
         raise click.UsageError(f"{loose[0]} is of a search; say --size, --bits, --share or --max-loss, too.")

@@ -13,6 +13,7 @@ from goldstick.cli.memory_size import memory_size
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.renamed_option import renamed_option
 from goldstick.cli.search_options import share
+from goldstick.cli.several import prints
 from goldstick.cli.streams import showing
 
 
@@ -99,6 +100,7 @@ def sensitivity(
     use_processors(threads)
     from goldstick.algorithms import Quantizer
     from goldstick.core.json_files import check_writable, dump_json, write_atomically
+    from goldstick.core.ranks import Ranks
     from goldstick.jobs.load.find_model import data_directory, find_model
     from goldstick.jobs.search.for_sensitivity import sensitivity_for_size
     from goldstick.jobs.sensitivity.sensitivity import measure_sensitivity
@@ -111,7 +113,7 @@ def sensitivity(
     if output is not None and output == html:
         raise click.UsageError("-o and --html name the same file; give each its own")
     for path in (output, html):
-        if path is not None:
+        if path is not None and prints():
             check_writable(path, overwrite=overwrite)
     loaded = Recipe.load(recipe)
     if group_size_mismatch:
@@ -127,13 +129,16 @@ def sensitivity(
     with progress_bar(not as_json) as progress:
         if recipe_for_size is None:
             found = measure_sensitivity(
-                find_model(model), loaded, bits, text, data_dir=data_directory(data_dir, model), progress=progress
-            )
+                find_model(model), loaded, bits, text, data_dir=data_directory(data_dir, model), progress=progress,
+                ranks=Ranks.joined(),
+            )  # fmt: skip
         else:
             found, chosen = sensitivity_for_size(
                 model, loaded, bits, text, recipe_for_size, data_dir=data_dir, held_out_rows=held_out_rows,
                 progress=progress,
             )  # fmt: skip
+    if not prints():
+        return
     found = dataclasses.replace(found, model=model)
     with showing(output, html):
         if as_json:

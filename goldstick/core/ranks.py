@@ -19,13 +19,11 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
+from goldstick.core.division import balanced, windows
 from goldstick.core.processes import join, longest_silence, process_count
 from goldstick.errors import GoldstickError, RankError
 
 Value = TypeVar("Value")
-
-#: How many times the median rank's work a rank has to take to be called slow, and the least seconds it must be behind.
-_SLOW, _SLOW_SECONDS = 1.5, 10.0
 
 
 class Ranks:
@@ -134,15 +132,11 @@ class Ranks:
                 for _ in range(count):
                     item = next(items)
                     if owner:
-                        with self._speaking(item.nbytes):
-                            distributed.send_object_list([item], dst=0, group=self._group)
+                        self._hand(item, 0)
                     yield item
             elif self.first:
                 for _ in range(count):
-                    box: list[Any] = [None]
-                    with self._speaking(0):
-                        distributed.recv_object_list(box, src=owner, group=self._group)
-                    yield box[0]
+                    yield self._taken(owner)
 
     def from_first(self, item: Callable[[int], Tensor], counts: Sequence[int]) -> list[Tensor]:
         """The tensors of a row that belong to a rank: the first has them all, and gives each its own.
@@ -156,14 +150,9 @@ class Ranks:
         for owner, count in enumerate(counts[1:], start=1):
             for number in range(start, start + count):
                 if self.first:
-                    value = item(number)
-                    with self._speaking(value.nbytes):
-                        distributed.send_object_list([value], dst=owner, group=self._group)
+                    self._hand(item(number), owner)
                 elif owner == self.rank:
-                    box: list[Any] = [None]
-                    with self._speaking(0):
-                        distributed.recv_object_list(box, src=0, group=self._group)
-                    found.append(box[0])
+                    found.append(self._taken(0))
             start += count
         return found
 
@@ -178,12 +167,7 @@ class Ranks:
         rates = [seconds / cost for seconds, cost in zip(known, costs, strict=True) if seconds is not None and cost]
         rate = statistics.median(rates) if rates else 1.0
         long = [cost * rate if seconds is None else seconds for seconds, cost in zip(known, costs, strict=True)]
-        busy, owners = [0.0] * self.count, [0] * len(long)
-        for task in sorted(range(len(long)), key=lambda task: -long[task]):
-            # The first also writes: of equals it comes last.
-            owners[task] = min(range(self.count - 1, -1, -1), key=lambda rank: busy[rank])
-            busy[owners[task]] += long[task]
-        return owners
+        return balanced(long, self.count)
 
     def divided(self, owners: Sequence[int], do: Callable[[int], Value], kinds: Sequence[object] = ()) -> list[Value]:
         """What each of some tasks gives, done by its owner and handed to all.
@@ -199,11 +183,7 @@ class Ranks:
         for task, owner in enumerate(owners):
             if owner == self.rank:
                 started = time.perf_counter()
-                try:
-                    done: Value | GoldstickError = do(task)
-                except GoldstickError as error:  # it ends the run, on every rank
-                    done = error
-                mine[task] = done, time.perf_counter() - started
+                mine[task] = _tried(do, task), time.perf_counter() - started
         found = []
         for task, owner in enumerate(owners):
             value, seconds = self.of(mine.pop(task, None), owner)  # type: ignore[misc]
@@ -213,6 +193,36 @@ class Ranks:
             if kinds:
                 self._seconds[kinds[task]] = seconds
         return found
+
+    def each(self, costs: Sequence[float], do: Callable[[int], Value]) -> list[Value]:
+        """What each of some tasks of known cost gives; handed to all."""
+        return self.divided(balanced(costs, self.count), do)
+
+    def in_order(self, costs: Sequence[float], do: Callable[[int], Value], most: float) -> Iterator[Value]:
+        """On the first rank what each of some tasks gives, in their order; the others do their part and hand it over.
+
+        Tasks are divided window by window, so that a rank holds what it has done of one window, and no more.
+
+        Args:
+            costs: A forecast of each, in any unit; 0 for what is not worth handing over, which the first does itself.
+            do: Does the task of a number.
+            most: The cost that a window has for each rank; a single task may have more.
+        """
+        if self.alone:
+            yield from map(do, range(len(costs)))
+            return
+        for window in windows(costs, most * self.count):
+            owners = balanced([costs[task] for task in window], self.count)
+            own = [task for task, owner in zip(window, owners, strict=True) if owner == self.rank and costs[task]]
+            done = {task: _tried(do, task) for task in own}
+            for task, owner in zip(window, owners, strict=True):
+                if self.first:
+                    value = self._taken(owner) if owner else done.pop(task) if task in done else _tried(do, task)
+                    if isinstance(value, GoldstickError):
+                        raise value
+                    yield value
+                elif task in done:
+                    self._hand(done.pop(task), 0)
 
     def account(self) -> dict[str, Any]:
         """How long each rank worked and waited, and what it sent; to be asked once, at the end.
@@ -226,6 +236,16 @@ class Ranks:
         found = self.gather((whole - self.waited, self.waited, self.sent))
         names = ("work_seconds", "wait_seconds", "sent_bytes")
         return dict(zip(names, ([*values] for values in zip(*found, strict=True)), strict=True))
+
+    def _hand(self, value: Any, to: int) -> None:
+        with self._speaking(_size(value)):
+            distributed.send_object_list([value], dst=to, group=self._group)
+
+    def _taken(self, owner: int) -> Any:
+        box: list[Any] = [None]
+        with self._speaking(0):
+            distributed.recv_object_list(box, src=owner, group=self._group)
+        return box[0]
 
     @contextmanager
     def _speaking(self, nbytes: int) -> Iterator[None]:
@@ -243,15 +263,12 @@ class Ranks:
             self.sent += nbytes
 
 
-def slow_ranks(work_seconds: Sequence[float]) -> list[str]:
-    """A sentence for each rank that took far longer for its work than the median of all."""
-    usual = statistics.median_low(work_seconds) if work_seconds else 0.0
-    return [
-        f"rank {number} worked {seconds:.0f} s, and the ranks' median is {usual:.0f} s: its machine is slower, or busy "
-        "with something else, and the others waited for it"
-        for number, seconds in enumerate(work_seconds)
-        if seconds > _SLOW * usual and seconds - usual > _SLOW_SECONDS
-    ]
+def _tried(do: Callable[[int], Value], task: int) -> Value | GoldstickError:
+    """What a task gives, or the error that ends the run, to be told to those who wait for it."""
+    try:
+        return do(task)
+    except GoldstickError as error:
+        return error
 
 
 def _size(value: object) -> int:

@@ -89,18 +89,26 @@ def _compare(
     sums, agreed, tokens = [0.0] * len(documents), [0] * len(documents), [len(ids) - 1 for ids in documents]
     done = 0
     with evaluating(first.model), evaluating(second.model):
-        for batch in batches_by_length([len(ids) for ids in documents], first.tokens_per_batch):
+        batches = list(batches_by_length([len(ids) for ids in documents], first.tokens_per_batch))
+
+        def compared(number: int) -> list[tuple[float, int]]:
+            nonlocal done
+            batch = batches[number]
             ids, mask = pad([documents[index] for index in batch], 0)
             right = require_numbers(forward(first.model, ids, mask, use_cache=False).logits)
             tried = require_numbers(forward(second.model, ids, mask, use_cache=False).logits)
             kl = token_kl(right, tried)  # [rows, longest]
             same = (right.argmax(dim=-1) == tried.argmax(dim=-1)).cpu()
-            for row, index in enumerate(batch):  # what follows the last token is not there to be predicted
-                sums[index] = math.fsum(kl[row, : tokens[index]].tolist())
-                agreed[index] = int(same[row, : tokens[index]].sum())
             done += len(batch)
             if progress is not None:
                 progress(f"{name}: token by token", done, len(documents))
+            # What follows the last token is not there to be predicted.
+            ends = [(row, tokens[index]) for row, index in enumerate(batch)]
+            return [(math.fsum(kl[row, :end].tolist()), int(same[row, :end].sum())) for row, end in ends]
+
+        for batch, found in zip(batches, first.ranks.each([*map(len, batches)], compared), strict=True):
+            for index, (total, equal) in zip(batch, found, strict=True):
+                sums[index], agreed[index] = total, equal
     items = {
         "token_kl": Items(values=sums, weights=tokens, factor=1.0),
         "top1_agreement": Items(values=agreed, weights=tokens),

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from goldstick.core.ranks import Ranks
 from goldstick.errors import UsageError
 from goldstick.evaluation.batching import Advance
 from goldstick.evaluation.forward import device_of, evaluating, require_numbers
@@ -35,6 +36,7 @@ class ImageClassifier:
         if images_per_batch < 1:
             raise UsageError(f"images_per_batch={images_per_batch} must be 1 or more")
         self.model, self.preparation, self.images_per_batch = model, preparation, images_per_batch
+        self.ranks = Ranks()
 
     @classmethod
     def from_directory(cls, model: nn.Module, directory: Path | str) -> ImageClassifier:
@@ -60,20 +62,24 @@ class ImageClassifier:
         A batch of files is in memory at a time. Raises DataError where one is no image, UsageError where images of
         several sizes come together, QuantizationError for NaN.
         """
-        found = []
+        starts, done = range(0, len(images), self.images_per_batch), 0
         with evaluating(self.model):
-            for start in range(0, len(images), self.images_per_batch):
-                part = images[start : start + self.images_per_batch]
+
+            def scored(number: int) -> Tensor:
+                nonlocal done
+                part = images[starts[number] : starts[number] + self.images_per_batch]
                 pixels = [self.preparation(read(), where) for where, read in part]
                 sizes = {tuple(one.shape) for one in pixels}
                 if len(sizes) > 1:
                     raise UsageError(f"images of the sizes {sorted(sizes)} come together; resize or crop them to one")
                 inputs = torch.stack(pixels).to(device_of(self.model), _dtype_of(self.model))
                 output = self.model(inputs)
-                found.append(require_numbers(getattr(output, "logits", output)).float().cpu())
+                done += len(part)
                 if advance is not None:
-                    advance(start + len(part), len(images))
-        return torch.cat(found)
+                    advance(done, len(images))
+                return require_numbers(getattr(output, "logits", output)).float().cpu()
+
+            return torch.cat(self.ranks.each([1] * len(starts), scored))
 
 
 def _dtype_of(model: nn.Module) -> torch.dtype:

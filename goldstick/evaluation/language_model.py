@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from goldstick.core.ranks import Ranks
 from goldstick.errors import UsageError
 from goldstick.evaluation.batching import TOKENS_PER_BATCH, Advance, batches_by_length
 from goldstick.evaluation.forward import evaluating, takes
@@ -25,6 +26,9 @@ class LanguageModel:
         tokenizer: a transformers tokenizer.
         context_length: the most tokens a forward pass may see; read from the configuration where None.
         tokens_per_batch: rows times longest sequence of a batch at most, which bounds the memory for logits.
+
+    Attributes:
+        ranks: Who measures it together: batches are divided over them, and every one is given what all found.
     """
 
     kind: ClassVar[str] = "a causal language model"
@@ -41,6 +45,7 @@ class LanguageModel:
         self.tokenizer = tokenizer
         self.context_length = find_context_length(model, tokenizer) if context_length is None else context_length
         self.tokens_per_batch = tokens_per_batch
+        self.ranks = Ranks()
         if self.context_length < 2 or tokens_per_batch < 1:
             raise UsageError(
                 f"context_length={self.context_length} must be 2 or more and "
@@ -158,15 +163,23 @@ class LanguageModel:
 
         with evaluating(self.model):
             mixed = takes(self.model, "position_ids")  # without them, padding would shift positions
-            for batch in batches_by_length(lengths, self.tokens_per_batch, mixed):
-                rows = [encoded[i] for i in batch]
+            batches = list(batches_by_length(lengths, self.tokens_per_batch, mixed))
+
+            def generated(number: int) -> list[str]:
+                nonlocal done
+                rows = [encoded[i] for i in batches[number]]
                 new = greedy(self.model, rows, max_new_tokens, self.end_ids(), finished, self._pad_id(), choose)
-                for index, ids in zip(batch, new, strict=True):
-                    text = self._continuation(encoded[index], ids)
-                    texts[index] = text[: min([text.find(word) for word in stop if word in text], default=None)]
-                done += len(batch)
+                found = [self._continuation(prompt, ids) for prompt, ids in zip(rows, new, strict=True)]
+                done += len(rows)
                 if advance is not None:
                     advance(done, len(prompts))
+                return [text[: min([text.find(word) for word in stop if word in text], default=None)] for text in found]
+
+            # One that draws by chance would draw otherwise where it is given other batches before.
+            ranks = self.ranks if choose is likeliest else Ranks()
+            for batch, found in zip(batches, ranks.each([*map(len, batches)], generated), strict=True):
+                for index, text in zip(batch, found, strict=True):
+                    texts[index] = text
         return texts
 
     def room_for(self, max_new_tokens: int) -> int:
@@ -192,7 +205,7 @@ class LanguageModel:
         measure: Measure | None = None,
     ) -> list[list[Tensor]]:
         with evaluating(self.model):
-            return score(self.model, rows, self._pad_id(), self.tokens_per_batch, advance, measure)
+            return score(self.model, rows, self._pad_id(), self.tokens_per_batch, advance, measure, self.ranks)
 
     def _encode(self, text: str, special: bool) -> list[int]:
         return [int(i) for i in tokenized(self.tokenizer, text, add_special_tokens=special, verbose=False)["input_ids"]]

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from goldstick.core.ranks import Ranks
 from goldstick.errors import UsageError
 from goldstick.evaluation.batching import TOKENS_PER_BATCH, Advance, batches_by_length, pad
 from goldstick.evaluation.forward import evaluating, forward, require_numbers
@@ -59,6 +60,7 @@ class SpanModel:
         self.model, self.tokenizer = model, tokenizer
         self.window = min(window, find_context_length(model, tokenizer))
         self.overlap, self.tokens_per_batch = overlap, tokens_per_batch
+        self.ranks = Ranks()
         if not 0 <= overlap < self.window - LONGEST_QUESTION - 8:
             raise UsageError(
                 f"windows of {self.window} tokens that share {overlap} leave no room beside a question of "
@@ -88,16 +90,24 @@ class SpanModel:
         found: dict[int, tuple[float, str]] = {}
         done = 0
         with evaluating(self.model):
-            for batch in batches_by_length([len(window.ids) for window in windows], self.tokens_per_batch):
+            batches = list(batches_by_length([len(window.ids) for window in windows], self.tokens_per_batch))
+
+            def answered(number: int) -> dict[int, tuple[float, str]]:
+                nonlocal done
+                batch, spans = batches[number], {}
                 start, end = self._logits([windows[index] for index in batch])
                 for row, index in enumerate(batch):
                     score, first, last = best_span(start[row, windows[index].tokens], end[row, windows[index].tokens])
                     offsets = windows[index].offsets
                     text = pairs[windows[index].owner][1][offsets[first][0] : offsets[last][1]]
-                    found[index] = (score, text)
+                    spans[index] = (score, text)
                 done += len(batch)
                 if advance is not None:
                     advance(done * len(pairs) // len(windows), len(pairs))
+                return spans
+
+            for spans in self.ranks.each([*map(len, batches)], answered):
+                found |= spans
         for index, window in enumerate(windows):  # in the order of the text, so that of equals the first is kept
             if found[index][0] > best[window.owner][0]:
                 best[window.owner] = found[index]

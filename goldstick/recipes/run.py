@@ -232,13 +232,15 @@ def calibrated_work(
     reach = reach_of(network, tasks.values())
 
     def solve(task: Assignment, weight: Tensor, state: Any, notes: Mapping[str, float | str]) -> Quantize:
-        if measured is not None and (seen := _observers(state)):
-            measured(task.site, InputSquares.of(seen))  # before a stage makes something else of it
         state = task.importance or state
         edit, error = decide(task.stage, task.site, weight, task.scheme, state, reach.of(task.site.name))
         edit = replace(edit, notes={**edit.notes, **notes})
         note(task, edit, error)
         return edit
+
+    def measure(task: Assignment, state: Any) -> None:
+        if measured is not None and (seen := _observers(state)):
+            measured(task.site, InputSquares.of(seen))
 
     def revise(task: Assignment, weight: Tensor, edit: Quantize) -> None:
         note(task, edit, _error(task.site, weight, edit))
@@ -257,5 +259,6 @@ def calibrated_work(
         validation=resolution.first(Validate),
         rounded=rounded,
         corrected=corrected,
+        measure=measure,
         revise=revise,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,19 @@ RECIPES: dict[str, tuple[str, list[Any], bool]] = {
     "output": ("llama", [{"gptq": {"scheme": "w3a16-g32", "objective": "output", "output_groups": 2}}], True),
     "loss": ("llama", [{"gptq": {"scheme": "w3a16-g32", "objective": "loss", "gptaq": True}}], False),
     "mixture": ("mixture", [_GPTQ], True),
+    "rtn": ("mixture", [{"rtn": {"scheme": "w4a16-g32", "range_search": "mse"}}], False),
+    "blocks": ("bare", [{"rtn": {"scheme": "q4_0", "range_search": "ggml"}}], False),
 }
+#: Those that look at no data, and keep no journal.
+DATA_FREE = {"rtn", "blocks"}
+#: Those whose run also writes an importance matrix, beside its output.
+_MEASURES = {"imatrix-slb", "mixture"}
 
 
 def write_sources(folder: Path) -> None:
-    """Two models, and text as one stream and as rows of unequal length."""
+    """Two models, one of them also without its tokenizer, and text as one stream and as rows of unequal length."""
     tiny_checkpoint(folder / "llama", 2)
+    shutil.copytree(folder / "llama", folder / "bare", ignore=shutil.ignore_patterns("*token*"))
     torch.manual_seed(1)
     config = MixtralConfig(
         vocab_size=128, hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
@@ -57,7 +65,11 @@ def job(sources: Path, name: str, output: Path, **options: Any) -> dict[str, Any
     model, stages, padded = RECIPES[name]
     rows = {"dataset": str(sources / "rows.jsonl"), "packing": False, "samples": 40}
     text = rows if padded else {"dataset": str(sources / "stream.txt"), "samples": 37}
-    recipe = {"stages": stages, "calibration": {**text, "seq_len": 64}}
+    recipe: dict[str, Any] = {"stages": stages}
+    recipe |= {} if name in DATA_FREE else {"calibration": {**text, "seq_len": 64}}
+    recipe |= {"export": {"format": "gguf"}} if name == "blocks" else {}
+    if name in _MEASURES:
+        options["save_importance"] = str(_importance(output))
     return {"source": str(sources / model), "recipe": recipe, "output": str(output), "options": options}
 
 
@@ -65,4 +77,14 @@ def made(sources: Path, folder: Path, count: int) -> dict[str, dict[str, bytes]]
     """What so many processes write by each recipe."""
     for code, errors in finish(start(count, [job(sources, name, folder / name) for name in RECIPES])):
         assert code == 0, errors
-    return {name: contents(folder / name) for name in RECIPES}
+    return {name: contents(folder / name) | measured(folder / name) for name in RECIPES}
+
+
+def _importance(output: Path) -> Path:
+    return output.with_name(f"{output.name}.importance.gguf")
+
+
+def measured(output: Path) -> dict[str, bytes]:
+    """The importance matrix that a run wrote beside its output, where it did."""
+    path = _importance(output)
+    return {path.name: path.read_bytes()} if path.exists() else {}

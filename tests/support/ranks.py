@@ -43,23 +43,32 @@ def finish(processes: Sequence[Any]) -> list[tuple[int, str]]:
 
 
 def work(job: Mapping[str, Any]) -> None:
+    """Do what ``do`` of a job says, ``quantize`` where it says nothing."""
+    import goldstick
+    from goldstick.core.processes import rank
+    from tests.support import rank_measures
+
+    try:
+        do = getattr(rank_measures, job["do"]) if "do" in job else quantize
+        do(job)
+    except goldstick.GoldstickError as error:
+        notes = " ".join(getattr(error, "__notes__", []))
+        sys.exit(f"rank {rank()}: {error} {notes}")
+
+
+def quantize(job: Mapping[str, Any]) -> None:
     """Quantize ``source`` into ``output`` by ``recipe``, with ``options``; the proof is taken for granted."""
     from unittest.mock import patch
 
     import goldstick
-    from goldstick.core.processes import rank
-    from goldstick.jobs.quantize import quantize
+    from goldstick.jobs.quantize import quantize as module
     from goldstick.jobs.save import finish
 
     with (
         patch.object(finish, "prove", lambda *_: {"passed": True}),
-        patch.object(quantize, "structure_of_source", lambda _: {}),
+        patch.object(module, "structure_of_source", lambda _: {}),
     ):
-        try:
-            goldstick.quantize(job["source"], job["recipe"], output=job["output"], **job.get("options", {}))
-        except goldstick.GoldstickError as error:
-            notes = " ".join(getattr(error, "__notes__", []))
-            sys.exit(f"rank {rank()}: {error} {notes}")
+        goldstick.quantize(job["source"], job["recipe"], output=job["output"], **job.get("options", {}))
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from goldstick.core.versions import versions
 from goldstick.jobs.evaluate.cache import cache_directory
-from goldstick.jobs.save.records import versions
 from goldstick.kernels.cpu import chosen_isa, missing_extension
 from goldstick.kernels.triton import why_not_on
 

@@ -13,6 +13,7 @@ from typing import Any
 from goldstick.checkpoint.file_state import file_sha256
 from goldstick.core.json_files import dump_json, parse_json, write_atomically
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.ranks import Ranks
 from goldstick.errors import DataError, OutputError
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.evaluate import Evaluation
@@ -48,9 +49,10 @@ def evaluate_with_cache(
     tasks: Sequence[str | Task],
     data: DataSource,
     limit: int | None,
-    cache: Path,
+    cache: Path | None,
     run: Callable[[Sequence[Task]], Evaluation],
     progress: Progress = quiet,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """Evaluate a model on tasks, running only those whose result is not known yet.
 
@@ -64,19 +66,22 @@ def evaluate_with_cache(
         tasks: The tasks, or their names.
         data: Where their data are.
         limit: The most items of each.
-        cache: Where results are kept.
+        cache: Where results are kept; of several ranks the first looks there.
         run: Measures the model on these tasks.
         progress: Told of every result that was known.
+        ranks: Who measures together.
 
     Raises:
         UsageError: There is no such task.
         DataError: The data of a task are missing or malformed.
     """
-    chosen = find_tasks(tasks)
-    model = model_digest(directory)
-    digests = {name: _digest(model, task, data, limit) for name, task in chosen.items()}
-    paths = {name: cache / "evaluations" / f"{digest}.json" for name, digest in digests.items() if digest is not None}
-    known = {name: found for name, path in paths.items() if (found := _read(path)) is not None}
+    chosen, ranks, paths = find_tasks(tasks), ranks or Ranks(), dict[str, Path]()
+    if ranks.first and cache is not None:
+        model = model_digest(directory)
+        digests = {name: _digest(model, task, data, limit) for name, task in chosen.items()}
+        kept = cache / "evaluations"
+        paths = {name: kept / f"{digest}.json" for name, digest in digests.items() if digest is not None}
+    known = ranks.of({name: found for name, path in paths.items() if (found := _read(path)) is not None})
     for name, (result, _) in known.items():
         progress(f"{name}: measured before", result.n, result.n)
     missing = [task for name, task in chosen.items() if name not in known]

@@ -8,6 +8,7 @@ from typing import Any
 
 from goldstick.calibration.float32_products import multiplying_in_float32
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.ranks import Ranks
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.divergence import divergence, text_tasks
 from goldstick.evaluation.protocol import Task
@@ -22,6 +23,7 @@ def compare_predictions(
     data_dir: Path | None = None,
     limit: int | None = None,
     progress: Progress = quiet,
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
     """How far a model's predictions are from those of the model it was made from, on the texts of tasks.
 
@@ -32,6 +34,7 @@ def compare_predictions(
         data_dir: Where local data lie.
         limit: At most so many documents of each.
         progress: Told what is done.
+        ranks: Who does it together, batch by batch.
 
     Returns:
         Task → mean ``token_kl`` in nats and ``top1_agreement`` in percent, with intervals; see
@@ -44,5 +47,6 @@ def compare_predictions(
     if not text_tasks(tasks):
         return {}
     first, second = (load_language_model(directory) for directory in (baseline, model))
+    first.ranks = ranks or Ranks()
     with multiplying_in_float32(first.model, second.model):
         return divergence(first, second, tasks, DataSource(data_dir), limit, progress)

@@ -11,7 +11,9 @@ from torch import nn
 
 from goldstick.calibration.float32_products import multiplying_in_float32
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
+from goldstick.core.agreement import require_same, sizes_of
 from goldstick.core.progress import Progress
+from goldstick.core.ranks import Ranks
 from goldstick.errors import UsageError
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.evaluate import Evaluation
@@ -32,6 +34,7 @@ def evaluate_directory(
     limit: int | None,
     progress: Progress,
     cache: Path | None = None,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """Run tasks on a checkpoint directory or a GGUF file.
 
@@ -41,20 +44,28 @@ def evaluate_directory(
         data_dir: Where local data lie.
         limit: At most so many items of each task.
         progress: Called with (description, done, total).
-        cache: Where results are kept and looked up; nowhere where ``None``.
+        cache: Where results are kept and looked up; nowhere where ``None``. Of several ranks the first has it.
+        ranks: Who does it together, batch by batch; all of them get the results.
+
+    Raises:
+        UsageError: The ranks are not about to do the same.
     """
-    data = DataSource(data_dir)
+    data, ranks = DataSource(data_dir), ranks or Ranks()
 
     with checkpoint_directory(directory) as found:
 
         def measure(chosen: Sequence[Task]) -> Evaluation:
             model = load_with_inputs(found)
+            model.ranks = ranks
             with torch.no_grad(), multiplying_in_float32(model.model):
                 return run_tasks(model, chosen, data, limit, progress)
 
-        if cache is None:
+        if not ranks.alone:
+            names = [Path(name).name for name in find_tasks(tasks)]
+            require_same(ranks, {"model": sizes_of(found), "list of tasks": names, "limit": limit})
+        if not ranks.of(cache is not None):
             return measure([*find_tasks(tasks).values()])
-        return evaluate_with_cache(found, tasks, data, limit, cache, measure, progress)
+        return evaluate_with_cache(found, tasks, data, limit, cache, measure, progress, ranks)
 
 
 def evaluate_loaded(

@@ -5,39 +5,37 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from goldstick.checkpoint.entries import Entry
 from goldstick.checkpoint.file_state import states_in
 from goldstick.checkpoint.gguf.directory import missing_tokenizer
 from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout, write_gguf
-from goldstick.checkpoint.kv_cache import KV_SCALES, StoredKV, attention_modules, read_kv, stored_kv
+from goldstick.checkpoint.kv_cache import KV_SCALES
 from goldstick.checkpoint.shards import write_entries
 from goldstick.checkpoint.source import read_json, sidecars_of
 from goldstick.checkpoint.source_files import SourceFiles
 from goldstick.checkpoint.staging import check_output, check_space, refuse_overlap, staged
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME, unused_tensors
+from goldstick.core.agreement import require_same, sizes_of
+from goldstick.core.processes import told_by_first
 from goldstick.core.progress import Progress, quiet
-from goldstick.core.qtensor import scale_dtype
-from goldstick.errors import DataError, FormatError, NotRunError, UsageError
-from goldstick.formats import FORMATS
-from goldstick.formats.base import StorageFormat, StoredLayer
+from goldstick.core.ranks import Ranks
+from goldstick.errors import DataError, NotRunError
+from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import part_name, unpack_multiplier
 from goldstick.hf.checkpoint import QuantizedCheckpoint, open_quantized
 from goldstick.hf.example_inputs import inputs_beside
 from goldstick.hf.float_matrices import float_matrices
-from goldstick.hf.pruned import is_marked
-from goldstick.jobs.export.exported import change_of_values, compare_layers, same_copies
+from goldstick.jobs.export.export_plan import ExportPlan, plan_export
+from goldstick.jobs.export.exported import compare_layers, same_copies
 from goldstick.jobs.inspect.inspect import table_of
 from goldstick.jobs.inspect.stored_report import bytes_by_parameter, report_of_files
 from goldstick.jobs.load.front_matter import card_remarks, front_matter
-from goldstick.jobs.plan.choose_format import refusal_words, refusals
 from goldstick.jobs.proof.observation import Observation
 from goldstick.jobs.proof.observe_streamed import observe_checkpoint
 from goldstick.jobs.proof.proof import ProofMethod
@@ -47,69 +45,8 @@ from goldstick.jobs.save.records import environment
 from goldstick.recipes import Recipe
 from goldstick.report import Report, SizeSummary
 
-
-@dataclass(frozen=True, kw_only=True)
-class ExportPlan:
-    """An export that can be made.
-
-    Attributes:
-        checkpoint: What is exported.
-        format: What it becomes.
-        scale_dtype: Dtype of scales in the loaded model, which those of GPTQ and AWQ files become in other formats.
-        kv: What is stored of a quantized KV cache.
-    """
-
-    checkpoint: QuantizedCheckpoint
-    format: StorageFormat
-    scale_dtype: torch.dtype
-    kv: StoredKV | None
-
-    def scales_of(self, layer: StoredLayer) -> torch.dtype:
-        """Dtype in which the scales of a layer are handed to the format."""
-        if layer.scheme.weight.scale is not None:  # stored as codes, and computed with in the model's dtype
-            return self.scale_dtype
-        if not self.checkpoint.stored.format.float16_scales:
-            return layer.scale_dtype or self.scale_dtype
-        return torch.float16 if self.format.float16_scales else self.scale_dtype
-
-
-def plan_export(directory: Path, format_name: str) -> ExportPlan:
-    """Look whether a checkpoint can be stored in another format; reads headers, scales and zeros.
-
-    Raises:
-        UsageError: It is stored so already.
-        FormatError: It cannot, with the layer and what would.
-        SourceError: It is no quantized checkpoint of a transformers model.
-    """
-    checkpoint = open_quantized(directory)
-    stored, target = checkpoint.stored, FORMATS[format_name]
-    if stored.format.name == target.name:
-        raise UsageError(f"{directory} is stored as {target.name} already; copy it.")
-    if is_marked(checkpoint.config):
-        raise FormatError(
-            f"{directory} is of a pruned model of which no config says how wide it is; only the native format holds it."
-        )
-    if strange := [info for info in stored.tensors.values() if info.stored_as]:
-        raise FormatError(
-            f"{strange[0].name} is stored as {strange[0].stored_as}, which no other format holds without loss (and "
-            f"{len(strange) - 1} more). 'goldstick quantize' takes the checkpoint as a source."
-        )
-    # Which scales fit is a question to the numbers, not to their dtype.
-    layers = [dataclasses.replace(layer, scale_dtype=None) for layer in stored.layers]
-    reasons = refusals(target, layers, checkpoint.ties)
-    if reasons:
-        by_chance = not all(layer.scheme.weight.symmetric for layer in layers)
-        others = [other for other in FORMATS.values() if other is not stored.format]
-        others = [other for other in others if not (by_chance and other.rounds_zeros)]
-        held = [other.name for other in others if not refusals(other, layers, checkpoint.ties)]
-        raise FormatError(f"{refusal_words(target, reasons)} It can be exported to {' and '.join(held) or 'no other'}.")
-    dtype = scale_dtype(checkpoint.dtype)
-    plan = ExportPlan(checkpoint=checkpoint, format=target, scale_dtype=dtype, kv=_kv(checkpoint, target, dtype))
-    for layer in stored.layers:
-        reason = change_of_values(stored, layer, target, plan.scales_of(layer))
-        if reason:
-            raise FormatError(f"{target.name} cannot hold this: {layer.site}: {reason}")
-    return plan
+#: Bytes of layers that are divided over ranks at a time, for each of them.
+_WINDOW = 1 << 28
 
 
 def export_checkpoint(
@@ -124,23 +61,36 @@ def export_checkpoint(
 ) -> Quantized:
     """Store a quantized checkpoint in another format; one layer is in memory at a time.
 
-    Every layer is read back and compared with the source bit by bit, and every other tensor with its copy; then a fresh
-    process compares what both checkpoints give, unless ``proof`` is ``tensors``.
+    Several processes convert layers together; the first writes, and the others get its report. Every layer is read
+    back and compared with the source bit by bit, and every other tensor with its copy; then a fresh process compares
+    what both checkpoints give, unless ``proof`` is ``tensors``.
 
     Raises:
         OutputError: ``output`` exists or cannot be written.
         CheckpointError: The result is not what it should be.
         FormatError: See :func:`plan_export`, which comes first.
     """
-    refuse_overlap(output, {"source": directory})
-    check_output(output, overwrite)
+    ranks = Ranks.joined()
+    if ranks.first:
+        refuse_overlap(output, {"source": directory})
+        check_output(output, overwrite)
     started = time.perf_counter()
     states = states_in(directory)
     plan = plan_export(directory, format_name)
+    require_same(ranks, {"checkpoint": sizes_of(directory), "format": format_name})
     weights = sorted({info.file for info in plan.checkpoint.stored.tensors.values()})
     files = SourceFiles((*weights, *sidecars_of(directory)), states)
-    hashes = files.hashes(progress)
-    entries = list(_entries(plan))
+    hashes = files.hashes(progress, ranks)
+    whole = list(_entries(plan))
+    converted = {layer.name for layer in plan.checkpoint.stored.layers}
+    # What is copied takes less than to hand it over.
+    costs = [entry.nbytes if entry.name in converted else 0 for entry in whole]
+    made_of = ranks.in_order(costs, lambda number: whole[number].produce(), _WINDOW)
+    if not ranks.first:
+        for _ in made_of:
+            pass
+        return Quantized(directory=output, report=Report.from_json(told_by_first("")))
+    entries = [dataclasses.replace(entry, produce=partial(next, made_of)) for entry in whole]
     content = _content(plan, {file.name: hashes[file.name] for file in weights})
     layout = _layout(plan, entries, content.base_model)
     check_space(output, sum(entry.nbytes for entry in entries))
@@ -169,6 +119,7 @@ def export_checkpoint(
         notes = (*(note for note in (missing_tokenizer(directory),) if note), *card_remarks(directory))
         report = dataclasses.replace(report, timing=timing, warnings=(*report.warnings, *notes))
         report.write(work)
+    told_by_first(report.to_json())
     return Quantized(directory=output, report=report)
 
 
@@ -269,14 +220,6 @@ def _ignored(checkpoint: QuantizedCheckpoint) -> list[str]:
         name: names[name] for name, info in stored.tensors.items() if len(info.shape) == 2 and name not in codes
     }
     return float_matrices(checkpoint.network, matrices, {layer.site for layer in stored.layers}, names.values())
-
-
-def _kv(checkpoint: QuantizedCheckpoint, target: StorageFormat, dtype: torch.dtype) -> StoredKV | None:
-    settings = read_kv(checkpoint.directory, checkpoint.config["quantization_config"])
-    if settings is None:
-        return None
-    stored = stored_kv(settings, attention_modules(checkpoint.network.model), target, dtype)
-    return dataclasses.replace(stored, tensors=checkpoint.names.to_checkpoint(stored.tensors))
 
 
 def _report(plan: ExportPlan, made: QuantizedCheckpoint, proof: Mapping[str, Any], base_model: str) -> Report:

@@ -177,16 +177,20 @@ class Plan:
         return self.bytes_before + 8 * weights if self.rotation is not None and weights <= LARGEST_PROVEN else 0
 
     @property
+    def streaming_seconds(self) -> float:
+        """Forecast of the time in which all weights are read, rounded and written."""
+        searched = any(getattr(stage, "range_search", "minmax") != "minmax" for stage in self.recipe.stages)
+        return self.bytes_before / STREAM_SPEED * (8 if searched else 1) + 5
+
+    @property
     def seconds(self) -> float:
         """Forecast of the time in seconds."""
-        searched = any(getattr(stage, "range_search", "minmax") != "minmax" for stage in self.recipe.stages)
-        streaming = self.bytes_before / STREAM_SPEED * (8 if searched else 1) + 5
         if not self.calibrated:
-            return streaming
+            return self.streaming_seconds
         # One forward pass, and one Hessian of about the same cost.
         tokens = self.recipe.calibration.samples * self.recipe.calibration.seq_len
         weights = sum(tensor.source.shape.numel() for tensor in self.tensors if tensor.assignment)
-        return streaming + 2 * 2 * weights * tokens / MATMUL_SPEED
+        return self.streaming_seconds + 2 * 2 * weights * tokens / MATMUL_SPEED
 
 
 def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | None = None) -> Plan:

@@ -19,10 +19,11 @@ from goldstick.checkpoint.journal import WorkDirectory
 from goldstick.checkpoint.kv_cache import StoredKV
 from goldstick.checkpoint.measured_importance import read_measured, write_measured
 from goldstick.checkpoint.shards import ShardedWriter
+from goldstick.core.division import slow_ranks
 from goldstick.core.error import WeightError
 from goldstick.core.freed_memory import give_large_blocks_back, return_freed_memory
 from goldstick.core.progress import Progress
-from goldstick.core.ranks import Ranks, slow_ranks
+from goldstick.core.ranks import Ranks
 from goldstick.core.signals import uninterrupted
 from goldstick.errors import StructureError
 from goldstick.hf.example_inputs import give_inputs, given_inputs

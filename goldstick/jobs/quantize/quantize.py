@@ -118,15 +118,17 @@ def execute(
     check_space(output, plan.bytes_after)
     started = time.perf_counter()
     files = SourceFiles(plan.source.files_read, plan.source.states)
-    hashes = files.hashes(progress) if not plan.streams or resume else {}  # streaming hashes what it reads
     budget = default_budget() if max_memory is None else max_memory
     trains = plan.resolution.trains
     ranks = Ranks() if trains else Ranks.joined()
     blockwise = prepare(plan, target, calibrate, budget, progress, ranks, importance is not None)
     if not ranks.alone:
-        if blockwise is None:
+        if blockwise is None and not plan.streams:
             raise idle_ranks()
-        agree(ranks, plan, blockwise.data)
+        agree(ranks, plan, blockwise.data if blockwise else None)
+    hashes = {}
+    if ranks.of(not plan.streams or resume):  # streaming hashes what it reads
+        hashes = files.hashes(progress, ranks)
     whole = None
     if blockwise is None and not plan.streams:
         require_memory(max_memory, plan.whole_memory)
@@ -158,8 +160,11 @@ def execute(
                 (folder / name).unlink()
             result = dataclasses.replace(result, hashes=whole_file)
         else:
-            result = write_streamed(plan, folder, target, progress)
+            ranks.of(True)
+            result = write_streamed(plan, folder, target, progress, ranks)
         files.know(result.source_hashes)
+        if not ranks.alone and plan.streams:
+            files.hashes(progress, ranks)
         files.require_unchanged(plan.read_late if whole is not None else None)
         if importance is not None:
             save_importance(importance, result.measured, plan.network, result.audit)

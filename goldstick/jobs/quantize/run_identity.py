@@ -10,11 +10,11 @@ from typing import Any
 from goldstick.calibration.data.samples import CalibrationSet
 from goldstick.checkpoint.file_state import file_sha256
 from goldstick.core.json_files import dump_json
+from goldstick.core.versions import versions
 from goldstick.errors import GoldstickError, OutputError
 from goldstick.jobs.inspect.inspect import read_report
 from goldstick.jobs.load.importance import importance_files
 from goldstick.jobs.plan.plan import Plan
-from goldstick.jobs.save.records import versions
 from goldstick.report import Report
 
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor
 from goldstick.checkpoint.entries import Entry
 from goldstick.checkpoint.safetensors_file import TensorInfo, file_head
 from goldstick.core.error import WeightError
+from goldstick.core.ranks import Ranks
 from goldstick.core.rows import CHUNK_ELEMENTS
 from goldstick.errors import SourceError
 from goldstick.formats.input_scale import part_name
@@ -22,7 +24,8 @@ from goldstick.jobs.plan.planned_tensors import PlannedTensor
 from goldstick.recipes.run import decide
 from goldstick.recipes.shared_scales import Reach
 
-#: Values that are looked at at a time.
+#: What is written for a tensor, and how far it is from the original, where it was rounded.
+_Made = tuple[Mapping[str, Tensor], WeightError | None]
 
 
 class SourceReader:
@@ -55,21 +58,47 @@ class SourceReader:
         }
 
 
+#: Weights that are divided over ranks at a time, for each of them.
+_WINDOW = 1 << 29
+
+
 def stream_entries(
-    plan: Plan, reader: SourceReader, errors: dict[str, WeightError], device: torch.device
+    plan: Plan, reader: SourceReader, errors: dict[str, WeightError], device: torch.device, ranks: Ranks
 ) -> Iterator[Entry]:
-    """The entries of a plan's checkpoint; each quantizes its tensor when it is produced.
+    """The entries of a plan's checkpoint, each rounded when it is produced, or received from the rank that rounds it.
 
     Args:
         plan: The plan; must stream.
         reader: Reads the source.
         errors: Filled as entries are produced: site name → error, summed over its pieces.
         device: Where weights are rounded.
+        ranks: Who does it together; this is the first of them.
     """
-    reach = _reach(plan)
+    made = _made(plan, reader, device, ranks)
     for tensor in plan.tensors:
-        produce = _producer(plan, tensor, reader, errors, device, reach)
-        yield Entry(name=tensor.name, outputs=tensor.outputs, produce=produce)
+        yield Entry(name=tensor.name, outputs=tensor.outputs, produce=partial(_next_of, made, tensor, errors))
+
+
+def assist_streaming(plan: Plan, device: torch.device, ranks: Ranks) -> None:
+    """What a rank that is not the first does: round its tensors, and hand them over."""
+    for _ in _made(plan, SourceReader(), device, ranks):
+        pass
+
+
+def _made(plan: Plan, reader: SourceReader, device: torch.device, ranks: Ranks) -> Iterator[_Made]:
+    """What becomes of each tensor, in their order."""
+    reach = _reach(plan)
+    # A copy costs less than to hand it over.
+    costs = [0 if tensor.assignment is None else tensor.source.shape.numel() for tensor in plan.tensors]
+    return ranks.in_order(costs, lambda number: _make(plan, plan.tensors[number], reader, device, reach), _WINDOW)
+
+
+def _next_of(made: Iterator[_Made], tensor: PlannedTensor, errors: dict[str, WeightError]) -> Mapping[str, Tensor]:
+    outputs, error = next(made)
+    if error is not None and tensor.assignment is not None:
+        site = tensor.assignment.site.name
+        errors[site] = errors[site] + error if site in errors else error
+    return outputs
 
 
 def _not_finite(value: Tensor) -> int:
@@ -87,36 +116,25 @@ def _reach(plan: Plan) -> Reach:
     return Reach(schemes, lambda name: rounded[name].source.read())
 
 
-def _producer(
-    plan: Plan,
-    tensor: PlannedTensor,
-    reader: SourceReader,
-    errors: dict[str, WeightError],
-    device: torch.device,
-    reach: Reach,
-) -> Callable[[], Mapping[str, Tensor]]:
-    def produce() -> Mapping[str, Tensor]:
-        value = reader.read(tensor.source)
-        if bad := _not_finite(value):
-            raise SourceError(
-                f"{tensor.source.name} in {tensor.source.file} holds {bad} values that are NaN or infinite. The "
-                "checkpoint is "
-                "damaged; fetch it again, or repair it before quantizing."
-            )
-        if tensor.assignment is None:
-            return {tensor.name: value}
-        site = tensor.assignment.site
-        matrix = site.layout.to_matrix(value).to(device)
-        if matrix.dtype is torch.float64:
-            matrix = matrix.float()
-        assignment = tensor.assignment
-        edit, error = decide(
-            assignment.stage, site, matrix, assignment.scheme, assignment.importance, reach.of(tensor.name)
+def _make(plan: Plan, tensor: PlannedTensor, reader: SourceReader, device: torch.device, reach: Reach) -> _Made:
+    value = reader.read(tensor.source)
+    if bad := _not_finite(value):
+        raise SourceError(
+            f"{tensor.source.name} in {tensor.source.file} holds {bad} values that are NaN or infinite. The "
+            "checkpoint is "
+            "damaged; fetch it again, or repair it before quantizing."
         )
-        if tensor.source.name != site.parameter_name:
-            error = error.of_part(tensor.source.name)
-        errors[site.name] = errors[site.name] + error if site.name in errors else error
-        parts = plan.format.pack(edit.tensor, edit.scheme, edit.input_scale, edit.input_zero)
-        return {part_name(tensor.name, suffix): part.cpu() for suffix, part in parts.items()}
-
-    return produce
+    assignment = tensor.assignment
+    if assignment is None:
+        return {tensor.name: value}, None
+    site = assignment.site
+    matrix = site.layout.to_matrix(value).to(device)
+    if matrix.dtype is torch.float64:
+        matrix = matrix.float()
+    edit, error = decide(
+        assignment.stage, site, matrix, assignment.scheme, assignment.importance, reach.of(tensor.name)
+    )
+    if tensor.source.name != site.parameter_name:
+        error = error.of_part(tensor.source.name)
+    parts = plan.format.pack(edit.tensor, edit.scheme, edit.input_scale, edit.input_zero)
+    return {part_name(tensor.name, suffix): part.cpu() for suffix, part in parts.items()}, error

@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+
+import torch
 
 from goldstick.calibration.data.samples import CalibrationSet
 from goldstick.calibration.memory_budget import default_budget
 from goldstick.checkpoint.journal import training_directory
+from goldstick.checkpoint.source_files import SourceFiles
+from goldstick.core.agreement import require_same
 from goldstick.core.processes import process_count, rank, told_by_first
 from goldstick.core.progress import quiet
 from goldstick.core.ranks import Ranks
 from goldstick.errors import RankError, UsageError
+from goldstick.jobs.load.importance import importance_files
 from goldstick.jobs.load.load import find_device
 from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.quantize.by_blocks import prepare
 from goldstick.jobs.quantize.run_identity import digest_of, run_identity
+from goldstick.jobs.quantize.stream import assist_streaming
 from goldstick.jobs.quantize.write import Calibrate, in_memory, train_alongside
 from goldstick.report import Report
 
 
 def agree(ranks: Ranks, plan: Plan, data: CalibrationSet | None) -> None:
-    """See to it that all processes of a run are about to do the same.
+    """See to it that all processes of a run are about to do the same, wherever each has its files.
 
-    The files of the source are compared by name and size: the first process alone reads them through.
+    The files of the source are compared by name and size: each is read through by one of them. Data and importance
+    matrices are compared by what they hold.
 
     Raises:
         UsageError: They are not; the first process says which of them differ, and in what. The others end.
     """
-    files = plan.source.files_read
-    sizes = [(file.name, file.stat().st_size) for file in files]
+    sizes = [(file.name, file.stat().st_size) for file in plan.source.files_read]
     own = run_identity(plan, data, {}) | {"set of source files": digest_of(sorted(sizes))}
-    each = ranks.gather(own)
-    differing = [
-        f"rank {rank} has another {' and another '.join(name for name in own if other[name] != each[0][name])}"
-        for rank, other in enumerate(each)
-        if other != each[0]
-    ]
-    if differing:
-        if not ranks.first:
-            raise SystemExit(UsageError.exit_code)
-        raise UsageError(
-            f"The processes of this run are not of one mind: {'; '.join(differing)} than rank 0. Start all of them "
-            "with the same command, data and versions."
-        )
+    recipe = json.dumps(plan.recipe.model_dump(mode="json", exclude={"evaluate"}))
+    if data is not None:
+        recipe = recipe.replace(json.dumps(plan.recipe.calibration.dataset), '"data"')
+    for number, file in enumerate(importance_files(plan.resolution)):
+        recipe = recipe.replace(json.dumps(file), f'"importance matrix {number}"')
+        own[f"importance matrix {number}"] = own.pop(f"importance matrix {file}")
+    require_same(ranks, own | {"recipe": recipe})
 
 
 def help_the_first(
-    plan: Plan, output: str | Path, device: str, calibrate: Calibrate, max_memory: int | None = None
+    plan: Plan,
+    output: str | Path,
+    device: str,
+    calibrate: Calibrate,
+    max_memory: int | None = None,
+    measures: bool = False,
 ) -> Report:
     """What further processes that torchrun started do, while the first carries out a plan: take part, and wait.
 
@@ -57,33 +63,45 @@ def help_the_first(
         if plan.resolution.trains:
             train_alongside(plan, in_memory(plan, target, calibrate, training_directory(Path(output))), quiet)
         else:
-            ranks = Ranks.joined()
-            budget = default_budget() if max_memory is None else max_memory
-            blockwise = prepare(plan, target, calibrate, budget, quiet, ranks)
-            if blockwise is None:
-                raise idle_ranks()
-            agree(ranks, plan, blockwise.data)
-            if ranks.of(False):
-                blockwise.assist()
+            _take_part(plan, target, calibrate, max_memory, measures)
         return Report.from_json(told_by_first(""))
     except RankError as error:
         raise SystemExit(RankError.exit_code) from error
 
 
-def refuse_idle_ranks(plan: Plan, device: str, measures: bool = False) -> None:
+def _take_part(plan: Plan, target: torch.device, calibrate: Calibrate, max_memory: int | None, measures: bool) -> None:
+    """What :func:`goldstick.jobs.quantize.quantize.execute` asks of further ranks, in its order."""
+    ranks = Ranks.joined()
+    budget = default_budget() if max_memory is None else max_memory
+    blockwise = prepare(plan, target, calibrate, budget, quiet, ranks, measures)
+    if blockwise is None and not plan.streams:
+        raise idle_ranks()
+    agree(ranks, plan, blockwise.data if blockwise else None)
+    files = SourceFiles(plan.source.files_read, plan.source.states)
+    if ranks.of(False):
+        files.hashes(ranks=ranks)
+    if not ranks.of(False):
+        return  # there is nothing to do
+    if blockwise is not None:
+        blockwise.assist()
+    else:
+        assist_streaming(plan, target, ranks)
+        ranks.account()
+        files.hashes(ranks=ranks)
+
+
+def refuse_idle_ranks(plan: Plan, device: str) -> None:
     """Refuse several processes where all but the first would only wait, before any of them waits for another.
 
     Args:
         plan: The plan.
         device: Where weights are rounded.
-        measures: Whether an importance matrix is to be kept, which one process alone does.
 
     Raises:
         UsageError: There are several, and they have nothing to do together.
     """
-    if process_count() > 1 and measures:
-        raise UsageError("An importance matrix (save_importance) is kept by a run in one process; start it alone.")
-    if process_count() > 1 and not plan.resolution.trains and not (plan.by_blocks and device == "cpu"):
+    divided = plan.streams or plan.resolution.trains or (plan.by_blocks and device == "cpu")
+    if process_count() > 1 and not divided:
         raise idle_ranks()
 
 
@@ -91,6 +109,7 @@ def idle_ranks() -> UsageError:
     """Why a run is refused in several processes; their variables may be left from another launcher."""
     return UsageError(
         f"WORLD_SIZE={process_count()} and RANK={rank()} say that this is one of {process_count()} processes, and this "
-        "run has nothing for them to do: no stage of this recipe trains, and the model is not calibrated block by "
-        "block on processors. Start one process, or unset RANK and WORLD_SIZE to run alone."
+        "run has nothing for them to do: the model is in memory as a whole. No stage of this recipe trains, tensors "
+        "are not rounded one by one, and the model is not calibrated block by block on processors. Start one process, "
+        "or unset RANK and WORLD_SIZE to run alone."
     )

@@ -18,9 +18,11 @@ from goldstick.checkpoint.entries import Entry
 from goldstick.checkpoint.gguf.entries import write_gguf
 from goldstick.checkpoint.kv_cache import StoredKV
 from goldstick.checkpoint.shards import write_entries
+from goldstick.core.division import slow_ranks
 from goldstick.core.error import WeightError
 from goldstick.core.input_squares import InputSquares
 from goldstick.core.progress import Progress
+from goldstick.core.ranks import Ranks
 from goldstick.formats.base import StorageFormat, StoredLayer, StoredPiece
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import give_inputs, given_inputs, inputs_for
@@ -103,16 +105,20 @@ class WriteResult:
     measured: Mapping[str, InputSquares] = field(default_factory=dict)
 
 
-def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Progress) -> WriteResult:
-    """Carry out a plan that streams: one tensor in memory at a time."""
+def write_streamed(
+    plan: Plan, folder: Path, device: torch.device, progress: Progress, ranks: Ranks | None = None
+) -> WriteResult:
+    """Carry out a plan that streams: one tensor in memory at a time, or those of a window where ranks divide them."""
+    ranks = ranks or Ranks()
     reader = SourceReader()
     errors: dict[str, WeightError] = {}
-    entries = stream_entries(plan, reader, errors, device)
+    entries = stream_entries(plan, reader, errors, device, ranks)
     layout = planned_gguf(plan)
     if layout is not None:
         hashes = write_gguf(folder, list(entries), layout, progress, plan.recipe.export.max_shard_size)
     else:
         hashes = write_entries(folder, entries, plan.recipe.export.max_shard_size, progress)
+    account = ranks.account()
     stage = plan.resolution.first(CacheQuantizer)
     settings = stage.solve({}) if stage is not None else None  # a dynamic cache: a static one looks at data
     return WriteResult(
@@ -120,6 +126,8 @@ def write_streamed(plan: Plan, folder: Path, device: torch.device, progress: Pro
         layers=[tensor.stored for tensor in plan.tensors if tensor.stored],
         errors=errors,
         source_hashes=reader.hashes(),
+        warnings=slow_ranks(account.get("work_seconds", ())),
+        ranks=account,
         kv=kv_to_store(plan.network, settings, plan.format, CheckpointNames(plan.network.model)),
         account={"kv_cache": {"scheme": stage.scheme.label}} if stage is not None else {},
     )

@@ -17,6 +17,7 @@ from goldstick.checkpoint.kv_cache import KV_SIDECAR, StoredKV
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.json_files import dump_json, write_atomically
 from goldstick.core.notices import NotRunWarning
+from goldstick.core.versions import versions
 from goldstick.errors import NotRunError
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.hf.example_inputs import INPUTS_NAME, Inputs, packed_inputs
@@ -24,7 +25,6 @@ from goldstick.hf.pruned import is_marked
 from goldstick.jobs.proof.observation import Observation
 from goldstick.jobs.proof.proof import prove, require
 from goldstick.jobs.save.card import accuracy_section, model_card
-from goldstick.jobs.save.records import versions
 from goldstick.recipes import Recipe
 
 MANIFEST_VERSION = 1

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from collections.abc import Mapping
 
 import torch
 
-import goldstick
 from goldstick.core.error import WeightError
+from goldstick.core.versions import versions
 from goldstick.recipes.resolve import Resolution
 from goldstick.report import LayerRecord
 from goldstick.structure.network import Network
@@ -82,13 +80,3 @@ def layer_records(
 def environment() -> dict[str, str]:
     """The versions that a result depends on, and the number of threads, which it does not."""
     return {**versions(), "threads": str(torch.get_num_threads())}
-
-
-def versions() -> dict[str, str]:
-    """Versions that a result depends on."""
-    packages = ("torch", "transformers", "safetensors", "numpy")
-    return {
-        "goldstick": goldstick.__version__,
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in packages},
-    }

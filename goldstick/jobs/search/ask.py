@@ -10,6 +10,7 @@ from typing import Any, Literal
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.core.json_files import dump_json
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.ranks import Ranks
 from goldstick.errors import GoldstickError
 from goldstick.jobs.load.find_model import REFERENCE, data_directory, find_model
 from goldstick.jobs.search.journal import states_of
@@ -49,6 +50,8 @@ def search(
     progress: Progress = quiet,
 ) -> Recipe:
     """Find which layer becomes what, so that a size loses least, or a loss is kept in the fewest bytes.
+
+    Several processes that torchrun started measure together, and find what one finds (docs/scale.md).
 
     ``goldstick.quantize(model, recipe, output=…)`` carries the recipe out, and its report holds what was found. One of
     ``size``, ``bits``, ``share`` and ``max_loss`` is given.
@@ -97,14 +100,19 @@ def search(
         "calibration": Calibration(**settings), "held_out": held_out, "held_out_rows": held_out_rows,
     }  # fmt: skip
     with checkpoint_directory(find_model(model)) as directory:
-        request = hashlib.sha256(
-            dump_json({"source": states_of(directory), "asked": repr(target), "options": repr(options)}).encode()
-        ).hexdigest()
-        if finished is not None and (known := _made_of(finished, request)) is not None:
+        ranks = Ranks.joined()
+        request = ranks.of(
+            hashlib.sha256(
+                dump_json({"source": states_of(directory), "asked": repr(target), "options": repr(options)}).encode()
+            ).hexdigest()
+        )
+        known = ranks.of(_made_of(finished, request) if finished is not None else None)
+        if known is not None:
             return known
         found = search_recipe(
-            directory, target, data_dir=data_directory(data_dir, model), journal=journal, progress=progress, **options
-        )
+            directory, target, data_dir=data_directory(data_dir, model), journal=journal, progress=progress,
+            ranks=ranks, **options,
+        )  # fmt: skip
     return found.recipe.found_by(found.record | {"model": str(model), REQUEST: request})
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from goldstick.core.layout import Layout
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.ranks import Ranks
 from goldstick.structure.network import Network, Site
 
 #: Bytes of the changes Δ that are held at a time; with more of them the backward passes are repeated.
@@ -50,6 +51,7 @@ def gradient_scores(
     draws: int = 4,
     seed: int = 0,
     progress: Progress = quiet,
+    ranks: Ranks | None = None,
 ) -> dict[tuple[str, str], GradientScore]:
     """The scores of every candidate of every group of layers, (group, scheme) → score.
 
@@ -64,7 +66,9 @@ def gradient_scores(
         draws: Sets of labels for each sequence.
         seed: Of the labels.
         progress: Told what is done.
+        ranks: Who does it together, each some of the sequences; what these give is added up in their order.
     """
+    ranks = ranks or Ranks()
     rows = [{key: value[row : row + 1] for key, value in batch.items()} for batch in batches for row in _rows(batch)]
     tokens = sum(row["input_ids"].numel() for row in rows)
     found: dict[tuple[str, str], GradientScore] = {}
@@ -78,20 +82,28 @@ def gradient_scores(
             for site in changes[name]
         }
         sizes = {name: change.abs() for name, change in held.items()}
-        first = {name: torch.zeros(len(candidates[name]), dtype=torch.float64) for name in part}
-        second = {name: torch.zeros_like(first[name]) for name in part}
+        zeros = {name: torch.zeros(len(candidates[name]), dtype=torch.float64) for name in part}
         generator = torch.Generator().manual_seed(seed)
         sites = [site for name in part for site in changes[name]]
-        for done, row in enumerate(rows):
+        terms: list[tuple[str, list[Tensor], Tensor]] = []  # of each set of labels and group: first order, second
+        own = ranks.share(len(rows))
+        passed = [row["input_ids"].numel() for row in rows[: own.start]]
+        for done in own:
             progress("gradient scores", number * len(rows) + done, len(parts) * len(rows))
-            for gradients in _gradients(network, row, sites, draws, generator):
+            for gradients in _gradients(network, rows[done], sites, draws, generator, passed):
                 for name in part:
-                    inner = torch.zeros_like(first[name])
+                    inner, sums = torch.zeros_like(zeros[name]), []
                     for site in changes[name]:
                         G = gradients[site.name].flatten()  # noqa: N806
                         inner += (held[site.name] @ G).double()
-                        first[name] += (sizes[site.name] @ G.abs()).double()
-                    second[name] += inner.square()
+                        sums.append((sizes[site.name] @ G.abs()).double())
+                    terms.append((name, sums, inner.square()))
+            passed = []
+        first, second = ({name: zero.clone() for name, zero in zeros.items()} for _ in range(2))
+        for name, sums, square in (term for each in ranks.gather(terms) for term in each):
+            for one in sums:
+                first[name] += one
+            second[name] += square
         for name in part:
             for place, scheme in enumerate(candidates[name]):
                 found[name, scheme] = GradientScore(
@@ -122,14 +134,25 @@ def _parts(changes: Mapping[str, Sequence[Site]], candidates: Mapping[str, Seque
 
 
 def _gradients(
-    network: Network, row: Mapping[str, Tensor], sites: Sequence[Site], draws: int, generator: torch.Generator
+    network: Network,
+    row: Mapping[str, Tensor],
+    sites: Sequence[Site],
+    draws: int,
+    generator: torch.Generator,
+    passed: Sequence[int],
 ) -> Iterator[dict[str, Tensor]]:
-    """The gradient of Σ log p(y) of a sequence in the canonical matrix of each site, for sets of labels y ~ p."""
+    """The gradient of Σ log p(y) of a sequence in the canonical matrix of each site, for sets of labels y ~ p.
+
+    ``passed`` are the tokens of sequences before, whose labels others draw: the generator goes on as if it had.
+    """
     model: Any = network.model
     parameters = {site.name: getattr(network.module(site), site.parameter) for site in sites}
     with torch.enable_grad(), _learning(parameters.values()):
         logits = model(**row, use_cache=False).logits[0].float()
         log_p = torch.log_softmax(logits, dim=-1)
+        for tokens in passed:
+            for _ in range(draws):  # as many numbers as a draw of labels takes
+                torch.empty(tokens, log_p.shape[-1], dtype=log_p.dtype).exponential_(generator=generator)
         for draw in range(draws):
             labels = torch.multinomial(log_p.detach().exp(), 1, generator=generator)
             found: Sequence[Tensor | None] = torch.autograd.grad(

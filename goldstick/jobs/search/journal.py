@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.core.json_files import dump_json, parse_json, write_atomically
+from goldstick.core.ranks import Ranks
 from goldstick.errors import DataError
 
 
@@ -17,9 +18,12 @@ class Journal:
     Args:
         path: The file; in memory alone where ``None``.
         identity: What the numbers are of. A file of anything else counts as none.
+        ranks: Who measures together: the first has the file, and tells the others what is known.
     """
 
-    def __init__(self, path: Path | None, identity: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path | None, identity: Mapping[str, Any], ranks: Ranks | None = None) -> None:
+        ranks = ranks or Ranks()
+        path = path if ranks.first else None
         self._path = path
         self._identity = hashlib.sha256(dump_json(identity).encode()).hexdigest()
         self._known: dict[str, float | list[float]] = {}
@@ -30,6 +34,7 @@ class Journal:
                     self._known = dict(found["known"])
             except (DataError, OSError, UnicodeDecodeError, LookupError, TypeError, ValueError):
                 self._known = {}  # damaged, or another's: everything is measured again
+        self._known = ranks.of(self._known)
 
     def get(self, key: str) -> Any:
         """The number, or ``None``."""

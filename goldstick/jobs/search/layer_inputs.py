@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from goldstick.core.inputs import InputObserver
 from goldstick.core.layout import Layout
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.ranks import Ranks
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.search.layers import Layers
 from goldstick.structure.network import Network, Site
@@ -22,7 +23,7 @@ MOST_HESSIANS = 4_000_000_000
 
 
 def inputs_of_layers(
-    network: Network, sites: Iterable[Site], batches: Sequence[Mapping[str, Tensor]]
+    network: Network, sites: Iterable[Site], batches: Sequence[Mapping[str, Tensor]], ranks: Ranks | None = None
 ) -> dict[str, InputObserver]:
     """The statistic of each linear layer's inputs in the float model, site name → observer; embeddings have none.
 
@@ -32,6 +33,7 @@ def inputs_of_layers(
         network: The model, in float32.
         sites: The layers.
         batches: Keyword arguments of its forward.
+        ranks: Who looks together, each at some of the batches; the sums are whole numbers.
 
     Returns:
         Nothing where the Hessians would take more than ``MOST_HESSIANS`` bytes.
@@ -41,8 +43,9 @@ def inputs_of_layers(
         return {}
     observers = {site.name: InputObserver(site.in_features) for site in linear}
     model: Any = network.model
+    ranks = ranks or Ranks()
     for widen in (True, False):  # the range of all batches comes before their sums
-        for batch in batches:
+        for batch in (batches[number] for number in ranks.share(len(batches))):
             mask = batch.get("attention_mask")
             with ExitStack() as stack, torch.no_grad():
                 for site in linear:
@@ -51,11 +54,13 @@ def inputs_of_layers(
                     hook = network.module(site).register_forward_pre_hook(_looking(look, mask))
                     stack.callback(hook.remove)
                 model(**batch, use_cache=False)
+        for observer in observers.values():
+            observer.share_ranges(ranks) if widen else observer.share(ranks)
     return observers
 
 
 def inputs_as_calibrated(
-    layers: Layers, network: Network, data_dir: Path | None, progress: Progress = quiet
+    layers: Layers, network: Network, data_dir: Path | None, progress: Progress = quiet, ranks: Ranks | None = None
 ) -> dict[str, InputObserver]:
     """The same on the rows that the recipe is calibrated on, where GPTQ rounds them; else nothing.
 
@@ -64,6 +69,7 @@ def inputs_as_calibrated(
         network: The model, in float32.
         data_dir: Where sets of text known by name lie.
         progress: Told what is done.
+        ranks: Who looks together.
 
     Raises:
         DataError: The data are missing, malformed or too few.
@@ -72,7 +78,8 @@ def inputs_as_calibrated(
         return {}
     progress("inputs of layers", 0, 1)
     data = calibration_data(layers.calibration, layers.directory, data_dir)(network.model)
-    found = inputs_of_layers(network, [site for group in layers.groups for site in group.sites], data.batches())
+    sites = [site for group in layers.groups for site in group.sites]
+    found = inputs_of_layers(network, sites, data.batches(), ranks)
     progress("inputs of layers", 1, 1)
     return found
 

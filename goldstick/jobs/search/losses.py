@@ -9,6 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from goldstick.core.ranks import Ranks
 from goldstick.evaluation.kl import token_kl
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
 
@@ -21,11 +22,13 @@ class RowLosses:
     Args:
         model: The float model.
         batches: Keyword arguments of its forward; rows of one length.
+        ranks: Who runs it together, each some of the batches; all of them ask for the same losses.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> None:
-        self.batches = batches
-        self.runs = BlockRuns(model, batches)
+    def __init__(self, model: nn.Module, batches: Sequence[Mapping[str, Tensor]], ranks: Ranks | None = None) -> None:
+        self.batches, self._ranks = batches, ranks or Ranks()
+        self._own = [batches[number] for number in self._ranks.share(len(batches))]
+        self.runs = BlockRuns(model, self._own, None if self._own else ())
         self.right = list(self.runs.logits())
 
     def kl(self) -> list[float]:
@@ -36,7 +39,7 @@ class RowLosses:
         """What another model loses on each row: KL per token, or how much larger its cross-entropy is, in nats."""
         other: Any = model
         with torch.no_grad():
-            return self._rows((other(**batch, use_cache=False).logits for batch in self.batches), metric)
+            return self._rows((other(**batch, use_cache=False).logits for batch in self._own), metric)
 
     def now(self, metric: Metric) -> list[float]:
         """The same of the model as it is now."""
@@ -44,7 +47,7 @@ class RowLosses:
 
     def _rows(self, tried: Any, metric: Metric) -> list[float]:
         found: list[float] = []
-        for batch, first, second in zip(self.batches, self.right, tried, strict=True):
+        for batch, first, second in zip(self._own, self.right, tried, strict=True):
             if metric == "kl":
                 losses = token_kl(first, second)
             else:
@@ -55,4 +58,4 @@ class RowLosses:
                 )
                 losses = after - before
             found += [fmean(row) for row in losses.tolist()]
-        return found
+        return [loss for each in self._ranks.gather(found) for loss in each]

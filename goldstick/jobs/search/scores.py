@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import fmean, median
 
+from goldstick.core.division import windows
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.ranks import Ranks
 from goldstick.jobs.search.gradient_scores import GradientScore, gradient_scores
 from goldstick.jobs.search.journal import Journal
 from goldstick.jobs.search.knapsack import Choice, Front, Option
@@ -14,6 +17,9 @@ from goldstick.jobs.search.layers import FLOAT, Group, Layers
 from goldstick.jobs.search.losses import RowLosses
 from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.structure.network import Network
+
+#: Candidates that each of several ranks measures before what all found is told to all, and kept.
+_AT_A_TIME = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,7 @@ class Scores:
         journal: Where measurements are kept.
         seed: Of the labels that gradients are taken of.
         progress: Told what is done.
+        ranks: Who measures together: the rows of gradients, and the candidates, are divided over them.
     """
 
     def __init__(
@@ -52,7 +59,9 @@ class Scores:
         *,
         seed: int = 0,
         progress: Progress = quiet,
+        ranks: Ranks | None = None,
     ) -> None:
+        self._ranks = ranks or Ranks()
         self.layers, self._network, self._rounded, self._rows = layers, network, rounded, rows
         self._journal, self._progress = journal, progress
         self.gradients = self._gradients(seed)
@@ -120,10 +129,18 @@ class Scores:
 
     def measure(self, pairs: Sequence[tuple[Group, str]]) -> None:
         """Measure the mean KL with each change alone, runs beginning at the changed block."""
-        for done, (group, scheme) in enumerate(pairs):
-            self._progress("measuring layers", done, len(pairs))
+
+        def measured(number: int) -> float:
+            group, scheme = pairs[number]
+            self._progress("measuring layers", number, len(pairs))
             with self._rounded.become({site.name: scheme for site in group.sites}):
-                self._journal.keep(f"kl {group.name} {scheme}", _rounded_number(fmean(self._rows.kl())))
+                return _rounded_number(fmean(self._rows.kl()))
+
+        for part in windows([1] * len(pairs), self._ranks.count * (1 if self._ranks.alone else _AT_A_TIME)):
+            found = self._ranks.each([1] * len(part), partial(_in, part, measured))
+            for number, value in zip(part, found, strict=True):
+                group, scheme = pairs[number]
+                self._journal.keep(f"kl {group.name} {scheme}", value)
         if pairs:
             self._progress("measuring layers", len(pairs), len(pairs))
 
@@ -158,6 +175,7 @@ class Scores:
             self._rounded,
             seed=seed,
             progress=self._progress,
+            ranks=self._ranks,
         )
         kept = {
             key: GradientScore(first=_rounded_number(one.first), second=_rounded_number(one.second))
@@ -165,6 +183,10 @@ class Scores:
         }
         self._journal.keep_all({f"gradient {g} {s}": [one.first, one.second] for (g, s), one in kept.items()})
         return kept
+
+
+def _in(part: range, measured: Callable[[int], float], place: int) -> float:
+    return measured(part[place])
 
 
 def _unbeaten(group: Group, losses: Mapping[tuple[str, str], float], kept: str) -> list[str]:

@@ -10,7 +10,9 @@ from typing import Any
 
 from torch import nn
 
+from goldstick.core.agreement import require_same, sizes_of
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.ranks import Ranks
 from goldstick.errors import UsageError
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.load import load_float
@@ -56,6 +58,7 @@ def search_recipe(
     data_dir: Path | None = None,
     journal: Path | None = None,
     progress: Progress = quiet,
+    ranks: Ranks | None = None,
 ) -> Found:
     """Find which layer becomes what.
 
@@ -75,6 +78,7 @@ def search_recipe(
         data_dir: Where sets of text known by name lie.
         journal: The file that lets a search that was stopped go on; it stays, for whoever uses what was found.
         progress: Told what is done.
+        ranks: Who does it together; all of them find the same.
 
     Raises:
         UsageError: Nothing so small, or of so little loss, can be made; the message says what the best is.
@@ -86,7 +90,9 @@ def search_recipe(
     )  # fmt: skip
     if target.max_loss is None:
         refuse_size(layers, target.bytes_of(layers))
-    search = Search(layers, target, text, held_out, held_out_rows, data_dir, journal, effort, progress)
+    search = Search(
+        layers, target, text, held_out, held_out_rows, data_dir, journal, effort, progress, ranks or Ranks()
+    )  # fmt: skip
     return search.run()
 
 
@@ -120,6 +126,7 @@ class Search:
         journal: Path | None,
         effort: Effort,
         progress: Progress,
+        ranks: Ranks,
     ) -> None:
         self.layers, self.target, self.effort, self.progress, self.text = layers, target, effort, progress, text
         self.data_dir = data_dir
@@ -127,14 +134,14 @@ class Search:
         stored = Network(model)
         dtypes = {site.name: site.dtype for site in stored.sites}
         rows = draw_rows(model, layers.directory, text, held_out, held_out_rows, data_dir)
-        model = model.float().eval()
-        for parameter in model.parameters():
-            parameter.requires_grad_(False)
+        asked = {"target": repr(target), "effort": effort, "method": layers.method, "text": rows.fingerprint}
+        require_same(ranks, asked | {"model": sizes_of(layers.directory)})
+        model = model.float().eval().requires_grad_(False)
         network = Network(model)
-        inputs = inputs_as_calibrated(layers, network, data_dir, progress)
+        inputs = inputs_as_calibrated(layers, network, data_dir, progress, ranks)
         self.rounded = RoundedLayers(network, layers.runtime, dtypes, inputs)
-        self.tuning = RowLosses(model, in_batches(rows.tuning))
-        self.check = RowLosses(model, in_batches(rows.check))
+        self.tuning = RowLosses(model, in_batches(rows.tuning), ranks)
+        self.check = RowLosses(model, in_batches(rows.check), ranks)
         self.held_out = held_out or f"{text.dataset}, rows that were not searched on"
         identity = {
             "source": states_of(layers.directory),
@@ -143,10 +150,10 @@ class Search:
             "seed": text.seed,
             "rounded": repr((layers.method, layers.calibration)) if inputs else "to nearest",
         }
-        self.journal = Journal(journal, identity)
+        self.journal = Journal(journal, identity, ranks)
         self.scores = Scores(
             layers, network, self.rounded, RowLosses(model, in_batches(rows.searched)), self.journal,
-            seed=text.seed, progress=progress,
+            seed=text.seed, progress=progress, ranks=ranks,
         )  # fmt: skip
 
     def run(self) -> Found:

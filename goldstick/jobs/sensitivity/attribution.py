@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from goldstick.algorithms import ALGORITHMS
 from goldstick.core.counts import counted
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.ranks import Ranks
 from goldstick.errors import DataError, UsageError
 from goldstick.hf.cache import cached_decoder, quantized_cache_of, use_float_cache, use_quantized_cache
 from goldstick.jobs.load.calibration_data import calibration_data
@@ -29,7 +30,13 @@ from goldstick.structure.blocks import block_of, find_blocks
 
 
 def attribute(
-    original: Path, compressed: Path, text: Calibration, *, data_dir: Path | None = None, progress: Progress = quiet
+    original: Path,
+    compressed: Path,
+    text: Calibration,
+    *,
+    data_dir: Path | None = None,
+    progress: Progress = quiet,
+    ranks: Ranks | None = None,
 ) -> Attribution:
     """Split the loss of a compressed causal language model by source and by layer; both models are in memory.
 
@@ -44,6 +51,7 @@ def attribute(
         text: The text.
         data_dir: Where sets of text known by name lie.
         progress: Told what is done.
+        ranks: Who does it together, part by part; all of them get the result.
 
     Raises:
         UsageError: The first model is not float, the second not compressed or rotated, or the two do not fit.
@@ -72,13 +80,18 @@ def attribute(
     if folded:
         reason = "the recipe is not known" if stages is None else "the recipe scaled layers against each other"
         notes.append(f"Blocks are put back whole, since {reason}.")
-    left: dict[str, float] = {}
-    order = sorted(places, key=lambda path: runs.position(block_of(path, blocks)))
-    for done, path in enumerate(order):
-        progress("putting back to float", done, len(order))
-        runs.start_at(runs.position(block_of(path, blocks)))
+    begins = {path: runs.position(block_of(path, blocks)) for path in places}
+    order = sorted(places, key=lambda path: begins[path])
+
+    def lost(number: int) -> float:
+        path = order[number]
+        progress("putting back to float", number, len(order))
+        runs.start_at(begins[path])
         with _put_back(model, other, path):
-            left[path] = mean_kl(right, runs.logits())
+            return mean_kl(right, runs.logits())
+
+    costs = [runs.cost(begins[path]) for path in order]
+    left = dict(zip(order, (ranks or Ranks()).each(costs, lost), strict=True))
     progress("putting back to float", len(order), len(order))
     return Attribution(
         total=total,

@@ -50,6 +50,10 @@ class BlockRuns:
             return len(self.blocks) if at_the_end else 0
         return self.blocks.index(block) if block in self.blocks else 0
 
+    def cost(self, number: int) -> float:
+        """What a run costs that begins at a block of this number: the blocks from there on, and what lies behind."""
+        return len(self.blocks) - number + 1
+
     def start_at(self, number: int) -> None:
         """Pass over the blocks before ``number`` from now on: they will give what they give now.
 

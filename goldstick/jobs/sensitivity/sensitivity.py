@@ -15,10 +15,12 @@ from goldstick.algorithms.base import rounds
 from goldstick.algorithms.column_importance import without_importance
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.algorithms.stage import Rotation, of_kind
+from goldstick.core.agreement import require_same, sizes_of
 from goldstick.core.counts import counted
 from goldstick.core.grid import Grid
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.ranks import Ranks
 from goldstick.errors import RecipeError, UsageError
 from goldstick.evaluation.kl import token_kl
 from goldstick.jobs.load.calibration_data import calibration_data
@@ -39,6 +41,7 @@ def measure_sensitivity(
     *,
     data_dir: Path | None = None,
     progress: Progress = quiet,
+    ranks: Ranks | None = None,
 ) -> Sensitivity:
     """Round every layer that a recipe targets to nearest, alone, at each width, and compare the model's predictions.
 
@@ -54,6 +57,7 @@ def measure_sensitivity(
         text: The text.
         data_dir: Where sets of text known by name lie.
         progress: Told what is done.
+        ranks: Who does it together, layer by layer; all of them get the result.
 
     Raises:
         RecipeError: The recipe rounds nothing, rotates, or is illegal for this model.
@@ -67,24 +71,31 @@ def measure_sensitivity(
     if not stages or of_kind(recipe.stages, Rotation):
         problem = "rotates, and so rounds other weights than the model has" if stages else "rounds no layer"
         raise RecipeError(f"The recipe {problem}; give one that rounds the model's own layers, such as rtn-w4a16-g128.")
+    ranks = ranks or Ranks()
     model = load_float(directory)
     network = Network(model)
     resolution = resolve(stages, network)
     refuse_idle(network, resolution)
     data = calibration_data(text, directory, data_dir)(model)
+    asked = [recipe.model_dump(mode="json", exclude={"calibration"}), sorted(widths)]
+    require_same(ranks, {"model": sizes_of(directory), "recipe or widths": asked, "text": data.fingerprint})
     runs = BlockRuns(model.float(), data.batches())
     right = list(runs.logits())
     chosen = [site for site in network.sites if site.name in resolution.assignments]
     places = {site.name: _place(runs, site, resolution) for site in chosen}
-    found: dict[str, LayerSensitivity] = {}
     others = [name for name in places if not resolution.assignments[name].scheme.weight.plain]
     if others:
         label = resolution.assignments[others[0]].scheme.label
         raise UsageError(f"It tries integer widths, and {others[0]} becomes {label}; give a scheme such as w4a16-g128.")
-    for done, name in enumerate(sorted(places, key=lambda name: places[name])):
-        progress("sensitivity", done, len(places))
+    order = sorted(places, key=lambda name: places[name])
+
+    def measured(number: int) -> LayerSensitivity:
+        name = order[number]
+        progress("sensitivity", number, len(places))
         runs.start_at(places[name])
-        found[name] = _layer(network, resolution, name, tuple(sorted(set(widths))), runs, right)
+        return _layer(network, resolution, name, tuple(sorted(set(widths))), runs, right)
+
+    found = dict(zip(order, ranks.each([runs.cost(places[name]) for name in order], measured), strict=True))
     progress("sensitivity", len(places), len(places))
     grid = stages[0].scheme_for(chosen[0]).weight  # that of the recipe, also where a layer has narrower groups
     return Sensitivity(
