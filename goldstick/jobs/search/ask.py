@@ -11,7 +11,7 @@ from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.core.json_files import dump_json
 from goldstick.core.progress import Progress, quiet
 from goldstick.errors import GoldstickError
-from goldstick.jobs.load.find_model import REFERENCE, data_directory, find_model
+from goldstick.jobs.load.find_model import REFERENCE, check_model, data_directory, find_model
 from goldstick.jobs.search.journal import states_of
 from goldstick.jobs.search.search import search_recipe
 from goldstick.jobs.search.target import Target
@@ -43,6 +43,7 @@ def search(
     held_out_rows: int = 32,
     calibration: Mapping[str, Any] | None = None,
     data_dir: str | Path | None = None,
+    beside: Sequence[str | Path] = (),
     journal: Path | None = None,
     finished: Path | None = None,
     progress: Progress = quiet,
@@ -72,6 +73,7 @@ def search(
         held_out_rows: How many these are.
         calibration: Settings of the recipe's calibration data, as in a recipe; by default those of recipes.
         data_dir: Where sets known by name lie.
+        beside: Other checkpoints of the model, whoever made them, to be judged on the same held-out rows.
         journal: A file that lets a search that was stopped go on; whoever names it removes it in the end.
         finished: A checkpoint that may have been made of this very search; the recipe in its report is given then.
         progress: Called with (description, done, total).
@@ -95,6 +97,8 @@ def search(
         ),
         "calibration": Calibration(**settings), "held_out": held_out, "held_out_rows": held_out_rows,
     }  # fmt: skip
+    for other in beside:
+        check_model(str(other))
     with checkpoint_directory(find_model(model)) as directory:
         request = hashlib.sha256(
             dump_json({"source": states_of(directory), "asked": repr(target), "options": repr(options)}).encode()
@@ -102,8 +106,9 @@ def search(
         if finished is not None and (known := _made_of(finished, request)) is not None:
             return known
         found = search_recipe(
-            directory, target, data_dir=data_directory(data_dir, model), journal=journal, progress=progress, **options
-        )
+            directory, target, data_dir=data_directory(data_dir, model), journal=journal,
+            beside=[str(other) for other in beside], progress=progress, **options
+        )  # fmt: skip
     return found.recipe.found_by(found.record | {"model": str(model), REQUEST: request})
 
 
