@@ -11,7 +11,7 @@ from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.errors import UsageError
 from goldstick.jobs.load.find_model import find_model
 from goldstick.jobs.load.load import load
-from goldstick.jobs.search.losses import RowLosses
+from goldstick.jobs.search.losses import METRICS, RowLosses
 
 
 def judge_beside(checkpoints: Sequence[str], rows: RowLosses) -> list[dict[str, Any]]:
@@ -31,13 +31,13 @@ def judge_beside(checkpoints: Sequence[str], rows: RowLosses) -> list[dict[str, 
             nbytes = sum(
                 path.stat().st_size for ending in ("*.safetensors", "*.gguf") for path in directory.glob(ending)
             )
-            model = load(directory).float().eval()
+            model: Any = load(directory).float().eval()
             vocabulary, expected = model.config.vocab_size, rows.right[0].shape[-1]
             if vocabulary != expected:
                 raise UsageError(
                     f"{name} knows {vocabulary:,} tokens and the model that is searched {expected:,}: give another "
                     "form of the same model, or leave it out."
                 )
-            kl, larger = (rows.of(model, metric) for metric in ("kl", "perplexity"))
+            kl, larger = (rows.of(model, metric) for metric in METRICS)
         found.append({"name": name, "bytes": nbytes, "kl": fmean(kl), "grown": math.expm1(fmean(larger))})
     return found

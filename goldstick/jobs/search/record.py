@@ -126,7 +126,8 @@ def _points(search: Search, front: Any, overhead: int) -> list[dict[str, Any]]:
     for number, size in enumerate(sizes):
         choice = front.within(size + 1)
         chosen = search.scores.chosen(choice)
-        measured = grown = None
+        measured: float | None = None
+        grown: float | None = None
         if search.effort != "fast" and number % max(1, count // _SHOWN) == 0:
             measured, grown = search.whole(chosen), search.grown(chosen)
         found.append(
