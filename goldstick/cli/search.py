@@ -19,6 +19,7 @@ from goldstick.cli.streams import showing
 @click.argument("model")
 @SEARCH_OPTIONS
 @EFFORT
+@click.option("--beside", multiple=True, metavar="DIR", help="Another checkpoint of MODEL, to show beside; repeatable.")
 @click.option("--dataset", metavar="PATH|NAME", help="The text; wikitext2, or what comes with reference.")
 @click.option("--data-dir", metavar="DIR", help="Where sets known by name lie; 'reference' for the bundled data.")
 @click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Rows to search on.")

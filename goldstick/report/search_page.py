@@ -13,7 +13,7 @@ from markupsafe import Markup
 from goldstick.core.json_files import write_atomically
 from goldstick.errors import UsageError
 from goldstick.report.page import render
-from goldstick.report.words import format_bytes
+from goldstick.report.search_words import scheme_order, search_figures, searched_rows, short_names
 
 #: Beside ``report.html`` where a recipe was found by a search.
 SEARCH_PAGE = "search.html"
@@ -47,21 +47,20 @@ def render_search(record: Mapping[str, Any]) -> str:
     require_plotly()
     from plotly.offline import get_plotlyjs
 
-    whole = record["whole"]
+    record = {"beside": [], "rival": None, **record}  # of records older than these
+    shown = {
+        **record,
+        "labels": short_names([group["name"] for group in record["groups"]]),
+        "schemes": scheme_order(record["groups"]),
+    }
     return render(
         "search.html",
         title=f"{record['model']}: what each layer becomes",
-        size=format_bytes(record["bytes"]),
+        figures=search_figures(record),
         record=record,
-        whole=f"{whole['kl']:.4g} ± {whole['half_width']:.2g}",
-        groups=[(group["name"], group["weights"], group["chosen"], _why(group)) for group in record["groups"]],
-        data=Markup(json.dumps(record).replace("<", "\\u003c")),  # no end of a script in it
+        rows=searched_rows(record),
+        measured=any(one["measured"] and one["second"] for group in record["groups"] for one in group["candidates"]),
+        tasks=any((point.get("grown") or 0) > 0 for point in record["front"]),
+        data=Markup(json.dumps(shown).replace("<", "\\u003c")),  # no end of a script in it
         plotly=Markup(get_plotlyjs()),
     )
-
-
-def _why(group: Mapping[str, Any]) -> str:
-    """What a group's candidate costs, and how that is known."""
-    chosen = next(one for one in group["candidates"] if one["scheme"] == group["chosen"])
-    how = "measured" if chosen["measured"] is not None else "by gradients"
-    return f"KL {chosen['loss']:.2e}, {how}; {format_bytes(chosen['bytes'])}"

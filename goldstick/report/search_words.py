@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from statistics import fmean
 from typing import Any
 
 from goldstick.core.counts import counted
@@ -25,12 +27,67 @@ def search_pairs(record: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{counted(whole['rows'], 'held-out row')}, {record['rounded']}",
         ),
     ]
-    if uniform := [one for one in record["uniform"] if one["bytes"] <= record["bytes"] * 1.01]:
-        best = min(uniform, key=lambda one: one["measured"])
+    if rival := record.get("rival"):
         lines.append(
-            ("one scheme for all", f"{best['scheme']}: KL {best['measured']:.4g} in {format_bytes(best['bytes'])}")
+            (
+                "one scheme for all",
+                f"{rival['name']}: KL {rival['kl']:.4g} in {format_bytes(rival['bytes'])}, same rows",
+            )
         )
+    lines += [
+        (f"beside it, {one['name']}", f"KL {one['kl']:.4g} in {format_bytes(one['bytes'])}")
+        for one in record.get("beside", ())
+    ]
     return lines
+
+
+def search_figures(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """What the page says first: whether what was asked for was met, the size, the loss, and one scheme beside it."""
+    whole, asked = record["whole"], record["asked"]
+    if record["looks"]:
+        kept = [look for look in record["looks"] if look["kept"] and look["bytes"] == record["bytes"]]
+        most, bound = asked["max_loss"], min(look["bound"] for look in kept)
+        form = ".3g" if asked["metric"] == "kl" else ".2%"
+        words = f"{asked['metric']} loss of at most {bound:{form}} with 95 % confidence; {most:{form}} was allowed"
+    else:
+        words = f"{record['bytes']:,} bytes of weight files, no more than was asked for"
+    figures = [
+        ("pass", words, "good"),
+        (
+            format_bytes(record["bytes"]),
+            f"of {format_bytes(record['bytes_of_source'])}, {record['bits_per_weight']:.4g} bits a weight",
+            "",
+        ),
+        (f"{whole['kl']:.3g}", f"± {whole['half_width']:.2g} nats: KL per token on held-out rows", ""),
+    ]
+    if "grown" in whole:
+        figures.append((f"{whole['grown']:+.2%}", "perplexity on held-out rows", ""))
+    if rival := record.get("rival"):
+        words = f"of the KL of {rival['name']} for all layers, the best in as many bytes, on the same held-out rows"
+        better = whole["kl"] < rival["kl"]
+        figures.append((f"{whole['kl'] / rival['kl']:.2f} ×", words, "good" if better else "bad"))
+    return figures
+
+
+def short_names(names: Sequence[str]) -> list[str]:
+    """Names of layers without the path that all numbered ones begin with; joined layers share theirs."""
+    numbered = [name.split(".") for name in names if any(part.isdigit() for part in name.split("."))]
+    same = takewhile(lambda parts: len(set(parts)) == 1 and not parts[0].isdigit(), zip(*numbered, strict=False))
+    start = "".join(f"{parts[0]}." for parts in same)
+    found = []
+    for name in names:
+        first, *others = (part.removeprefix(start) for part in name.split(" + "))
+        found.append("+".join([first, *(other.rpartition(".")[2] for other in others)]))
+    return found
+
+
+def scheme_order(groups: Sequence[Mapping[str, Any]]) -> list[str]:
+    """All candidates, the smallest first: in the order of the bytes they take of the layers that have them."""
+    shares: dict[str, list[float]] = {}
+    for group in groups:
+        for one in group["candidates"]:
+            shares.setdefault(one["scheme"], []).append(one["bytes"] / group["weights"])
+    return sorted(shares, key=lambda scheme: fmean(shares[scheme]))
 
 
 def searched_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -45,13 +102,21 @@ def searched_rows(record: Mapping[str, Any]) -> list[dict[str, Any]]:
             {
                 "name": group["name"],
                 "count": 1,
+                "weights": f"{group['weights']:,}",
                 "became": group["chosen"],
                 "loss": f"{candidates[place]['loss']:.1e}",
+                "why": _why(candidates[place]),
                 "smaller": smaller,
                 "larger": larger,
             }
         )
     return rows
+
+
+def _why(chosen: Mapping[str, Any]) -> str:
+    """What a candidate costs, and how that is known."""
+    how = "measured" if chosen["measured"] is not None else "by gradients"
+    return f"{chosen['loss']:.1e}, {how}; {format_bytes(chosen['bytes'])}"
 
 
 def unbeaten(group: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -106,3 +106,38 @@ MODULES = (
     found("layers.1", 12.0),
     found("", 15.0),
 )
+
+
+def _candidates(*measured: float | None) -> list[dict[str, Any]]:
+    known = zip(("w2a16-channel", "w4a16-channel", "float"), (100, 200, 800), (0.3, 0.01, 0.0), measured, strict=True)
+    return [
+        {"scheme": scheme, "bytes": size, "loss": loss, "first": loss, "second": loss, "measured": of}
+        for scheme, size, loss, of in known
+    ]
+
+
+SEARCH: dict[str, Any] = {
+    "model": "tiny",
+    "bytes": 1400,
+    "bytes_of_source": 2600,
+    "bits_per_weight": 5.5,
+    "asked": {"size": 1500, "metric": "perplexity"},
+    "text": "2 rows of 8 tokens from text",
+    "held_out": "text, rows that were not searched on",
+    "rounded": "rounded to nearest",
+    "whole": {"kl": 0.02, "half_width": 0.005, "grown": 0.03, "rows": 4},
+    "looks": [],
+    "groups": [
+        {"name": f"model.layers.{number}.up", "weights": 400, "chosen": "w4a16-channel", "candidates": of}
+        for number, of in enumerate((_candidates(0.3, 0.02, 0.0), _candidates(None, None, 0.0)))
+    ],
+    "front": [
+        {"bytes": 1200, "loss": 0.6, "measured": 0.5, "grown": 0.4, "picks": [0, 0]},
+        {"bytes": 1400, "loss": 0.02, "measured": None, "grown": None, "picks": [1, 1]},
+        {"bytes": 2600, "loss": 0.0, "measured": 0.0, "grown": 0.0, "picks": [2, 2]},
+    ],
+    "uniform": [{"scheme": "w4a16-channel", "bytes": 1400, "measured": 0.03, "grown": 0.05}],
+    "rival": {"name": "w4a16-channel", "bytes": 1400, "kl": 0.04, "half_width": 0.01, "grown": 0.05, "rows": 4},
+    "beside": [{"name": "another", "bytes": 1500, "kl": 0.05, "grown": 0.06}],
+}
+"""The record of a search, as its page reads it."""

@@ -12,7 +12,7 @@ from goldstick.core.json_files import dump_json
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
 from goldstick.errors import GoldstickError
-from goldstick.jobs.load.find_model import REFERENCE, data_directory, find_model
+from goldstick.jobs.load.find_model import REFERENCE, check_model, data_directory, find_model
 from goldstick.jobs.search.journal import states_of
 from goldstick.jobs.search.search import search_recipe
 from goldstick.jobs.search.target import Target
@@ -45,6 +45,7 @@ def search(
     held_out_rows: int = 32,
     calibration: Mapping[str, Any] | None = None,
     data_dir: str | Path | None = None,
+    beside: Sequence[str | Path] = (),
     journal: Path | None = None,
     finished: Path | None = None,
     progress: Progress = quiet,
@@ -76,6 +77,7 @@ def search(
         held_out_rows: How many these are.
         calibration: Settings of the recipe's calibration data, as in a recipe; by default those of recipes.
         data_dir: Where sets known by name lie.
+        beside: Other checkpoints of the model, whoever made them, to be judged on the same held-out rows.
         journal: A file that lets a search that was stopped go on; whoever names it removes it in the end.
         finished: A checkpoint that may have been made of this very search; the recipe in its report is given then.
         progress: Called with (description, done, total).
@@ -99,6 +101,8 @@ def search(
         ),
         "calibration": Calibration(**settings), "held_out": held_out, "held_out_rows": held_out_rows,
     }  # fmt: skip
+    for other in beside:
+        check_model(str(other))
     with checkpoint_directory(find_model(model)) as directory:
         ranks = Ranks.joined()
         request = ranks.of(
@@ -111,7 +115,7 @@ def search(
             return known
         found = search_recipe(
             directory, target, data_dir=data_directory(data_dir, model), journal=journal, progress=progress,
-            ranks=ranks, **options,
+            beside=[str(other) for other in beside], ranks=ranks, **options,
         )  # fmt: skip
     return found.recipe.found_by(found.record | {"model": str(model), REQUEST: request})
 

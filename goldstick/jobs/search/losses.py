@@ -14,6 +14,7 @@ from goldstick.evaluation.kl import token_kl
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
 
 Metric = Literal["perplexity", "kl"]
+METRICS: tuple[Metric, ...] = ("kl", "perplexity")
 
 
 class RowLosses:
@@ -35,6 +36,15 @@ class RowLosses:
         """The mean KL(p ‖ q) per token of each row, p of the float model, q of what it is now."""
         return self._rows(self.runs.logits(), "kl")
 
+    def both(self) -> tuple[list[float], list[float]]:
+        """The mean KL of each row, and how much larger its cross-entropy is, of what the model is now."""
+        found: list[list[float]] = [[], []]
+        for batch, first, second in zip(self._own, self.right, self.runs.logits(), strict=True):
+            for place, metric in enumerate(METRICS):
+                found[place] += _row_losses(batch, first, second, metric)
+        kl, larger = (self._of_all(losses) for losses in found)
+        return kl, larger
+
     def of(self, model: nn.Module, metric: Metric) -> list[float]:
         """What another model loses on each row: KL per token, or how much larger its cross-entropy is, in nats."""
         other: Any = model
@@ -48,14 +58,22 @@ class RowLosses:
     def _rows(self, tried: Any, metric: Metric) -> list[float]:
         found: list[float] = []
         for batch, first, second in zip(self._own, self.right, tried, strict=True):
-            if metric == "kl":
-                losses = token_kl(first, second)
-            else:
-                labels = batch["input_ids"][:, 1:, None]
-                before, after = (
-                    -torch.log_softmax(one[:, :-1].double(), dim=-1).gather(-1, labels)[..., 0]
-                    for one in (first, second)
-                )
-                losses = after - before
-            found += [fmean(row) for row in losses.tolist()]
-        return [loss for each in self._ranks.gather(found) for loss in each]
+            found += _row_losses(batch, first, second, metric)
+        return self._of_all(found)
+
+    def _of_all(self, own: list[float]) -> list[float]:
+        """The losses of all ranks' rows, in the order of the rows."""
+        return [loss for each in self._ranks.gather(own) for loss in each]
+
+
+def _row_losses(batch: Mapping[str, Tensor], first: Tensor, second: Tensor, metric: Metric) -> list[float]:
+    """What each row of a batch loses, by the logits of both models."""
+    if metric == "kl":
+        losses = token_kl(first, second)
+    else:
+        labels = batch["input_ids"][:, 1:, None]
+        before, after = (
+            -torch.log_softmax(one[:, :-1].double(), dim=-1).gather(-1, labels)[..., 0] for one in (first, second)
+        )
+        losses = after - before
+    return [fmean(row) for row in losses.tolist()]

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from goldstick.errors import UsageError
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.search.layers import FLOAT, Layers, find_layers
 from goldstick.jobs.search.runtimes import RUNTIMES, RuntimeName
@@ -109,3 +110,19 @@ def _tensor_bytes(layers: Layers, chosen: Sequence[str]) -> int:
 def _file_bytes(layers: Layers, chosen: Sequence[str]) -> int:
     sites = {site.name: name for group, name in zip(layers.groups, chosen, strict=True) for site in group.sites}
     return weight_file_bytes(make_plan(layers.directory, layers.recipe(sites)))
+
+
+def refuse_size(layers: Layers, size: int) -> None:
+    """Refuse a size below the smallest that can be made; UsageError, which names that."""
+    least = smallest(layers)
+    if size < least:
+        raise UsageError(
+            f"{size:,} bytes are less than the smallest this model can be in the format {layers.runtime.format}: "
+            f"{least:,} bytes ({8 * least / layers.weights:.3g} bits a weight). Ask for more, or give smaller schemes."
+        )
+
+
+def smallest(layers: Layers) -> int:
+    """Bytes of the weight files where each layer is as small as it can be."""
+    chosen = {site.name: next(iter(group.nbytes)) for group in layers.groups for site in group.sites}
+    return weight_file_bytes(make_plan(layers.directory, layers.recipe(chosen)))

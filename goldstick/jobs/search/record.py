@@ -35,6 +35,7 @@ def found_by(search: Search, chosen: Mapping[str, str], nbytes: int, looks: list
     overhead = nbytes - search.layers.fixed - sum(
         group.nbytes[chosen[group.name]] for group in search.layers.groups
     )  # fmt: skip
+    uniform = _uniform(search, overhead)
     record = {
         "goldstick_search": 1,
         "model": str(search.layers.directory),
@@ -70,7 +71,9 @@ def found_by(search: Search, chosen: Mapping[str, str], nbytes: int, looks: list
             for group in search.layers.groups
         ],
         "front": _points(search, front, overhead),
-        "uniform": _uniform(search, overhead),
+        "uniform": uniform,
+        "rival": _rival(search, uniform, nbytes),
+        "beside": [],
     }
     return Found(recipe=recipe, nbytes=nbytes, record=record)
 
@@ -95,8 +98,23 @@ def _known(search: Search, group: str, scheme: str) -> dict[str, float | None]:
 
 def _judged(search: Search, chosen: Mapping[str, str]) -> dict[str, float]:
     with search.rounded.become(search.sites(chosen)):
-        losses = search.check.kl()
-    return {"kl": fmean(losses), "half_width": 1.96 * stdev(losses) / math.sqrt(len(losses)), "rows": len(losses)}
+        losses, larger = search.check.both()
+    return {
+        "kl": fmean(losses),
+        "half_width": 1.96 * stdev(losses) / math.sqrt(len(losses)),
+        "grown": math.expm1(fmean(larger)),
+        "rows": len(losses),
+    }
+
+
+def _rival(search: Search, uniform: list[dict[str, Any]], nbytes: int) -> dict[str, Any] | None:
+    """The one scheme for all that loses least in as many bytes, judged on the same held-out rows."""
+    within = [one for one in uniform if one["bytes"] <= nbytes * 1.01]
+    if not within:
+        return None
+    best = min(within, key=lambda one: one["measured"])
+    judged = _judged(search, {group.name: best["scheme"] for group in search.layers.groups})
+    return {"name": best["scheme"], "bytes": best["bytes"], **judged}
 
 
 def _points(search: Search, front: Any, overhead: int) -> list[dict[str, Any]]:
@@ -108,14 +126,16 @@ def _points(search: Search, front: Any, overhead: int) -> list[dict[str, Any]]:
     for number, size in enumerate(sizes):
         choice = front.within(size + 1)
         chosen = search.scores.chosen(choice)
-        measured = None
+        measured: float | None = None
+        grown: float | None = None
         if search.effort != "fast" and number % max(1, count // _SHOWN) == 0:
-            measured = search.whole(chosen)
+            measured, grown = search.whole(chosen), search.grown(chosen)
         found.append(
             {
                 "bytes": choice.nbytes + search.layers.fixed + overhead,
                 "loss": choice.loss,
                 "measured": measured,
+                "grown": grown,
                 "picks": choice.picks,
             }
         )
@@ -134,5 +154,7 @@ def _uniform(search: Search, overhead: int) -> list[dict[str, Any]]:
         search.progress("uniform schemes", done, len(schemes))
         nbytes = search.layers.fixed + overhead + sum(group.nbytes[scheme] for group in search.layers.groups)
         chosen = {group.name: scheme for group in search.layers.groups}
-        found.append({"scheme": scheme, "bytes": nbytes, "measured": search.whole(chosen)})
+        found.append(
+            {"scheme": scheme, "bytes": nbytes, "measured": search.whole(chosen), "grown": search.grown(chosen)}
+        )
     return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,13 +19,15 @@ from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.save.result import apply_recipe
+from goldstick.jobs.search.beside import judge_beside
 from goldstick.jobs.search.bound import MOST_LOOKS, upper_bound
 from goldstick.jobs.search.exchange import exchange
 from goldstick.jobs.search.journal import Journal, states_of
 from goldstick.jobs.search.knapsack import Choice
 from goldstick.jobs.search.layer_inputs import inputs_as_calibrated
 from goldstick.jobs.search.layers import FLOAT, Layers, Method, find_layers
-from goldstick.jobs.search.losses import Metric, RowLosses
+from goldstick.jobs.search.losses import RowLosses
+from goldstick.jobs.search.possible import refuse_size
 from goldstick.jobs.search.record import found_by
 from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.jobs.search.rows import draw_rows, in_batches
@@ -57,6 +60,7 @@ def search_recipe(
     held_out_rows: int = 32,
     data_dir: Path | None = None,
     journal: Path | None = None,
+    beside: Sequence[str] = (),
     progress: Progress = quiet,
     ranks: Ranks | None = None,
 ) -> Found:
@@ -76,7 +80,8 @@ def search_recipe(
         held_out: Text of the rows that a choice is judged on; other rows of ``text`` where ``None``.
         held_out_rows: How many these are.
         data_dir: Where sets of text known by name lie.
-        journal: The file that lets a search that was stopped go on; it stays, for whoever uses what was found.
+        journal: The file that lets a search that was stopped go on; whoever uses what was found removes it.
+        beside: Other checkpoints of the model, to be judged on the same rows.
         progress: Told what is done.
         ranks: Who does it together; all of them find the same.
 
@@ -93,23 +98,8 @@ def search_recipe(
     search = Search(
         layers, target, text, held_out, held_out_rows, data_dir, journal, effort, progress, ranks or Ranks()
     )  # fmt: skip
-    return search.run()
-
-
-def refuse_size(layers: Layers, size: int) -> None:
-    """Refuse a size below the smallest that can be made; UsageError, which names that."""
-    least = smallest(layers)
-    if size < least:
-        raise UsageError(
-            f"{size:,} bytes are less than the smallest this model can be in the format {layers.runtime.format}: "
-            f"{least:,} bytes ({8 * least / layers.weights:.3g} bits a weight). Ask for more, or give smaller schemes."
-        )
-
-
-def smallest(layers: Layers) -> int:
-    """Bytes of the weight files where each layer is as small as it can be."""
-    chosen = {site.name: next(iter(group.nbytes)) for group in layers.groups for site in group.sites}
-    return weight_file_bytes(make_plan(layers.directory, layers.recipe(chosen)))
+    found = search.run()
+    return dataclasses.replace(found, record=found.record | {"beside": judge_beside(beside, search.check)})
 
 
 class Search:
@@ -131,8 +121,7 @@ class Search:
         self.layers, self.target, self.effort, self.progress, self.text = layers, target, effort, progress, text
         self.data_dir = data_dir
         model = load_float(layers.directory)
-        stored = Network(model)
-        dtypes = {site.name: site.dtype for site in stored.sites}
+        dtypes = {site.name: site.dtype for site in Network(model).sites}
         rows = draw_rows(model, layers.directory, text, held_out, held_out_rows, data_dir)
         asked = {"target": repr(target), "effort": effort, "method": layers.method, "text": rows.fingerprint}
         require_same(ranks, asked | {"model": sizes_of(layers.directory)})
@@ -218,18 +207,22 @@ class Search:
 
     def whole(self, chosen: Mapping[str, str]) -> float:
         """Mean KL of all changes together on the rows that exchanges are judged on, rounded to nearest."""
+        return self._together(chosen)[0]
+
+    def grown(self, chosen: Mapping[str, str]) -> float:
+        """By what part perplexity grows on the same rows."""
+        return self._together(chosen)[1]
+
+    def _together(self, chosen: Mapping[str, str]) -> list[float]:
         sites = self.sites(chosen)
-        key = "whole " + " ".join(sites.values())
-        known: float | None = self.journal.get(key)
+        key = "together " + " ".join(sites.values())
+        known: list[float] | None = self.journal.get(key)
         if known is None:
             with self.rounded.become(sites):
-                known = float(f"{fmean(self.tuning.kl()):.6g}")
+                kl, larger = self.tuning.both()
+            known = [float(f"{value:.6g}") for value in (fmean(kl), math.expm1(fmean(larger)))]
             self.journal.keep(key, known)
         return known
-
-    def _real(self, recipe: Recipe, rows: RowLosses, metric: Metric) -> list[float]:
-        """What the model that a recipe makes loses on each row."""
-        return rows.of(self._made(recipe), metric)
 
     def _made(self, recipe: Recipe) -> nn.Module:
         model = load_float(self.layers.directory)
@@ -290,7 +283,7 @@ class Search:
         key = f"real {self.layers.method} {self.target.metric} {self.layers.calibration!r} " + " ".join(sites.values())
         known: list[float] | None = self.journal.get(key)
         if known is None:
-            known = self._real(self.layers.recipe(sites), self.check, self.target.metric)
+            known = self.check.of(self._made(self.layers.recipe(sites)), self.target.metric)
             self.journal.keep(key, known)
         return known
 

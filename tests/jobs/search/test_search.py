@@ -20,9 +20,10 @@ from goldstick.jobs.search.gradient_scores import gradient_scores
 from goldstick.jobs.search.journal import Journal
 from goldstick.jobs.search.layers import FLOAT, find_layers
 from goldstick.jobs.search.losses import RowLosses
+from goldstick.jobs.search.possible import smallest
 from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.jobs.search.runtimes import RUNTIMES
-from goldstick.jobs.search.search import search_recipe, smallest
+from goldstick.jobs.search.search import search_recipe
 from goldstick.jobs.search.target import Found, Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
 from goldstick.recipes.recipe import Calibration, Recipe
@@ -190,3 +191,16 @@ def test_the_command_writes_a_recipe_that_quantize_takes(source_with_text: Path,
     page = (tmp_path / "small.html").read_text()
     assert "<script src" not in page and all(group["name"] in page for group in record["groups"])
     assert FLOAT in {one["scheme"] for one in record["groups"][0]["candidates"]}
+
+
+def test_other_checkpoints_are_judged_on_the_same_rows(source_with_text: Path, text: Calibration) -> None:
+    least = smallest(
+        find_layers(source_with_text, RUNTIMES["goldstick"], method="rtn", calibration=text, schemes=SCHEMES)
+    )
+    found = found_for(
+        source_with_text, text, Target(size=2 * least), effort="fast", beside=(str(source_with_text),)
+    )  # fmt: skip
+    (itself,) = found.record["beside"]
+    assert itself["kl"] == pytest.approx(0.0, abs=1e-9) and itself["grown"] == pytest.approx(0.0, abs=1e-9)
+    assert itself["bytes"] == files_of(source_with_text)
+    assert found.record["whole"]["kl"] > 1e-9

@@ -11,9 +11,8 @@ import yaml
 import goldstick
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.search.layers import find_layers
-from goldstick.jobs.search.possible import possible_sizes
+from goldstick.jobs.search.possible import possible_sizes, smallest
 from goldstick.jobs.search.runtimes import RUNTIMES
-from goldstick.jobs.search.search import smallest
 from goldstick.jobs.search.target import Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
 from goldstick.recipes.recipe import Calibration, Recipe
