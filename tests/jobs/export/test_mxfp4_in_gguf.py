@@ -10,6 +10,8 @@ from safetensors.torch import load_file
 
 import goldstick
 from goldstick.checkpoint.gguf.file import read_gguf
+from goldstick.checkpoint.gguf.tensors import gguf_tensors
+from goldstick.formats.gguf_blocks import BY_SUFFIX, unpack_blocks
 from goldstick.hf.source import open_source
 from goldstick.jobs.doctor import examine
 from tests.support.gguf_models import GGUF_MODELS
@@ -41,6 +43,23 @@ def test_experts_go_into_a_file_and_back_without_a_byte_changed(
     first, again = (load_file(where / "model.safetensors") for where in (published, tmp_path / "back"))
     assert first.keys() == again.keys()
     assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_a_recipe_rounds_the_rest_and_leaves_the_numbers_of_the_experts_as_they_are(
+    published: Path, tmp_path: Path, all_proofs_here: None
+) -> None:
+    rest = {"scheme": "w8a16-g32", "targets": {"exclude": ["*experts*"]}}
+    stages = [{"rtn": rest}, {"rtn": EXPERTS}]
+    goldstick.quantize(published, {"stages": stages, "export": {"format": "gguf"}}, output=tmp_path / "out")
+    types = {one.type for one in read_gguf(tmp_path / "out" / "model.gguf").tensors.values()}
+    assert types == {"MXFP4", "Q8_0", "BF16", "F32"}
+    goldstick.export(published, "gguf", output=tmp_path / "kept", proof="tensors")
+    mixed, kept = (gguf_tensors(tmp_path / name / "model.gguf") for name in ("out", "kept"))
+    names = [name for name in kept if name.endswith("_mxfp4")]
+    for name in names:
+        one, two = (unpack_blocks(found[name].read(), BY_SUFFIX["_mxfp4"]) for found in (mixed, kept))
+        assert torch.equal(one.dequantize(), two.dequantize())  # bytes may differ in the signs of zeros
+    assert len(names) == 4
 
 
 def test_every_linear_layer_may_be_of_it(tmp_path: Path, all_proofs_here: None) -> None:
