@@ -30,8 +30,11 @@ RESULTS = ROOT / "benchmarks" / "results" / "number-formats.json"
 DOCUMENT = ROOT / "docs" / "number-formats.md"
 BEGIN, END = "<!-- written by benchmarks/number_formats.py -->", "<!-- end -->"
 
-EIGHT_BITS = ("w8a8-dynamic", "fp8-dynamic", "fp8-block", "mxfp8")
+EIGHT_BITS = ("w8a8-dynamic", "fp8a16", "fp8-dynamic", "fp8-block", "mxfp8")
 FOUR_BITS = ("w4a16-g32", "w4a16-g16", "mxfp4a16", "nvfp4a16", "nf4a16", "iq4a16")
+#: Measured by every method: what 8-bit floats can gain, and 4-bit ones whose weights are scaled first.
+SOLVED = ("fp8a16", "fp8-dynamic")
+BALANCED = ("mxfp4a16", "nvfp4a16")
 FOUR_BITS_AND_INPUTS = ("w4a8-dynamic-g32", "mxfp4", "nvfp4")
 
 
@@ -44,11 +47,24 @@ def rows() -> Iterator[Row]:
         yield _row("rtn", scheme, {"rtn": {"range_search": "mse"}})
         yield _row("imatrix", scheme, {"rtn": {"range_search": "imatrix"}})
         yield _row("gptq", scheme, {"gptq": {}})
+    for scheme in SOLVED:
+        yield _row("rtn", scheme, {"rtn": {"range_search": "mse"}})
+        yield _row("imatrix", scheme, {"rtn": {"range_search": "imatrix"}})
+        yield _row("gptq", scheme, {"gptq": {}})
+    for scheme in (*BALANCED, *SOLVED):
+        yield _row("awq", scheme, {"awq": {}})
+        yield _row("gptaq", scheme, {"gptq": {"gptaq": True}})
+    for scheme in BALANCED:
+        yield _row("awq+gptaq", scheme, {"awq": {"quantize": False}}, {"gptq": {"gptaq": True}})
 
 
-def _row(method: str, scheme: str, stage: dict[str, dict[str, Any]]) -> Row:
+def _row(method: str, scheme: str, *stages: dict[str, dict[str, Any]]) -> Row:
     options = {"scheme": scheme, "group_size_mismatch": "channel"}
-    return Row(method=method, scheme=scheme, stages=[{name: {**options, **more} for name, more in stage.items()}])
+    full = [
+        {name: more if more.get("quantize") is False else {**options, **more} for name, more in stage.items()}
+        for stage in stages
+    ]
+    return Row(method=method, scheme=scheme, stages=full)
 
 
 def main() -> None:

@@ -17,12 +17,19 @@ from goldstick.cli.several import prints
 from goldstick.cli.streams import showing
 
 
-def _widths(_: click.Context, __: click.Parameter, value: str) -> tuple[int, ...]:
+def _widths(_: click.Context, __: click.Parameter, value: str | None) -> tuple[int, ...]:
     """``2,3,4`` as (2, 3, 4)."""
+    if value is None:
+        return ()
     try:
         return tuple(int(part) for part in value.split(","))
     except ValueError:
         raise click.BadParameter(f"{value!r} is no list of bits; write 2,3,4,8") from None
+
+
+def _names(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
+    """``fp8a16,q4_k`` as two names."""
+    return tuple(part.strip() for part in value.split(",")) if value else ()
 
 
 def _size_or_share(context: click.Context, parameter: click.Parameter, value: str | None) -> dict[str, Any] | None:
@@ -42,7 +49,12 @@ def _size_or_share(context: click.Context, parameter: click.Parameter, value: st
     metavar="NAME|FILE",
     help="Which layers, on which grid; its bits do not matter.",
 )
-@click.option("--bits", default="2,3,4,8", show_default=True, callback=_widths, help="The widths to try.")
+@click.option(
+    "--bits",
+    callback=_widths,
+    help="The widths to try of a grid of integers; 2,3,4,8 if nothing is said. Other schemes are tried as they are.",
+)
+@click.option("--schemes", callback=_names, metavar="NAMES", help="Schemes to try, such as fp8a16,nvfp4a16,q4_k,q6_k.")
 @click.option("--dataset", metavar="PATH|NAME", help="The text; else the recipe's calibration data.")
 @click.option("--data-dir", metavar="DIR", help="Where sets known by name lie; 'reference' for the bundled data.")
 @click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Samples of the text.")
@@ -75,6 +87,7 @@ def sensitivity(
     model: str,
     recipe: str,
     bits: tuple[int, ...],
+    schemes: tuple[str, ...],
     dataset: str | None,
     data_dir: str | None,
     samples: int,
@@ -88,21 +101,23 @@ def sensitivity(
     threads: int | None,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Round each layer of MODEL alone, at each width, and show how far the model's predictions move.
+    """Round each layer of MODEL alone, at each width or to each scheme, and show how far the model's predictions move.
 
     MODEL is a float causal language model; it is in memory as a whole, in float32. A recipe with 'precision:
-    {sensitivity: FILE, bits_per_weight: 4.5}' chooses each layer's bits by what is found. With --recipe-for-size
-    'goldstick search' measures, over these widths, and the recipe that it finds is printed.
+    {sensitivity: FILE, bits_per_weight: 4.5}' chooses each layer's bits or scheme by what is found. With
+    --recipe-for-size 'goldstick search' measures, over these widths or schemes, and its recipe is printed.
     """
     from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
     use_processors(threads)
     from goldstick.algorithms import Quantizer
+    from goldstick.algorithms.base import rounds
     from goldstick.core.json_files import check_writable, dump_json, write_atomically
     from goldstick.core.ranks import Ranks
     from goldstick.jobs.load.find_model import data_directory, find_model
     from goldstick.jobs.search.for_sensitivity import sensitivity_for_size
+    from goldstick.jobs.sensitivity.choices import as_it_stands
     from goldstick.jobs.sensitivity.sensitivity import measure_sensitivity
     from goldstick.recipes.recipe import Calibration, Recipe
     from goldstick.recipes.text import recipe_text
@@ -124,17 +139,20 @@ def sensitivity(
             for stage in loaded.stages
         )
         loaded = loaded.model_copy(update={"stages": stages})
+    tried: tuple[int | str, ...] = (*bits, *schemes) or next(
+        (as_it_stands(stage) for stage in loaded.stages if rounds(stage)), (4,)
+    )
     text = Calibration(dataset=dataset or loaded.calibration.dataset, samples=samples, seq_len=seq_len)
     chosen: Recipe | None = None
     with progress_bar(not as_json) as progress:
         if recipe_for_size is None:
             found = measure_sensitivity(
-                find_model(model), loaded, bits, text, data_dir=data_directory(data_dir, model), progress=progress,
+                find_model(model), loaded, tried, text, data_dir=data_directory(data_dir, model), progress=progress,
                 ranks=Ranks.joined(),
             )  # fmt: skip
         else:
             found, chosen = sensitivity_for_size(
-                model, loaded, bits, text, recipe_for_size, data_dir=data_dir, held_out_rows=held_out_rows,
+                model, loaded, tried, text, recipe_for_size, data_dir=data_dir, held_out_rows=held_out_rows,
                 progress=progress,
             )  # fmt: skip
     if not prints():

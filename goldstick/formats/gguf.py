@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from goldstick.core.grid import BLOCK, Grid
+from goldstick.core.grid import BLOCK, POWERS_OF_TWO, Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
@@ -64,8 +64,8 @@ class Gguf(StorageFormat):
         if block_type(grid) is None:
             return (
                 f"its scheme is {layer.scheme.label}, and the blocks of GGUF that goldstick writes hold integers of 8, "
-                "5 or 4 bits in groups of 32 (q8_0, q5_0, q5_1, q4_0, q4_1), IQ4 (iq4_nl, iq4_xs) or K-quants (q2_k to "
-                "q6_k)"
+                "5 or 4 bits in groups of 32 (q8_0, q5_0, q5_1, q4_0, q4_1), IQ4 (iq4_nl, iq4_xs), MXFP4 (mxfp4a16) or "
+                "K-quants (q2_k to q6_k)"
             )
         if grid.superblock is not None:
             return None
@@ -75,7 +75,7 @@ class Gguf(StorageFormat):
                 f"blocks of GGUF hold {BLOCK} weights of a row, so that {layer.shape[-1]} inputs in groups of {width} "
                 f"do not fill them; choose a group size of {BLOCK} or a multiple of it"
             )
-        if layer.float16_ranges:
+        if layer.float16_ranges or grid.scale == POWERS_OF_TWO:
             return None
         if layer.scale_dtype is not None and not grid.symmetric:  # known only while a run is planned
             return (
@@ -105,7 +105,7 @@ class Gguf(StorageFormat):
 
     def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
         """Which scales do not fit float16."""
-        return remarks_on_scales([layer for layer in layers if layer.scheme.weight.superblock is None], "GGUF")
+        return remarks_on_scales([layer for layer in layers if layer.scheme.weight.scale is None], "GGUF")
 
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shape of the blocks of a layer by suffix; scales are float16 whatever the model is."""

@@ -1,7 +1,7 @@
 """Block types of ggml, packed from quantized tensors and unpacked to them.
 
 A row of a matrix is a row of blocks, of 32 weights or, as superblocks, of 256 (``gguf_superblocks``). A block of 32
-begins with its scale d in float16, then
+begins with its scale d in float16, where nothing else is said, then
 
 - Q8_0, 34 bytes: 32 signed bytes q; w = q · d.
 - Q4_0, 18 bytes: 16 bytes, of which byte k holds element k in its low and element 16 + k in its high four bits;
@@ -10,6 +10,7 @@ begins with its scale d in float16, then
 - Q5_0, 22 bytes, and Q5_1, 24 bytes: the same with the fifth bits, bit k for element k, in 4 bytes before the others;
   w = (u − 16) · d, and u · d + m.
 - IQ4_NL, 18 bytes: 16 bytes as in Q4_0; w = value of the table · d.
+- MXFP4, 17 bytes: in the place of d one byte e, then 16 bytes as in Q4_0; w = the FP4 number of the code · 2^(e − 127).
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from goldstick.core.grid import BLOCK, SUPERBLOCK, Grid
+from goldstick.core.grid import BLOCK, POWERS_OF_TWO, SUPERBLOCK, Grid
 from goldstick.core.minimums import minimums_of, scales_with_zeros, zeros_of
 from goldstick.core.mixture import MIXTURES
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import NUMBER_FORMATS
+from goldstick.core.stored_scale import pack_scale, unpack_scale
 from goldstick.errors import FormatError
 from goldstick.formats.gguf_superblocks import LAYOUTS, Parts
 from goldstick.formats.weight_only import float16_scales
@@ -55,7 +57,12 @@ class BlockType:
         """Bytes of a block."""
         if self.grid.superblock:
             return LAYOUTS[self.name.lower()].nbytes
-        return 2 + 2 * (not self.grid.symmetric) + BLOCK * self.grid.bits // 8
+        return self.head + 2 * (not self.grid.symmetric) + BLOCK * self.grid.bits // 8
+
+    @property
+    def head(self) -> int:
+        """Bytes of the scale that a small block begins with."""
+        return 1 if self.grid.scale == POWERS_OF_TWO else 2
 
     @property
     def suffix(self) -> str:
@@ -85,6 +92,7 @@ BLOCK_TYPES = (
     _named("Q5_K", "q5_k", 16),
     _named("Q6_K", "q6_k", 18),
     _named("IQ4_XS", "iq4_xs", 30),
+    _named("MXFP4", "mxfp4a16", 38),
 )
 #: Types of which a mixture has several matrices beside those of its general type.
 _SECOND = {
@@ -134,7 +142,9 @@ def pack_blocks(tensor: QuantizedTensor, kind: BlockType) -> Tensor:
     if kind.grid.superblock:
         return _pack_superblocks(tensor, kind).reshape(*lead, -1)
     repeats = tensor.grid.group_width(in_features) // BLOCK
-    scale = float16_scales(tensor.scale, "GGUF").repeat_interleave(repeats, dim=-1)  # [..., out, blocks]
+    powers = kind.grid.scale == POWERS_OF_TWO
+    stored = pack_scale(tensor.scale, kind.grid) if powers else float16_scales(tensor.scale, "GGUF")
+    scale = stored.repeat_interleave(repeats, dim=-1)  # [..., out, blocks]
     codes = tensor.codes.reshape(*lead, -1, BLOCK)
     heads = [scale]
     if tensor.zero is not None:
@@ -164,7 +174,10 @@ def unpack_blocks(blocks: Tensor, kind: BlockType) -> QuantizedTensor:
     if kind.grid.bits == 5:
         bits = parts[..., kind.nbytes - 20 : kind.nbytes - 16]
         codes = codes | _from_fifth_bits(bits) << 4
-    scale, zero = _halves(parts[..., :2]), None
+    if kind.grid.scale == POWERS_OF_TWO:
+        scale, zero = unpack_scale(parts[..., 0], kind.grid), None
+    else:
+        scale, zero = _halves(parts[..., :2]), None
     if not kind.grid.symmetric:
         scale, zero, constant = scales_with_zeros(scale, _halves(parts[..., 2:4]))
         codes = codes.masked_fill(constant.unsqueeze(-1), 0)
@@ -222,8 +235,8 @@ def _from_fifth_bits(stored: Tensor) -> Tensor:
     return (stored.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8) & 1).flatten(-2)
 
 
-def _bytes(halves: Tensor) -> Tensor:
-    return halves.contiguous().unsqueeze(-1).view(torch.uint8)
+def _bytes(numbers: Tensor) -> Tensor:
+    return numbers.contiguous().unsqueeze(-1).view(torch.uint8)
 
 
 def _halves(pairs: Tensor) -> Tensor:

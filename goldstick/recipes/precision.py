@@ -1,4 +1,4 @@
-"""Mixed precision from a sensitivity file: which layer gets how many bits, within a budget."""
+"""Mixed precision from a sensitivity file: which layer gets how many bits, or which scheme, within a budget."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from goldstick.algorithms.base import rounds
 from goldstick.algorithms.stage import Stage
+from goldstick.core.mixture import MIXTURES
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 
+#: So many bits, or a scheme by name.
+Choice = int | str
 _MEASURE = "measure it with 'goldstick sensitivity MODEL --recipe … -o FILE'"
 
 
 class Precision(BaseModel):
-    """Bits for each layer, chosen by what ``goldstick sensitivity`` measured."""
+    """Bits or a scheme for each layer, chosen by what ``goldstick sensitivity`` measured."""
 
     model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
 
@@ -39,18 +42,22 @@ class Measured:
     Attributes:
         name: Its name.
         elements: The number of its weights.
-        kl: Bits → what rounding it to them costs, alone.
-        stored: Bits → stored bits of a weight, scales and zeros counted.
+        kl: Bits, or the name of a scheme → what rounding it to them costs, alone.
+        stored: The same → stored bits of a weight, scales and zeros counted.
     """
 
     name: str
     elements: int
-    kl: Mapping[int, float]
-    stored: Mapping[int, float]
+    kl: Mapping[Choice, float]
+    stored: Mapping[Choice, float]
+
+    def in_order(self) -> list[Choice]:
+        """What it was measured at, the fewest stored bits first; of as many the least loss."""
+        return sorted(self.kl, key=lambda choice: (self.stored[choice], self.kl[choice]))
 
 
-def choose_widths(layers: Sequence[Measured], budget: float) -> dict[str, int]:
-    """Layer name → bits, so that the sum of the layers' KL is small and their mean of stored bits within a budget.
+def choose_widths(layers: Sequence[Measured], budget: float) -> dict[str, Choice]:
+    """Layer name → bits or scheme, so that the sum of the layers' KL is small and their stored bits within a budget.
 
     All begin with the fewest bits. Again and again the step to more bits that saves the most KL for each stored bit is
     taken, of those that still fit; ties go to the layer that comes first. One width for all, where it fits and costs
@@ -63,54 +70,55 @@ def choose_widths(layers: Sequence[Measured], budget: float) -> dict[str, int]:
     Raises:
         RecipeError: The fewest bits of all layers are more than the budget.
     """
-    widths = sorted(layers[0].kl)
     total = sum(layer.elements for layer in layers)
-    chosen = {layer.name: widths[0] for layer in layers}
-    spare = budget * total - sum(layer.elements * layer.stored[widths[0]] for layer in layers)
+    chosen = {layer.name: layer.in_order()[0] for layer in layers}
+    spare = budget * total - sum(layer.elements * layer.stored[chosen[layer.name]] for layer in layers)
     if spare < 0:
-        least = budget - spare / total
+        least, fewest = budget - spare / total, chosen[layers[0].name]
+        what = f"{fewest}-bit weights take with their scales" if isinstance(fewest, int) else "the smallest take"
         raise RecipeError(
-            f"precision.bits_per_weight: {budget:g} is less than the {least:.4g} stored bits that {widths[0]}-bit "
-            "weights take with their scales; raise it, or measure fewer bits."
+            f"precision.bits_per_weight: {budget:g} is less than the {least:.4g} stored bits that {what}; raise it, or "
+            "measure fewer bits."
         )
-    steps = [step for place in range(len(layers)) for step in _steps(layers[place], place, widths[0])]
+    steps = [step for place, layer in enumerate(layers) for step in _steps(layer, place, chosen[layer.name])]
     heapq.heapify(steps)
     while steps:
-        _, place, bits, cost, before = heapq.heappop(steps)
+        _, place, _, choice, cost, before = heapq.heappop(steps)
         layer = layers[place]
         if chosen[layer.name] == before and cost <= spare:  # what does not fit now will not fit later
-            chosen[layer.name] = bits
+            chosen[layer.name] = choice
             spare -= cost
-            for step in _steps(layer, place, bits):
+            for step in _steps(layer, place, choice):
                 heapq.heappush(steps, step)
     return _uniform_if_better(layers, budget * total, chosen)
 
 
-def _steps(layer: Measured, place: int, now: int) -> list[tuple[float, int, int, float, int]]:
-    """A layer's steps to more bits, best first in the order of tuples: −gain, place, bits, cost, the bits before."""
+def _steps(layer: Measured, place: int, now: Choice) -> list[tuple[float, int, int, Choice, float, Choice]]:
+    """A layer's steps to more stored bits, best first in the order of tuples: −gain, place, rank of what it steps to.
+
+    Then come what it steps to, its cost in bits, and what was before.
+    """
     found = []
-    for bits in sorted(layer.kl):
-        if bits > now:
-            cost = layer.elements * (layer.stored[bits] - layer.stored[now])
-            gain = (layer.kl[now] - layer.kl[bits]) / cost
-            if gain > 0:
-                found.append((-gain, place, bits, cost, now))
+    for rank, choice in enumerate(layer.in_order()):
+        cost = layer.elements * (layer.stored[choice] - layer.stored[now])
+        if cost > 0 and (gain := (layer.kl[now] - layer.kl[choice]) / cost) > 0:
+            found.append((-gain, place, rank, choice, cost, now))
     return found
 
 
-def _uniform_if_better(layers: Sequence[Measured], bits: float, chosen: dict[str, int]) -> dict[str, int]:
+def _uniform_if_better(layers: Sequence[Measured], bits: float, chosen: dict[str, Choice]) -> dict[str, Choice]:
     found, least = chosen, sum(layer.kl[chosen[layer.name]] for layer in layers)
-    for width in sorted(layers[0].kl):
-        fits = sum(layer.elements * layer.stored[width] for layer in layers) <= bits
-        if fits and (cost := sum(layer.kl[width] for layer in layers)) < least:
-            found, least = {layer.name: width for layer in layers}, cost
+    for choice in layers[0].in_order():
+        fits = sum(layer.elements * layer.stored[choice] for layer in layers) <= bits
+        if fits and (cost := sum(layer.kl[choice] for layer in layers)) < least:
+            found, least = {layer.name: choice for layer in layers}, cost
     return found
 
 
 def with_precision(
     stages: Sequence[Stage], precision: Precision, folder: Path | None
 ) -> tuple[list[Stage], Mapping[str, Any]]:
-    """The stages with an override for every layer that gets another number of bits than its stage says; and the file.
+    """The stages with an override for every layer that gets other than its stage says; and the file.
 
     Args:
         stages: The recipe's; exactly one of them rounds.
@@ -132,17 +140,22 @@ def with_precision(
         raise RecipeError(
             f"precision: it chooses the overrides of {stage.name}; leave 'overrides' out, or 'precision'."
         )
+    if stage.scheme in MIXTURES:
+        raise RecipeError(f"precision: {stage.scheme} chooses types by rules of its own; give a scheme such as q4_k.")
     scheme = Scheme.parse(stage.scheme) if isinstance(stage.scheme, str) else stage.scheme
-    for key in ("granularity", "group_size", "symmetric"):
+    of_bits = any(isinstance(choice, int) for choice in layers[0].kl)
+    for key in ("granularity", "group_size", "symmetric") if of_bits else ():
         if grid.get(key) != (wanted := getattr(scheme.weight, key)):
             raise RecipeError(
                 f"precision: {path} was measured with {key} {grid.get(key)!r} and {stage.name} has {wanted!r}; "
                 f"{_MEASURE}."
             )
     overrides: dict[str, Scheme | str] = {
-        name: dataclasses.replace(scheme, weight=dataclasses.replace(scheme.weight, bits=bits))
-        for name, bits in choose_widths(layers, precision.bits_per_weight).items()
-        if bits != scheme.weight.bits
+        name: choice
+        if isinstance(choice, str)
+        else dataclasses.replace(scheme, weight=dataclasses.replace(scheme.weight, bits=choice))
+        for name, choice in choose_widths(layers, precision.bits_per_weight).items()
+        if choice not in (scheme.weight.bits if of_bits else None, scheme.label)
     }
     changed = dataclasses.replace(stage, overrides=overrides)
     return [changed if index == rounding[0] else stage for index, stage in enumerate(stages)], data
@@ -158,8 +171,8 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Measured]]:
             Measured(
                 name=_text(layer["name"]),
                 elements=int(layer["elements"]),
-                kl={int(bits): float(value) for bits, value in layer["kl"].items()},
-                stored={int(bits): float(value) for bits, value in layer["bits_per_weight"].items()},
+                kl={_choice(key): float(value) for key, value in layer["kl"].items()},
+                stored={_choice(key): float(value) for key, value in layer["bits_per_weight"].items()},
             )
             for layer in data["layers"]
         ]
@@ -180,6 +193,17 @@ def _read(path: Path) -> tuple[Mapping[str, Any], list[Measured]]:
         raise RecipeError(f"precision.sensitivity: {path} is no sensitivity file ({cause}); {_MEASURE}.") from error
 
 
+def _choice(text: str) -> Choice:
+    """Bits or a scheme; ValueError for what is neither."""
+    if text.isdecimal():
+        return int(text)
+    try:
+        Scheme.parse(text)
+    except RecipeError as error:
+        raise ValueError(f"{shown(text)} is no number of bits and no scheme") from error
+    return text
+
+
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError(f"{shown(value)} is no name")
@@ -188,9 +212,10 @@ def _text(value: Any) -> str:
 
 def _require_measured(layer: Measured) -> None:
     """Raise ValueError for numbers that nobody measures."""
-    stored = [layer.stored[bits] for bits in sorted(layer.stored)]
-    finite = all(map(math.isfinite, (*layer.kl.values(), *stored)))
-    if layer.elements < 1 or not stored or not finite or stored[0] <= 0:
+    every = list(layer.stored.values())
+    stored = [layer.stored[bits] for bits in sorted(choice for choice in layer.stored if isinstance(choice, int))]
+    finite = all(map(math.isfinite, (*layer.kl.values(), *every)))
+    if layer.elements < 1 or not every or not finite or min(every) <= 0:
         raise ValueError(f"{shown(layer.name)} has numbers that are none")
     if any(least >= more for least, more in itertools.pairwise(stored)):
         raise ValueError(f"more bits of {shown(layer.name)} are not stored in more")

@@ -1,4 +1,4 @@
-"""The heat map of a sensitivity: a cell for each layer and width, the darker the more rounding changes the output."""
+"""The heat map of a sensitivity: a cell for each layer and choice, the darker the more rounding changes the output."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from goldstick.errors import DataError
-from goldstick.report.sensitivity import LayerSensitivity, Sensitivity
+from goldstick.report.sensitivity import Choice, LayerSensitivity, Sensitivity, in_words
 from goldstick.report.svg import Mark, cells
 
 
 def heat_map(found: Sensitivity) -> dict[str, Any]:
-    """What the template ``heat_map.html`` is given: a row for each kind of layer, a drawing for each width."""
+    """What the template ``heat_map.html`` is given: a row for each kind of layer, a drawing for each choice."""
     figures = [value for layer in found.layers for value in layer.kl.values() if value > 0]
     low, high = (min(figures), max(figures)) if figures else (1e-9, 1.0)
     kinds: dict[str, list[LayerSensitivity]] = {}
@@ -21,15 +21,15 @@ def heat_map(found: Sensitivity) -> dict[str, Any]:
     return {
         "inputs": found.inputs,
         "tokens": f"{found.tokens:,}",
-        "grid": _grid(found.grid),
-        "widths": found.widths,
+        "grid": _grid(found.grid) if any(isinstance(choice, int) for choice in found.widths) else "named schemes",
+        "choices": [in_words(choice) for choice in found.widths],
         "low": f"{low:.1e}",
         "high": f"{high:.1e}",
         "rows": [
             {
                 "name": kind,
                 "count": len(layers),
-                "strips": [_strip(kind, layers, bits, low, high) for bits in found.widths],
+                "strips": [_strip(kind, layers, choice, low, high) for choice in found.widths],
             }
             for kind, layers in kinds.items()
         ],
@@ -48,12 +48,12 @@ def drawable(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return data
 
 
-def _strip(kind: str, layers: list[LayerSensitivity], bits: int, low: float, high: float) -> Any:
-    values = [layer.kl[bits] for layer in layers]
+def _strip(kind: str, layers: list[LayerSensitivity], choice: Choice, low: float, high: float) -> Any:
+    values, words = [layer.kl[choice] for layer in layers], in_words(choice)
     marks = [
-        Mark(label=f"{layer.name}, {bits} bits: {layer.kl[bits]:.2e} nats", value=layer.kl[bits]) for layer in layers
+        Mark(label=f"{layer.name}, {words}: {layer.kl[choice]:.2e} nats", value=layer.kl[choice]) for layer in layers
     ]
-    description = f"{kind}, {bits} bits: {min(values):.2e} to {max(values):.2e} nats, in the order of the layers"
+    description = f"{kind}, {words}: {min(values):.2e} to {max(values):.2e} nats, in the order of the layers"
     return cells(marks, low, high, description)
 
 

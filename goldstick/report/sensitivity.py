@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 VERSION = 1
 
+#: What a layer was rounded to: so many bits of the recipe's grid, or a scheme by name.
+Choice = int | str
+
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSensitivity:
@@ -27,27 +30,27 @@ class LayerSensitivity:
         name: its name, as recipes call it.
         shape: the shape of its weight.
         elements: the number of its weights.
-        kl: bits → mean KL(p ‖ q) per token in nats between the float model and the one with this layer rounded.
-        bits_per_weight: bits → stored bits of a weight, scales and zeros counted.
+        kl: bits or scheme → mean KL(p ‖ q) per token in nats of the float model and the one with it rounded.
+        bits_per_weight: bits or scheme → stored bits of a weight, scales and zeros counted.
     """
 
     name: str
     shape: tuple[int, ...]
     elements: int
-    kl: Mapping[int, float]
-    bits_per_weight: Mapping[int, float]
+    kl: Mapping[Choice, float]
+    bits_per_weight: Mapping[Choice, float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sensitivity:
-    """Every layer that a recipe rounds, at several widths, each alone.
+    """Every layer that a recipe rounds, at several widths or to several schemes, each alone.
 
     Args:
         model: the model, as the user named it.
         inputs: the text, in words.
         tokens: how many predictions were compared.
         grid: ``granularity``, ``group_size`` and ``symmetric`` of the recipe's grid, and its ``range_search``.
-        widths: the bits that were tried, the fewest first.
+        widths: the bits that were tried, the fewest first, then the schemes.
         layers: the layers in the model's order.
     """
 
@@ -55,7 +58,7 @@ class Sensitivity:
     inputs: str
     tokens: int
     grid: Mapping[str, Any]
-    widths: tuple[int, ...]
+    widths: tuple[Choice, ...]
     layers: tuple[LayerSensitivity, ...]
 
     def to_dict(self) -> dict[str, Any]:
@@ -77,8 +80,8 @@ class Sensitivity:
                     name=layer["name"],
                     shape=tuple(layer["shape"]),
                     elements=layer["elements"],
-                    kl={int(bits): value for bits, value in layer["kl"].items()},
-                    bits_per_weight={int(bits): value for bits, value in layer["bits_per_weight"].items()},
+                    kl=_from_text(layer["kl"]),
+                    bits_per_weight=_from_text(layer["bits_per_weight"]),
                 )
                 for layer in data["layers"]
             )
@@ -125,13 +128,27 @@ def refuse_another_network(found: Sensitivity, report: Report) -> None:
 
 def print_sensitivity(console: Console, found: Sensitivity) -> None:
     """Print a line for each layer: the mean KL per token at each width."""
-    columns = ("layer", "shape", *(f"<{bits} bits" for bits in found.widths))
+    columns = ("layer", "shape", *(f"<{in_words(choice)}" for choice in found.widths))
     cells = [
-        [layer.name, "×".join(map(str, layer.shape)), *(f"{layer.kl[bits]:.2e}" for bits in found.widths)]
+        [layer.name, "×".join(map(str, layer.shape)), *(f"{layer.kl[choice]:.2e}" for choice in found.widths)]
         for layer in found.layers
     ]
     print_table(console, f"Mean KL per token (nats), each layer rounded alone, on {found.inputs}", columns, cells)
 
 
-def _with_text(values: Mapping[int, float]) -> dict[str, float]:
-    return {str(bits): value for bits, value in values.items()}
+def in_words(choice: Choice) -> str:
+    """``4 bits``, or the name of a scheme."""
+    return f"{choice} bits" if isinstance(choice, int) else choice
+
+
+def as_choice(text: str) -> Choice:
+    """What a file calls a choice, as a choice; inverse of ``str``."""
+    return int(text) if text.isdecimal() else text
+
+
+def _with_text(values: Mapping[Choice, float]) -> dict[str, float]:
+    return {str(choice): value for choice, value in values.items()}
+
+
+def _from_text(values: Mapping[str, float]) -> dict[Choice, float]:
+    return {as_choice(choice): value for choice, value in values.items()}

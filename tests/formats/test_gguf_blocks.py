@@ -15,7 +15,7 @@ from torch import Tensor
 
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.errors import FormatError
+from goldstick.errors import FormatError, QuantizationError
 from goldstick.formats import FORMATS
 from goldstick.formats.gguf_blocks import BLOCK_TYPES, BY_SUFFIX, BlockType, lost_minima, pack_blocks, unpack_blocks
 from tests.support.column_formats import grid_of, layer_of, random_layer, random_superblocks, same
@@ -117,12 +117,22 @@ def test_superblocks_are_what_the_gguf_package_reads_and_come_back(
     assert same(unpack_blocks(packed, kind), tensor)
 
 
-def test_iq4_nl_is_what_the_gguf_package_reads_and_comes_back() -> None:
-    kind = BY_SUFFIX["_iq4_nl"]
+@pytest.mark.parametrize("suffix", ["_iq4_nl", "_mxfp4"])
+def test_blocks_of_tables_are_what_the_gguf_package_reads_and_come_back(suffix: str) -> None:
+    kind = BY_SUFFIX[suffix]
     tensor = random_layer(kind.grid, 7, 96, 0)
     packed = pack_blocks(tensor, kind)
     assert dequantized_by_gguf(packed, kind).equal(tensor.dequantize(torch.float32))
     assert same(unpack_blocks(packed, kind), tensor)
+
+
+def test_mxfp4_has_an_exponent_and_the_first_sixteen_codes_in_low_halves() -> None:
+    block = [120, *(code + 16 * (15 - code) for code in range(16))]
+    found = unpack_blocks(torch.tensor([block], dtype=torch.uint8), BY_SUFFIX["_mxfp4"])
+    assert found.scale.tolist() == [[2.0**-7]]
+    assert found.codes.tolist() == [[*range(16), *range(15, -1, -1)]]
+    with pytest.raises(QuantizationError, match="e8m0 code 255"):
+        unpack_blocks(torch.tensor([[255, *block[1:]]], dtype=torch.uint8), BY_SUFFIX["_mxfp4"])
 
 
 def test_a_constant_block_of_q4_1_keeps_its_weight() -> None:
@@ -175,6 +185,7 @@ def test_a_scale_that_is_no_float16_number_is_refused() -> None:
         ("w5a16-g32", 64, "_q5_0"),
         ("w5a16-g64-asym", 64, "_q5_1"),
         ("iq4a16", 64, "_iq4_nl"),
+        ("mxfp4a16", 64, "_mxfp4"),
     ],
 )
 def test_a_scheme_becomes_the_block_type_that_holds_it(label: str, columns: int, suffix: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from goldstick.core.grid import Grid
+from goldstick.core.grid import POWERS_OF_TWO, Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.formats.base import StoredLayer
@@ -19,9 +19,11 @@ def random_layer(grid: Grid, rows: int, columns: int, seed: int, dtype: torch.dt
     generator = torch.Generator().manual_seed(seed)
     scales = (rows, grid.groups(columns))
     zero = None if grid.symmetric else torch.randint(0, grid.code_max + 1, scales, generator=generator).float()
+    codes = torch.randint(0, grid.code_max + 1, (rows, columns), generator=generator, dtype=torch.uint8)
+    scale = (torch.rand(scales, generator=generator) + 0.01).half().to(dtype)
     return QuantizedTensor(
-        codes=torch.randint(0, grid.code_max + 1, (rows, columns), generator=generator, dtype=torch.uint8),
-        scale=(torch.rand(scales, generator=generator) + 0.01).half().to(dtype),
+        codes=codes,
+        scale=scale.float().log2().round().exp2() if grid.scale == POWERS_OF_TWO else scale,
         zero=zero,
         grid=grid,
     )

@@ -27,6 +27,7 @@ TYPES = {
     "Q6_K": (14, 256, 210),
     "IQ4_NL": (20, 32, 18),
     "IQ4_XS": (23, 256, 136),
+    "MXFP4": (39, 32, 17),
 }
 _FUNCTION = {name: "quantize_" + name.lower().replace("_k", "_K") for name in TYPES}
 

@@ -1,4 +1,4 @@
-"""ggml's quantizers of blocks of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0 and IQ4_NL."""
+"""ggml's quantizers of blocks of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL and MXFP4."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from goldstick.algorithms.ggml.plain_fits import counts_of, nearest_entry, root,
 from goldstick.core.grid import BLOCK, Grid
 from goldstick.core.minimums import scales_with_zeros
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.scheme import NUMBER_FORMATS
 from goldstick.errors import QuantizationError
+
+_MXFP4 = NUMBER_FORMATS["mxfp4a16"][0]
 
 
 def quantize_blocks(
@@ -23,17 +26,20 @@ def quantize_blocks(
 
     Plain, a symmetric block has the scale v / −2^(bits−1), v being its value of largest magnitude (8 bits:
     max|w| / 127), and an asymmetric one (max − min) / (2^bits − 1). With an importance both are fitted, with errors
-    weighted by importance · √(σ² + w²), where σ² is the mean square of the row.
+    weighted by importance · √(σ² + w²), where σ² is the mean square of the row. MXFP4 has the scale
+    2^(⌊log₂ max|w|⌋ − 2).
 
     Args:
         rows: float32 [rows, in], finite.
-        grid: Groups of 32, of integers or of an unsigned table.
-        importance: float32 [in], what the error of each column counts, or ``None``. Q8_0 does not look at it.
+        grid: Groups of 32, of integers, of an unsigned table or of FP4 with scales that are powers of two.
+        importance: float32 [in], what the error of each column counts, or ``None``. Q8_0 and MXFP4 do not look at it.
         dtype: What scales are kept in.
 
     Raises:
         QuantizationError: The group size is not 32, or a scale does not fit float16.
     """
+    if grid == _MXFP4:
+        return _powers_of_two(rows.reshape(len(rows), -1, BLOCK), grid, dtype)
     if grid.group_size != BLOCK or grid.scale is not None:
         raise QuantizationError(f"ggml's blocks are of {BLOCK} weights; it has none of {grid.label}.")
     blocks = rows.reshape(len(rows), -1, BLOCK)
@@ -45,6 +51,22 @@ def quantize_blocks(
         )
         return _fitted(blocks, weight, grid, dtype)
     return _plain_symmetric(blocks, grid, dtype) if grid.symmetric else _plain_affine(blocks, grid, dtype)
+
+
+def _powers_of_two(blocks: Tensor, grid: Grid, dtype: torch.dtype) -> QuantizedTensor:
+    element = grid.float_element
+    assert element is not None
+    largest = blocks.abs().amax(-1)
+    exponent = largest.double().log2().float().floor() - 2  # ⌊log2f⌋: what is just below a power of two counts as one
+    least = -24 if dtype == torch.float16 else -127
+    exponent = torch.where(largest == 0, least, exponent.clamp(min=least))
+    scale = torch.ldexp(torch.ones_like(largest), exponent)
+    best, codes = torch.full_like(blocks, torch.inf), torch.zeros_like(blocks, dtype=torch.uint8)
+    for code, value in enumerate(element.table().tolist()):
+        error = (value * scale.unsqueeze(-1) - blocks).abs_()
+        better = error < best  # of two that are as near the first
+        best, codes = torch.where(better, error, best), codes.masked_fill_(better, code)
+    return QuantizedTensor(codes=codes.flatten(1), scale=scale.to(dtype), zero=None, grid=grid)
 
 
 def _plain_symmetric(blocks: Tensor, grid: Grid, dtype: torch.dtype) -> QuantizedTensor:

@@ -20,7 +20,7 @@ def quantize_as_ggml(weight: Tensor, grid: Grid, importance: Tensor | None = Non
 
     Args:
         weight: float [..., out, in].
-        grid: Superblocks, or groups of 32 of integers (8, 5 or 4 bits) or of IQ4.
+        grid: Superblocks, or groups of 32 of integers (8, 5 or 4 bits), of IQ4 or of MXFP4.
         importance: What the error of each column counts, 0 or more, float [matrices, in], or ``None``.
 
     Raises:

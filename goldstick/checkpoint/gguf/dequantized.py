@@ -1,6 +1,6 @@
 """Tensors of a GGUF file in block types that goldstick does not run: the numbers that their blocks stand for.
 
-Most IQ types and ternary ones, MXFP4 and NVFP4, by the ``gguf`` package's own readers.
+Most IQ types and ternary ones, and NVFP4, by the ``gguf`` package's own readers.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ DEQUANTIZED = frozenset(
     [
         "TQ1_0",
         "TQ2_0",
-        "MXFP4",
         "NVFP4",
         "IQ2_XXS",
         "IQ2_XS",

@@ -1,4 +1,4 @@
-"""A recipe for a size from what ``goldstick sensitivity`` is asked for: the search, over one grid at several widths."""
+"""A recipe for a size from what ``goldstick sensitivity`` is asked for: the search over widths or schemes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,22 @@ from goldstick.algorithms import RTN, Quantizer
 from goldstick.algorithms.base import rounds
 from goldstick.algorithms.gptq import GPTQ
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
+from goldstick.core.mixture import MIXTURES
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.jobs.load.find_model import find_model
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.search.ask import search
+from goldstick.jobs.sensitivity.choices import in_order
 from goldstick.recipes.recipe import Calibration, Recipe
-from goldstick.report.sensitivity import LayerSensitivity, Sensitivity
+from goldstick.report.sensitivity import Choice, LayerSensitivity, Sensitivity
 
 
 def sensitivity_for_size(
     model: str | Path,
     recipe: Recipe,
-    widths: Sequence[int],
+    tried: Sequence[Choice],
     text: Calibration,
     asked: Mapping[str, Any],
     *,
@@ -37,7 +39,7 @@ def sensitivity_for_size(
     Args:
         model: As :func:`goldstick.search` takes it.
         recipe: Names the layers and their grid; it has one stage, ``rtn`` or ``gptq``.
-        widths: The bits to choose among.
+        tried: The bits of the recipe's grid, or the schemes, to choose among.
         text: The rows to search on.
         asked: ``size`` or ``share``, as :func:`goldstick.search` takes them.
         data_dir: Where sets of text known by name lie.
@@ -49,7 +51,7 @@ def sensitivity_for_size(
         UsageError, DataError, SourceError: As :func:`goldstick.search` has them.
     """
     stage = _only_stage(recipe)
-    grids = {bits: _label(stage, bits) for bits in sorted(set(widths))}
+    grids = {choice: _label(stage, choice) for choice in in_order(tried)}
     with checkpoint_directory(find_model(model)) as directory:
         plan = make_plan(directory, recipe)
     left = [site.name for site in plan.network.sites if site.name not in plan.resolution.assignments]
@@ -68,15 +70,19 @@ def _only_stage(recipe: Recipe) -> Quantizer:
     return stages[0]
 
 
-def _label(stage: Quantizer, bits: int) -> str:
+def _label(stage: Quantizer, choice: Choice) -> str:
+    if isinstance(choice, str):
+        if choice in MIXTURES:
+            raise RecipeError(f"{choice} is a whole mixture; a search chooses among schemes of layers, such as q4_k.")
+        return Scheme.parse(choice).label
     scheme = Scheme.parse(stage.scheme) if isinstance(stage.scheme, str) else stage.scheme
     if not scheme.weight.plain or scheme.activation:
         raise RecipeError(f"It tries integer widths of weights alone, not {scheme.label}; give one such as w4a16-g128.")
-    return dataclasses.replace(scheme, weight=dataclasses.replace(scheme.weight, bits=bits)).label
+    return dataclasses.replace(scheme, weight=dataclasses.replace(scheme.weight, bits=choice)).label
 
 
-def _sensitivity(model: str, record: Mapping[str, Any], grids: Mapping[int, str]) -> Sensitivity:
-    grid = Scheme.parse(grids[min(grids)]).weight
+def _sensitivity(model: str, record: Mapping[str, Any], grids: Mapping[Choice, str]) -> Sensitivity:
+    grid = Scheme.parse(next(iter(grids.values()))).weight
     layers = []
     for group in record["groups"]:
         known = {one["scheme"]: one for one in group["candidates"]}
@@ -86,9 +92,9 @@ def _sensitivity(model: str, record: Mapping[str, Any], grids: Mapping[int, str]
                     name=group["name"],
                     shape=tuple(group["shape"]),
                     elements=group["weights"],
-                    kl={bits: known[label]["measured"] for bits, label in grids.items()},
+                    kl={choice: known[label]["measured"] for choice, label in grids.items()},
                     bits_per_weight={
-                        bits: 8 * known[label]["bytes"] / group["weights"] for bits, label in grids.items()
+                        choice: 8 * known[label]["bytes"] / group["weights"] for choice, label in grids.items()
                     },
                 )
             )

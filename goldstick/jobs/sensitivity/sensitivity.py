@@ -1,72 +1,69 @@
-"""Sensitivity: how much the output of a model changes when one layer is rounded, for every layer and width."""
+"""Sensitivity: how much the output of a model changes when one layer is rounded, for every layer and choice."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from torch import Tensor, nn
 
-from goldstick.algorithms import Quantizer
 from goldstick.algorithms.base import rounds
-from goldstick.algorithms.column_importance import without_importance
-from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
+from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.algorithms.stage import Rotation, of_kind
+from goldstick.calibration.task import Assignment
 from goldstick.core.agreement import require_same, sizes_of
 from goldstick.core.counts import counted
-from goldstick.core.grid import Grid
 from goldstick.core.progress import Progress, quiet
-from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.ranks import Ranks
-from goldstick.errors import RecipeError, UsageError
+from goldstick.errors import RecipeError
 from goldstick.evaluation.kl import token_kl
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
+from goldstick.jobs.sensitivity.choices import assignments_of, in_order, search_of, stored_bits
 from goldstick.recipes.idle import refuse_idle
 from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.recipes.resolve import Resolution, resolve
-from goldstick.report.sensitivity import LayerSensitivity, Sensitivity
+from goldstick.report.sensitivity import Choice, LayerSensitivity, Sensitivity
 from goldstick.structure.network import Network, Site
 
 
 def measure_sensitivity(
     directory: Path,
     recipe: Recipe,
-    widths: Sequence[int],
+    tried: Sequence[Choice],
     text: Calibration,
     *,
     data_dir: Path | None = None,
     progress: Progress = quiet,
     ranks: Ranks | None = None,
 ) -> Sensitivity:
-    """Round every layer that a recipe targets to nearest, alone, at each width, and compare the model's predictions.
+    """Round every layer that a recipe targets to nearest, alone, in each way, and compare the model's predictions.
 
     The figure is the mean over all tokens of KL(p ‖ q), p the float model's distribution of the next token and q that
-    of the model with one layer rounded, on the recipe's grid with another number of bits. Weights alone are rounded,
-    in the dtype they are stored in; everything is computed in float32, the sums in float64. The float model's logits
-    are computed once; a layer's runs begin at its block.
+    of the model with one layer rounded, on the recipe's grid with another number of bits or to a named scheme. Weights
+    alone are rounded, in the dtype they are stored in; everything is computed in float32, the sums in float64. The
+    float model's logits are computed once; a layer's runs begin at its block.
 
     Args:
         directory: A float checkpoint of a causal language model.
         recipe: Names the layers, their grid and the range search (``imatrix`` counts as ``mse``).
-        widths: The bits to try, each 1 to 8.
+        tried: Bits of the recipe's grid, each 1 to 8, or names of schemes and mixtures, such as ``nvfp4a16`` and
+            ``q4_k_m``; of a scheme the weights' grid counts. Block types of GGUF files are rounded by ggml's search.
         text: The text.
         data_dir: Where sets of text known by name lie.
         progress: Told what is done.
         ranks: Who does it together, layer by layer; all of them get the result.
 
     Raises:
-        RecipeError: The recipe rounds nothing, rotates, or is illegal for this model.
-        UsageError: A width is no number of bits.
+        RecipeError: The recipe rounds nothing, rotates, or is illegal for this model, as may be a scheme.
+        UsageError: A width is no number of bits, or the recipe's grid has no bits to choose.
         DataError: The text is missing, malformed or too short.
         SourceError: The directory is no readable float model.
     """
-    if not widths or any(not 1 <= bits <= 8 for bits in widths):
-        raise UsageError(f"Widths are 1 to 8 bits, not {', '.join(map(str, widths)) or 'none'}.")
+    choices = in_order(tried)
     stages = [stage for stage in recipe.stages if rounds(stage)]
     if not stages or of_kind(recipe.stages, Rotation):
         problem = "rotates, and so rounds other weights than the model has" if stages else "rounds no layer"
@@ -77,26 +74,26 @@ def measure_sensitivity(
     resolution = resolve(stages, network)
     refuse_idle(network, resolution)
     data = calibration_data(text, directory, data_dir)(model)
-    asked = [recipe.model_dump(mode="json", exclude={"calibration"}), sorted(widths)]
-    require_same(ranks, {"model": sizes_of(directory), "recipe or widths": asked, "text": data.fingerprint})
+    asked = [recipe.model_dump(mode="json", exclude={"calibration"}), [str(choice) for choice in choices]]
+    require_same(ranks, {"model": sizes_of(directory), "recipe or schemes": asked, "text": data.fingerprint})
     runs = BlockRuns(model.float(), data.batches())
     right = list(runs.logits())
-    chosen = [site for site in network.sites if site.name in resolution.assignments]
+    assigned = assignments_of(choices, stages, resolution, network)
+    chosen = [site for site in network.sites if all(site.name in assigned[choice] for choice in choices)]
+    if not chosen:
+        raise RecipeError(f"No layer can become each of {', '.join(map(str, choices))}; try them one at a time.")
     places = {site.name: _place(runs, site, resolution) for site in chosen}
-    others = [name for name in places if not resolution.assignments[name].scheme.weight.plain]
-    if others:
-        label = resolution.assignments[others[0]].scheme.label
-        raise UsageError(f"It tries integer widths, and {others[0]} becomes {label}; give a scheme such as w4a16-g128.")
     order = sorted(places, key=lambda name: places[name])
 
     def measured(number: int) -> LayerSensitivity:
         name = order[number]
         progress("sensitivity", number, len(places))
         runs.start_at(places[name])
-        return _layer(network, resolution, name, tuple(sorted(set(widths))), runs, right)
+        return _layer(network, resolution, {choice: assigned[choice][name] for choice in choices}, runs, right)
 
     found = dict(zip(order, ranks.each([runs.cost(places[name]) for name in order], measured), strict=True))
     progress("sensitivity", len(places), len(places))
+    first = resolution.assignments[chosen[0].name]
     grid = stages[0].scheme_for(chosen[0]).weight  # that of the recipe, also where a layer has narrower groups
     return Sensitivity(
         model=str(directory),
@@ -106,9 +103,9 @@ def measure_sensitivity(
             "granularity": grid.granularity,
             "group_size": grid.group_size,
             "symmetric": grid.symmetric,
-            "range_search": _search(stages[0]),
+            "range_search": search_of(first),
         },
-        widths=tuple(sorted(set(widths))),
+        widths=choices,
         layers=tuple(found[name] for name in places),
     )
 
@@ -124,24 +121,23 @@ def mean_kl(right: Sequence[Tensor], tried: Iterator[Tensor]) -> float:
 def _layer(
     network: Network,
     resolution: Resolution,
-    name: str,
-    widths: Sequence[int],
+    assigned: Mapping[Choice, Assignment],
     runs: BlockRuns,
     right: Sequence[Tensor],
 ) -> LayerSensitivity:
-    assignment = resolution.assignments[name]
-    weight = network.weight(assignment.site).to(assignment.site.dtype)  # exact: it was of this dtype
-    kl: dict[int, float] = {}
-    stored: dict[int, float] = {}
-    for bits in widths:
-        grid = dataclasses.replace(assignment.scheme.weight, bits=bits)
-        rounded = quantize_with_search(weight, grid, _search(assignment.stage))
-        with _replaced(network, resolution, assignment.site, rounded.dequantize().float()):
-            kl[bits] = mean_kl(right, runs.logits())
-        stored[bits] = _stored_bits(rounded, grid)
+    site = next(iter(assigned.values())).site
+    weight = network.weight(site).to(site.dtype)  # exact: it was of this dtype
+    kl: dict[Choice, float] = {}
+    stored: dict[Choice, float] = {}
+    for choice, assignment in assigned.items():
+        search = search_of(assignment)
+        rounded = quantize_with_search(weight, assignment.scheme.weight, search, plain=search == "minmax")
+        with _replaced(network, resolution, site, rounded.dequantize().float()):
+            kl[choice] = mean_kl(right, runs.logits())
+        stored[choice] = stored_bits(rounded, halves=assignment.stage.float16_ranges)
     return LayerSensitivity(
-        name=name,
-        shape=tuple(assignment.site.matrix_shape),
+        name=site.name,
+        shape=tuple(site.matrix_shape),
         elements=weight.numel(),
         kl=kl,
         bits_per_weight=stored,
@@ -167,14 +163,3 @@ def _replaced(network: Network, resolution: Resolution, site: Site, matrix: Tens
 def _place(runs: BlockRuns, site: Site, resolution: Resolution) -> int:
     """Where runs begin for a site: at its block, behind all for the head alone, else at the beginning."""
     return runs.position(site.block, at_the_end=site.role == "head" and site.name not in resolution.ties.values())
-
-
-def _search(stage: Quantizer) -> RangeSearch:
-    return without_importance(getattr(stage, "range_search", "minmax"))
-
-
-def _stored_bits(rounded: QuantizedTensor, grid: Grid) -> float:
-    """Bits of a weight with its share of scales, and of zeros in as many bits as the codes."""
-    scales = rounded.scale.numel() * rounded.scale.element_size() * 8
-    zeros = 0 if rounded.zero is None else rounded.zero.numel() * grid.bits
-    return grid.bits + (scales + zeros) / rounded.codes.numel()

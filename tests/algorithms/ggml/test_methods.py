@@ -7,11 +7,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import goldstick
-from goldstick.algorithms import GPTQ, RTN
+from goldstick.algorithms.column_importance import without_importance
 from goldstick.core.grid import Grid
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
-from goldstick.jobs.sensitivity.sensitivity import _search
 from goldstick.nn.packed import PackedWeight
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import needs_data
@@ -54,9 +53,7 @@ def test_what_moves_scales_refuses_them(words: str, complaint: str) -> None:
 
 
 def test_a_search_that_looks_at_inputs_has_one_that_does_not() -> None:
-    assert _search(RTN(range_search="imatrix")) == "mse"
-    assert _search(GPTQ(range_search="ggml-imatrix")) == "ggml"
-    assert _search(RTN(range_search="minmax")) == "minmax"
+    assert [without_importance(search) for search in ("imatrix", "ggml-imatrix", "minmax")] == ["mse", "ggml", "minmax"]
 
 
 def test_integers_with_float_scales_are_plain() -> None:

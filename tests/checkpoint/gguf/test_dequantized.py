@@ -41,13 +41,17 @@ def tq2_0(block: bytes) -> list[float]:
     ]
 
 
-def mxfp4(block: bytes) -> list[float]:
-    """A power of two, and 16 bytes of which the low halves come first."""
-    scale, codes = 2.0 ** (block[0] - 127), [byte & 15 for byte in block[1:]] + [byte >> 4 for byte in block[1:]]
-    return [scale * FP4[code & 7] * (-1 if code & 8 else 1) for code in codes]
+def nvfp4(block: bytes) -> list[float]:
+    """Four FP8 scales, and for each 8 bytes of which the low halves come first."""
+    numbers = []
+    for part, scale in enumerate(torch.tensor(list(block[:4]), dtype=torch.uint8).view(torch.float8_e4m3fn).tolist()):
+        data = block[4 + 8 * part : 12 + 8 * part]
+        codes = [byte & 15 for byte in data] + [byte >> 4 for byte in data]
+        numbers += [scale * FP4[code & 7] * (-1 if code & 8 else 1) for code in codes]
+    return numbers
 
 
-READ_BY_HAND = {"TQ2_0": tq2_0, "MXFP4": mxfp4}
+READ_BY_HAND = {"TQ2_0": tq2_0, "NVFP4": nvfp4}
 
 
 def random_blocks(kind: str, rows: int, columns: int) -> Tensor:
@@ -55,8 +59,8 @@ def random_blocks(kind: str, rows: int, columns: int) -> Tensor:
     _, weights, nbytes = GGML_TYPES[NUMBER_OF_TYPE[kind]]
     random = torch.Generator().manual_seed(7)
     blocks = torch.randint(0, 256, (rows * columns // weights, nbytes), generator=random, dtype=torch.uint8)
-    if kind == "MXFP4":
-        blocks[:, 0] = blocks[:, 0] % 8 + 116
+    if kind == "NVFP4":
+        blocks[:, :4] = blocks[:, :4] % 16 + 1
     else:
         blocks[:, 64:] = (torch.rand(len(blocks), 1, generator=random).to(torch.float16) / 64).view(torch.uint8)
     return blocks.reshape(rows, -1)
@@ -64,7 +68,7 @@ def random_blocks(kind: str, rows: int, columns: int) -> Tensor:
 
 @pytest.fixture(scope="module")
 def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file with TQ2_0 and MXFP4 beside Q8_0."""
+    """A file with TQ2_0 and NVFP4 beside Q8_0."""
     folder = tmp_path_factory.mktemp("mixture")
     config = LlamaConfig(
         vocab_size=48, hidden_size=256, intermediate_size=512, num_hidden_layers=1, num_attention_heads=4,
@@ -78,7 +82,7 @@ def mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
         recipe = {"stages": [{"rtn": {"scheme": "w8a16-g32"}}], "export": {"format": "gguf"}}
         goldstick.quantize(folder / "float", recipe, output=folder / "q8", proof="tensors")
     found, data = read_gguf(folder / "q8" / "model.gguf"), (folder / "q8" / "model.gguf").read_bytes()
-    kinds = {"attn_q.weight": "MXFP4", "ffn_up.weight": "TQ2_0", "ffn_down.weight": "MXFP4"}
+    kinds = {"attn_q.weight": "NVFP4", "ffn_up.weight": "TQ2_0", "ffn_down.weight": "NVFP4"}
     written: dict[str, tuple[str, Tensor]] = {}
     for name, tensor in found.tensors.items():
         kind = next((kind for ending, kind in kinds.items() if name.endswith(ending)), None)
@@ -110,8 +114,8 @@ def test_numbers_are_those_of_loops_over_the_layout(mixture: Path) -> None:
 
 
 def test_rows_of_heads_come_in_transformers_order(mixture: Path) -> None:
-    blocks = random_blocks("MXFP4", 256, 256).reshape(-1, 17)
-    by_hand = torch.tensor([mxfp4(bytes(block.tolist())) for block in blocks]).reshape(256, 256)
+    blocks = random_blocks("NVFP4", 256, 256).reshape(-1, 36)
+    by_hand = torch.tensor([nvfp4(bytes(block.tolist())) for block in blocks]).reshape(256, 256)
     turned = by_hand.reshape(4, 32, 2, 256).transpose(1, 2).reshape(256, 256)
     found = gguf_tensors(mixture)["model.layers.0.self_attn.q_proj.weight"].read()
     torch.testing.assert_close(found, turned, rtol=1e-6, atol=0)
@@ -139,7 +143,7 @@ def test_it_is_a_model_and_a_source(mixture: Path, tmp_path: Path, monkeypatch: 
     recipe = {"stages": [{"rtn": {"scheme": "w4a16-g32"}}]}
     done = goldstick.quantize(mixture, recipe, output=tmp_path / "w4")
     assert done.report.warnings[0].startswith("Quantized from gguf (w8a16-g32, ")
-    assert "TQ2_0" in done.report.warnings[0] and "MXFP4" in done.report.warnings[0]
+    assert "TQ2_0" in done.report.warnings[0] and "NVFP4" in done.report.warnings[0]
     ids = torch.arange(16)[None]
     with torch.no_grad():
         expected = goldstick.apply(

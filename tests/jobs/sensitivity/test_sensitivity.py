@@ -131,6 +131,60 @@ def test_the_file_can_be_read_and_a_recipe_takes_it_in(
     assert Sensitivity.from_dict(result.report.sensitivity) == found  # for the report's heat map
 
 
+SCHEMES = ("nvfp4", "fp8a16", "q8_0", "q4_k_m")
+
+
+def test_schemes_by_name_cost_what_rounding_the_layer_to_them_costs(source_with_text: Path, text: Calibration) -> None:
+    from goldstick.jobs.load.calibration_data import calibration_data
+
+    found = measure_sensitivity(source_with_text, RECIPE, (*SCHEMES, 4), text)
+    assert found.widths == (4, *SCHEMES)
+    model: Any = goldstick.load(source_with_text)
+    ids = calibration_data(text, source_with_text, None)(model).ids
+    layer = found.layers[3]
+    searches = {"q8_0": "ggml", "q4_k_m": "ggml"}
+    for name in SCHEMES:
+        rtn = {"scheme": name, "range_search": searches.get(name, "minmax"), "targets": {"include": [layer.name]}}
+        if name == "nvfp4":
+            rtn["scheme"] = "nvfp4a16"  # weights alone are rounded
+        made = goldstick.apply(copy.deepcopy(model), {"stages": [{"rtn": rtn}]})
+        tried: Any = copy.deepcopy(model)
+        tried.get_submodule(layer.name).weight.data.copy_(made.model.get_submodule(layer.name).weight)
+        with torch.no_grad():
+            wanted = slow_kl(model(input_ids=ids).logits, tried(input_ids=ids).logits)
+        assert layer.kl[name] == pytest.approx(wanted, rel=1e-4, abs=1e-12)
+    assert {name: layer.bits_per_weight[name] for name in ("fp8a16", "q8_0")} == {"fp8a16": 8.5, "q8_0": 8.5}
+    assert layer.bits_per_weight["nvfp4"] == pytest.approx(4.5 + 32 / layer.elements)
+    assert Sensitivity.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+    page = check_alone(render_sensitivity(found))
+    assert "fp8a16" in page.text and "4 bits" in page.text
+
+
+def test_a_budget_is_spent_on_schemes_by_name(source_with_text: Path, text: Calibration, tmp_path: Path) -> None:
+    found = measure_sensitivity(source_with_text, RECIPE, ("fp8a16", "nvfp4a16"), text)
+    (tmp_path / "found.json").write_text(json.dumps(found.to_dict()))
+    stages = [{"rtn": {"scheme": "nvfp4a16"}}]
+    mixed = Recipe.load(
+        {"stages": stages, "precision": {"sensitivity": str(tmp_path / "found.json"), "bits_per_weight": 6.5}}
+    )
+    result = goldstick.apply(goldstick.load(source_with_text), mixed)
+    schemes = {layer.scheme for layer in result.report.layers if layer.scheme}
+    assert schemes == {"fp8a16", "nvfp4a16"}
+    assert result.report.size.bits_per_weight is not None and result.report.size.bits_per_weight <= 6.5
+
+
+def test_a_recipe_of_another_scheme_is_tried_as_it_is(source_with_text: Path, tmp_path: Path) -> None:
+    arguments = ["sensitivity", str(source_with_text), "--dataset", str(source_with_text / "text.txt")]
+    arguments += ["--samples", "2", "--seq-len", "16", "--json"]
+    made = CliRunner().invoke(main, [*arguments, "-r", "rtn-mxfp4a16"])
+    assert made.exit_code == 0, made.output
+    assert json.loads(made.stdout)["widths"] == ["mxfp4a16"]
+    refused = CliRunner().invoke(main, [*arguments, "-r", "rtn-mxfp4a16", "--bits", "4"])
+    assert refused.exit_code == 2 and "--schemes fp8a16,nvfp4a16,q4_k" in refused.output
+    refused = CliRunner().invoke(main, [*arguments, "--schemes", "fp9"])
+    assert refused.exit_code == 2 and "No scheme is called 'fp9'" in refused.output
+
+
 def test_the_page_has_a_cell_for_each_layer_and_width(found: Sensitivity) -> None:
     html = render_sensitivity(found)
     page = check_alone(html)
