@@ -170,10 +170,8 @@ def quiet_libraries() -> None:
 
 def import_models() -> None:
     """Import now what transformers imports when the first model is made."""
-    import transformers
-    from transformers.conversion_mapping import get_model_conversion_mapping
-
-    assert transformers.PreTrainedModel and transformers.AutoConfig and get_model_conversion_mapping
+    from transformers import AutoConfig, PreTrainedModel  # noqa: F401  lazy until they are asked for
+    from transformers.conversion_mapping import get_model_conversion_mapping  # noqa: F401
 
 
 @dataclass(frozen=True, kw_only=True)
