@@ -108,7 +108,7 @@ def imported_parts(path: Path) -> set[str]:
         if names[1] == "jobs" and len(names) > 2:
             parts.add("/".join(names[1:3]))
             continue
-        base = len(names) > 2 and names[1] == "algorithms" and names[2] in ("base", "block_reconstruction")
+        base = len(names) > 2 and names[1] == "algorithms" and names[2] in ("base", "block_reconstruction", "validate")
         parts.add("algorithms.base" if base else names[1])
     return parts
 

@@ -141,8 +141,8 @@ def solve_gptq(
         if known:
             loss = undamped_error(weight, solved, squares, damping * mean, dead)
             if all(estimate.above(loss) for estimate in estimates):
-                rounded = min(estimate.error for estimate in estimates)
-                return Solution(tensor=solved, damping=damping, dead=count, loss=loss, rtn_loss=rounded, rank=rank)
+                nearest = min(estimate.error for estimate in estimates)
+                return Solution(tensor=solved, damping=damping, dead=count, loss=loss, rtn_loss=nearest, rank=rank)
             rival = least_undamped(weight, rivals, factor, columns, damping * mean, dead)
         else:
             loss = output_error(weight, solved, hessian, drifted)

@@ -83,12 +83,18 @@ class _Group(click.Group):
 def _leave_with(error: GoldstickError) -> NoReturn:
     if isinstance(error.__cause__, BrokenPipeError):  # of standard output: whoever read it has seen enough
         sys.exit(_NOBODY_READS)
-    number = os.environ.get("RANK", "0")
-    if isinstance(error, RankError) and number != "0":
+    number = _joined_rank()
+    if isinstance(error, RankError) and number:
         sys.exit(error.exit_code)  # what is to be said, the first says
-    place = "" if number == "0" else f" on rank {number}"
+    place = f" on rank {number}" if number else ""
     click.echo(_printable(" ".join([f"Error{place}: {error}", *_notes(error)])), err=True)
     sys.exit(error.exit_code)
+
+
+def _joined_rank() -> int:
+    """The rank of this process among those it has joined; 0 where it is alone, whatever its variables say."""
+    distributed: Any = sys.modules.get("torch.distributed")
+    return distributed.get_rank() if distributed is not None and distributed.is_initialized() else 0
 
 
 def _as_a_note(

@@ -26,9 +26,9 @@ W2 = "w2a16-g16"
 GRIDS = ["w4a16-g32", "w2a16-channel-asym", "nvfp4a16", "mxfp4a16", "nf4a16", "q4_k", "q3_k", "iq4_xs"]
 
 
-def some_data(count: int = 6) -> list[dict[str, Tensor]]:
+def some_data(count: int = 6, rows: int = 4) -> list[dict[str, Tensor]]:
     generator = torch.Generator().manual_seed(1)
-    return [{"input_ids": torch.randint(3, 128, (4, 16), generator=generator)} for _ in range(count)]
+    return [{"input_ids": torch.randint(3, 128, (rows, 16), generator=generator)} for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
@@ -134,11 +134,12 @@ def test_a_gradient_that_is_no_number_keeps_the_start_and_says_so(
     assert notes and all("gradient is NaN" in str(note["learning"]) for note in notes)
 
 
-def test_one_batch_cannot_be_held_out(model: nn.Module) -> None:
+def test_one_row_cannot_be_held_out(model: nn.Module) -> None:
     stages = {"gptq": {"scheme": W2}}, {"learn": {"steps": 1}}
     with pytest.raises(QuantizationError, match="give at least 2"):
-        compressed(model, *stages, data=some_data(1))
-    compressed(model, stages[0], {"learn": {"steps": 1, "holdout": 0}}, data=some_data(1))
+        compressed(model, *stages, data=some_data(1, rows=1))
+    compressed(model, *stages, data=some_data(1, rows=2))  # a batch of several rows is two
+    compressed(model, stages[0], {"learn": {"steps": 1, "holdout": 0}}, data=some_data(1, rows=1))
 
 
 @pytest.mark.parametrize(

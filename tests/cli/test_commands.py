@@ -17,6 +17,7 @@ from goldstick.cli import main
 from goldstick.recipes.words import RECOMMENDED
 from tests.support.gguf_models import GGUF_MODELS
 from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_tokenizer import write_tokenizer
 
 
 def run(*arguments: str) -> Result:
@@ -27,6 +28,7 @@ def run(*arguments: str) -> Result:
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("llama")
     FAMILIES["llama_gqa"]().save_pretrained(directory)
+    write_tokenizer(directory)
     return directory
 
 

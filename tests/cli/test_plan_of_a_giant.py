@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.commands import run
+from tests.support.tiny_tokenizer import write_tokenizer
 
 LAYERS, HIDDEN, INNER, KEYS, VOCABULARY = 80, 8192, 28672, 1024, 128256
 
@@ -41,6 +42,7 @@ def giant(tmp_path_factory: pytest.TempPathFactory) -> Path:
         _hollow_shard(directory / name, part)
         weight_map.update(dict.fromkeys(part, name))
     (directory / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    write_tokenizer(directory)
     return directory
 
 

@@ -30,10 +30,6 @@ VARIABLES = [
         {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "x"},
         ("MASTER_PORT is 'x'", "unset RANK and WORLD_SIZE"),
     ),
-    (
-        {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host", "MASTER_PORT": "1234"},
-        ("WORLD_SIZE=2 and RANK=1", "no stage of this recipe trains", "unset RANK and WORLD_SIZE"),
-    ),
 ]
 
 

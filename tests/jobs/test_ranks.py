@@ -37,7 +37,7 @@ def jobs(data: Path, folder: Path) -> list[dict[str, Any]]:
     model, compressed, text = str(data / "llama"), str(data / "compressed"), str(data / "rows.jsonl")
     stream = {"dataset": str(data / "stream.txt"), "samples": 5, "seq_len": 48}
     tasks = [f"text:{text}", f"choice:{data / 'choice.jsonl'}", f"qa:{data / 'qa.jsonl'}"]
-    options = {"bits": 6.5, "effort": "normal", "dataset": stream["dataset"], "samples": 5, "seq_len": 48,
+    options = {"bits": 6.5, "effort": "default", "dataset": stream["dataset"], "samples": 5, "seq_len": 48,
                "held_out_rows": 7, "schemes": ["w3a16-g32", "w4a16-g32", "w8a16-g32"],
                "calibration": {"samples": 8, "seq_len": 48}}  # fmt: skip
     found: dict[str, dict[str, Any]] = {

@@ -121,14 +121,14 @@ def execute(
     budget = default_budget() if max_memory is None else max_memory
     trains = plan.resolution.trains
     ranks = Ranks() if trains else Ranks.joined()
+    hashed = not plan.streams or resume  # streaming hashes what it reads
+    hashes = files.hashes(progress) if hashed and ranks.alone else {}
     blockwise = prepare(plan, target, calibrate, budget, progress, ranks, importance is not None)
     if not ranks.alone:
         if blockwise is None and not plan.streams:
             raise idle_ranks()
         agree(ranks, plan, blockwise.data if blockwise else None)
-    hashes = {}
-    if ranks.of(not plan.streams or resume):  # streaming hashes what it reads
-        hashes = files.hashes(progress, ranks)
+        hashes = files.hashes(progress, ranks) if ranks.of(hashed) else {}
     whole = None
     if blockwise is None and not plan.streams:
         require_memory(max_memory, plan.whole_memory)

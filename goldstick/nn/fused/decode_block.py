@@ -52,7 +52,6 @@ class FusedDecodeBlock:
 
     def _forget(self, _: object = None) -> None:
         self._block: Any = None
-        self._layers = 0
         self._shape = (0, 0, 0)  # width, heads of the cache and their channels
         # Each tensor that the block reads: who holds it, by which name, which it is, and its address where it is read.
         self._tensors: list[tuple[dict[str, Any], str, Callable[[], Tensor | None], int | None]] = []
@@ -133,13 +132,12 @@ class FusedDecodeBlock:
     def _watch(self, copied: list[Tensor | None]) -> None:
         """Note where each tensor lies that the block reads, and which it is; of what it has a copy, which it is."""
         owners = [store for child in self.module.modules() for store in (child._buffers, child._parameters)]
-        everywhere = bool(copied) and len(copied) == len(_COPIED) * self._layers
         self._tensors = [
             (
                 store,
                 name,
                 self._reference(one),
-                None if everywhere and name in _COPIED else 0 if one is None else one.data_ptr(),
+                0 if one is None else one.data_ptr(),
             )
             for store in owners
             for name in _WEIGHTS
@@ -187,7 +185,6 @@ class FusedDecodeBlock:
             channels,
             self.attention.scaling,
         )
-        self._layers = len(linears)
         copied = [linear for linear, layer in zip(linears, layers, strict=True) if layer.interleaved]
         self._watch([getattr(linear, name) for linear in copied for name in _COPIED])
 

@@ -146,8 +146,8 @@ def test_a_refusal_names_the_layer_the_reason_and_what_would_work(made: Made, tm
         api.export(source, "gptq", output=tmp_path / "out")
     with pytest.raises(UsageError, match="stored as compressed-tensors already"):
         api.export(source, "compressed-tensors", output=tmp_path / "out")
-    with pytest.raises(UsageError, match="no format 'onnx'"):
-        api.export(source, "onnx", output=tmp_path / "out")
+    with pytest.raises(UsageError, match="no format 'exl2'"):
+        api.export(source, "exl2", output=tmp_path / "out")
     with pytest.raises(SourceError, match="is not quantized"):
         api.export(source.parent / "torch.bfloat16", "gptq", output=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

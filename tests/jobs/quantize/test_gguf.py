@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
@@ -214,6 +215,13 @@ def test_a_file_alone_is_loaded_inspected_verified_and_exported(
     assert all(again[name].double().equal(value.double()) for name, value in codes.items())
 
 
+def nvfp4_blocks(like: np.ndarray) -> np.ndarray:
+    """Rows of as many NVFP4 numbers: of each 64 four scales, which are one here, and random codes."""
+    codes = np.random.default_rng(0).integers(0, 256, (len(like), like.shape[1] // 64, 36), dtype=np.uint8)
+    codes[..., :4] = 0x38
+    return codes.reshape(len(like), -1)
+
+
 def write_as_another_tool(folder: Path, kind: gguf.GGMLQuantizationType) -> Path:
     """A tied Llama whose every matrix, the embedding too, was quantized by the gguf package."""
     model = BUILDERS["llama_tied"]()
@@ -235,7 +243,9 @@ def write_as_another_tool(folder: Path, kind: gguf.GGMLQuantizationType) -> Path
         module, _, leaf = name.rpartition(".")
         data = value.contiguous().numpy()
         if value.ndim == 2:
-            writer.add_tensor(f"{names.get_name(module)}.{leaf}", gguf.quants.quantize(data, kind), raw_dtype=kind)
+            nvfp4 = kind is gguf.GGMLQuantizationType.NVFP4  # the package reads these and writes none
+            blocks = nvfp4_blocks(data) if nvfp4 else gguf.quants.quantize(data, kind)
+            writer.add_tensor(f"{names.get_name(module)}.{leaf}", blocks, raw_dtype=kind)
         else:
             writer.add_tensor(f"{names.get_name(module)}.{leaf}", data)
     writer.write_header_to_file()
@@ -295,7 +305,7 @@ def test_a_config_beside_the_file_of_another_tool_is_used(made: Made, tmp_path: 
 
 
 def test_a_type_that_goldstick_does_not_run_is_read_in_float(tmp_path: Path) -> None:
-    model: Any = goldstick.load(write_as_another_tool(tmp_path, gguf.GGMLQuantizationType.MXFP4))
+    model: Any = goldstick.load(write_as_another_tool(tmp_path, gguf.GGMLQuantizationType.NVFP4))
     up = model.model.layers[0].mlp.up_proj.weight
     assert type(up) is torch.nn.Parameter
     assert len(torch.unique(up[0, :32])) <= 15, "a block has 15 values"

@@ -75,7 +75,7 @@ def test_what_is_made_block_by_block_is_what_the_whole_model_gives(
     monkeypatch.setattr(
         quantize,
         "write_streamed",
-        lambda plan, folder, device, tell: write_whole(plan, folder, in_memory(plan, device, None), tell),
+        lambda plan, folder, device, tell, ranks: write_whole(plan, folder, in_memory(plan, device, None), tell),
     )
     whole = goldstick.quantize(sources / family, wanted, output=tmp_path / "whole")
     assert equal(stored(streamed), stored(whole))

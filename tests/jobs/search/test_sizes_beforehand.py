@@ -88,6 +88,5 @@ def test_the_recipe_that_sensitivity_prints_is_that_of_the_search(source_with_te
 
 
 def test_a_recipe_of_other_stages_has_no_size_searched_for(source_with_text: Path) -> None:
-    for words, says in (("awq-w4a16-g32", "rtn or gptq"), ("rtn-nvfp4a16", "integer widths")):
-        done = run("sensitivity", str(source_with_text), "-r", words, "--recipe-for-size", "70%")
-        assert done.exit_code == 2 and says in done.stderr, done.output
+    done = run("sensitivity", str(source_with_text), "-r", "awq-w4a16-g32", "--recipe-for-size", "70%")
+    assert done.exit_code == 2 and "rtn or gptq" in done.stderr, done.output
