@@ -37,7 +37,8 @@ class StatesOfRanks:
             return outputs
         held = list(outputs)  # to their end: on their way the ranks wait for one another
         own, proof = self._counts[self._ranks.rank], self._proof if self._ranks.first else 0
-        floats = self._counts if len(held) > own + proof else [0] * self._ranks.count
+        beside = any(self._ranks.gather(len(held) > own + proof))  # a rank without batches has none to tell by
+        floats = self._counts if beside else [0] * self._ranks.count
         return chain(
             self._ranks.to_first(iter(held[:own]), self._counts),
             held[own : own + proof],

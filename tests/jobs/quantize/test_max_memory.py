@@ -64,7 +64,7 @@ def test_a_model_that_cannot_be_taken_apart_needs_the_memory_of_a_whole_one(
 def test_the_least_that_is_named_is_kept(tmp_path: Path) -> None:
     """In a process of its own, on a model whose blocks are larger than what a forecast may err."""
     config = LlamaConfig(
-        vocab_size=128, hidden_size=1024, intermediate_size=2816, num_hidden_layers=3, num_attention_heads=8,
+        vocab_size=128, hidden_size=1024, intermediate_size=2816, num_hidden_layers=2, num_attention_heads=8,
         max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "source")

@@ -27,12 +27,12 @@ def benchmark() -> ModuleType:
 
 def test_the_peak_is_flat_in_the_number_of_blocks(benchmark: ModuleType, tmp_path: Path) -> None:
     stage = {"scheme": "w4a16-g64"}
-    few = benchmark.run(4, 4_000_000, stage, tmp_path)
+    few = benchmark.run(3, 4_000_000, stage, tmp_path)
     for _ in range(4):  # what lies scattered in memory adds to some runs; what grows with the blocks is in all of them
-        many = benchmark.run(16, 4_000_000, stage, tmp_path)
+        many = benchmark.run(9, 4_000_000, stage, tmp_path)
         if many["peak_process_bytes"] < 1.05 * few["peak_process_bytes"]:
             break
-    assert many["source_bytes"] > 3 * few["source_bytes"] > 45_000_000
+    assert many["source_bytes"] > 2.5 * few["source_bytes"] > 30_000_000
     assert many["peak_process_bytes"] < 1.05 * few["peak_process_bytes"]
     assert many["peak_process_bytes"] < 1_200_000_000
     assert not (tmp_path / "source").exists()
