@@ -89,6 +89,7 @@ def evaluate(
 
     if max_loss is not None and baseline is None:
         raise click.UsageError("--max-loss is against a model to compare with; say --baseline, too.")
+    allowed = DEFAULT_LOSS if max_loss is None else max_loss
     if not prints():
         report_dir = items_file = None
     if data_dir is None and REFERENCE in (model, baseline):
@@ -115,7 +116,7 @@ def evaluate(
         result = found
         before = None if baseline is None else measure(baseline)
         if baseline is not None and before is not None:
-            result = {**found, "baseline": before, "max_loss": DEFAULT_LOSS if max_loss is None else max_loss}
+            result = {**found, "baseline": before, "max_loss": allowed}
             if _tokenizers(found) == _tokenizers(before):
                 result["divergence"] = compare_predictions(
                     find_model(baseline),
@@ -129,7 +130,7 @@ def evaluate(
     if not prints():
         return
     rows = compare(found, before) if before is not None else []
-    judged = judge(rows, DEFAULT_LOSS if max_loss is None else max_loss)
+    judged = judge(rows, allowed)
     with showing(report_dir, items_file):
         if as_json:
             compared: dict[str, Any] = {} if before is None else {"comparison": [row.to_dict() for row in rows]}

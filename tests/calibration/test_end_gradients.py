@@ -20,9 +20,9 @@ from goldstick.core.output_groups import OutputGroups
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, StructureError
 from goldstick.structure.network import Network
+from tests.support.calibration import Batches, seeded_llama, token_batches
 from tests.support.gptq import correlated
 from tests.support.proofs import prove_here
-from tests.support.tiny_models import FAMILIES
 from tests.support.tiny_tokenizer import write_tokenizer, write_words
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
@@ -30,16 +30,13 @@ pytestmark = pytest.mark.usefixtures("reference_backend")
 W2 = "w2a16-g16"
 
 
-def some_data(count: int = 3) -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [{"input_ids": torch.randint(3, 128, (4, 16), generator=generator)} for _ in range(count)]
+def some_data(count: int = 3) -> Batches:
+    return token_batches(count)
 
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return FAMILIES["llama_gqa"]().eval()
+    return seeded_llama().eval()
 
 
 def swept(model: nn.Module, data: list[dict[str, Tensor]]) -> dict[str, Any]:

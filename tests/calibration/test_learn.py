@@ -16,8 +16,8 @@ from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError
+from tests.support.calibration import Batches, seeded_llama, token_batches
 from tests.support.proofs import prove_here
-from tests.support.tiny_models import FAMILIES
 from tests.support.tiny_tokenizer import write_tokenizer, write_words
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
@@ -26,16 +26,13 @@ W2 = "w2a16-g16"
 GRIDS = ["w4a16-g32", "w2a16-channel-asym", "nvfp4a16", "mxfp4a16", "nf4a16", "q4_k", "q3_k", "iq4_xs"]
 
 
-def some_data(count: int = 6, rows: int = 4) -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [{"input_ids": torch.randint(3, 128, (rows, 16), generator=generator)} for _ in range(count)]
+def some_data(count: int = 6, rows: int = 4) -> Batches:
+    return token_batches(count, rows)
 
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return FAMILIES["llama_gqa"]()
+    return seeded_llama()
 
 
 def compressed(model: nn.Module, *stages: Any, data: list[dict[str, Tensor]] | None = None) -> goldstick.Result:

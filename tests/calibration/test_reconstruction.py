@@ -14,8 +14,8 @@ from goldstick.algorithms import SLBFinish
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.grid import Grid
 from goldstick.errors import QuantizationError, RecipeError, StructureError
+from tests.support.calibration import Batches, seeded_llama, token_batches
 from tests.support.proofs import prove_here
-from tests.support.tiny_models import FAMILIES
 from tests.support.tiny_tokenizer import write_tokenizer, write_words
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
@@ -23,16 +23,13 @@ pytestmark = pytest.mark.usefixtures("reference_backend")
 W2 = "w2a16-g16"
 
 
-def some_data(count: int = 4) -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    return [{"input_ids": torch.randint(3, 128, (4, 16), generator=generator)} for _ in range(count)]
+def some_data(count: int = 4) -> Batches:
+    return token_batches(count)
 
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return FAMILIES["llama_gqa"]()
+    return seeded_llama()
 
 
 def compressed(model: nn.Module, *stages: Any) -> goldstick.Result:

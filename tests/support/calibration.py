@@ -26,6 +26,19 @@ from tests.support.tiny_models import FAMILIES, VOCABULARY
 Batches = list[dict[str, Tensor]]
 
 
+def token_batches(count: int, rows: int = 4) -> Batches:
+    """So many batches of rows of 16 tokens, drawn by chance, the same each time."""
+    generator = torch.Generator().manual_seed(1)
+    return [{"input_ids": torch.randint(3, VOCABULARY, (rows, 16), generator=generator)} for _ in range(count)]
+
+
+def seeded_llama() -> PreTrainedModel:
+    """The tiny Llama, the same each time."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return FAMILIES["llama_gqa"]()
+
+
 def batches_for(model: PreTrainedModel, *, count: int = 4, rows: int = 2, tokens: int = 24) -> Batches:
     """Random inputs of the kind that the model wants."""
     generator = torch.Generator().manual_seed(11)

@@ -5,27 +5,13 @@ Writes what ``vllm_worker.py`` writes. Nothing of goldstick is imported.
 
 from __future__ import annotations
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
 import numpy as np
-
-
-def main() -> None:
-    """Go through the checkpoints."""
-    spec = json.loads(Path(sys.argv[1]).read_text())
-    with Path(spec["out"]).open("a", buffering=1) as out:
-        for name, directory in spec["checkpoints"].items():
-            print(json.dumps({"begins": name}), file=out)
-            try:
-                found = answered(directory, spec)
-            except Exception as error:  # whatever a runtime raises is its answer
-                found = {"error": f"{type(error).__name__}: {error}"}
-            print(json.dumps({"name": name, **found}), file=out)
+from worker_loop import go_through
 
 
 def answered(directory: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -67,4 +53,4 @@ def speed(model: Any, ids: list[int], count: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    go_through(answered)

@@ -7,34 +7,18 @@ so that whoever reads knows where a process died.
 
 from __future__ import annotations
 
-import gc
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 from vllm import LLM, SamplingParams
-
-
-def main() -> None:
-    """Go through the checkpoints."""
-    spec = json.loads(Path(sys.argv[1]).read_text())
-    torch.set_num_threads(spec.get("threads", 1))
-    with Path(spec["out"]).open("a", buffering=1) as out:
-        for name, directory in spec["checkpoints"].items():
-            print(json.dumps({"begins": name}), file=out)
-            try:
-                found = answered(directory, spec)
-            except Exception as error:  # whatever a runtime raises is its answer
-                found = {"error": f"{type(error).__name__}: {error}"}
-            print(json.dumps({"name": name, **found}), file=out)
-            gc.collect()
+from worker_loop import go_through
 
 
 def answered(directory: str, spec: dict[str, Any]) -> dict[str, Any]:
     """What one checkpoint gives."""
+    torch.set_num_threads(spec.get("threads", 1))
     started = time.perf_counter()
     model = LLM(
         model=directory,
@@ -72,4 +56,4 @@ def speed(model: Any, prompt: Any, count: int) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    go_through(answered)

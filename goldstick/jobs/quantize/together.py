@@ -37,9 +37,8 @@ def agree(ranks: Ranks, plan: Plan, data: CalibrationSet | None) -> None:
     """
     sizes = [(file.name, file.stat().st_size) for file in plan.source.files_read]
     own = run_identity(plan, data, {}) | {"set of source files": digest_of(sorted(sizes))}
-    recipe = json.dumps(plan.recipe.model_dump(mode="json", exclude={"evaluate"}))
-    if data is not None:
-        recipe = recipe.replace(json.dumps(plan.recipe.calibration.dataset), '"data"')
+    aside = {"evaluate": True, "calibration": {"dataset"}}  # what the data hold is compared, not where they lie
+    recipe = json.dumps(plan.recipe.model_dump(mode="json", exclude=aside))
     for number, file in enumerate(importance_files(plan.resolution)):
         recipe = recipe.replace(json.dumps(file), f'"importance matrix {number}"')
         own[f"importance matrix {number}"] = own.pop(f"importance matrix {file}")

@@ -74,8 +74,7 @@ bool modules_unchanged(const nb::list& children, const nb::list& forwards) {
     return true;
 }
 
-// `tensors`: a dict, a name in it, what gives the tensor that was there (a weak reference), and its address,
-// or None where that is of no matter. `copied`: what
+// `tensors`: a dict, a name in it, what gives the tensor that was there (a weak reference), and its address. `copied`: what
 // gives a tensor, and how often it had been changed in place. `learning`: gradients are recorded, and no tensor may want one.
 bool tensors_unchanged(const nb::list& tensors, const nb::list& copied, bool learning) {
     static PyObject* const data_ptr = interned("data_ptr");
@@ -90,9 +89,8 @@ bool tensors_unchanged(const nb::list& tensors, const nb::list& copied, bool lea
             continue;
         }
         PyObject* const place = PyTuple_GetItem(one.ptr(), 3);
-        const bool moved = place != Py_None &&
-                           PyObject_RichCompareBool(checked(nb::steal(PyObject_CallMethodNoArgs(now, data_ptr))).ptr(),
-                                                    place, Py_EQ) != 1;
+        const nb::object lies = checked(nb::steal(PyObject_CallMethodNoArgs(now, data_ptr)));
+        const bool moved = PyObject_RichCompareBool(lies.ptr(), place, Py_EQ) != 1;
         if (moved || (learning && checked(nb::steal(PyObject_GetAttr(now, requires_grad))).ptr() == Py_True)) {
             return false;
         }
