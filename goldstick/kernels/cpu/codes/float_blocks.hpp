@@ -23,7 +23,7 @@ GOLDSTICK_HERE GOLDSTICK_INLINE void add_blocks(const FloatCodes& codes, Wide<wi
                                                 std::int64_t begin, std::int64_t end, const float* x,
                                                 Sixteen (&partial)[tokens][kVectors]) {
     for (std::int64_t i = begin; i < end; i += kBlockColumns) {
-        if (part == 0) call_ahead(codes, row + i);
+        if (part == 0) call_ahead(row + i);
         wide.template add_block<parts, part>(row, i, x + i, codes.columns, partial);
     }
 }
@@ -74,7 +74,11 @@ GOLDSTICK_HERE bool multiply_blocks(const FloatCodes& codes, std::int64_t row, c
         begin = end;
     }
     GOLDSTICK_UNROLL
-    for (int t = 0; t < tokens; ++t) y[t * codes.rows + row] = sums[t].total() + rest[t];
+    for (int t = 0; t < tokens; ++t) {
+        float lanes[kLanes];
+        sums[t].store(lanes);
+        y[t * codes.rows + row] = total_of(lanes) + rest[t];
+    }
     return !wide.seen_no_number();
 }
 

@@ -11,6 +11,7 @@
 namespace goldstick {
 namespace {
 
+constexpr std::int64_t kShortGroup = 128;
 constexpr std::int64_t kBlock = 8;  // rows that a thread takes at once, at least
 
 FloatRowKernels kernels_of(const FloatCodes& codes, Isa isa) {
@@ -53,8 +54,9 @@ public:
     // Make results of these rows what they are without it.
     void undo(float* y, std::int64_t rows, std::int64_t first, std::int64_t count) const {
         for (std::int64_t t = 0; t < back_.count(); ++t) {
-            const double by = std::ldexp(1.0, back_.data()[t]);  // a product in 64 bits is exact, and rounded once
-            for (std::int64_t r = first; r < first + count; ++r) y[t * rows + r] = static_cast<float>(y[t * rows + r] * by);
+            for (std::int64_t r = first; r < first + count; ++r) {
+                y[t * rows + r] = std::ldexp(y[t * rows + r], back_.data()[t]);
+            }
         }
     }
 
@@ -88,8 +90,8 @@ void multiply_float_codes(const FloatCodes& codes, const float* given, std::int6
                           Isa isa) {
     const Inputs inputs(codes, given, tokens);
     const float* const x = inputs.x();
-    // For one token memory sets the pace, and AVX2's loads keep up with it better; where many groups end, vectors of sixteen
-    // do.
+    // For one token memory sets the pace, which the processor calls for by itself ahead of AVX2's loads; where many groups
+    // end, vectors of sixteen do.
     const bool narrow = tokens == 1 && in_blocks(codes) && codes.group_size > kShortGroup;
     auto* const run = kernels_of(codes, narrow ? std::min(isa, Isa::kAvx2) : isa).multiply;
     // A thread takes half of its part of what is left: neighbours, whose memory is called for ahead.

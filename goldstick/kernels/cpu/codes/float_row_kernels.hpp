@@ -50,11 +50,6 @@ constexpr int kNoNumber = 2 * (widening == Widening::kE4m3 ? 0x7f : widening == 
 
 constexpr std::int64_t kBlockColumns = 64;
 
-// Bytes between what is read and what is called for, into the second cache: a page, since processors go on by themselves
-// up to where one ends.
-constexpr std::int64_t kAhead = 4096;
-constexpr std::int64_t kShortGroup = 128;  // columns; up to there the ends of groups set the pace with AVX2
-
 // Whether a row is gone through in blocks of so many columns: of FP8, in groups that blocks or their halves fill.
 inline bool in_blocks(const FloatCodes& codes) {
     const bool fp8 = codes.widening == Widening::kE4m3 || codes.widening == Widening::kE5m2;

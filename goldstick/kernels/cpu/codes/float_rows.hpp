@@ -1,8 +1,7 @@
 // Rows of float codes, sixteen columns at a time. The source of every instruction set: a file defines GOLDSTICK_HERE, how
 // it is compiled, and before it includes this
 //
-//     struct Sixteen: floats, with zero(), all(float), load(), store(), times(), add_product(), which rounds once, and
-//     total(), which adds one half to the other until one number is left;
+//     struct Sixteen: floats, with zero(), all(float), load(), store(), times() and add_product(), which rounds once;
 //     template <Widening> struct Wide: made of FloatCodes; sixteen(row, column) widens the codes from a column on, a
 //     multiple of 16, look<count>(row, column) looks at so many, 16 or 32, and seen_no_number() tells whether any that it
 //     looked at stands for no finite number. Those of FP8 are widened as if they were numbers, and the portable kernel,
@@ -40,6 +39,13 @@ inline void add_edges(const FloatCodes& codes, const std::uint8_t* row, std::int
         const float value = codes.table[float_code(row, i, codes.bits)] * kShrunk<widening> * step;
         for (int t = 0; t < tokens; ++t) rest[t] += value * x[t * codes.columns + i];
     }
+}
+
+inline float total_of(float* sums) {
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) sums[i] += sums[i + half];
+    }
+    return *sums;
 }
 
 // Add the products of sixteen columns.
@@ -104,7 +110,11 @@ GOLDSTICK_HERE bool multiply_rows(const FloatCodes& codes, std::int64_t first, c
         }
     }
     for (int r = 0; r < rows; ++r) {
-        for (int t = 0; t < tokens; ++t) y[t * codes.rows + first + r] = sums[r][t].total() + rest[r][t];
+        for (int t = 0; t < tokens; ++t) {
+            float lanes[kLanes];
+            sums[r][t].store(lanes);
+            y[t * codes.rows + first + r] = total_of(lanes) + rest[r][t];
+        }
     }
     return !wide.seen_no_number();
 }

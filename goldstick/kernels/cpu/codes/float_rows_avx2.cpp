@@ -35,12 +35,6 @@ struct Sixteen {
     GOLDSTICK_AVX2 GOLDSTICK_INLINE static Sixteen times(const Sixteen& a, const Sixteen& b) {
         return {_mm256_mul_ps(a.low, b.low), _mm256_mul_ps(a.high, b.high)};
     }
-    GOLDSTICK_AVX2 GOLDSTICK_INLINE float total() const {
-        const __m256 eight = _mm256_add_ps(low, high);
-        const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-        const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-    }
     GOLDSTICK_AVX2 GOLDSTICK_INLINE void store(float* to) const {
         _mm256_storeu_ps(to, low);
         _mm256_storeu_ps(to + 8, high);
@@ -54,9 +48,7 @@ struct Sixteen {
 template <int tokens>
 constexpr int kParts = tokens > 2 ? 4 : tokens;  // 8 sums, and 16 registers
 
-GOLDSTICK_AVX2 GOLDSTICK_INLINE void call_ahead(const FloatCodes& codes, const std::uint8_t* from) {
-    if (codes.group_size > kShortGroup) _mm_prefetch(reinterpret_cast<const char*>(from + kAhead), _MM_HINT_T1);
-}
+inline void call_ahead(const std::uint8_t*) {}  // the processor does, and better where it is not told
 
 template <Widening widening>
 struct Wide {

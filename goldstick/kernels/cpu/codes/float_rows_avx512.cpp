@@ -31,14 +31,6 @@ struct Sixteen {
     GOLDSTICK_HERE GOLDSTICK_INLINE static Sixteen times(const Sixteen& a, const Sixteen& b) {
         return {_mm512_mul_ps(a.lanes, b.lanes)};
     }
-    GOLDSTICK_HERE GOLDSTICK_INLINE float total() const {
-        const __m512d both = _mm512_castps_pd(lanes);
-        const __m256d low = _mm512_maskz_extractf64x4_pd(0xf, both, 0), high = _mm512_maskz_extractf64x4_pd(0xf, both, 1);
-        const __m256 eight = _mm256_add_ps(_mm256_castpd_ps(low), _mm256_castpd_ps(high));
-        const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
-        const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
-        return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
-    }
     GOLDSTICK_HERE GOLDSTICK_INLINE void store(float* to) const { _mm512_storeu_ps(to, lanes); }
     GOLDSTICK_HERE GOLDSTICK_INLINE void add_product(const Sixteen& a, const Sixteen& b) {
         lanes = _mm512_fmadd_ps(a.lanes, b.lanes, lanes);
@@ -48,7 +40,9 @@ struct Sixteen {
 template <int tokens>
 constexpr int kParts = 1;
 
-GOLDSTICK_HERE GOLDSTICK_INLINE void call_ahead(const FloatCodes&, const std::uint8_t* from) {
+constexpr std::int64_t kAhead = 16384;  // bytes between what is read and what is called for, into the second cache
+
+GOLDSTICK_HERE GOLDSTICK_INLINE void call_ahead(const std::uint8_t* from) {
     _mm_prefetch(reinterpret_cast<const char*>(from + kAhead), _MM_HINT_T1);
 }
 

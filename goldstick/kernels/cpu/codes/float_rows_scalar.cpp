@@ -41,13 +41,6 @@ struct Sixteen {
         for (int i = 0; i < 16; ++i) found.lanes[i] = a.lanes[i] * b.lanes[i];
         return found;
     }
-    float total() const {
-        Sixteen sums = *this;
-        for (int half = 8; half > 0; half /= 2) {
-            for (int i = 0; i < half; ++i) sums.lanes[i] += sums.lanes[i + half];
-        }
-        return sums.lanes[0];
-    }
     void store(float* to) const {
         for (int i = 0; i < 16; ++i) to[i] = lanes[i];
     }
@@ -59,7 +52,7 @@ struct Sixteen {
 template <int tokens>
 constexpr int kParts = 1;
 
-inline void call_ahead(const FloatCodes&, const std::uint8_t*) {}
+inline void call_ahead(const std::uint8_t*) {}
 
 template <Widening widening>
 struct Wide {
