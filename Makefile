@@ -196,10 +196,16 @@ $(CONSUMERS)/vllm/.installed:
 	$(CONSUMERS)/vllm/bin/pip install --quiet -r $(CONSUMERS)/vllm-requirements.txt
 	@touch $@
 
-consumers: $(STAMP) $(CONSUMERS)/vllm/.installed $(PEERS)/gptqmodel/.installed $(LLAMA_CPP)/.installed ## vLLM, transformers, GPTQModel and llama.cpp run what goldstick writes: the same log-probabilities? (an hour or two)
+$(CONSUMERS)/graphs/.installed:
+	$(PYTHON3) -m venv $(CONSUMERS)/graphs
+	$(CONSUMERS)/graphs/bin/pip install --quiet numpy onnxruntime openvino
+	@touch $@
+
+consumers: $(STAMP) $(CONSUMERS)/vllm/.installed $(CONSUMERS)/graphs/.installed $(PEERS)/gptqmodel/.installed $(LLAMA_CPP)/.installed ## vLLM, transformers, GPTQModel and llama.cpp run what goldstick writes: the same log-probabilities? (an hour or two)
 	$(PYTHON) -m tools.consumers --vllm $(CURDIR)/$(CONSUMERS)/vllm/bin/python --transformers $(CURDIR)/$(PYTHON) \
 	    --gptqmodel $(CURDIR)/$(PEERS)/gptqmodel/bin/python --llama-cpp $(CURDIR)/$(LLAMA_CPP)/bin/python
 	$(PYTHON) -m tools.consumers.saturation --vllm $(CURDIR)/$(CONSUMERS)/vllm/bin/python
+	$(PYTHON) -m tools.consumers.graphs --python $(CURDIR)/$(CONSUMERS)/graphs/bin/python
 	$(PYTHON) -m tools.docs
 
 miniatures: $(STAMP) $(INSTALLED) ## let these tools write the files in tests/data/other_tools anew

@@ -30,6 +30,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "bundled": consumers.bundled,
         "architectures": consumers.architectures,
         "instructions": consumers.instructions,
+        "graphs": consumers.graphs,
         "refusals": consumers.refusals,
     },
     "docs/learn.md": {"frontier": comparison.frontier},

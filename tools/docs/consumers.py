@@ -93,6 +93,22 @@ def _verdicts() -> Iterator[bool]:
                 yield yes == told["loads"]
 
 
+def graphs() -> str:
+    """A row for each file of ONNX: the squared error of each runtime's outputs, and milliseconds."""
+    result = read("consumers")
+    runtimes = list(result["graph_versions"])
+    head = ["network", "scheme", *(f"{name} {result['graph_versions'][name]}" for name in runtimes)]
+    rows = []
+    for name, answers in result["graphs"].items():
+        network, _, scheme = name.partition("/")
+        told = [answers[runtime] for runtime in runtimes]
+        cells = [
+            f"{one['squared_error_share']:.0e}; {one['milliseconds']:.2f} ms" if one["loads"] else "–" for one in told
+        ]
+        rows.append([f"`{network}`", f"`{scheme}`", *cells])
+    return table(head, rows)
+
+
 def counts() -> str:
     """How many cells there are, how many agree, and how many doctor had right; who read them."""
     result = read("consumers")

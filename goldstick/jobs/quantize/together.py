@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,7 +38,7 @@ def agree(ranks: Ranks, plan: Plan, data: CalibrationSet | None) -> None:
     """
     sizes = [(file.name, file.stat().st_size) for file in plan.source.files_read]
     own = run_identity(plan, data, {}) | {"set of source files": digest_of(sorted(sizes))}
-    aside = {"evaluate": True, "calibration": {"dataset"}}  # what the data hold is compared, not where they lie
+    aside: dict[str, Any] = {"evaluate": True, "calibration": {"dataset"}}  # what the data hold is compared, not where they lie
     recipe = json.dumps(plan.recipe.model_dump(mode="json", exclude=aside))
     for number, file in enumerate(importance_files(plan.resolution)):
         recipe = recipe.replace(json.dumps(file), f'"importance matrix {number}"')
