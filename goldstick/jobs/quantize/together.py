@@ -38,7 +38,8 @@ def agree(ranks: Ranks, plan: Plan, data: CalibrationSet | None) -> None:
     """
     sizes = [(file.name, file.stat().st_size) for file in plan.source.files_read]
     own = run_identity(plan, data, {}) | {"set of source files": digest_of(sorted(sizes))}
-    aside: dict[str, Any] = {"evaluate": True, "calibration": {"dataset"}}  # what the data hold is compared, not where they lie
+    # What the data hold is compared, not where they lie.
+    aside: dict[str, Any] = {"evaluate": True, "calibration": {"dataset"}}
     recipe = json.dumps(plan.recipe.model_dump(mode="json", exclude=aside))
     for number, file in enumerate(importance_files(plan.resolution)):
         recipe = recipe.replace(json.dumps(file), f'"importance matrix {number}"')
