@@ -3,12 +3,14 @@
     python -m benchmarks.convolutions --threads 2 --rounds 15
 
 Every candidate takes and gives float32 images, so rounding the input is part of what is timed. In a round each runs
-once, one after the other; the least time of all rounds counts. Needs ``onnx`` and ``onnxruntime`` for the last two.
+once, one after the other; the least time of all rounds counts. Memory that is given back stays with the process: else
+some pay for new pages of their outputs and others do not. Needs ``onnx`` and ``onnxruntime`` for the last two.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import math
 import platform
@@ -91,6 +93,18 @@ def mobilenet_v2() -> list[Shape]:
             found.append(Shape(channels=wide, out=out, kernel=1, stride=1, side=side))
             inner = out
     found.append(Shape(channels=inner, out=1280, kernel=1, stride=1, side=side))
+    return _counted(found)
+
+
+def mobilenet_v1() -> list[Shape]:
+    """The convolutions of MobileNet (arXiv 1704.04861, table 1), equal ones together."""
+    found = [Shape(channels=3, out=32, kernel=3, stride=2, side=224)]
+    side = 112
+    steps = [(32, 64, 1), (64, 128, 2), (128, 128, 1), (128, 256, 2), (256, 256, 1), (256, 512, 2)]
+    for inner, out, stride in [*steps, *[(512, 512, 1)] * 5, (512, 1024, 2), (1024, 1024, 1)]:
+        found.append(Shape(channels=inner, out=inner, kernel=3, stride=stride, side=side, groups=inner))
+        side //= stride
+        found.append(Shape(channels=inner, out=out, kernel=1, stride=1, side=side))
     return _counted(found)
 
 
@@ -201,6 +215,14 @@ def candidates(shape: Shape, batch: int, threads: int, peers: bool) -> dict[str,
     return found
 
 
+def keep_memory() -> None:
+    """Let the C library keep what is given back, large blocks too."""
+    if platform.libc_ver()[0] == "glibc":
+        library, trim, mapped = ctypes.CDLL(None), -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
+        library.mallopt(trim, 2**31 - 1)
+        library.mallopt(mapped, 2**30)
+
+
 def timed(runs: dict[str, Run], rounds: int, seconds: float) -> dict[str, float]:
     """Least milliseconds of each, over rounds in which each runs once; no more rounds after so many seconds."""
     least = {name: math.inf for name in runs}
@@ -228,6 +250,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "convolutions.json")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
+    keep_memory()
     warnings.simplefilter("ignore")
     content: dict[str, Any] = {
         "machine": {
@@ -238,7 +261,8 @@ def main() -> None:
         "threads": arguments.threads,
         "networks": {},
     }
-    for network, shapes in (("ResNet-50", resnet50()), ("MobileNetV2", mobilenet_v2())):
+    networks = {"ResNet-50": resnet50(), "MobileNet": mobilenet_v1(), "MobileNetV2": mobilenet_v2()}
+    for network, shapes in networks.items():
         for batch in arguments.batches:
             rows = []
             for shape in shapes:

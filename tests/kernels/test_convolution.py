@@ -29,6 +29,9 @@ SHAPES: list[tuple[Any, ...]] = [
     (10, 40, 5, (2, 2), (2, 1), (0, 1), (1, 1), (9, 9)),
     (6, 6, 6, (3, 3), (1, 1), (1, 1), (1, 1), (7, 7)),
     (6, 6, 6, (3, 3), (2, 2), (1, 1), (1, 1), (112, 90)),
+    (70, 70, 70, (3, 3), (1, 1), (1, 1), (1, 1), (9, 5)),
+    (37, 37, 37, (3, 3), (2, 2), (1, 1), (1, 1), (10, 9)),
+    (36, 36, 36, (2, 5), (1, 3), (1, 2), (3, 1), (8, 12)),
     (4, 12, 4, (5, 5), (1, 1), (2, 2), (1, 1), (66, 70)),
     (3, 3, 3, (3, 3), (3, 3), (0, 0), (2, 2), (20, 20)),
     (8, 24, 1, (5,), (2,), (2,), (1,), (31,)),
@@ -38,6 +41,16 @@ SHAPES: list[tuple[Any, ...]] = [
 ]
 ACTIVATIONS = ("", "int8-token", "int8-tensor", "shifted")
 
+
+def take_isa(isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compute with those instructions, where they are here."""
+    if isa == "avx2" and cpu.chosen_isa() == "scalar":
+        pytest.skip("no AVX2 here")
+    if isa != "best":
+        monkeypatch.setenv("GOLDSTICK_ISA", isa)
+
+
+every_isa = pytest.mark.parametrize("isa", ["scalar", "avx2", "best"])
 every_shape = pytest.mark.parametrize("shape", SHAPES, ids=str)
 every_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
@@ -94,12 +107,11 @@ class Case:
 @needs_extension
 @every_shape
 @pytest.mark.parametrize("activation", ACTIVATIONS[1:])
-@pytest.mark.parametrize("isa", ["scalar", "best"])
+@every_isa
 def test_8_bit_inputs_give_exact_sums(
     shape: tuple[Any, ...], activation: str, isa: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if isa == "scalar":
-        monkeypatch.setenv("GOLDSTICK_ISA", isa)
+    take_isa(isa, monkeypatch)
     for bits, batch in itertools.product((8, 3), (1, 2)):
         case = Case(shape, activation, bits=bits, batch=batch)
         assert torch.equal(case.run(), case.exact())
@@ -148,7 +160,11 @@ def test_16_bit_layers_round_the_same_sums(shape: tuple[Any, ...], dtype: torch.
 @needs_extension
 @pytest.mark.parametrize("shape", [one for one in SHAPES if len(one[3]) == 2], ids=str)
 @every_activation
-def test_images_with_channels_last_give_the_same_in_that_order(shape: tuple[Any, ...], activation: str) -> None:
+@every_isa
+def test_images_with_channels_last_give_the_same_in_that_order(
+    shape: tuple[Any, ...], activation: str, isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_isa(isa, monkeypatch)
     case = Case(shape, activation)
     found = case.run(case.x.contiguous(memory_format=torch.channels_last))
     assert torch.equal(found, case.run())
@@ -190,16 +206,22 @@ def test_values_next_to_the_middle_between_two_codes_are_divided_as_torch_divide
 
 
 @needs_extension
-def test_what_is_no_number_makes_its_sample_none() -> None:
-    case = Case(SHAPES[0], "int8-token")
-    for activation in ("", "int8-token", "int8-tensor"):
-        case = Case(SHAPES[0], activation)
-        whole = case.run()
-        case.x[1, 0, 3, 3] = math.nan
-        found = case.run()
-        assert found[1].isnan().all() and torch.equal(found[0], whole[0])
-    case.x[1, 0, 3, 3] = math.inf  # is clipped by a static range
-    assert case.run().isfinite().all()
+@every_isa
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_what_is_no_number_makes_its_sample_none(
+    isa: str, order: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_isa(isa, monkeypatch)
+    for shape in (one for one in SHAPES if len(one[3]) == 2 and (one[2] == one[0] or one is SHAPES[0])):
+        for activation in ("", "int8-token", "int8-tensor"):
+            case = Case(shape, activation)
+            case.x = case.x.contiguous(memory_format=order)
+            whole = case.run()
+            case.x[1, -1, -3, 3] = math.nan  # not in what is rounded first
+            found = case.run()
+            assert found[1].isnan().all() and torch.equal(found[0], whole[0])
+        case.x[1, -1, -3, 3] = math.inf  # is clipped by a static range
+        assert case.run().isfinite().all()
 
 
 def test_scales_of_groups_are_dequantized() -> None:

@@ -22,9 +22,10 @@ namespace goldstick {
 
 constexpr std::int64_t kConvolutionTile = 6;    // most pixels whose sums stay in registers, with AVX2
 constexpr std::int64_t kConvolutionTile512 = 12;
-constexpr std::int64_t kConvolutionPixels = 48;  // pixels whose sums are laid down together; both tiles divide it
+constexpr std::int64_t kConvolutionPixels = 48;  // most pixels whose sums are laid down together
 constexpr std::int64_t kSpanPairs16 = 256;       // 512 products of codes and 16-bit activations fit into 32 bits
 constexpr std::int64_t kSpanPairs8 = 16384;
+constexpr std::int64_t kDepthwisePositions = 2 * kSpanPairs16;  // most that a depthwise kernel has
 
 // The sizes of a convolution; one along the last side only has kernels of height 1.
 struct ConvolutionShape {
@@ -43,6 +44,7 @@ struct ConvolutionShape {
     std::int64_t slots() const { return groups * pairs() * 2; }  // of a pixel
     std::int64_t blocks_of_group() const { return (group_out() + kRows - 1) / kRows; }
     std::int64_t tap_pairs() const { return (kernel_columns + 1) / 2; }
+    std::int64_t tap_slots() const { return (out + 31) / 32 * 32; }  // whole vectors of channels
     std::int64_t rows_of(std::int64_t height) const {
         return (height + top + bottom - dilation_rows * (kernel_rows - 1) - 1) / stride_rows + 1;
     }
@@ -60,6 +62,7 @@ public:
     ConvolutionShape shape;
     Buffer<std::int8_t> codes;  // [block][position][pair of channels][kRows][2]; empty where it is depthwise
     Buffer<std::int16_t> taps;  // [out][kernel row][pair of kernel columns][2]; empty where it is not
+    Buffer<std::int16_t> side_taps;  // the same [pair of positions][tap_slots][2], for channels that are last
 
     std::int64_t block_codes() const { return shape.positions() * shape.pairs() * 2 * kRows; }
 };
@@ -84,10 +87,10 @@ struct Run {
     bool closes;  // whether it is the last of its span
 };
 
-// Sums of 16 output channels for `count` pixels, which begin at `pixels`: float [count][kRows]. The panel is
+// Sums of 16 output channels for `count` pixels, which begin `shift` behind `pixels`: float [count][kRows]. The panel is
 // [pair][kRows][2].
-using ConvolutionTile = void(const std::int16_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
-                             std::int64_t count, float* sums);
+using ConvolutionTile = void(const std::int8_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
+                             std::int64_t shift, std::int64_t count, float* sums);
 ConvolutionTile convolution_tile_scalar, convolution_tile_avx2, convolution_tile_avx512;
 
 // Sums of one channel by its taps for all pixels of a plane [rows, columns] of codes, which may be read a vector beyond

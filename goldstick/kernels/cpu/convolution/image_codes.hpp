@@ -25,16 +25,6 @@ struct ImageScale {
     float factor;  // 1 / scale
 };
 
-// The bits of the largest |x|.
-template <typename T>
-GOLDSTICK_INLINE std::int32_t largest_of(const T* x, std::int64_t count) {
-    std::int32_t largest = 0;
-    for (std::int64_t i = 0; i < count; ++i) {
-        largest = std::max(largest, static_cast<std::int32_t>(bits_of(to_float(x[i])) & 0x7fffffffu));
-    }
-    return largest;
-}
-
 // The scale of an image from the bits of its largest |x|, as that of a token is found.
 template <typename T>
 inline ImageScale image_scale(const ConvolutionCall<T>& call, std::int32_t largest) {
@@ -87,78 +77,75 @@ GOLDSTICK_INLINE bool codes_of(const T* x, std::int64_t count, const ImageScale&
     return numbers;
 }
 
+constexpr float kNearMiddle = 0.4998f;  // a product with the inverse is off by less than 2^-13 where codes are
+
 #if defined(__x86_64__)
 
 // The same with AVX2. A product with the inverse is the quotient but where it lies near the middle between two codes:
-// such values are divided.
+// such values are divided. With `packed`, every sixteen codes (there are no others) lie as packing leaves them:
+// 0 … 3, 8 … 11, 4 … 7, 12 … 15.
+template <bool packed>
 GOLDSTICK_AVX2 inline bool codes_of_floats(const float* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
-    const bool whole = how.rounding == Rounding::kInt16;
-    if (how.scale != how.scale || (!whole && !(how.factor < 0x1p100f && how.factor > 0x1p-100f))) {
-        return codes_of(x, count, how, q);
+    if (how.scale != how.scale) {
+        std::fill_n(q, count, std::int16_t{0});
+        return true;
     }
-    constexpr float kNearMiddle = 0.4998f;  // the product is off by less than 2^-13 where codes are
+    const bool whole = how.rounding == Rounding::kInt16;
+    const bool divides = !whole && !(how.factor < 0x1p100f && how.factor > 0x1p-100f);
     const __m256 factor = _mm256_set1_ps(how.factor), zero = _mm256_set1_ps(how.zero);
-    const __m256 size = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff)), middle = _mm256_set1_ps(kNearMiddle);
     const auto shift = static_cast<std::int16_t>(how.zero);
     const __m256i least = _mm256_set1_epi16(whole ? -32768 : static_cast<std::int16_t>(-128 - shift));
     const __m256i most = _mm256_set1_epi16(whole ? 32767 : static_cast<std::int16_t>(127 - shift));
-    bool numbers = true;
-    // Whole numbers, and where they are not the nearest beyond doubt, or what they are made of is no number.
-    const auto eight = [&](__m256 values, __m256& doubtful) GOLDSTICK_AVX2 {
+    // The nearest whole numbers, and where they are not so beyond doubt, or what they are made of is no number.
+    const auto nearest = [&](__m256 values, __m256& doubtful) GOLDSTICK_AVX2 {
         const __m256 value = _mm256_add_ps(_mm256_mul_ps(values, factor), zero);
         const __m256i rounded = _mm256_cvtps_epi32(value);
+        const __m256 size = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
         const __m256 off = _mm256_and_ps(_mm256_sub_ps(value, _mm256_cvtepi32_ps(rounded)), size);
-        doubtful = _mm256_cmp_ps(off, middle, _CMP_NLE_UQ);
+        doubtful = _mm256_cmp_ps(off, _mm256_set1_ps(kNearMiddle), _CMP_NLE_UQ);
         return rounded;
     };
-    const auto within = [&](__m256i codes) GOLDSTICK_AVX2 {
-        const __m256i shifted = _mm256_subs_epi16(codes, _mm256_set1_epi16(shift));
-        return _mm256_max_epi16(_mm256_min_epi16(shifted, most), least);
+    const auto divided = [&](__m256 values) GOLDSTICK_AVX2 {
+        const __m256 value = _mm256_add_ps(_mm256_div_ps(values, _mm256_set1_ps(how.scale)), zero);
+        const __m256 above = _mm256_max_ps(value, _mm256_set1_ps(-128.0f));
+        return _mm256_cvtps_epi32(_mm256_min_ps(above, _mm256_set1_ps(127.0f)));
     };
-    const auto divide = [&](std::int64_t from, std::int64_t several) GOLDSTICK_AVX2 {
-        for (std::int64_t i = from; i < from + several; ++i) {
-            q[i] = code_by_quotient<float>(x[i], how);
-            numbers = numbers && x[i] == x[i];
+    bool numbers = true;
+    const auto sixteen = [&](__m256 low, __m256 high) GOLDSTICK_AVX2 {
+        __m256 doubtful, other;
+        __m256i first = nearest(low, doubtful), second = nearest(high, other);
+        if (!whole && (divides || _mm256_movemask_ps(_mm256_or_ps(doubtful, other)))) {
+            const __m256 none =
+                _mm256_or_ps(_mm256_cmp_ps(low, low, _CMP_UNORD_Q), _mm256_cmp_ps(high, high, _CMP_UNORD_Q));
+            numbers = numbers && !_mm256_movemask_ps(none);
+            first = divided(low), second = divided(high);
         }
+        const __m256i both = _mm256_packs_epi32(first, second);
+        const __m256i ordered = packed ? both : _mm256_permute4x64_epi64(both, 0xd8);
+        const __m256i shifted = _mm256_subs_epi16(ordered, _mm256_set1_epi16(shift));
+        return _mm256_max_epi16(_mm256_min_epi16(shifted, most), least);
     };
     std::int64_t i = 0;
     for (; i + 16 <= count; i += 16) {
-        __m256 low, high;
-        const __m256i first = eight(_mm256_loadu_ps(x + i), low), second = eight(_mm256_loadu_ps(x + i + 8), high);
-        const __m256i both = _mm256_permute4x64_epi64(_mm256_packs_epi32(first, second), 0xd8);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + i), within(both));
-        if (!whole && _mm256_movemask_ps(_mm256_or_ps(low, high))) {
-            divide(i, 16);
-        }
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + i),
+                            sixteen(_mm256_loadu_ps(x + i), _mm256_loadu_ps(x + i + 8)));
     }
-    for (; i < count; i += 8) {
-        const std::int64_t left = std::min<std::int64_t>(count - i, 8);
-        const __m256i lanes = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-        const __m256i there = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<std::int32_t>(left)), lanes);
-        __m256 doubtful;
-        const __m256i found = eight(_mm256_maskload_ps(x + i, there), doubtful);
-        const __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(found, found), 0xd8);
-        const __m128i codes = _mm256_castsi256_si128(within(packed));
-        if (left == 8) {
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(q + i), codes);
-        } else {
-            std::int16_t few[8];
-            _mm_storeu_si128(reinterpret_cast<__m128i*>(few), codes);
-            std::copy_n(few, left, q + i);
-        }
-        if (!whole && _mm256_movemask_ps(doubtful)) {
-            divide(i, left);
-        }
+    if (i < count) {
+        alignas(32) float last[16] = {};
+        alignas(32) std::int16_t few[16];
+        std::copy_n(x + i, count - i, last);
+        _mm256_store_si256(reinterpret_cast<__m256i*>(few), sixteen(_mm256_load_ps(last), _mm256_load_ps(last + 8)));
+        std::copy_n(few, count - i, q + i);
     }
     return numbers;
 }
 #endif
 
-template <typename T>
+template <typename T, bool packed = false>
 GOLDSTICK_AVX2 bool codes_avx2(const T* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
 #if defined(__x86_64__)
     if constexpr (std::is_same_v<T, float>) {
-        return codes_of_floats(x, count, how, q);
+        return codes_of_floats<packed>(x, count, how, q);
     }
 #endif
     return codes_of(x, count, how, q);
@@ -174,15 +161,6 @@ GOLDSTICK_INLINE bool codes_for(const T* x, std::int64_t count, const ImageScale
     } else {
         return codes_scalar(x, count, how, q);
     }
-}
-
-template <typename T>
-GOLDSTICK_AVX2 std::int32_t largest_avx2(const T* x, std::int64_t count) {
-    return largest_of(x, count);
-}
-template <typename T>
-std::int32_t largest_scalar(const T* x, std::int64_t count) {
-    return largest_of(x, count);
 }
 
 constexpr std::int32_t kNoNumber = 0x7fc00000;  // bits that image_scale() takes for an image with what is no number

@@ -18,14 +18,18 @@ GOLDSTICK_AVX2 inline __m256i pair_at(const std::int16_t* q) {
     return _mm256_set1_epi32(pair);
 }
 
+GOLDSTICK_AVX2 inline __m256i widened_at(const std::int8_t* codes) {
+    return _mm256_cvtepi8_epi16(_mm_load_si128(reinterpret_cast<const __m128i*>(codes)));
+}
+
 GOLDSTICK_AVX2 inline void add_to(float* sums, __m256i products, bool first) {
     const __m256 found = _mm256_cvtepi32_ps(products);
     _mm256_storeu_ps(sums, first ? found : _mm256_add_ps(_mm256_loadu_ps(sums), found));
 }
 
 template <int count>
-GOLDSTICK_AVX2 void tile(const std::int16_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
-                         float* sums) {
+GOLDSTICK_AVX2 void tile(const std::int8_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
+                         std::int64_t shift, float* sums) {
     __m256i low[count], high[count];
     GOLDSTICK_UNROLL
     for (int t = 0; t < count; ++t) {
@@ -36,11 +40,10 @@ GOLDSTICK_AVX2 void tile(const std::int16_t* panel, const std::vector<Run>& runs
         const std::int16_t* q[count];
         GOLDSTICK_UNROLL
         for (int t = 0; t < count; ++t) {
-            q[t] = pixels[t] + run.offset;
+            q[t] = pixels[t] + shift + run.offset;
         }
         for (std::int64_t k = 0; k < run.pairs; ++k, panel += 2 * kRows) {
-            const __m256i first = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel));
-            const __m256i second = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel + kRows));
+            const __m256i first = widened_at(panel), second = widened_at(panel + kRows);
             GOLDSTICK_UNROLL
             for (int t = 0; t < count; ++t) {
                 const __m256i both = pair_at(q[t] + 2 * k);
@@ -124,15 +127,15 @@ GOLDSTICK_AVX2 void plane_by_two(const ConvolutionShape& shape, const std::int16
 
 }  // namespace
 
-void convolution_tile_avx2(const std::int16_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
-                           std::int64_t count, float* sums) {
+void convolution_tile_avx2(const std::int8_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
+                           std::int64_t shift, std::int64_t count, float* sums) {
     switch (count) {
-        case 1: return tile<1>(panel, runs, pixels, sums);
-        case 2: return tile<2>(panel, runs, pixels, sums);
-        case 3: return tile<3>(panel, runs, pixels, sums);
-        case 4: return tile<4>(panel, runs, pixels, sums);
-        case 5: return tile<5>(panel, runs, pixels, sums);
-        default: return tile<6>(panel, runs, pixels, sums);
+        case 1: return tile<1>(panel, runs, pixels, shift, sums);
+        case 2: return tile<2>(panel, runs, pixels, shift, sums);
+        case 3: return tile<3>(panel, runs, pixels, shift, sums);
+        case 4: return tile<4>(panel, runs, pixels, shift, sums);
+        case 5: return tile<5>(panel, runs, pixels, shift, sums);
+        default: return tile<6>(panel, runs, pixels, shift, sums);
     }
 }
 

@@ -5,14 +5,14 @@
 
 namespace goldstick {
 
-void convolution_tile_scalar(const std::int16_t* panel, const std::vector<Run>& runs,
-                             const std::int16_t* const* pixels, std::int64_t count, float* sums) {
+void convolution_tile_scalar(const std::int8_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
+                             std::int64_t shift, std::int64_t count, float* sums) {
     std::fill_n(sums, count * kRows, 0.0f);
     for (std::int64_t pixel = 0; pixel < count; ++pixel) {
-        const std::int16_t* codes = panel;
+        const std::int8_t* codes = panel;
         std::int32_t products[kRows] = {};
         for (const Run& run : runs) {
-            const std::int16_t* const q = pixels[pixel] + run.offset;
+            const std::int16_t* const q = pixels[pixel] + shift + run.offset;
             for (std::int64_t pair = 0; pair < run.pairs; ++pair, codes += 2 * kRows) {
                 for (std::int64_t row = 0; row < kRows; ++row) {
                     products[row] += codes[2 * row] * q[2 * pair] + codes[2 * row + 1] * q[2 * pair + 1];

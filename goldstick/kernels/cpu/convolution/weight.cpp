@@ -9,9 +9,11 @@ ConvolutionWeight::ConvolutionWeight(const ConvolutionShape& given, const std::u
                                      int bits)
     : shape(given),
       codes(given.depthwise() ? 0 : given.groups * given.blocks_of_group() * given.positions() * given.pairs() * 2 * kRows),
-      taps(given.depthwise() ? given.out * given.kernel_rows * given.tap_pairs() * 2 : 0) {
+      taps(given.depthwise() ? given.out * given.kernel_rows * given.tap_pairs() * 2 : 0),
+      side_taps(given.depthwise() && given.group_out() == 1 ? (given.positions() + 1) / 2 * given.tap_slots() * 2 : 0) {
     std::fill_n(codes.data(), codes.count(), std::int8_t{0});
     std::fill_n(taps.data(), taps.count(), std::int16_t{0});
+    std::fill_n(side_taps.data(), side_taps.count(), std::int16_t{0});
     const std::int64_t positions = shape.positions(), channels = shape.group_in();
     const int middle = 1 << (bits - 1);
     for (std::int64_t out = 0; out < shape.out; ++out) {
@@ -26,6 +28,10 @@ ConvolutionWeight::ConvolutionWeight(const ConvolutionShape& given, const std::u
                     const std::int64_t kernel_row = position / shape.kernel_columns, tap = position % shape.kernel_columns;
                     taps.data()[(out * shape.kernel_rows + kernel_row) * shape.tap_pairs() * 2 + tap] =
                         static_cast<std::int16_t>(code);
+                    if (side_taps.count()) {
+                        side_taps.data()[(position / 2 * shape.tap_slots() + out) * 2 + position % 2] =
+                            static_cast<std::int16_t>(code);
+                    }
                 } else {
                     const std::int64_t step = (block * positions + position) * shape.pairs() + channel / 2;
                     codes.data()[(step * kRows + within % kRows) * 2 + channel % 2] = static_cast<std::int8_t>(code);

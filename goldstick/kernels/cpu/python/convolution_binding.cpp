@@ -37,7 +37,7 @@ public:
                   bits) {}
 
     std::int64_t bytes() const {
-        return weight_.codes.count() + weight_.taps.count() * static_cast<std::int64_t>(sizeof(std::int16_t));
+        return weight_.codes.count() + 2 * (weight_.taps.count() + weight_.side_taps.count());
     }
 
     // y = f(x) ∗ w + bias for dense x and y of one order in memory. The caller has checked them. Returns false, and does
@@ -87,6 +87,9 @@ private:
             throw std::invalid_argument("kernels, strides and dilations are 1 or more, and padding is 0 or more");
         }
         const std::int64_t columns = in / groups * kernel[0] * kernel[1];
+        if (in == groups && groups > 1 && columns > goldstick::kDepthwisePositions) {
+            throw std::invalid_argument("a depthwise kernel has at most 512 positions");
+        }
         goldstick::expect_shape("packed", packed,
                                 {packed.shape(0), static_cast<std::size_t>((columns * bits + 31) / 32)});
         return {in, out, groups, kernel[0], kernel[1], stride[0], stride[1], dilation[0], dilation[1],

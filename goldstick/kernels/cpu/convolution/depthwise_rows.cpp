@@ -1,0 +1,162 @@
+// Depthwise convolutions of images whose channels are last. A thread goes down a band of rows: the rows of codes that the
+// kernel reads next are laid into a ring, which stays near, and give one row of the output.
+#include "convolution/depthwise_rows.hpp"
+
+#include <algorithm>
+#include <vector>
+
+#include "base/buffer.hpp"
+
+namespace goldstick {
+namespace {
+
+constexpr std::int64_t kTogether = 1 << 19;  // numbers of images that are worked on together, and so are read twice nearby
+constexpr std::int64_t kItems = 4;           // of each thread, of images that are worked on together
+constexpr std::int64_t kLeastRows = 4;       // of a band: what two bands read is laid twice
+
+const RowKernels& kernels_of(Isa isa) {
+#if defined(__x86_64__)
+    if (isa != Isa::kScalar) {
+        return isa >= Isa::kAvx512 ? kRowsAvx512 : kRowsAvx2;
+    }
+#endif
+    return kRowsScalar;
+}
+
+// A call and its sizes.
+template <typename T>
+struct Rows {
+    const ConvolutionWeight& weight;
+    const ConvolutionShape& shape;
+    const ConvolutionCall<T>& call;
+    const RowKernels& kernels;
+    bool wide;                        // whether there is AVX2
+    std::int64_t rows, columns;       // of the output
+    std::int64_t padded_columns, slots, depth;  // of the ring of codes; rows of it
+    std::int64_t row_codes() const { return padded_columns * slots; }
+};
+
+// Memory of one thread.
+template <typename T>
+class Memory {
+public:
+    explicit Memory(const Rows<T>& rows)
+        : ring((rows.depth + 1) * rows.row_codes() + rows.slots), by(rows.slots), shift(rows.slots),
+          line(std::is_same_v<T, float> ? 0 : rows.columns * rows.shape.out),
+          natural(std::is_same_v<T, float> ? 0 : rows.shape.in), at(static_cast<std::size_t>(rows.shape.kernel_rows)) {
+        std::fill_n(ring.data(), ring.count(), std::int16_t{0});
+        std::fill_n(by.data(), by.count(), 0.0f);
+        std::fill_n(shift.data(), shift.count(), 0.0f);
+    }
+
+    Buffer<std::int16_t> ring;  // [depth][padded column][slot], a row of zeros, and one pixel; zeros on both sides
+    Buffer<float> by, shift;    // [slot]
+    Buffer<float> line;         // [column][channel], where the output is rounded after
+    Buffer<std::int16_t> natural;
+    std::vector<const std::int16_t*> at;
+};
+
+// The codes of a row of an image. Returns whether all are numbers.
+template <typename T>
+bool lay_row(const Rows<T>& rows, const T* x, const ImageScale& how, Memory<T>& memory, std::int16_t* to) {
+    const std::int64_t channels = rows.shape.in, width = rows.call.width;
+    to += rows.shape.left * rows.slots;
+    if constexpr (std::is_same_v<T, float>) {
+        return rows.kernels.lay(x, width, channels, how, to);
+    } else {
+        const std::int64_t block = 2 * rows.kernels.lanes;
+        bool numbers = true;
+        std::int16_t* const codes = memory.natural.data();
+        for (std::int64_t pixel = 0; pixel < width; ++pixel, x += channels, to += rows.slots) {
+            numbers &= (rows.wide ? codes_avx2<T> : codes_scalar<T>)(x, channels, how, codes);
+            for (std::int64_t c = 0; c < channels; ++c) {
+                to[c / block * block + slot_of(c % block, rows.kernels.lanes)] = codes[c];
+            }
+        }
+        return numbers;
+    }
+}
+
+// The rows begin … end of the output of an image. Returns whether all numbers that they were made of are such.
+template <typename T>
+bool run_band(const Rows<T>& rows, std::int64_t image, std::int64_t begin, std::int64_t end, const ImageScale& how,
+              Memory<T>& memory) {
+    const ConvolutionShape& shape = rows.shape;
+    const ConvolutionCall<T>& call = rows.call;
+    const std::int64_t channels = shape.in, within = (shape.kernel_rows - 1) * shape.dilation_rows + 1;
+    for (std::int64_t c = 0; c < channels; ++c) {
+        memory.by.data()[c] = to_float(call.scale[c]) * how.scale;
+        memory.shift.data()[c] = call.bias ? to_float(call.bias[c]) : 0.0f;
+    }
+    const T* const x = call.x + image * call.height * call.width * channels;
+    T* y = call.y + (image * rows.rows + begin) * rows.columns * channels;
+    bool numbers = true;
+    std::int64_t next = 0;  // row of the padded image that is laid next
+    for (std::int64_t row = begin; row < end; ++row, y += rows.columns * channels) {
+        const std::int64_t first = row * shape.stride_rows;
+        for (next = std::max(next, first); next < first + within; ++next) {
+            if (next >= shape.top && next < shape.top + call.height) {
+                numbers &= lay_row(rows, x + (next - shape.top) * call.width * channels, how, memory,
+                                   memory.ring.data() + next % rows.depth * rows.row_codes());
+            }
+        }
+        for (std::int64_t i = 0; i < shape.kernel_rows; ++i) {
+            const std::int64_t wanted = first + i * shape.dilation_rows;
+            const bool inside = wanted >= shape.top && wanted < shape.top + call.height;
+            memory.at[static_cast<std::size_t>(i)] =
+                memory.ring.data() + (inside ? wanted % rows.depth : rows.depth) * rows.row_codes();
+        }
+        float* to;
+        if constexpr (std::is_same_v<T, float>) {
+            to = y;
+        } else {
+            to = memory.line.data();
+        }
+        rows.kernels.multiply(shape, {memory.at.data(), rows.weight.side_taps.data(), shape.tap_slots(),
+                                      rows.slots, rows.columns, channels, memory.by.data(), memory.shift.data(), to});
+        if constexpr (!std::is_same_v<T, float>) {
+            for (std::int64_t i = 0; i < rows.columns * channels; ++i) store(y + i, round_to<T>(to[i]));
+        }
+    }
+    return numbers;
+}
+
+}  // namespace
+
+template <typename T>
+void convolve_rows(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa,
+                   ImageRanges<T>& ranges, ImagesWithNone& none) {
+    const ConvolutionShape& shape = weight.shape;
+    const RowKernels& kernels = kernels_of(isa);
+    const std::int64_t block = 2 * kernels.lanes, slots = (shape.in + block - 1) / block * block;
+    const Rows<T> rows{weight, shape, call, kernels, isa != Isa::kScalar, shape.rows_of(call.height),
+                       shape.columns_of(call.width), call.width + shape.left + shape.right, slots,
+                       (shape.kernel_rows - 1) * shape.dilation_rows + 1};
+    const std::int64_t together = std::max<std::int64_t>(1, kTogether / (shape.in * call.height * call.width));
+    const std::int64_t wanted = threads > 1 ? (kItems * threads + together - 1) / together : 1;  // bands of an image
+    const std::int64_t band = std::max((rows.rows + wanted - 1) / wanted, std::min(kLeastRows, rows.rows));
+    const std::int64_t bands = (rows.rows + band - 1) / band;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        Memory<T> memory(rows);
+        for (std::int64_t first = 0; first < call.images; first += together) {
+            const std::int64_t last = std::min(call.images, first + together);
+            ranges.find(first, last);
+#pragma omp for schedule(dynamic) nowait
+            for (std::int64_t item = first * bands; item < last * bands; ++item) {
+                const std::int64_t image = item / bands, begin = item % bands * band;
+                const std::int64_t end = std::min(begin + band, rows.rows);
+                none.note(image, run_band(rows, image, begin, end, ranges.scale(image), memory));
+            }
+        }
+    }
+}
+
+template void convolve_rows<float>(const ConvolutionWeight&, const ConvolutionCall<float>&, int, Isa,
+                                   ImageRanges<float>&, ImagesWithNone&);
+template void convolve_rows<bfloat16>(const ConvolutionWeight&, const ConvolutionCall<bfloat16>&, int, Isa,
+                                      ImageRanges<bfloat16>&, ImagesWithNone&);
+template void convolve_rows<float16>(const ConvolutionWeight&, const ConvolutionCall<float16>&, int, Isa,
+                                     ImageRanges<float16>&, ImagesWithNone&);
+
+}  // namespace goldstick
