@@ -60,7 +60,7 @@ class PreparedConvolution:
     def run(self, x: Tensor, weight: Operands) -> Tensor | None:
         """The same for an input that is known to be a plain tensor."""
         _, scale, _, bias, _, _ = weight
-        _, _, activation, geometry = self.settings
+        geometry = self.settings[-1]
         layer = self._ready(weight) if x.is_cpu else None
         sides = x.shape[2:]
         if layer is None or x.dtype is not scale.dtype or x.ndim != len(geometry.kernel) + 2:
@@ -88,7 +88,6 @@ class PreparedConvolution:
             width,
             inner is torch.channels_last,
             cpu.PRECISIONS[scale.dtype],
-            activation,
             *self._input,
             threads,
         )
@@ -111,7 +110,7 @@ class PreparedConvolution:
 
     def _prepared(self, weight: Operands) -> Any:
         packed, scale, zero, bias, input_scale, input_zero = weight
-        bits, group_size, _, geometry = self.settings
+        bits, group_size, activation, geometry = self.settings
         tensors = [one for one in (packed, scale, bias, input_scale, input_zero) if one is not None]
         if (
             cpu.missing_extension()
@@ -134,7 +133,7 @@ class PreparedConvolution:
         above, beside = _two(geometry.padding, 0)
         padding = [above, above, beside, beside]
         return cpu._C.PreparedConvolution(
-            packed.detach(), bits, geometry.in_channels, geometry.groups, kernel, stride, dilation, padding
+            packed.detach(), bits, geometry.in_channels, geometry.groups, kernel, stride, dilation, padding, activation
         )
 
 

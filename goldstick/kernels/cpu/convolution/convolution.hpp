@@ -23,9 +23,9 @@ namespace goldstick {
 constexpr std::int64_t kConvolutionTile = 6;    // most pixels whose sums stay in registers, with AVX2
 constexpr std::int64_t kConvolutionTile512 = 12;
 constexpr std::int64_t kConvolutionPixels = 48;  // most pixels whose sums are laid down together
-constexpr std::int64_t kSpanPairs16 = 256;       // 512 products of codes and 16-bit activations fit into 32 bits
-constexpr std::int64_t kSpanPairs8 = 16384;
-constexpr std::int64_t kDepthwisePositions = 2 * kSpanPairs16;  // most that a depthwise kernel has
+constexpr std::int64_t kSpan16 = 512;  // products of codes and 16-bit activations fit into 32 bits
+constexpr std::int64_t kSpan8 = 32768;
+constexpr std::int64_t kDepthwisePositions = kSpan16;  // most that a depthwise kernel has
 
 // The sizes of a convolution; one along the last side only has kernels of height 1.
 struct ConvolutionShape {
@@ -40,8 +40,9 @@ struct ConvolutionShape {
     std::int64_t positions() const { return kernel_rows * kernel_columns; }
     bool depthwise() const { return groups > 1 && group_in() == 1; }
     bool padded() const { return top || bottom || left || right; }
-    std::int64_t pairs() const { return (group_in() + 1) / 2; }  // of channels of a group
-    std::int64_t slots() const { return groups * pairs() * 2; }  // of a pixel
+    // Of the channels of a group, so many of which are multiplied together; and what a pixel has room for then.
+    std::int64_t steps(int together) const { return (group_in() + together - 1) / together; }
+    std::int64_t slots(int together) const { return groups * steps(together) * together; }
     std::int64_t blocks_of_group() const { return (group_out() + kRows - 1) / kRows; }
     std::int64_t tap_pairs() const { return (kernel_columns + 1) / 2; }
     std::int64_t tap_slots() const { return (out + 31) / 32 * 32; }  // whole vectors of channels
@@ -53,18 +54,25 @@ struct ConvolutionShape {
     }
 };
 
+// Whether activations are best kept in bytes, with so many products in a sum.
+bool takes_bytes(Rounding rounding, std::int64_t products);
+
 // The signed codes of a weight as the kernels take them.
 class ConvolutionWeight {
 public:
-    // `packed` is [out, row_bytes], of columns (channel of the group, kernel row, kernel column).
-    ConvolutionWeight(const ConvolutionShape& shape, const std::uint8_t* packed, std::int64_t row_bytes, int bits);
+    // `packed` is [out, row_bytes], of columns (channel of the group, kernel row, kernel column). `in_bytes` says that
+    // activations are bytes, four of which are multiplied together, and not of 16 bits by twos.
+    ConvolutionWeight(const ConvolutionShape& shape, const std::uint8_t* packed, std::int64_t row_bytes, int bits,
+                      bool in_bytes);
 
     ConvolutionShape shape;
-    Buffer<std::int8_t> codes;  // [block][position][pair of channels][kRows][2]; empty where it is depthwise
+    int together;               // channels: 2, or 4
+    Buffer<std::int8_t> codes;  // [block][position][step][kRows][together]; empty where it is depthwise
+    Buffer<std::int32_t> sums;  // of a channel's codes: [block][kRows]; likewise
     Buffer<std::int16_t> taps;  // [out][kernel row][pair of kernel columns][2]; empty where it is not
     Buffer<std::int16_t> side_taps;  // the same [pair of positions][tap_slots][2], for channels that are last
 
-    std::int64_t block_codes() const { return shape.positions() * shape.pairs() * 2 * kRows; }
+    std::int64_t block_codes() const { return shape.positions() * shape.steps(together) * together * kRows; }
 };
 
 // One call; all arrays are dense. T is float, bfloat16 or float16.
@@ -81,17 +89,27 @@ struct ConvolutionCall {
     float input_zero;
 };
 
-// Neighbouring pairs of codes: of the panel, and of every pixel from `offset` on.
+// Neighbouring steps: of the panel, and of every pixel from `offset` on.
 struct Run {
-    std::int64_t offset, pairs;
+    std::int64_t offset, steps;
     bool closes;  // whether it is the last of its span
 };
 
-// Sums of 16 output channels for `count` pixels, which begin `shift` behind `pixels`: float [count][kRows]. The panel is
-// [pair][kRows][2].
-using ConvolutionTile = void(const std::int8_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
-                             std::int64_t shift, std::int64_t count, float* sums);
-ConvolutionTile convolution_tile_scalar, convolution_tile_avx2, convolution_tile_avx512;
+// Sums of 16 output channels for `count` pixels: float [count][kRows].
+template <typename Code>
+struct TileCall {
+    const std::int8_t* panel;         // [step][kRows][channels of a step]
+    const std::vector<Run>& runs;
+    const Code* const* pixels;        // as the first group of channels begins
+    std::int64_t group;               // from there to the group
+    const std::int32_t* begin;        // what the sums of a span begin with: [kRows]
+    std::int64_t count;
+    float* sums;
+};
+template <typename Code>
+using ConvolutionTile = void(const TileCall<Code>& call);
+ConvolutionTile<std::int16_t> convolution_tile_scalar, convolution_tile_avx2, convolution_tile_avx512;
+ConvolutionTile<std::uint8_t> byte_tile_scalar, byte_tile_avx512;
 
 // Sums of one channel by its taps for all pixels of a plane [rows, columns] of codes, which may be read a vector beyond
 // its end: int32 [rows of the output, columns of the output].
@@ -106,8 +124,5 @@ PlaneKernel plane_scalar, plane_avx2;
 // The whole call on `threads` threads.
 template <typename T>
 void convolve(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa);
-
-template <typename T>
-void convolve_depthwise(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa);
 
 }  // namespace goldstick

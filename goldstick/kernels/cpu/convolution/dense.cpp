@@ -8,8 +8,8 @@
 #include "base/work_queue.hpp"
 #include "convolution/convolution.hpp"
 #include "convolution/image_ranges.hpp"
+#include "convolution/outputs.hpp"
 #include "convolution/pixel_codes.hpp"
-#include "convolution/transpose.hpp"
 
 namespace goldstick {
 namespace {
@@ -22,8 +22,11 @@ constexpr std::int64_t kHalo = 4;             // a band reads at least so many t
 
 std::int64_t parts_of(std::int64_t whole, std::int64_t part) { return (whole + part - 1) / part; }
 
+// At most `most`, so that parts are as large as each other.
+std::int64_t evenly(std::int64_t whole, std::int64_t most) { return parts_of(whole, parts_of(whole, most)); }
+
 // Everything about a call that its threads share.
-template <typename T>
+template <typename T, typename Code>
 struct Work {
     const ConvolutionWeight& weight;
     const ConvolutionShape& shape;
@@ -33,15 +36,17 @@ struct Work {
     std::int64_t rows, columns;      // of the output
     std::int64_t padded_columns;     // of the codes
     std::vector<Run> runs;
-    Lines<T> lines;
+    Lines<T, Code> lines;
 
+    static constexpr int kWithin = 4 / sizeof(Code);  // channels of a step
     std::int64_t blocks() const { return shape.groups * shape.blocks_of_group(); }
     std::int64_t codes_of(std::int64_t rows_of_output) const {
-        return rows_read(shape, rows_of_output) * padded_columns * shape.slots();
+        return rows_read(shape, rows_of_output) * padded_columns * shape.slots(kWithin);
     }
 };
 
-std::vector<Run> runs_of(const ConvolutionShape& shape, std::int64_t padded_columns, std::int64_t longest) {
+// `longest` are the steps of a span.
+std::vector<Run> runs_of(const ConvolutionShape& shape, std::int64_t padded_columns, int together, std::int64_t longest) {
     std::vector<Run> runs;
     const bool joined = shape.dilation_columns == 1 && shape.groups == 1;
     const std::int64_t each = joined ? 1 : shape.kernel_columns;
@@ -49,12 +54,12 @@ std::vector<Run> runs_of(const ConvolutionShape& shape, std::int64_t padded_colu
     for (std::int64_t i = 0; i < shape.kernel_rows; ++i) {
         for (std::int64_t j = 0; j < each; ++j) {
             const std::int64_t place = i * shape.dilation_rows * padded_columns + j * shape.dilation_columns;
-            std::int64_t offset = place * shape.slots();
-            std::int64_t pairs = shape.pairs() * (joined ? shape.kernel_columns : 1);
-            while (pairs > 0) {
-                const std::int64_t taken = std::min(pairs, left);
+            std::int64_t offset = place * shape.slots(together);
+            std::int64_t steps = shape.steps(together) * (joined ? shape.kernel_columns : 1);
+            while (steps > 0) {
+                const std::int64_t taken = std::min(steps, left);
                 runs.push_back({offset, taken, taken == left});
-                offset += 2 * taken, pairs -= taken, left = taken == left ? longest : left - taken;
+                offset += together * taken, steps -= taken, left = taken == left ? longest : left - taken;
             }
         }
     }
@@ -62,133 +67,115 @@ std::vector<Run> runs_of(const ConvolutionShape& shape, std::int64_t padded_colu
     return runs;
 }
 
-// y = sum · (weight scale · scale) + bias for 16 channels and some pixels of one image.
-template <bool wide, typename T>
-GOLDSTICK_INLINE void finish(const Work<T>& work, std::int64_t image, std::int64_t pixel, std::int64_t count,
-                             std::int64_t channel, std::int64_t channels, float scale, const float* sums, float* turned) {
-    const ConvolutionCall<T>& call = work.call;
-    const std::int64_t all = work.shape.out, pixels = work.rows * work.columns;
-    float by[kRows], shift[kRows];
-    for (std::int64_t r = 0; r < channels; ++r) {
-        by[r] = to_float(call.scale[channel + r]) * scale;
-        shift[r] = call.bias ? to_float(call.bias[channel + r]) : 0.0f;
-    }
-    if (call.channels_last) {
-        T* GOLDSTICK_RESTRICT y = call.y + (image * pixels + pixel) * all + channel;
-        for (std::int64_t t = 0; t < count; ++t, y += all, sums += kRows) {
-            if (channels == kRows) {
-                for (std::int64_t r = 0; r < kRows; ++r) store(y + r, round_to<T>(sums[r] * by[r] + shift[r]));
-            } else {
-                for (std::int64_t r = 0; r < channels; ++r) store(y + r, round_to<T>(sums[r] * by[r] + shift[r]));
-            }
-        }
-        return;
-    }
-    turn<wide>(sums, kRows, wide ? (count + 7) / 8 * 8 : count, kRows, turned, kConvolutionPixels);
-    for (std::int64_t r = 0; r < channels; ++r, turned += kConvolutionPixels) {
-        T* GOLDSTICK_RESTRICT const y = call.y + (image * all + channel + r) * pixels + pixel;
-        for (std::int64_t t = 0; t < count; ++t) store(y + t, round_to<T>(turned[t] * by[r] + shift[r]));
-    }
-}
-
-template <typename T>
-GOLDSTICK_AVX2 void finish_avx2(const Work<T>& work, std::int64_t image, std::int64_t pixel, std::int64_t count,
-                                std::int64_t channel, std::int64_t channels, float scale, const float* sums,
-                                float* turned) {
-    finish<true>(work, image, pixel, count, channel, channels, scale, sums, turned);
-}
-template <typename T>
-void finish_scalar(const Work<T>& work, std::int64_t image, std::int64_t pixel, std::int64_t count, std::int64_t channel,
-                   std::int64_t channels, float scale, const float* sums, float* turned) {
-    finish<false>(work, image, pixel, count, channel, channels, scale, sums, turned);
-}
-
-// The pixels begin … end of a band's output by some blocks of output channels.
-template <typename T>
-void multiply(const Work<T>& work, const Band& band, std::int64_t begin, std::int64_t end, std::int64_t first_block,
-              std::int64_t last_block, float scale) {
-    const ConvolutionShape& shape = work.shape;
-    const std::int64_t slots = shape.slots();
-    std::int64_t most = kConvolutionTile;
-    ConvolutionTile* run = convolution_tile_scalar;
-    auto* finished = finish_scalar<T>;
+// How a tile of pixels is multiplied, and of how many.
+template <typename Code>
+struct Tiles {
+    ConvolutionTile<Code>* run;
+    std::int64_t most;
+};
+template <typename Code>
+Tiles<Code> tiles_of(Isa isa) {
+    const bool wide = isa >= Isa::kAvx512;
+    const std::int64_t most = wide ? kConvolutionTile512 : kConvolutionTile;
 #if defined(__x86_64__)
-    if (work.isa != Isa::kScalar) {
-        most = work.isa >= Isa::kAvx512 ? kConvolutionTile512 : kConvolutionTile;
-        run = work.isa >= Isa::kAvx512 ? convolution_tile_avx512 : convolution_tile_avx2;
-        finished = finish_avx2<T>;
+    if constexpr (sizeof(Code) == 1) {
+        return {wide ? byte_tile_avx512 : byte_tile_scalar, most};
+    } else if (isa != Isa::kScalar) {
+        return {wide ? convolution_tile_avx512 : convolution_tile_avx2, most};
     }
 #endif
-    alignas(64) float sums[kConvolutionPixels * kRows], turned[kRows * kConvolutionPixels];
-    const std::int16_t* pixels[kConvolutionPixels];
-    const std::int64_t group_pixels = parts_of(end - begin, parts_of(end - begin, kConvolutionPixels));
-    std::int64_t row = begin / work.columns, column = begin % work.columns;
-    for (std::int64_t first = begin; first < end; first += group_pixels) {
-        const std::int64_t count = std::min(group_pixels, end - first);
+    if constexpr (sizeof(Code) == 1) {
+        return {byte_tile_scalar, most};
+    } else {
+        return {convolution_tile_scalar, most};
+    }
+}
+
+// Some pixels of a band's output, and some blocks of output channels.
+struct Part {
+    std::int64_t begin, end, first_block, last_block;
+};
+
+template <typename T, typename Code>
+void multiply(const Work<T, Code>& work, const Band<Code>& band, const Part& part, const ImageScale& how) {
+    const ConvolutionShape& shape = work.shape;
+    const std::int64_t slots = shape.slots(work.kWithin), row_codes = shape.stride_rows * work.padded_columns * slots;
+    const Tiles<Code> tiles = tiles_of<Code>(work.isa);
+    auto* const write = work.isa != Isa::kScalar ? write_avx2<T> : write_scalar<T>;
+    alignas(64) float sums[kConvolutionPixels * kRows];
+    std::int32_t begin[kRows] = {};
+    const Code* pixels[kConvolutionPixels];
+    const std::int64_t several = evenly(part.end - part.begin, kConvolutionPixels);
+    std::int64_t row = part.begin / work.columns, column = part.begin % work.columns;
+    for (std::int64_t first = part.begin; first < part.end; first += several) {
+        const std::int64_t count = std::min(several, part.end - first), tile = evenly(count, tiles.most);
         for (std::int64_t t = 0; t < count; ++t) {
-            pixels[t] = band.codes + (row * shape.stride_rows * work.padded_columns + column * shape.stride_columns) * slots;
+            pixels[t] = band.codes + row * row_codes + column * shape.stride_columns * slots;
             if (++column == work.columns) {
                 column = 0, ++row;
             }
         }
-        const std::int64_t tile = parts_of(count, parts_of(count, most));
-        for (std::int64_t block = first_block; block < last_block; ++block) {
+        for (std::int64_t block = part.first_block; block < part.last_block; ++block) {
             const std::int64_t group = block / shape.blocks_of_group(), within = block % shape.blocks_of_group();
-            const std::int8_t* const codes = work.weight.codes.data() + block * work.weight.block_codes();
-            for (std::int64_t at = 0; at < count; at += tile) {
-                run(codes, work.runs, pixels + at, group * shape.pairs() * 2, std::min(tile, count - at),
-                    sums + at * kRows);
+            for (std::int64_t r = 0; sizeof(Code) == 1 && r < kRows; ++r) {  // what all bytes are larger than codes
+                begin[r] = -kept_as<Code>(0, how) * work.weight.sums.data()[block * kRows + r];
             }
-            finished(work, band.image, band.begin * work.columns + first, count,
-                     group * shape.group_out() + within * kRows, std::min(kRows, shape.group_out() - within * kRows), scale,
-                     sums, turned);
+            for (std::int64_t at = 0; at < count; at += tile) {
+                tiles.run({work.weight.codes.data() + block * work.weight.block_codes(), work.runs, pixels + at,
+                           group * shape.steps(work.kWithin) * work.kWithin, begin, std::min(tile, count - at),
+                           sums + at * kRows});
+            }
+            write(work.call, shape.out, work.rows * work.columns,
+                  {band.image, band.begin * work.columns + first, count, group * shape.group_out() + within * kRows,
+                   std::min(kRows, shape.group_out() - within * kRows), how.scale, sums});
         }
     }
 }
 
 // Rows of the output of a band.
-template <typename T>
-std::int64_t rows_of_band(const Work<T>& work) {
+template <typename T, typename Code>
+std::int64_t rows_of_band(const Work<T, Code>& work) {
     const ConvolutionShape& shape = work.shape;
     const std::int64_t again = std::max<std::int64_t>(0, rows_read(shape, 1) - shape.stride_rows);
     const std::int64_t least = std::max(parts_of(kLeastPixels, work.columns), kHalo * again / shape.stride_rows);
-    const std::int64_t near = kNearCodes / (work.padded_columns * shape.slots() * shape.stride_rows);
-    const std::int64_t even = work.threads > 1 ? parts_of(work.rows * work.call.images, kItems * work.threads) : work.rows;
+    const std::int64_t near = kNearCodes / (work.padded_columns * shape.slots(work.kWithin) * shape.stride_rows);
+    const std::int64_t all = work.rows * work.call.images;
+    const std::int64_t even = work.threads > 1 ? parts_of(all, kItems * work.threads) : work.rows;
     return std::min(work.rows, std::max(least, std::min(near, even)));
 }
 
 // Each thread by itself: a band's codes, then its products.
-template <typename T>
-void run_bands(const Work<T>& work, std::int64_t rows, ImageRanges<T>& ranges, ImagesWithNone& none) {
+template <typename T, typename Code>
+void run_bands(const Work<T, Code>& work, std::int64_t rows, ImageRanges<T>& ranges, ImagesWithNone& none) {
     const std::int64_t images = work.call.images, bands = parts_of(work.rows, rows);
-    const std::int64_t together = std::max<std::int64_t>(1, kTogether / (work.shape.in * work.call.height * work.call.width));
+    const std::int64_t together = std::max<std::int64_t>(1, kTogether / ranges.numbers());
 #pragma omp parallel num_threads(work.threads) if (work.threads > 1)
     {
-        const Buffer<std::int16_t> codes(work.codes_of(rows));
-        std::int16_t several[(kRows + 1) * kSegment];
+        const Buffer<Code> codes(work.codes_of(rows));
+        Code several[(kRows + 4) * kSegment] = {};
         for (std::int64_t first = 0; first < images; first += together) {
             const std::int64_t last = std::min(images, first + together);
             ranges.find(first, last);
 #pragma omp for schedule(dynamic) nowait
             for (std::int64_t item = first * bands; item < last * bands; ++item) {
                 const std::int64_t begin = item % bands * rows, end = std::min(begin + rows, work.rows);
-                const Band band{item / bands, begin, end, codes.data()};
+                const Band<Code> band{item / bands, begin, end, codes.data()};
                 const ImageScale how = ranges.scale(band.image);
                 for (std::int64_t line = 0; line < work.lines.count(band); ++line) {
                     none.note(band.image, work.lines.lay(band, line, how, several));
                 }
-                multiply(work, band, 0, (end - begin) * work.columns, 0, work.blocks(), how.scale);
+                multiply(work, band, {0, (end - begin) * work.columns, 0, work.blocks()}, how);
             }
         }
     }
 }
 
 // All threads together: the codes of all images, then items of their products.
-template <typename T>
-void run_images(const Work<T>& work, ImageRanges<T>& ranges, ImagesWithNone& none) {
+template <typename T, typename Code>
+void run_images(const Work<T, Code>& work, ImageRanges<T>& ranges, ImagesWithNone& none) {
     const std::int64_t images = work.call.images, pixels = work.rows * work.columns, all = work.codes_of(work.rows);
-    const Buffer<std::int16_t> codes(images * all);
-    const auto image_of = [&](std::int64_t image) { return Band{image, 0, work.rows, codes.data() + image * all}; };
+    const Buffer<Code> codes(images * all);
+    const auto image_of = [&](std::int64_t image) { return Band<Code>{image, 0, work.rows, codes.data() + image * all}; };
     const std::int64_t lines = work.lines.count(image_of(0));
     const std::int64_t wanted = parts_of(kItems * work.threads, images);  // items of an image
     const std::int64_t part = std::max(parts_of(pixels, wanted), std::min(pixels, kLeastPixels));
@@ -199,7 +186,7 @@ void run_images(const Work<T>& work, ImageRanges<T>& ranges, ImagesWithNone& non
 #pragma omp parallel num_threads(work.threads) if (work.threads > 1)
     {
         ranges.find(0, images);
-        std::int16_t several[(kRows + 1) * kSegment];
+        Code several[(kRows + 4) * kSegment] = {};
 #pragma omp for schedule(static)
         for (std::int64_t i = 0; i < images * lines; ++i) {
             const std::int64_t image = i / lines;
@@ -208,9 +195,27 @@ void run_images(const Work<T>& work, ImageRanges<T>& ranges, ImagesWithNone& non
         for (std::int64_t item = 0, stop = 0; item < stop || queue.take(item, stop); ++item) {
             const std::int64_t image = item / shares / parts, begin = item / shares % parts * part;
             const std::int64_t block = item % shares * blocks;
-            multiply(work, image_of(image), begin, std::min(begin + part, pixels), block,
-                     std::min(block + blocks, work.blocks()), ranges.scale(image).scale);
+            multiply(work, image_of(image),
+                     {begin, std::min(begin + part, pixels), block, std::min(block + blocks, work.blocks())},
+                     ranges.scale(image));
         }
+    }
+}
+
+template <typename T, typename Code>
+void convolve_in(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa,
+                 ImageRanges<T>& ranges, ImagesWithNone& none) {
+    const ConvolutionShape& shape = weight.shape;
+    const std::int64_t longest = (call.rounding == Rounding::kInt16 ? kSpan16 : kSpan8) / weight.together;
+    const std::int64_t padded_columns = call.width + shape.left + shape.right;
+    const Work<T, Code> work{weight, shape, call, threads, isa, shape.rows_of(call.height), shape.columns_of(call.width),
+                             padded_columns, runs_of(shape, padded_columns, weight.together, longest),
+                             Lines<T, Code>(shape, call, padded_columns, isa)};
+    const std::int64_t rows = rows_of_band(work);
+    if (threads == 1 || call.images * parts_of(work.rows, rows) >= 2 * threads) {
+        run_bands(work, rows, ranges, none);
+    } else {
+        run_images(work, ranges, none);
     }
 }
 
@@ -219,22 +224,13 @@ void run_images(const Work<T>& work, ImageRanges<T>& ranges, ImagesWithNone& non
 template <typename T>
 void convolve(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa) {
     const ConvolutionShape& shape = weight.shape;
-    if (shape.depthwise()) {
-        return convolve_depthwise(weight, call, threads, isa);
-    }
-    const std::int64_t longest = call.rounding == Rounding::kInt16 ? kSpanPairs16 : kSpanPairs8;
-    const std::int64_t padded_columns = call.width + shape.left + shape.right;
-    const Work<T> work{weight,         shape, call, threads, isa, shape.rows_of(call.height), shape.columns_of(call.width),
-                       padded_columns, runs_of(shape, padded_columns, longest), Lines<T>(shape, call, padded_columns, isa)};
     ImageRanges<T> ranges(call, shape.in * call.height * call.width, isa);
     ImagesWithNone none(call.images);
-    const std::int64_t rows = rows_of_band(work);
-    if (threads == 1 || call.images * parts_of(work.rows, rows) >= 2 * threads) {
-        run_bands(work, rows, ranges, none);
-    } else {
-        run_images(work, ranges, none);
-    }
-    none.fill(call.y, shape.out * work.rows * work.columns);
+    auto* const run = shape.depthwise()      ? convolve_depthwise<T>
+                      : weight.together == 4 ? convolve_in<T, std::uint8_t>
+                                             : convolve_in<T, std::int16_t>;
+    run(weight, call, threads, isa, ranges, none);
+    none.fill(call.y, shape.out * shape.rows_of(call.height) * shape.columns_of(call.width));
 }
 
 template void convolve<float>(const ConvolutionWeight&, const ConvolutionCall<float>&, int, Isa);

@@ -130,16 +130,16 @@ void convolve_planes(const ConvolutionWeight& weight, const ConvolutionCall<T>& 
 }  // namespace
 
 template <typename T>
-void convolve_depthwise(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa) {
-    const ConvolutionShape& shape = weight.shape;
-    ImageRanges<T> ranges(call, shape.in * call.height * call.width, isa);
-    ImagesWithNone none(call.images);
+void convolve_depthwise(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa,
+                        ImageRanges<T>& ranges, ImagesWithNone& none) {
     (call.channels_last ? convolve_rows<T> : convolve_planes<T>)(weight, call, threads, isa, ranges, none);
-    none.fill(call.y, shape.out * shape.rows_of(call.height) * shape.columns_of(call.width));
 }
 
-template void convolve_depthwise<float>(const ConvolutionWeight&, const ConvolutionCall<float>&, int, Isa);
-template void convolve_depthwise<bfloat16>(const ConvolutionWeight&, const ConvolutionCall<bfloat16>&, int, Isa);
-template void convolve_depthwise<float16>(const ConvolutionWeight&, const ConvolutionCall<float16>&, int, Isa);
+template void convolve_depthwise<float>(const ConvolutionWeight&, const ConvolutionCall<float>&, int, Isa,
+                                        ImageRanges<float>&, ImagesWithNone&);
+template void convolve_depthwise<bfloat16>(const ConvolutionWeight&, const ConvolutionCall<bfloat16>&, int, Isa,
+                                           ImageRanges<bfloat16>&, ImagesWithNone&);
+template void convolve_depthwise<float16>(const ConvolutionWeight&, const ConvolutionCall<float16>&, int, Isa,
+                                          ImageRanges<float16>&, ImagesWithNone&);
 
 }  // namespace goldstick

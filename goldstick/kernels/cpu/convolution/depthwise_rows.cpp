@@ -10,7 +10,7 @@
 namespace goldstick {
 namespace {
 
-constexpr std::int64_t kTogether = 1 << 19;  // numbers of images that are worked on together, and so are read twice nearby
+constexpr std::int64_t kTogether = 1 << 19;  // numbers of images that are worked on together: they are read twice
 constexpr std::int64_t kItems = 4;           // of each thread, of images that are worked on together
 constexpr std::int64_t kLeastRows = 4;       // of a band: what two bands read is laid twice
 
@@ -68,7 +68,7 @@ bool lay_row(const Rows<T>& rows, const T* x, const ImageScale& how, Memory<T>& 
         bool numbers = true;
         std::int16_t* const codes = memory.natural.data();
         for (std::int64_t pixel = 0; pixel < width; ++pixel, x += channels, to += rows.slots) {
-            numbers &= (rows.wide ? codes_avx2<T> : codes_scalar<T>)(x, channels, how, codes);
+            numbers &= (rows.wide ? codes_avx2<T, std::int16_t> : codes_scalar<T, std::int16_t>)(x, channels, how, codes);
             for (std::int64_t c = 0; c < channels; ++c) {
                 to[c / block * block + slot_of(c % block, rows.kernels.lanes)] = codes[c];
             }
@@ -132,7 +132,7 @@ void convolve_rows(const ConvolutionWeight& weight, const ConvolutionCall<T>& ca
     const Rows<T> rows{weight, shape, call, kernels, isa != Isa::kScalar, shape.rows_of(call.height),
                        shape.columns_of(call.width), call.width + shape.left + shape.right, slots,
                        (shape.kernel_rows - 1) * shape.dilation_rows + 1};
-    const std::int64_t together = std::max<std::int64_t>(1, kTogether / (shape.in * call.height * call.width));
+    const std::int64_t together = std::max<std::int64_t>(1, kTogether / ranges.numbers());
     const std::int64_t wanted = threads > 1 ? (kItems * threads + together - 1) / together : 1;  // bands of an image
     const std::int64_t band = std::max((rows.rows + wanted - 1) / wanted, std::min(kLeastRows, rows.rows));
     const std::int64_t bands = (rows.rows + band - 1) / band;

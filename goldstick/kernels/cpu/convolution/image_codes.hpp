@@ -59,11 +59,17 @@ GOLDSTICK_INLINE std::int16_t code_by_quotient(float x, const ImageScale& how) {
     return static_cast<std::int16_t>(static_cast<std::int32_t>(to_even(value) - how.zero));
 }
 
+// A code less the zero, as it is kept: in 16 bits as it is; a byte is the code itself, and 128.
+template <typename Code>
+GOLDSTICK_INLINE Code kept_as(std::int16_t centred, const ImageScale& how) {
+    return static_cast<Code>(sizeof(Code) == 1 ? centred + static_cast<std::int16_t>(how.zero) + 128 : centred);
+}
+
 // q = round(clamp(x / scale + zero, −128, 127)) − zero; of 16 bits, round(x / scale). Returns whether all are numbers.
-template <typename T>
-GOLDSTICK_INLINE bool codes_of(const T* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
+template <typename T, typename Code>
+GOLDSTICK_INLINE bool codes_of(const T* x, std::int64_t count, const ImageScale& how, Code* q) {
     if (how.scale != how.scale) {
-        std::fill_n(q, count, std::int16_t{0});
+        std::fill_n(q, count, kept_as<Code>(0, how));
         return true;
     }
     bool numbers = true;
@@ -71,8 +77,8 @@ GOLDSTICK_INLINE bool codes_of(const T* x, std::int64_t count, const ImageScale&
         const float value = to_float(x[i]);
         numbers = numbers && value == value;
         q[i] = how.rounding == Rounding::kInt16
-                   ? static_cast<std::int16_t>(static_cast<std::int32_t>(to_even(value * how.factor)))
-                   : code_by_quotient<T>(value, how);
+                   ? static_cast<Code>(static_cast<std::int32_t>(to_even(value * how.factor)))
+                   : kept_as<Code>(code_by_quotient<T>(value, how), how);
     }
     return numbers;
 }
@@ -81,81 +87,118 @@ constexpr float kNearMiddle = 0.4998f;  // a product with the inverse is off by 
 
 #if defined(__x86_64__)
 
-// The same with AVX2. A product with the inverse is the quotient but where it lies near the middle between two codes:
-// such values are divided. With `packed`, every sixteen codes (there are no others) lie as packing leaves them:
-// 0 … 3, 8 … 11, 4 … 7, 12 … 15.
-template <bool packed>
-GOLDSTICK_AVX2 inline bool codes_of_floats(const float* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
-    if (how.scale != how.scale) {
-        std::fill_n(q, count, std::int16_t{0});
-        return true;
-    }
-    const bool whole = how.rounding == Rounding::kInt16;
-    const bool divides = !whole && !(how.factor < 0x1p100f && how.factor > 0x1p-100f);
-    const __m256 factor = _mm256_set1_ps(how.factor), zero = _mm256_set1_ps(how.zero);
-    const auto shift = static_cast<std::int16_t>(how.zero);
-    const __m256i least = _mm256_set1_epi16(whole ? -32768 : static_cast<std::int16_t>(-128 - shift));
-    const __m256i most = _mm256_set1_epi16(whole ? 32767 : static_cast<std::int16_t>(127 - shift));
-    // The nearest whole numbers, and where they are not so beyond doubt, or what they are made of is no number.
-    const auto nearest = [&](__m256 values, __m256& doubtful) GOLDSTICK_AVX2 {
-        const __m256 value = _mm256_add_ps(_mm256_mul_ps(values, factor), zero);
-        const __m256i rounded = _mm256_cvtps_epi32(value);
-        const __m256 size = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-        const __m256 off = _mm256_and_ps(_mm256_sub_ps(value, _mm256_cvtepi32_ps(rounded)), size);
-        doubtful = _mm256_cmp_ps(off, _mm256_set1_ps(kNearMiddle), _CMP_NLE_UQ);
-        return rounded;
-    };
-    const auto divided = [&](__m256 values) GOLDSTICK_AVX2 {
-        const __m256 value = _mm256_add_ps(_mm256_div_ps(values, _mm256_set1_ps(how.scale)), zero);
-        const __m256 above = _mm256_max_ps(value, _mm256_set1_ps(-128.0f));
-        return _mm256_cvtps_epi32(_mm256_min_ps(above, _mm256_set1_ps(127.0f)));
-    };
-    bool numbers = true;
-    const auto sixteen = [&](__m256 low, __m256 high) GOLDSTICK_AVX2 {
+// Floats to codes, the zero with them, sixteen at a time. A product with the inverse is the quotient but where it lies
+// near the middle between two codes: such values are divided.
+class Rounder {
+public:
+    GOLDSTICK_AVX2 explicit Rounder(const ImageScale& how)
+        : whole_(how.rounding == Rounding::kInt16),
+          divides_(!whole_ && !(how.factor < 0x1p100f && how.factor > 0x1p-100f)), factor_(_mm256_set1_ps(how.factor)),
+          scale_(_mm256_set1_ps(how.scale)), zero_(_mm256_set1_ps(how.zero)) {}
+
+    // They lie as packing leaves them: 0 … 3, 8 … 11, 4 … 7, 12 … 15. Of 8 bits they are still to be clamped.
+    GOLDSTICK_AVX2 GOLDSTICK_INLINE __m256i operator()(const float* x, bool& numbers) const {
+        const __m256 low = _mm256_loadu_ps(x), high = _mm256_loadu_ps(x + 8);
         __m256 doubtful, other;
         __m256i first = nearest(low, doubtful), second = nearest(high, other);
-        if (!whole && (divides || _mm256_movemask_ps(_mm256_or_ps(doubtful, other)))) {
+        if (!whole_ && (divides_ || _mm256_movemask_ps(_mm256_or_ps(doubtful, other)))) {
             const __m256 none =
                 _mm256_or_ps(_mm256_cmp_ps(low, low, _CMP_UNORD_Q), _mm256_cmp_ps(high, high, _CMP_UNORD_Q));
             numbers = numbers && !_mm256_movemask_ps(none);
             first = divided(low), second = divided(high);
         }
-        const __m256i both = _mm256_packs_epi32(first, second);
-        const __m256i ordered = packed ? both : _mm256_permute4x64_epi64(both, 0xd8);
-        const __m256i shifted = _mm256_subs_epi16(ordered, _mm256_set1_epi16(shift));
-        return _mm256_max_epi16(_mm256_min_epi16(shifted, most), least);
+        return _mm256_packs_epi32(first, second);
+    }
+
+private:
+    // The nearest whole numbers, and where they are not so beyond doubt, or what they are made of is no number.
+    GOLDSTICK_AVX2 GOLDSTICK_INLINE __m256i nearest(__m256 x, __m256& doubtful) const {
+        const __m256 value = _mm256_add_ps(_mm256_mul_ps(x, factor_), zero_);
+        const __m256i rounded = _mm256_cvtps_epi32(value);
+        const __m256 size = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+        const __m256 off = _mm256_and_ps(_mm256_sub_ps(value, _mm256_cvtepi32_ps(rounded)), size);
+        doubtful = _mm256_cmp_ps(off, _mm256_set1_ps(kNearMiddle), _CMP_NLE_UQ);
+        return rounded;
+    }
+    GOLDSTICK_AVX2 GOLDSTICK_INLINE __m256i divided(__m256 x) const {
+        const __m256 value = _mm256_add_ps(_mm256_div_ps(x, scale_), zero_);
+        const __m256 above = _mm256_max_ps(value, _mm256_set1_ps(-128.0f));
+        return _mm256_cvtps_epi32(_mm256_min_ps(above, _mm256_set1_ps(127.0f)));
+    }
+
+    bool whole_, divides_;
+    __m256 factor_, scale_, zero_;
+};
+
+// codes_of() with AVX2. With `packed`, every sixteen codes of 16 bits (there are no others) lie as packing leaves them.
+template <bool packed>
+GOLDSTICK_AVX2 inline bool codes_of_floats(const float* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
+    const bool whole = how.rounding == Rounding::kInt16;
+    const auto shift = static_cast<std::int16_t>(how.zero);
+    const __m256i least = _mm256_set1_epi16(whole ? -32768 : -128), most = _mm256_set1_epi16(whole ? 32767 : 127);
+    const Rounder rounded(how);
+    bool numbers = true;
+    const auto sixteen = [&](const float* from, std::int16_t* to) GOLDSTICK_AVX2 {
+        const __m256i found = rounded(from, numbers);
+        const __m256i ordered = packed ? found : _mm256_permute4x64_epi64(found, 0xd8);
+        const __m256i within = _mm256_max_epi16(_mm256_min_epi16(ordered, most), least);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_sub_epi16(within, _mm256_set1_epi16(shift)));
     };
     std::int64_t i = 0;
     for (; i + 16 <= count; i += 16) {
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(q + i),
-                            sixteen(_mm256_loadu_ps(x + i), _mm256_loadu_ps(x + i + 8)));
+        sixteen(x + i, q + i);
     }
     if (i < count) {
         alignas(32) float last[16] = {};
         alignas(32) std::int16_t few[16];
         std::copy_n(x + i, count - i, last);
-        _mm256_store_si256(reinterpret_cast<__m256i*>(few), sixteen(_mm256_load_ps(last), _mm256_load_ps(last + 8)));
+        sixteen(last, few);
+        std::copy_n(few, count - i, q + i);
+    }
+    return numbers;
+}
+
+// The same, in bytes.
+template <bool packed>
+GOLDSTICK_AVX2 inline bool codes_of_floats(const float* x, std::int64_t count, const ImageScale& how, std::uint8_t* q) {
+    static_assert(!packed);
+    const Rounder rounded(how);
+    bool numbers = true;
+    const auto some = [&](const float* from, std::uint8_t* to) GOLDSTICK_AVX2 {
+        const __m256i both = _mm256_packs_epi16(rounded(from, numbers), rounded(from + 16, numbers));
+        const __m256i ordered = _mm256_permutevar8x32_epi32(both, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_xor_si256(ordered, _mm256_set1_epi8(-128)));
+    };
+    std::int64_t i = 0;
+    for (; i + 32 <= count; i += 32) {
+        some(x + i, q + i);
+    }
+    if (i < count) {
+        alignas(32) float last[32] = {};
+        alignas(32) std::uint8_t few[32];
+        std::copy_n(x + i, count - i, last);
+        some(last, few);
         std::copy_n(few, count - i, q + i);
     }
     return numbers;
 }
 #endif
 
-template <typename T, bool packed = false>
-GOLDSTICK_AVX2 bool codes_avx2(const T* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
+template <typename T, typename Code, bool packed = false>
+GOLDSTICK_AVX2 bool codes_avx2(const T* x, std::int64_t count, const ImageScale& how, Code* q) {
 #if defined(__x86_64__)
     if constexpr (std::is_same_v<T, float>) {
-        return codes_of_floats<packed>(x, count, how, q);
+        return how.scale == how.scale ? codes_of_floats<packed>(x, count, how, q) : codes_of(x, count, how, q);
     }
 #endif
     return codes_of(x, count, how, q);
 }
-template <typename T>
-bool codes_scalar(const T* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
+template <typename T, typename Code>
+bool codes_scalar(const T* x, std::int64_t count, const ImageScale& how, Code* q) {
     return codes_of(x, count, how, q);
 }
-template <bool wide, typename T>
-GOLDSTICK_INLINE bool codes_for(const T* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
+template <bool wide, typename T, typename Code>
+GOLDSTICK_INLINE bool codes_for(const T* x, std::int64_t count, const ImageScale& how, Code* q) {
     if constexpr (wide) {
         return codes_avx2(x, count, how, q);
     } else {

@@ -39,6 +39,8 @@ public:
           found_(isa != Isa::kScalar ? largest_avx2<T> : largest_scalar<T>),
           largest_(static_cast<std::size_t>(call.images * parts_), 0) {}
 
+    std::int64_t numbers() const { return numbers_; }
+
     // Look at the images begin … end, with all threads of a team; they go on when all is found.
     void find(std::int64_t begin, std::int64_t end) {
         if (call_.rounding == Rounding::kInt8Tensor) {
@@ -89,5 +91,10 @@ public:
 private:
     std::vector<std::atomic<bool>> found_;
 };
+
+// convolve() of depthwise convolutions.
+template <typename T>
+void convolve_depthwise(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa,
+                        ImageRanges<T>& ranges, ImagesWithNone& none);
 
 }  // namespace goldstick

@@ -12,14 +12,16 @@ namespace goldstick {
 
 constexpr std::int64_t kSegment = 64;  // most pixels that are rounded at once
 
-// A call, and rows of the output of one of its images, whose codes lie at `codes`.
+// Rows of the output of an image, and the codes that they are made of.
+template <typename Code>
 struct Band {
     std::int64_t image, begin, end;  // rows of the output
-    std::int16_t* codes;             // [padded row][padded column][slot], from the first row that the band reads on
+    Code* codes;                     // [padded row][padded column][slot], from the first row that the band reads on
 };
 
 // Rows of the padded image that a band reads.
-inline std::int64_t first_row(const ConvolutionShape& shape, const Band& band) {
+template <typename Code>
+std::int64_t first_row(const ConvolutionShape& shape, const Band<Code>& band) {
     return band.begin * shape.stride_rows;
 }
 inline std::int64_t rows_read(const ConvolutionShape& shape, std::int64_t rows) {
@@ -28,13 +30,13 @@ inline std::int64_t rows_read(const ConvolutionShape& shape, std::int64_t rows) 
 
 namespace {
 
-// Codes of some neighbouring pixels, a number for each channel. `rows` has room for (kRows + 1) · kSegment codes. Returns
+// Codes of some neighbouring pixels, a number for each channel. `rows` has room for (kRows + 4) · kSegment codes. Returns
 // whether all are numbers.
-template <bool wide, typename T>
+template <bool wide, typename T, typename Code>
 GOLDSTICK_INLINE bool lay_pixels(const ConvolutionShape& shape, const ConvolutionCall<T>& call, std::int64_t image,
-                                 std::int64_t from, std::int64_t count, const ImageScale& how, std::int16_t* rows,
-                                 std::int16_t* to) {
-    const std::int64_t slots = shape.slots(), within = shape.group_in(), width = shape.pairs() * 2;
+                                 std::int64_t from, std::int64_t count, const ImageScale& how, Code* rows, Code* to) {
+    constexpr int step = 4 / sizeof(Code);
+    const std::int64_t slots = shape.slots(step), within = shape.group_in(), width = shape.steps(step) * step;
     const std::int64_t pixels = call.height * call.width;
     const T* const x = call.x + image * shape.in * pixels;
     bool numbers = true;
@@ -45,7 +47,7 @@ GOLDSTICK_INLINE bool lay_pixels(const ConvolutionShape& shape, const Convolutio
         }
         if (shape.groups == 1 && shape.in <= kRows) {  // too few for a call each
             numbers = codes_for<wide>(first, count * shape.in, how, rows);
-            if (slots == 4) {  // what lies where there is no channel is multiplied by 0
+            if (shape.in == 3 && slots == 4) {  // what lies where there is no channel is multiplied by 0
                 for (std::int64_t pixel = 0; pixel < count; ++pixel) std::copy_n(rows + 3 * pixel, 4, to + 4 * pixel);
                 return numbers;
             }
@@ -56,9 +58,9 @@ GOLDSTICK_INLINE bool lay_pixels(const ConvolutionShape& shape, const Convolutio
         }
         for (std::int64_t pixel = 0; pixel < count; ++pixel) {
             for (std::int64_t group = 0; group < shape.groups; ++group) {
-                std::int16_t* const q = to + pixel * slots + group * width;
+                Code* const q = to + pixel * slots + group * width;
                 numbers &= codes_for<wide>(first + pixel * shape.in + group * within, within, how, q);
-                std::fill(q + within, q + width, std::int16_t{0});
+                std::fill(q + within, q + width, Code{0});
             }
         }
         return numbers;
@@ -72,8 +74,8 @@ GOLDSTICK_INLINE bool lay_pixels(const ConvolutionShape& shape, const Convolutio
             }
             const bool last = channel + several == together;
             const std::int64_t filled = last ? several + (width - within) * (within != width) : several;
-            std::fill_n(rows + several * kSegment, (filled - several) * kSegment, std::int16_t{0});
-            std::int16_t* const q = to + first / within * width + channel;
+            std::fill_n(rows + several * kSegment, (filled - several) * kSegment, Code{0});
+            Code* const q = to + first / within * width + channel;
             turn<wide>(rows, kSegment, filled, count, q, slots);
         }
     }
@@ -81,31 +83,32 @@ GOLDSTICK_INLINE bool lay_pixels(const ConvolutionShape& shape, const Convolutio
 }
 
 // A band's codes in lines that may be laid one by one: padded rows, or where nothing is padded segments of them together.
-template <typename T>
+template <typename T, typename Code>
 class Lines {
 public:
     Lines(const ConvolutionShape& shape, const ConvolutionCall<T>& call, std::int64_t padded_columns, Isa isa)
         : shape_(shape), call_(call), padded_columns_(padded_columns), padded_(shape.padded()),
           lay_(isa != Isa::kScalar ? lay_avx2 : lay_scalar) {}
 
-    std::int64_t count(const Band& band) const {
+    std::int64_t count(const Band<Code>& band) const {
         const std::int64_t rows = rows_read(shape_, band.end - band.begin);
         return padded_ ? rows : (rows * call_.width + kSegment - 1) / kSegment;
     }
 
     // Returns whether all numbers of the line are such. `rows` as for lay_pixels().
-    bool lay(const Band& band, std::int64_t line, const ImageScale& how, std::int16_t* rows) const {
-        const std::int64_t slots = shape_.slots();
+    bool lay(const Band<Code>& band, std::int64_t line, const ImageScale& how, Code* rows) const {
+        const std::int64_t slots = shape_.slots(4 / sizeof(Code));
         if (!padded_) {
             const std::int64_t begin = line * kSegment;
             const std::int64_t end = std::min(begin + kSegment, rows_read(shape_, band.end - band.begin) * call_.width);
             const std::int64_t from = first_row(shape_, band) * call_.width + begin;
             return lay_(shape_, call_, band.image, from, end - begin, how, rows, band.codes + begin * slots);
         }
-        std::int16_t* const to = band.codes + line * padded_columns_ * slots;
+        const Code nothing = kept_as<Code>(0, how);  // of what is 0
+        Code* const to = band.codes + line * padded_columns_ * slots;
         const std::int64_t row = first_row(shape_, band) + line - shape_.top;
         if (row < 0 || row >= call_.height) {
-            std::fill_n(to, padded_columns_ * slots, std::int16_t{0});
+            std::fill_n(to, padded_columns_ * slots, nothing);
             return true;
         }
         bool numbers = true;
@@ -114,22 +117,21 @@ public:
             numbers &= lay_(shape_, call_, band.image, row * call_.width + at, several, how, rows,
                             to + (shape_.left + at) * slots);
         }
-        std::fill_n(to, shape_.left * slots, std::int16_t{0});
-        std::fill_n(to + (shape_.left + call_.width) * slots, shape_.right * slots, std::int16_t{0});
+        std::fill_n(to, shape_.left * slots, nothing);
+        std::fill_n(to + (shape_.left + call_.width) * slots, shape_.right * slots, nothing);
         return numbers;
     }
 
 private:
     using Lay = bool(const ConvolutionShape&, const ConvolutionCall<T>&, std::int64_t, std::int64_t, std::int64_t,
-                     const ImageScale&, std::int16_t*, std::int16_t*);
+                     const ImageScale&, Code*, Code*);
     GOLDSTICK_AVX2 static bool lay_avx2(const ConvolutionShape& shape, const ConvolutionCall<T>& call,
                                         std::int64_t image, std::int64_t from, std::int64_t count,
-                                        const ImageScale& how, std::int16_t* rows, std::int16_t* to) {
+                                        const ImageScale& how, Code* rows, Code* to) {
         return lay_pixels<true>(shape, call, image, from, count, how, rows, to);
     }
     static bool lay_scalar(const ConvolutionShape& shape, const ConvolutionCall<T>& call, std::int64_t image,
-                           std::int64_t from, std::int64_t count, const ImageScale& how, std::int16_t* rows,
-                           std::int16_t* to) {
+                           std::int64_t from, std::int64_t count, const ImageScale& how, Code* rows, Code* to) {
         return lay_pixels<false>(shape, call, image, from, count, how, rows, to);
     }
 

@@ -13,14 +13,14 @@ GOLDSTICK_AVX2 bool lay(const float* x, std::int64_t pixels, std::int64_t channe
                         std::int16_t* to) {
     const std::int64_t whole = channels / kBlock * kBlock, rest = channels - whole;
     if (rest == 0) {
-        return codes_avx2<float, true>(x, pixels * channels, how, to);
+        return codes_avx2<float, std::int16_t, true>(x, pixels * channels, how, to);
     }
     bool numbers = true;
     for (std::int64_t pixel = 0; pixel < pixels; ++pixel, x += channels, to += whole + kBlock) {
         alignas(32) float last[kBlock] = {};
         std::copy_n(x + whole, rest, last);
-        numbers &= codes_avx2<float, true>(x, whole, how, to);
-        numbers &= codes_avx2<float, true>(last, kBlock, how, to + whole);
+        numbers &= codes_avx2<float, std::int16_t, true>(x, whole, how, to);
+        numbers &= codes_avx2<float, std::int16_t, true>(last, kBlock, how, to + whole);
     }
     return numbers;
 }

@@ -14,10 +14,10 @@ GOLDSTICK_AVX512 inline __mmask16 first_lanes(std::int64_t count) {
     return static_cast<__mmask16>(count >= kLanes ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
 }
 
-// How numbers become codes: as codes_of_floats() does it.
-class Rounder {
+// How numbers become codes: as Rounder does it.
+class WideRounder {
 public:
-    GOLDSTICK_AVX512 explicit Rounder(const ImageScale& how)
+    GOLDSTICK_AVX512 explicit WideRounder(const ImageScale& how)
         : whole_(how.rounding == Rounding::kInt16),
           factor_(_mm512_set1_ps(how.factor)),
           scale_(_mm512_set1_ps(how.scale)),
@@ -40,7 +40,8 @@ public:
         if (whole_) {
             return packed;
         }
-        const __m512i within = _mm512_min_epi16(_mm512_max_epi16(packed, _mm512_set1_epi16(-128)), _mm512_set1_epi16(127));
+        const __m512i above = _mm512_max_epi16(packed, _mm512_set1_epi16(-128));
+        const __m512i within = _mm512_min_epi16(above, _mm512_set1_epi16(127));
         return _mm512_sub_epi16(within, shift_);
     }
 
@@ -69,7 +70,7 @@ GOLDSTICK_AVX512 bool lay(const float* x, std::int64_t pixels, std::int64_t chan
         std::fill_n(to, pixels * (rest ? whole + kBlock : whole), std::int16_t{0});
         return true;
     }
-    const Rounder rounded(how);
+    const WideRounder rounded(how);
     bool numbers = true;
     const __mmask16 first = first_lanes(rest), second = first_lanes(rest - kLanes);
     for (std::int64_t pixel = 0; pixel < pixels; ++pixel, x += channels) {

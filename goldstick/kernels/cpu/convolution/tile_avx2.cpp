@@ -28,21 +28,22 @@ GOLDSTICK_AVX2 inline void add_to(float* sums, __m256i products, bool first) {
 }
 
 template <int count>
-GOLDSTICK_AVX2 void tile(const std::int8_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
-                         std::int64_t shift, float* sums) {
+GOLDSTICK_AVX2 void tile(const TileCall<std::int16_t>& call) {
+    const std::int8_t* panel = call.panel;
+    float* const sums = call.sums;
     __m256i low[count], high[count];
     GOLDSTICK_UNROLL
     for (int t = 0; t < count; ++t) {
         low[t] = high[t] = _mm256_setzero_si256();
     }
     bool first_span = true;
-    for (const Run& run : runs) {
+    for (const Run& run : call.runs) {
         const std::int16_t* q[count];
         GOLDSTICK_UNROLL
         for (int t = 0; t < count; ++t) {
-            q[t] = pixels[t] + shift + run.offset;
+            q[t] = call.pixels[t] + call.group + run.offset;
         }
-        for (std::int64_t k = 0; k < run.pairs; ++k, panel += 2 * kRows) {
+        for (std::int64_t k = 0; k < run.steps; ++k, panel += 2 * kRows) {
             const __m256i first = widened_at(panel), second = widened_at(panel + kRows);
             GOLDSTICK_UNROLL
             for (int t = 0; t < count; ++t) {
@@ -127,15 +128,14 @@ GOLDSTICK_AVX2 void plane_by_two(const ConvolutionShape& shape, const std::int16
 
 }  // namespace
 
-void convolution_tile_avx2(const std::int8_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
-                           std::int64_t shift, std::int64_t count, float* sums) {
-    switch (count) {
-        case 1: return tile<1>(panel, runs, pixels, shift, sums);
-        case 2: return tile<2>(panel, runs, pixels, shift, sums);
-        case 3: return tile<3>(panel, runs, pixels, shift, sums);
-        case 4: return tile<4>(panel, runs, pixels, shift, sums);
-        case 5: return tile<5>(panel, runs, pixels, shift, sums);
-        default: return tile<6>(panel, runs, pixels, shift, sums);
+void convolution_tile_avx2(const TileCall<std::int16_t>& call) {  // sums begin with 0
+    switch (call.count) {
+        case 1: return tile<1>(call);
+        case 2: return tile<2>(call);
+        case 3: return tile<3>(call);
+        case 4: return tile<4>(call);
+        case 5: return tile<5>(call);
+        default: return tile<6>(call);
     }
 }
 

@@ -8,53 +8,73 @@
 namespace goldstick {
 namespace {
 
-template <int count>
-GOLDSTICK_AVX512 void tile(const std::int8_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
-                           std::int64_t shift, float* sums) {
+// Add the products of each channel's codes and one pixel's: two of 16 bits, or four of bytes that are not negative.
+template <typename Code>
+GOLDSTICK_AVX512 GOLDSTICK_INLINE __m512i add_pixel(__m512i sum, __m512i codes, const Code* q) {
+    std::int32_t together;
+    std::memcpy(&together, q, sizeof together);
+    const __m512i values = _mm512_set1_epi32(together);
+    return sizeof(Code) == 1 ? _mm512_dpbusd_epi32(sum, values, codes) : _mm512_dpwssd_epi32(sum, codes, values);
+}
+
+template <typename Code>
+GOLDSTICK_AVX512 GOLDSTICK_INLINE __m512i codes_at(const std::int8_t* panel) {
+    if constexpr (sizeof(Code) == 1) {
+        return _mm512_load_si512(panel);
+    } else {
+        const __m256i bytes = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel));
+        return _mm512_maskz_cvtepi8_epi16(0xffffffff, bytes);
+    }
+}
+
+template <typename Code, int count>
+GOLDSTICK_AVX512 void tile(const TileCall<Code>& call) {
+    constexpr std::int64_t together = 4 / sizeof(Code);
+    const std::int8_t* panel = call.panel;
+    const Code* const* const pixels = call.pixels;
+    const __m512i begin = _mm512_loadu_si512(call.begin);
     __m512i products[count];
     GOLDSTICK_UNROLL
     for (int t = 0; t < count; ++t) {
-        products[t] = _mm512_setzero_si512();
+        products[t] = begin;
     }
     bool first_span = true;
-    for (const Run& run : runs) {
-        const std::int64_t offset = shift + run.offset;
-        for (std::int64_t k = 0; k < run.pairs; ++k, panel += 2 * kRows) {
-            const __m256i bytes = _mm256_load_si256(reinterpret_cast<const __m256i*>(panel));
-            const __m512i codes = _mm512_maskz_cvtepi8_epi16(0xffffffff, bytes);
+    for (const Run& run : call.runs) {
+        const std::int64_t offset = call.group + run.offset, end = offset + together * run.steps;
+        for (std::int64_t at = offset; at < end; at += together, panel += together * kRows) {
+            const __m512i codes = codes_at<Code>(panel);
             GOLDSTICK_UNROLL
             for (int t = 0; t < count; ++t) {
-                std::int32_t pair;
-                std::memcpy(&pair, pixels[t] + offset + 2 * k, sizeof pair);
-                products[t] = add_products<false>(products[t], codes, pair);
+                products[t] = add_pixel(products[t], codes, pixels[t] + at);
             }
         }
         if (run.closes) {
             GOLDSTICK_UNROLL
             for (int t = 0; t < count; ++t) {
                 const __m512 found = _mm512_cvtepi32_ps(products[t]);
-                float* const to = sums + t * kRows;
+                float* const to = call.sums + t * kRows;
                 _mm512_storeu_ps(to, first_span ? found : _mm512_add_ps(_mm512_loadu_ps(to), found));
-                products[t] = _mm512_setzero_si512();
+                products[t] = begin;
             }
             first_span = false;
         }
     }
 }
 
-using Tile = void(const std::int8_t*, const std::vector<Run>&, const std::int16_t* const*, std::int64_t, float*);
-
-template <int... count>
-Tile* tile_of(std::int64_t wanted, std::integer_sequence<int, count...>) {
-    static constexpr Tile* functions[] = {tile<count + 1>...};
-    return functions[wanted - 1];
+template <typename Code, int... count>
+void run_tile(const TileCall<Code>& call, std::integer_sequence<int, count...>) {
+    static constexpr ConvolutionTile<Code>* functions[] = {tile<Code, count + 1>...};
+    functions[call.count - 1](call);
 }
 
 }  // namespace
 
-void convolution_tile_avx512(const std::int8_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
-                             std::int64_t shift, std::int64_t count, float* sums) {
-    tile_of(count, std::make_integer_sequence<int, kConvolutionTile512>())(panel, runs, pixels, shift, sums);
+void convolution_tile_avx512(const TileCall<std::int16_t>& call) {
+    run_tile(call, std::make_integer_sequence<int, kConvolutionTile512>());
+}
+
+void byte_tile_avx512(const TileCall<std::uint8_t>& call) {
+    run_tile(call, std::make_integer_sequence<int, kConvolutionTile512>());
 }
 
 }  // namespace goldstick

@@ -5,28 +5,33 @@
 
 namespace goldstick {
 
-void convolution_tile_scalar(const std::int8_t* panel, const std::vector<Run>& runs, const std::int16_t* const* pixels,
-                             std::int64_t shift, std::int64_t count, float* sums) {
-    std::fill_n(sums, count * kRows, 0.0f);
-    for (std::int64_t pixel = 0; pixel < count; ++pixel) {
-        const std::int8_t* codes = panel;
-        std::int32_t products[kRows] = {};
-        for (const Run& run : runs) {
-            const std::int16_t* const q = pixels[pixel] + shift + run.offset;
-            for (std::int64_t pair = 0; pair < run.pairs; ++pair, codes += 2 * kRows) {
+template <typename Code>
+static void tile(const TileCall<Code>& call) {
+    constexpr std::int64_t together = 4 / sizeof(Code);
+    std::fill_n(call.sums, call.count * kRows, 0.0f);
+    for (std::int64_t pixel = 0; pixel < call.count; ++pixel) {
+        const std::int8_t* codes = call.panel;
+        std::int32_t products[kRows];
+        std::copy_n(call.begin, kRows, products);
+        for (const Run& run : call.runs) {
+            const Code* const q = call.pixels[pixel] + call.group + run.offset;
+            for (std::int64_t i = 0; i < run.steps * together; i += together, codes += together * kRows) {
                 for (std::int64_t row = 0; row < kRows; ++row) {
-                    products[row] += codes[2 * row] * q[2 * pair] + codes[2 * row + 1] * q[2 * pair + 1];
+                    for (std::int64_t j = 0; j < together; ++j) products[row] += codes[row * together + j] * q[i + j];
                 }
             }
             if (run.closes) {
                 for (std::int64_t row = 0; row < kRows; ++row) {
-                    sums[pixel * kRows + row] += static_cast<float>(products[row]);
-                    products[row] = 0;
+                    call.sums[pixel * kRows + row] += static_cast<float>(products[row]);
+                    products[row] = call.begin[row];
                 }
             }
         }
     }
 }
+
+void convolution_tile_scalar(const TileCall<std::int16_t>& call) { tile(call); }
+void byte_tile_scalar(const TileCall<std::uint8_t>& call) { tile(call); }
 
 void plane_scalar(const ConvolutionShape& shape, const std::int16_t* taps, const Plane& plane, std::int32_t* sums) {
     const std::int64_t tap_row = shape.tap_pairs() * 2;

@@ -52,6 +52,29 @@ GOLDSTICK_AVX2 inline void transpose_eight(const std::int16_t* from, std::int64_
     }
 }
 
+GOLDSTICK_AVX2 inline __m128i eight_bytes(const std::uint8_t* from) {
+    return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+}
+
+GOLDSTICK_AVX2 inline void transpose_eight(const std::uint8_t* from, std::int64_t from_stride, std::uint8_t* to,
+                                           std::int64_t to_stride) {
+    __m128i a[4], b[4];
+    for (int i = 0; i < 4; ++i) {
+        a[i] = _mm_unpacklo_epi8(eight_bytes(from + 2 * i * from_stride), eight_bytes(from + (2 * i + 1) * from_stride));
+    }
+    for (int i = 0; i < 2; ++i) {
+        b[2 * i] = _mm_unpacklo_epi16(a[2 * i], a[2 * i + 1]);
+        b[2 * i + 1] = _mm_unpackhi_epi16(a[2 * i], a[2 * i + 1]);
+    }
+    for (int i = 0; i < 2; ++i) {
+        const __m128i first = _mm_unpacklo_epi32(b[i], b[2 + i]), second = _mm_unpackhi_epi32(b[i], b[2 + i]);
+        const __m128i columns[] = {first, _mm_srli_si128(first, 8), second, _mm_srli_si128(second, 8)};
+        for (int j = 0; j < 4; ++j) {
+            _mm_storel_epi64(reinterpret_cast<__m128i*>(to + (4 * i + j) * to_stride), columns[j]);
+        }
+    }
+}
+
 GOLDSTICK_AVX2 inline void transpose_eight(const float* from, std::int64_t from_stride, float* to,
                                            std::int64_t to_stride) {
     __m256 a[8], b[8];

@@ -1,17 +1,25 @@
-// The codes of a convolution, laid out once: 16 output channels side by side, two neighbouring channels to a step.
+// The codes of a convolution, laid out once: 16 output channels side by side, two or four neighbouring
+// channels to a step.
 #include "convolution/convolution.hpp"
 
 #include <algorithm>
 
 namespace goldstick {
 
+bool takes_bytes(Rounding rounding, std::int64_t products) {
+    return rounding != Rounding::kInt16 && products <= kSpan8 && chosen_isa() >= Isa::kAvx512;
+}
+
 ConvolutionWeight::ConvolutionWeight(const ConvolutionShape& given, const std::uint8_t* packed, std::int64_t row_bytes,
-                                     int bits)
+                                     int bits, bool in_bytes)
     : shape(given),
-      codes(given.depthwise() ? 0 : given.groups * given.blocks_of_group() * given.positions() * given.pairs() * 2 * kRows),
+      together(in_bytes ? 4 : 2),
+      codes(given.depthwise() ? 0 : given.groups * given.blocks_of_group() * block_codes()),
+      sums(given.depthwise() ? 0 : given.groups * given.blocks_of_group() * kRows),
       taps(given.depthwise() ? given.out * given.kernel_rows * given.tap_pairs() * 2 : 0),
       side_taps(given.depthwise() && given.group_out() == 1 ? (given.positions() + 1) / 2 * given.tap_slots() * 2 : 0) {
     std::fill_n(codes.data(), codes.count(), std::int8_t{0});
+    std::fill_n(sums.data(), sums.count(), 0);
     std::fill_n(taps.data(), taps.count(), std::int16_t{0});
     std::fill_n(side_taps.data(), side_taps.count(), std::int16_t{0});
     const std::int64_t positions = shape.positions(), channels = shape.group_in();
@@ -33,8 +41,10 @@ ConvolutionWeight::ConvolutionWeight(const ConvolutionShape& given, const std::u
                             static_cast<std::int16_t>(code);
                     }
                 } else {
-                    const std::int64_t step = (block * positions + position) * shape.pairs() + channel / 2;
-                    codes.data()[(step * kRows + within % kRows) * 2 + channel % 2] = static_cast<std::int8_t>(code);
+                    const std::int64_t step = (block * positions + position) * shape.steps(together) + channel / together;
+                    codes.data()[(step * kRows + within % kRows) * together + channel % together] =
+                        static_cast<std::int8_t>(code);
+                    sums.data()[block * kRows + within % kRows] += code;
                 }
             }
         }

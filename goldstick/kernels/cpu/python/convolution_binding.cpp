@@ -31,20 +31,21 @@ using Pair = std::array<std::int64_t, 2>;
 class Prepared {
 public:
     Prepared(Packed packed, int bits, std::int64_t in, std::int64_t groups, Pair kernel, Pair stride, Pair dilation,
-             std::array<std::int64_t, 4> padding)
-        : weight_(shape_of(packed, bits, in, groups, kernel, stride, dilation, padding),
+             std::array<std::int64_t, 4> padding, const std::string& activation)
+        : rounding_(goldstick::rounding_of(activation)),
+          weight_(shape_of(packed, bits, in, groups, kernel, stride, dilation, padding),
                   reinterpret_cast<const std::uint8_t*>(packed.data()), static_cast<std::int64_t>(packed.shape(1)) * 4,
-                  bits) {}
+                  bits, goldstick::takes_bytes(rounding_, in / groups * kernel[0] * kernel[1])) {}
 
     std::int64_t bytes() const {
-        return weight_.codes.count() + 2 * (weight_.taps.count() + weight_.side_taps.count());
+        return weight_.codes.count() + 4 * weight_.sums.count() + 2 * (weight_.taps.count() + weight_.side_taps.count());
     }
 
     // y = f(x) ∗ w + bias for dense x and y of one order in memory. The caller has checked them. Returns false, and does
     // nothing, where GOLDSTICK_BACKEND names another backend.
     bool run(std::uintptr_t x, std::uintptr_t y, std::uintptr_t scale, std::uintptr_t bias, std::int64_t images,
              std::int64_t height, std::int64_t width, bool channels_last, const std::string& precision,
-             const std::string& activation, float input_scale, int input_zero, int threads) const {
+             float input_scale, int input_zero, int threads) const {
         if (goldstick::another_backend_is_named()) {
             return false;
         }
@@ -54,13 +55,12 @@ public:
         if (channels_last && weight_.shape.depthwise() && weight_.shape.group_out() != 1) {
             throw std::invalid_argument("with several outputs for each channel, images lie channel by channel");
         }
-        const auto rounding = goldstick::rounding_of(activation);
         const goldstick::Isa isa = goldstick::chosen_isa();
         const auto all = [&](auto like) {
             using T = decltype(like);
             const goldstick::ConvolutionCall<T> call{
                 reinterpret_cast<const T*>(x), reinterpret_cast<T*>(y), reinterpret_cast<const T*>(scale),
-                reinterpret_cast<const T*>(bias), images, height, width, channels_last, rounding, input_scale,
+                reinterpret_cast<const T*>(bias), images, height, width, channels_last, rounding_, input_scale,
                 static_cast<float>(input_zero)};
             nb::gil_scoped_release released;
             goldstick::convolve(weight_, call, std::max(threads, 1), isa);
@@ -96,6 +96,7 @@ private:
                 padding[0], padding[1], padding[2], padding[3]};
     }
 
+    goldstick::Rounding rounding_;
     goldstick::ConvolutionWeight weight_;
 };
 
@@ -103,10 +104,11 @@ private:
 
 void define_convolution(nb::module_& module) {
     nb::class_<Prepared>(module, "PreparedConvolution")
-        .def(nb::init<Packed, int, std::int64_t, std::int64_t, Pair, Pair, Pair, std::array<std::int64_t, 4>>(),
+        .def(nb::init<Packed, int, std::int64_t, std::int64_t, Pair, Pair, Pair, std::array<std::int64_t, 4>,
+                      const std::string&>(),
              "packed"_a.noconvert(), "bits"_a, "in_channels"_a, "groups"_a, "kernel"_a, "stride"_a, "dilation"_a,
-             "padding"_a)
+             "padding"_a, "activation"_a)
         .def_prop_ro("bytes", &Prepared::bytes)
         .def("run", &Prepared::run, "x"_a, "y"_a, "scale"_a, "bias"_a, "images"_a, "height"_a, "width"_a,
-             "channels_last"_a, "precision"_a, "activation"_a, "input_scale"_a, "input_zero"_a, "threads"_a);
+             "channels_last"_a, "precision"_a, "input_scale"_a, "input_zero"_a, "threads"_a);
 }
