@@ -20,8 +20,6 @@
 
 namespace goldstick {
 
-constexpr std::int64_t kConvolutionTile = 6;    // most pixels whose sums stay in registers, with AVX2
-constexpr std::int64_t kConvolutionTile512 = 12;
 constexpr std::int64_t kConvolutionPixels = 48;  // most pixels whose sums are laid down together
 constexpr std::int64_t kSpan16 = 512;  // products of codes and 16-bit activations fit into 32 bits
 constexpr std::int64_t kSpan8 = 32768;
@@ -95,7 +93,7 @@ struct Run {
     bool closes;  // whether it is the last of its span
 };
 
-// Sums of 16 output channels for `count` pixels: float [count][kRows].
+// Sums of 16 output channels for `count` pixels, at most kConvolutionPixels: float [count][kRows].
 template <typename Code>
 struct TileCall {
     const std::int8_t* panel;         // [step][kRows][channels of a step]
@@ -104,12 +102,19 @@ struct TileCall {
     std::int64_t group;               // from there to the group
     const std::int32_t* begin;        // what the sums of a span begin with: [kRows]
     std::int64_t count;
+    std::int64_t channels;            // of the 16 that there are: sums of the others may be left alone
     float* sums;
 };
 template <typename Code>
-using ConvolutionTile = void(const TileCall<Code>& call);
-ConvolutionTile<std::int16_t> convolution_tile_scalar, convolution_tile_avx2, convolution_tile_avx512;
-ConvolutionTile<std::uint8_t> byte_tile_scalar, byte_tile_avx512;
+using ConvolutionTiles = void(const TileCall<Code>& call);
+ConvolutionTiles<std::int16_t> convolution_tiles_scalar, convolution_tiles_avx2, convolution_tiles_avx512;
+ConvolutionTiles<std::uint8_t> byte_tiles_scalar, byte_tiles_avx512;
+
+// At most `most`, so that parts are as large as each other.
+inline std::int64_t evenly(std::int64_t whole, std::int64_t most) {
+    const std::int64_t parts = (whole + most - 1) / most;
+    return (whole + parts - 1) / parts;
+}
 
 // Sums of one channel by its taps for all pixels of a plane [rows, columns] of codes, which may be read a vector beyond
 // its end: int32 [rows of the output, columns of the output].

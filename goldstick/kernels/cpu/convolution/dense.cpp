@@ -22,9 +22,6 @@ constexpr std::int64_t kHalo = 4;             // a band reads at least so many t
 
 std::int64_t parts_of(std::int64_t whole, std::int64_t part) { return (whole + part - 1) / part; }
 
-// At most `most`, so that parts are as large as each other.
-std::int64_t evenly(std::int64_t whole, std::int64_t most) { return parts_of(whole, parts_of(whole, most)); }
-
 // Everything about a call that its threads share.
 template <typename T, typename Code>
 struct Work {
@@ -67,27 +64,21 @@ std::vector<Run> runs_of(const ConvolutionShape& shape, std::int64_t padded_colu
     return runs;
 }
 
-// How a tile of pixels is multiplied, and of how many.
+// How some pixels are multiplied.
 template <typename Code>
-struct Tiles {
-    ConvolutionTile<Code>* run;
-    std::int64_t most;
-};
-template <typename Code>
-Tiles<Code> tiles_of(Isa isa) {
-    const bool wide = isa >= Isa::kAvx512;
-    const std::int64_t most = wide ? kConvolutionTile512 : kConvolutionTile;
+ConvolutionTiles<Code>* tiles_of(Isa isa) {
+    constexpr bool in_bytes = sizeof(Code) == 1;
 #if defined(__x86_64__)
-    if constexpr (sizeof(Code) == 1) {
-        return {wide ? byte_tile_avx512 : byte_tile_scalar, most};
+    if constexpr (in_bytes) {
+        return isa >= Isa::kAvx512 ? byte_tiles_avx512 : byte_tiles_scalar;
     } else if (isa != Isa::kScalar) {
-        return {wide ? convolution_tile_avx512 : convolution_tile_avx2, most};
+        return isa >= Isa::kAvx512 ? convolution_tiles_avx512 : convolution_tiles_avx2;
     }
 #endif
-    if constexpr (sizeof(Code) == 1) {
-        return {byte_tile_scalar, most};
+    if constexpr (in_bytes) {
+        return byte_tiles_scalar;
     } else {
-        return {convolution_tile_scalar, most};
+        return convolution_tiles_scalar;
     }
 }
 
@@ -100,15 +91,15 @@ template <typename T, typename Code>
 void multiply(const Work<T, Code>& work, const Band<Code>& band, const Part& part, const ImageScale& how) {
     const ConvolutionShape& shape = work.shape;
     const std::int64_t slots = shape.slots(work.kWithin), row_codes = shape.stride_rows * work.padded_columns * slots;
-    const Tiles<Code> tiles = tiles_of<Code>(work.isa);
+    auto* const tiles = tiles_of<Code>(work.isa);
     auto* const write = work.isa != Isa::kScalar ? write_avx2<T> : write_scalar<T>;
-    alignas(64) float sums[kConvolutionPixels * kRows];
+    alignas(64) float sums[kConvolutionPixels * kRows] = {};
     std::int32_t begin[kRows] = {};
     const Code* pixels[kConvolutionPixels];
     const std::int64_t several = evenly(part.end - part.begin, kConvolutionPixels);
     std::int64_t row = part.begin / work.columns, column = part.begin % work.columns;
     for (std::int64_t first = part.begin; first < part.end; first += several) {
-        const std::int64_t count = std::min(several, part.end - first), tile = evenly(count, tiles.most);
+        const std::int64_t count = std::min(several, part.end - first);
         for (std::int64_t t = 0; t < count; ++t) {
             pixels[t] = band.codes + row * row_codes + column * shape.stride_columns * slots;
             if (++column == work.columns) {
@@ -120,14 +111,12 @@ void multiply(const Work<T, Code>& work, const Band<Code>& band, const Part& par
             for (std::int64_t r = 0; sizeof(Code) == 1 && r < kRows; ++r) {  // what all bytes are larger than codes
                 begin[r] = -kept_as<Code>(0, how) * work.weight.sums.data()[block * kRows + r];
             }
-            for (std::int64_t at = 0; at < count; at += tile) {
-                tiles.run({work.weight.codes.data() + block * work.weight.block_codes(), work.runs, pixels + at,
-                           group * shape.steps(work.kWithin) * work.kWithin, begin, std::min(tile, count - at),
-                           sums + at * kRows});
-            }
+            const std::int64_t channels = std::min(kRows, shape.group_out() - within * kRows);
+            tiles({work.weight.codes.data() + block * work.weight.block_codes(), work.runs, pixels,
+                   group * shape.steps(work.kWithin) * work.kWithin, begin, count, channels, sums});
             write(work.call, shape.out, work.rows * work.columns,
                   {band.image, band.begin * work.columns + first, count, group * shape.group_out() + within * kRows,
-                   std::min(kRows, shape.group_out() - within * kRows), how.scale, sums});
+                   channels, how.scale, sums});
         }
     }
 }

@@ -88,37 +88,41 @@ constexpr float kNearMiddle = 0.4998f;  // a product with the inverse is off by 
 #if defined(__x86_64__)
 
 // Floats to codes, the zero with them, sixteen at a time. A product with the inverse is the quotient but where it lies
-// near the middle between two codes: such values are divided.
+// near the middle between two codes: such values are divided. `whole`: of 16 bits.
+template <bool whole>
 class Rounder {
 public:
     GOLDSTICK_AVX2 explicit Rounder(const ImageScale& how)
-        : whole_(how.rounding == Rounding::kInt16),
-          divides_(!whole_ && !(how.factor < 0x1p100f && how.factor > 0x1p-100f)), factor_(_mm256_set1_ps(how.factor)),
+        : divides_(!(how.factor < 0x1p100f && how.factor > 0x1p-100f)), factor_(_mm256_set1_ps(how.factor)),
           scale_(_mm256_set1_ps(how.scale)), zero_(_mm256_set1_ps(how.zero)) {}
 
     // They lie as packing leaves them: 0 … 3, 8 … 11, 4 … 7, 12 … 15. Of 8 bits they are still to be clamped.
     GOLDSTICK_AVX2 GOLDSTICK_INLINE __m256i operator()(const float* x, bool& numbers) const {
         const __m256 low = _mm256_loadu_ps(x), high = _mm256_loadu_ps(x + 8);
-        __m256 doubtful, other;
-        __m256i first = nearest(low, doubtful), second = nearest(high, other);
-        if (!whole_ && (divides_ || _mm256_movemask_ps(_mm256_or_ps(doubtful, other)))) {
-            const __m256 none =
-                _mm256_or_ps(_mm256_cmp_ps(low, low, _CMP_UNORD_Q), _mm256_cmp_ps(high, high, _CMP_UNORD_Q));
-            numbers = numbers && !_mm256_movemask_ps(none);
-            first = divided(low), second = divided(high);
+        const __m256 one = _mm256_fmadd_ps(low, factor_, zero_), other = _mm256_fmadd_ps(high, factor_, zero_);
+        __m256i first = _mm256_cvtps_epi32(one), second = _mm256_cvtps_epi32(other);
+        if constexpr (!whole) {
+            if (divides_ || doubtful(one, first, other, second)) {
+                const __m256 none =
+                    _mm256_or_ps(_mm256_cmp_ps(low, low, _CMP_UNORD_Q), _mm256_cmp_ps(high, high, _CMP_UNORD_Q));
+                numbers = numbers && !_mm256_movemask_ps(none);
+                first = divided(low), second = divided(high);
+            }
         }
         return _mm256_packs_epi32(first, second);
     }
 
 private:
-    // The nearest whole numbers, and where they are not so beyond doubt, or what they are made of is no number.
-    GOLDSTICK_AVX2 GOLDSTICK_INLINE __m256i nearest(__m256 x, __m256& doubtful) const {
-        const __m256 value = _mm256_add_ps(_mm256_mul_ps(x, factor_), zero_);
-        const __m256i rounded = _mm256_cvtps_epi32(value);
-        const __m256 size = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-        const __m256 off = _mm256_and_ps(_mm256_sub_ps(value, _mm256_cvtepi32_ps(rounded)), size);
-        doubtful = _mm256_cmp_ps(off, _mm256_set1_ps(kNearMiddle), _CMP_NLE_UQ);
-        return rounded;
+    // Whether one of the values may have another nearest whole number than its quotient, or is no number: its bits are
+    // the largest then.
+    GOLDSTICK_AVX2 GOLDSTICK_INLINE static bool doubtful(__m256 one, __m256i first, __m256 other, __m256i second) {
+        const __m256i off = _mm256_max_epi32(size(_mm256_sub_ps(one, _mm256_cvtepi32_ps(first))),
+                                             size(_mm256_sub_ps(other, _mm256_cvtepi32_ps(second))));
+        const __m256i near = _mm256_cmpgt_epi32(off, _mm256_castps_si256(_mm256_set1_ps(kNearMiddle)));
+        return _mm256_movemask_ps(_mm256_castsi256_ps(near)) != 0;
+    }
+    GOLDSTICK_AVX2 GOLDSTICK_INLINE static __m256i size(__m256 x) {
+        return _mm256_and_si256(_mm256_castps_si256(x), _mm256_set1_epi32(0x7fffffff));
     }
     GOLDSTICK_AVX2 GOLDSTICK_INLINE __m256i divided(__m256 x) const {
         const __m256 value = _mm256_add_ps(_mm256_div_ps(x, scale_), zero_);
@@ -126,23 +130,24 @@ private:
         return _mm256_cvtps_epi32(_mm256_min_ps(above, _mm256_set1_ps(127.0f)));
     }
 
-    bool whole_, divides_;
+    bool divides_;
     __m256 factor_, scale_, zero_;
 };
 
 // codes_of() with AVX2. With `packed`, every sixteen codes of 16 bits (there are no others) lie as packing leaves them.
-template <bool packed>
-GOLDSTICK_AVX2 inline bool codes_of_floats(const float* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
-    const bool whole = how.rounding == Rounding::kInt16;
-    const auto shift = static_cast<std::int16_t>(how.zero);
-    const __m256i least = _mm256_set1_epi16(whole ? -32768 : -128), most = _mm256_set1_epi16(whole ? 32767 : 127);
-    const Rounder rounded(how);
+template <bool whole, bool packed>
+GOLDSTICK_AVX2 inline bool codes_in_words(const float* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
+    const __m256i least = _mm256_set1_epi16(-128), most = _mm256_set1_epi16(127);
+    const __m256i shift = _mm256_set1_epi16(static_cast<std::int16_t>(how.zero));
+    const Rounder<whole> rounded(how);
     bool numbers = true;
     const auto sixteen = [&](const float* from, std::int16_t* to) GOLDSTICK_AVX2 {
-        const __m256i found = rounded(from, numbers);
-        const __m256i ordered = packed ? found : _mm256_permute4x64_epi64(found, 0xd8);
-        const __m256i within = _mm256_max_epi16(_mm256_min_epi16(ordered, most), least);
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_sub_epi16(within, _mm256_set1_epi16(shift)));
+        __m256i codes = rounded(from, numbers);
+        if constexpr (!whole) {
+            codes = _mm256_sub_epi16(_mm256_max_epi16(_mm256_min_epi16(codes, most), least), shift);
+        }
+        const __m256i ordered = packed ? codes : _mm256_permute4x64_epi64(codes, 0xd8);
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), ordered);
     };
     std::int64_t i = 0;
     for (; i + 16 <= count; i += 16) {
@@ -158,11 +163,17 @@ GOLDSTICK_AVX2 inline bool codes_of_floats(const float* x, std::int64_t count, c
     return numbers;
 }
 
+template <bool packed>
+GOLDSTICK_AVX2 inline bool codes_of_floats(const float* x, std::int64_t count, const ImageScale& how, std::int16_t* q) {
+    const bool whole = how.rounding == Rounding::kInt16;
+    return (whole ? codes_in_words<true, packed> : codes_in_words<false, packed>)(x, count, how, q);
+}
+
 // The same, in bytes.
 template <bool packed>
 GOLDSTICK_AVX2 inline bool codes_of_floats(const float* x, std::int64_t count, const ImageScale& how, std::uint8_t* q) {
     static_assert(!packed);
-    const Rounder rounded(how);
+    const Rounder<false> rounded(how);
     bool numbers = true;
     const auto some = [&](const float* from, std::uint8_t* to) GOLDSTICK_AVX2 {
         const __m256i both = _mm256_packs_epi16(rounded(from, numbers), rounded(from + 16, numbers));

@@ -5,12 +5,15 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstring>
 
 #define GOLDSTICK_UNROLL _Pragma("GCC unroll 8")  // whole: sums in an array stay in registers only then
 
 namespace goldstick {
 namespace {
+
+constexpr std::int64_t kTilePixels = 6;  // most pixels whose sums stay in registers
 
 GOLDSTICK_AVX2 inline __m256i pair_at(const std::int16_t* q) {
     std::int32_t pair;
@@ -27,40 +30,61 @@ GOLDSTICK_AVX2 inline void add_to(float* sums, __m256i products, bool first) {
     _mm256_storeu_ps(sums, first ? found : _mm256_add_ps(_mm256_loadu_ps(sums), found));
 }
 
-template <int count>
-GOLDSTICK_AVX2 void tile(const TileCall<std::int16_t>& call) {
+// The pixels from `begin` on; `vectors` of channels, of which a group's last ones may fill one only.
+template <int vectors, int count>
+GOLDSTICK_AVX2 void tile(const TileCall<std::int16_t>& call, std::int64_t begin) {
     const std::int8_t* panel = call.panel;
-    float* const sums = call.sums;
-    __m256i low[count], high[count];
+    const std::int16_t* const* const pixels = call.pixels + begin;
+    float* const sums = call.sums + begin * kRows;
+    __m256i products[vectors][count];
     GOLDSTICK_UNROLL
     for (int t = 0; t < count; ++t) {
-        low[t] = high[t] = _mm256_setzero_si256();
+        products[0][t] = products[vectors - 1][t] = _mm256_setzero_si256();
     }
     bool first_span = true;
     for (const Run& run : call.runs) {
         const std::int16_t* q[count];
         GOLDSTICK_UNROLL
         for (int t = 0; t < count; ++t) {
-            q[t] = call.pixels[t] + call.group + run.offset;
+            q[t] = pixels[t] + call.group + run.offset;
         }
         for (std::int64_t k = 0; k < run.steps; ++k, panel += 2 * kRows) {
-            const __m256i first = widened_at(panel), second = widened_at(panel + kRows);
+            const __m256i low = widened_at(panel), high = widened_at(panel + kRows);
             GOLDSTICK_UNROLL
             for (int t = 0; t < count; ++t) {
                 const __m256i both = pair_at(q[t] + 2 * k);
-                low[t] = _mm256_add_epi32(low[t], _mm256_madd_epi16(first, both));
-                high[t] = _mm256_add_epi32(high[t], _mm256_madd_epi16(second, both));
-                asm volatile("" : "+x"(low[t]), "+x"(high[t]));  // one pixel after the other: there are 16 registers
+                products[0][t] = _mm256_add_epi32(products[0][t], _mm256_madd_epi16(low, both));
+                if constexpr (vectors == 2) {
+                    products[1][t] = _mm256_add_epi32(products[1][t], _mm256_madd_epi16(high, both));
+                    asm volatile("" : "+x"(products[1][t]));  // one pixel after the other: there are 16 registers
+                }
+                asm volatile("" : "+x"(products[0][t]));
             }
         }
         if (run.closes) {
             GOLDSTICK_UNROLL
             for (int t = 0; t < count; ++t) {
-                add_to(sums + t * kRows, low[t], first_span);
-                add_to(sums + t * kRows + 8, high[t], first_span);
-                low[t] = high[t] = _mm256_setzero_si256();
+                for (int v = 0; v < vectors; ++v) {
+                    add_to(sums + t * kRows + 8 * v, products[v][t], first_span);
+                    products[v][t] = _mm256_setzero_si256();
+                }
             }
             first_span = false;
+        }
+    }
+}
+
+template <int vectors>
+GOLDSTICK_AVX2 inline void tiles(const TileCall<std::int16_t>& call) {
+    const std::int64_t each = evenly(call.count, kTilePixels);
+    for (std::int64_t begin = 0; begin < call.count; begin += each) {
+        switch (std::min(each, call.count - begin)) {
+            case 1: tile<vectors, 1>(call, begin); break;
+            case 2: tile<vectors, 2>(call, begin); break;
+            case 3: tile<vectors, 3>(call, begin); break;
+            case 4: tile<vectors, 4>(call, begin); break;
+            case 5: tile<vectors, 5>(call, begin); break;
+            default: tile<vectors, 6>(call, begin);
         }
     }
 }
@@ -128,15 +152,8 @@ GOLDSTICK_AVX2 void plane_by_two(const ConvolutionShape& shape, const std::int16
 
 }  // namespace
 
-void convolution_tile_avx2(const TileCall<std::int16_t>& call) {  // sums begin with 0
-    switch (call.count) {
-        case 1: return tile<1>(call);
-        case 2: return tile<2>(call);
-        case 3: return tile<3>(call);
-        case 4: return tile<4>(call);
-        case 5: return tile<5>(call);
-        default: return tile<6>(call);
-    }
+void convolution_tiles_avx2(const TileCall<std::int16_t>& call) {  // sums begin with 0
+    (call.channels > 8 ? tiles<2> : tiles<1>)(call);
 }
 
 void plane_avx2(const ConvolutionShape& shape, const std::int16_t* taps, const Plane& plane, std::int32_t* sums) {

@@ -3,10 +3,13 @@
 #include "linear/avx512.hpp"
 
 #if defined(__x86_64__)
+#include <algorithm>
 #include <cstring>
 
 namespace goldstick {
 namespace {
+
+constexpr int kTilePixels = 12;  // most pixels whose sums stay in registers
 
 // Add the products of each channel's codes and one pixel's: two of 16 bits, or four of bytes that are not negative.
 template <typename Code>
@@ -27,11 +30,12 @@ GOLDSTICK_AVX512 GOLDSTICK_INLINE __m512i codes_at(const std::int8_t* panel) {
     }
 }
 
+// The pixels from `first` on.
 template <typename Code, int count>
-GOLDSTICK_AVX512 void tile(const TileCall<Code>& call) {
+GOLDSTICK_AVX512 void tile(const TileCall<Code>& call, std::int64_t first) {
     constexpr std::int64_t together = 4 / sizeof(Code);
     const std::int8_t* panel = call.panel;
-    const Code* const* const pixels = call.pixels;
+    const Code* const* const pixels = call.pixels + first;
     const __m512i begin = _mm512_loadu_si512(call.begin);
     __m512i products[count];
     GOLDSTICK_UNROLL
@@ -52,7 +56,7 @@ GOLDSTICK_AVX512 void tile(const TileCall<Code>& call) {
             GOLDSTICK_UNROLL
             for (int t = 0; t < count; ++t) {
                 const __m512 found = _mm512_cvtepi32_ps(products[t]);
-                float* const to = call.sums + t * kRows;
+                float* const to = call.sums + (first + t) * kRows;
                 _mm512_storeu_ps(to, first_span ? found : _mm512_add_ps(_mm512_loadu_ps(to), found));
                 products[t] = begin;
             }
@@ -62,20 +66,21 @@ GOLDSTICK_AVX512 void tile(const TileCall<Code>& call) {
 }
 
 template <typename Code, int... count>
-void run_tile(const TileCall<Code>& call, std::integer_sequence<int, count...>) {
-    static constexpr ConvolutionTile<Code>* functions[] = {tile<Code, count + 1>...};
-    functions[call.count - 1](call);
+void tiles(const TileCall<Code>& call, std::integer_sequence<int, count...>) {
+    static constexpr void (*functions[])(const TileCall<Code>&, std::int64_t) = {tile<Code, count + 1>...};
+    const std::int64_t each = evenly(call.count, kTilePixels);
+    for (std::int64_t first = 0; first < call.count; first += each) {
+        functions[std::min(each, call.count - first) - 1](call, first);
+    }
 }
 
 }  // namespace
 
-void convolution_tile_avx512(const TileCall<std::int16_t>& call) {
-    run_tile(call, std::make_integer_sequence<int, kConvolutionTile512>());
+void convolution_tiles_avx512(const TileCall<std::int16_t>& call) {
+    tiles(call, std::make_integer_sequence<int, kTilePixels>());
 }
 
-void byte_tile_avx512(const TileCall<std::uint8_t>& call) {
-    run_tile(call, std::make_integer_sequence<int, kConvolutionTile512>());
-}
+void byte_tiles_avx512(const TileCall<std::uint8_t>& call) { tiles(call, std::make_integer_sequence<int, kTilePixels>()); }
 
 }  // namespace goldstick
 

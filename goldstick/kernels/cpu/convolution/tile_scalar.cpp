@@ -6,7 +6,7 @@
 namespace goldstick {
 
 template <typename Code>
-static void tile(const TileCall<Code>& call) {
+static void tiles(const TileCall<Code>& call) {
     constexpr std::int64_t together = 4 / sizeof(Code);
     std::fill_n(call.sums, call.count * kRows, 0.0f);
     for (std::int64_t pixel = 0; pixel < call.count; ++pixel) {
@@ -30,8 +30,8 @@ static void tile(const TileCall<Code>& call) {
     }
 }
 
-void convolution_tile_scalar(const TileCall<std::int16_t>& call) { tile(call); }
-void byte_tile_scalar(const TileCall<std::uint8_t>& call) { tile(call); }
+void convolution_tiles_scalar(const TileCall<std::int16_t>& call) { tiles(call); }
+void byte_tiles_scalar(const TileCall<std::uint8_t>& call) { tiles(call); }
 
 void plane_scalar(const ConvolutionShape& shape, const std::int16_t* taps, const Plane& plane, std::int32_t* sums) {
     const std::int64_t tap_row = shape.tap_pairs() * 2;
