@@ -12,6 +12,7 @@ from goldstick.kernels.cpu import CpuBackend, chosen_isa
 from goldstick.kernels.cpu.float_codes import FloatCodesCpuBackend
 from goldstick.kernels.cpu.integer import IntegerCpuBackend
 from goldstick.kernels.reference import ReferenceBackend
+from goldstick.kernels.scaled_mm import ScaledMmBackend
 from goldstick.kernels.triton import TritonBackend
 
 __all__ = ["BACKENDS", "Activation", "Backend", "WeightSpec", "select"]
@@ -21,6 +22,7 @@ BACKENDS: tuple[Backend, ...] = (
     CpuBackend(),
     FloatCodesCpuBackend(),
     ReferenceBackend(),
+    ScaledMmBackend(),
     TritonBackend(),
 )
 """Tried in this order. The reference takes everything: what stands behind it runs where GOLDSTICK_BACKEND names it."""
