@@ -130,7 +130,7 @@ def tie_up(network: Network, resolution: Resolution) -> None:
     """Let tied sites run on the quantized weight of their owner, and cut the ties that a recipe unties."""
     for tied, owner in resolution.ties.items():
         surgery.tie(network, network.by_name[tied], network.by_name[owner])
-    if resolution.untied or resolution.on_embeddings(network):
+    if resolution.stores_ties_apart(network):
         surgery.forget_ties(network)
     elif resolution.ties:
         surgery.forget_ties(network, resolution.ties)
