@@ -17,7 +17,8 @@ from goldstick.nn import (
     QuantizedEmbedding,
     QuantizedLinear,
 )
-from goldstick.nn.derived import in_place_of, sharing, tied_to, turn_into
+from goldstick.nn.derived import derived, in_place_of, sharing, tied_to, turn_into
+from goldstick.nn.encoder import PaddedEncoder
 from goldstick.nn.fused.decode_block import FusedDecodeBlock
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward
 from goldstick.nn.fused.fused_linears import obstacle
@@ -159,6 +160,17 @@ def _quantize(network: Network, edit: Quantize) -> None:
     _leave_shortcuts(network, site)
 
 
+def leave_nested_tensors(model: nn.Module, sites: Iterable[Site]) -> None:
+    """Let torch's encoders that hold some sites give their layers padded rows, not nested tensors."""
+    for path in {site.module for site in sites}:
+        names = path.split(".")
+        for length in range(len(names)):
+            module: Any = model.get_submodule(".".join(names[:length]))
+            if isinstance(module, nn.TransformerEncoder) and not isinstance(module, PaddedEncoder):
+                module.__class__ = derived(PaddedEncoder, type(module))
+                PaddedEncoder.take_over(module)  # type: ignore[arg-type]
+
+
 def replace(model: nn.Module, path: str, new: nn.Module) -> None:
     """Put a module in the place of the one at ``path``, wherever else that is registered too.
 
@@ -220,6 +232,7 @@ def index_experts_one_by_one(model: nn.Module) -> None:
 
 def _leave_shortcuts(network: Network, site: Site) -> None:
     """Let torch's own encoder layer call the layers it is made of, not one function with all their weights."""
+    leave_nested_tensors(network.model, [site])
     names = site.module.split(".")
     for length in range(1, len(names)):
         module: Any = network.model.get_submodule(".".join(names[:length]))

@@ -177,6 +177,7 @@ def run(
         looking += resolution.of(CacheQuantizer)
     if looking and not batches:
         raise RecipeError(f"{looking[0].name} looks at data, and there are none: give data= (or --dataset).")
+    surgery.leave_nested_tensors(network.model, [task.site for task in work.tasks.values()])
     original = copy.deepcopy(network.model) if work.needs_float_inputs else None  # before the first layer is rounded
     free = [assignment for assignment in chosen if assignment.site.name not in {*work.tasks, *results}]
     results.update(round_sites(network, free, progress))

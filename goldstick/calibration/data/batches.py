@@ -26,8 +26,8 @@ _IDS = "input_ids"
 def as_batches(model: nn.Module, data: Iterable[Any]) -> list[dict[str, Any]]:
     """Keyword arguments of a module's forward for each item of ``data``.
 
-    A mapping is taken as it is; tensors may lie in mappings, tuples and lists in it. Arrays of numpy count as tensors of
-    their dtype. A tensor is the first positional argument; where that is called ``input_ids``, or the
+    A mapping is taken as it is; tensors may lie in mappings, tuples and lists in it. Arrays of numpy count as tensors
+    of their dtype. A tensor is the first positional argument; where that is called ``input_ids``, or the
     module is one of transformers' that takes them and the tensor holds whole numbers, it is token ids, [batch, tokens]
     or [tokens]. Of a tuple or list, as many tensors are positional arguments as the forward has without a default, and
     at least one; one that is left over is what a ``DataLoader`` gives as labels, and is left out.
