@@ -16,9 +16,9 @@ from goldstick.nn import (
     QuantizedConvolution,
     QuantizedEmbedding,
     QuantizedLinear,
-    TiedQuantizedLinear,
 )
-from goldstick.nn.derived import in_place_of, sharing
+from goldstick.nn.derived import derived, in_place_of, sharing, tied_to, turn_into
+from goldstick.nn.encoder import PaddedEncoder
 from goldstick.nn.fused.decode_block import FusedDecodeBlock
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward
 from goldstick.nn.fused.fused_linears import obstacle
@@ -76,14 +76,10 @@ def tie(network: Network, site: Site, owner: Site) -> None:
     source, old = network.module(owner), network.module(site)
     if not isinstance(source, PackedWeight):
         raise StructureError(f"{site.name} is tied to {owner.name}, which is not quantized.")
-    if not isinstance(source, QuantizedEmbedding):
-        kind = _KINDS.get(site.layout, PackedWeight)
-        replace(network.model, site.module, sharing(kind, old, source))
-    elif site.layout is Layout.EMBEDDING:
-        replace(network.model, site.module, source)
+    if isinstance(source, QuantizedEmbedding) and site.layout is not Layout.EMBEDDING:
+        turn_into(old, tied_to(old, source))
     else:
-        bias = getattr(old, "bias", None)
-        replace(network.model, site.module, TiedQuantizedLinear(source, bias))
+        turn_into(old, sharing(_KINDS.get(site.layout, PackedWeight), old, source))
 
 
 def fuse_linears(model: nn.Module, paths: Sequence[str]) -> FusedLinears:
@@ -147,6 +143,8 @@ def _quantize(network: Network, edit: Quantize) -> None:
             raise StructureError(f"{site.name} is read by the forward of its module: nothing can be done to its input.")
         indexed = site.product and site.reading is not Reading.STACK
         hold_parameter(module, site.parameter, edit.tensor, edit.scheme, site.layout, indexed=indexed)
+    elif not site.module:
+        raise _itself(module)
     else:
         inputs = {
             "input_scale": edit.input_scale,
@@ -156,10 +154,21 @@ def _quantize(network: Network, edit: Quantize) -> None:
         new = in_place_of(
             _KINDS.get(site.layout, PackedWeight), module, edit.tensor, edit.scheme, site.layout, **inputs
         )
-        replace(network.model, site.module, new)
+        turn_into(module, new)
     if site.layout.fused:
         index_experts_one_by_one(network.model)
     _leave_shortcuts(network, site)
+
+
+def leave_nested_tensors(model: nn.Module, sites: Iterable[Site]) -> None:
+    """Let torch's encoders that hold some sites give their layers padded rows, not nested tensors."""
+    for path in {site.module for site in sites}:
+        names = path.split(".")
+        for length in range(len(names)):
+            module: Any = model.get_submodule(".".join(names[:length]))
+            if isinstance(module, nn.TransformerEncoder) and not isinstance(module, PaddedEncoder):
+                module.__class__ = derived(PaddedEncoder, type(module))
+                PaddedEncoder.take_over(module)  # type: ignore[arg-type]
 
 
 def replace(model: nn.Module, path: str, new: nn.Module) -> None:
@@ -169,16 +178,20 @@ def replace(model: nn.Module, path: str, new: nn.Module) -> None:
         StructureError: The path is empty: the module is the model itself.
     """
     if not path:
-        raise StructureError(
-            f"The model is itself a {type(model).__name__} and cannot be replaced from within: give "
-            "torch.nn.Sequential(model)."
-        )
+        raise _itself(model)
     old = model.get_submodule(path)
     for parent in list(model.modules()):  # a module may be registered under several names
         for name, child in list(parent._modules.items()):  # named_children() gives each module once
             if child is old:
                 setattr(parent, name, new)
                 _replace_in_lists(parent, old, new)
+
+
+def _itself(model: nn.Module) -> StructureError:
+    return StructureError(
+        f"The model is itself a {type(model).__name__} and cannot be replaced from within: give "
+        "torch.nn.Sequential(model)."
+    )
 
 
 def _replace_in_lists(parent: nn.Module, old: nn.Module, new: nn.Module) -> None:
@@ -219,6 +232,7 @@ def index_experts_one_by_one(model: nn.Module) -> None:
 
 def _leave_shortcuts(network: Network, site: Site) -> None:
     """Let torch's own encoder layer call the layers it is made of, not one function with all their weights."""
+    leave_nested_tensors(network.model, [site])
     names = site.module.split(".")
     for length in range(1, len(names)):
         module: Any = network.model.get_submodule(".".join(names[:length]))

@@ -34,16 +34,16 @@ def multiplying_in_float32(*modules: nn.Module) -> Iterator[None]:
         yield
     finally:
         for layer in layers:
-            del layer.forward
+            vars(layer).pop("forward", None)  # one that was quantized meanwhile has none
 
 
-def _multiply(layer: nn.Linear, x: Tensor) -> Tensor:
+def _multiply(layer: nn.Linear, input: Tensor) -> Tensor:
     weight: Tensor = layer.weight
     bias: Tensor | None = layer.bias
-    if weight.dtype not in _HALVES or weight.device.type != "cpu" or x.dtype != weight.dtype:
-        return linear(x, weight, bias)
-    wide = x.float()
-    product = torch.empty(*x.shape[:-1], len(weight))
+    if weight.dtype not in _HALVES or weight.device.type != "cpu" or input.dtype != weight.dtype:
+        return linear(input, weight, bias)
+    wide = input.float()
+    product = torch.empty(*input.shape[:-1], len(weight))
     for part in row_chunks(weight):  # a wide copy of the whole weight would be twice its size
         product[..., part] = linear(wide, weight[part].float(), None if bias is None else bias[part].float())
-    return product.to(x.dtype)
+    return product.to(input.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from greenlet import GreenletExit, getcurrent, greenlet
 from torch import Tensor, nn
 
+from goldstick.errors import StructureError
 from goldstick.structure.calls import called_before
 from goldstick.structure.trace import tensor_identity
 
@@ -24,7 +26,8 @@ class PausedPass:
     """
 
     def __init__(self, run: Callable[[], Any]) -> None:
-        self._coroutine = greenlet(run)
+        self._coroutine = self._standing = greenlet(run)
+        self._driver: greenlet | None = None
         self.at: Any = None
 
     @property
@@ -34,8 +37,12 @@ class PausedPass:
 
     def go_on(self) -> None:
         """Let it run to the next pause, or to its end. What it raises comes out here."""
-        self._coroutine.parent = getcurrent()
-        self.at = self._coroutine.switch()
+        self._coroutine.parent = self._driver = getcurrent()
+        outer, _HERE.running = running(), self
+        try:
+            self.at = self._standing.switch()
+        finally:
+            _HERE.running = outer
 
     def abandon(self) -> None:
         """Leave it where it stands, for good."""
@@ -43,8 +50,27 @@ class PausedPass:
 
     @staticmethod
     def pause(at: Any) -> None:
-        """Called inside a pass, by a hook: whoever let it go on does so itself now."""
-        getcurrent().parent.switch(at)
+        """Called by a hook: if that is inside a pass, whoever let it go on does so itself now.
+
+        A model may run its layers in coroutines of its own: the one that has come to the pause is gone on with.
+        """
+        inside = running()
+        if inside is not None:
+            inside._standing = getcurrent()
+            assert inside._driver is not None
+            inside._driver.switch(at)
+
+
+class _Here(threading.local):
+    running: PausedPass | None = None
+
+
+_HERE = _Here()
+
+
+def running() -> PausedPass | None:
+    """The pass that this thread is in."""
+    return _HERE.running
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,15 +97,28 @@ class CapturedInput:
 
 
 def inputs_in_order(modules: Sequence[nn.Module], run: Callable[[], Tensor]) -> list[tuple[nn.Module, object]]:
-    """Run a forward pass; each module it reaches and a key that is equal for those that got the same tensor."""
+    """Run a forward pass; each module it reaches and a key that is equal for those that got the same tensor.
+
+    Raises:
+        StructureError: It calls one of them from another thread.
+    """
     found: list[tuple[nn.Module, object]] = []
+    thread, elsewhere = threading.get_ident(), list[nn.Module]()
     held: list[Tensor] = []  # so that no other tensor takes its place in memory
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if threading.get_ident() != thread:  # an error would be lost there
+            elsewhere.append(module)
         tensor = CapturedInput(module=module, args=args, kwargs=kwargs).tensor
         held.append(tensor)
         found.append((module, tensor_identity(tensor)))
 
     with called_before(modules, note):
         run()
+    if elsewhere:
+        raise StructureError(
+            f"The model's forward calls {elsewhere[0]} from another thread, where a pass cannot wait for what is being "
+            "calibrated. Call it in the thread of the forward while calibrating, exclude the layer (targets: {exclude: "
+            "[...]}), or take an algorithm that looks at no data, such as rtn."
+        )
     return found

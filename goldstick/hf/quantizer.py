@@ -114,8 +114,7 @@ class GoldstickQuantizer(HfQuantizer):
         on_embeddings = {tied for tied, owner in ties.items() if sites[owner].layout is Layout.EMBEDDING}
         for tied in ties:
             module = self.network.module(sites[tied])
-            place = nn.Identity() if tied in on_embeddings else StoredWeight.in_place_of(module, {})
-            _replace(self.network.model, sites[tied].module, place)
+            _replace(self.network.model, sites[tied].module, StoredWeight.in_place_of(module, {}))
         if on_embeddings:
             surgery.forget_ties(self.network)
         elif ties:

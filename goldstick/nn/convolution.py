@@ -45,13 +45,13 @@ class QuantizedConvolution(PackedWeight):
         """Names of the tensors that make up the weight and what becomes of its input."""
         return super().packed_names | {"input_scale", "input_zero_point"}
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """[batch, in, *sides] or [in, *sides] → the same with ``out`` channels."""
         own: Any = self
         if type(own)._conv_forward not in _PLAIN or not self.grid.integers:  # somebody does more than the product
-            found: Tensor = super().forward(x)
+            found: Tensor = super().forward(input)
             return found
-        return self.product_with(x, self._parameters["bias"])
+        return self.product_with(input, self._parameters["bias"])
 
     def product_with(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x ∗ Ŵ + b on the packed rows, with the input padded and quantized as the layer says."""

@@ -9,18 +9,20 @@ finds that of :class:`~goldstick.nn.linear.QuantizedLinear` in its place.
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.core.stand_in import foreign_forward
 from goldstick.errors import StructureError
+from goldstick.nn.embedding import QuantizedEmbedding, TiedQuantizedLinear
 from goldstick.nn.packed import PackedWeight
 
-_DERIVED: dict[tuple[type, type], type[PackedWeight]] = {}
+_DERIVED: dict[tuple[type, type], type[Any]] = {}
 
 
 def in_place_of(
@@ -45,21 +47,30 @@ def in_place_of(
         StructureError: Something has put a function in the place of this one layer's forward.
     """
     known = any(_stands_for(kind, one) for one in type(old).__mro__)
-    cls = derived(kind if known else PackedWeight, type(old))
-    new: PackedWeight = cls.__new__(cls)
-    new.__dict__.update(old.__dict__)
-    for name in ("_parameters", "_buffers", "_modules"):
-        new.__dict__[name] = dict(old.__dict__[name])
-    weight = new._parameters.pop("weight")
+    new: PackedWeight = _without_weight(old, kind if known else PackedWeight)
+    weight = old._parameters["weight"]
     assert weight is not None
-    bias = new._parameters.get("bias")
-    if bias is not None:
-        new._parameters["bias"] = nn.Parameter(bias.detach(), requires_grad=False)
-    new.__dict__.pop("forward", None)
-    if (forward := foreign_forward(old)) is not None:
-        new.__dict__["forward"] = _rebound(forward, old, new)
     new.hold(tensor, scheme, layout, weight.shape, **inputs)
     return new
+
+
+def turn_into(layer: nn.Module, new: PackedWeight | TiedQuantizedLinear) -> None:
+    """Let a layer itself become what was made to stand in its place.
+
+    Whoever refers to the layer then calls the new one: lists, tuples and attributes that it is called from, bound
+    methods, functions that have closed over it, the modules that it is registered in.
+
+    Args:
+        layer: The layer with the float weight.
+        new: What :func:`in_place_of` or a like function made of it; used for nothing else.
+    """
+    forward = foreign_forward(layer)
+    state = dict(new.__dict__)
+    if forward is not None:
+        state["forward"] = forward  # a method of this very object
+    layer.__class__ = type(new)
+    layer.__dict__.clear()
+    layer.__dict__.update(state)
 
 
 def sharing(kind: type[PackedWeight], old: nn.Module, source: PackedWeight) -> PackedWeight:
@@ -79,33 +90,72 @@ def sharing(kind: type[PackedWeight], old: nn.Module, source: PackedWeight) -> P
     return new
 
 
-def derived(kind: type[PackedWeight], base: type[nn.Module]) -> type[PackedWeight]:
+def tied_to(old: nn.Module, embedding: QuantizedEmbedding) -> TiedQuantizedLinear:
+    """An output head that is ``old`` in all but its weight, which is that of an embedding.
+
+    Args:
+        old: The head with the float weight; left as it is.
+        embedding: Whose packed rows it multiplies by.
+    """
+    new: TiedQuantizedLinear = _without_weight(old, TiedQuantizedLinear)
+    new.read_from(embedding)
+    return new
+
+
+def _without_weight(old: nn.Module, kind: type[Any]) -> Any:
+    """What a layer is beside its weight, in the class derived from its own."""
+    new = _blank(kind, type(old))
+    new.__dict__.update(old.__dict__)
+    for name in ("_parameters", "_buffers", "_modules"):
+        new.__dict__[name] = dict(old.__dict__[name])
+    del new._parameters["weight"]
+    bias = new._parameters.get("bias")
+    if bias is not None:
+        new._parameters["bias"] = nn.Parameter(bias.detach(), requires_grad=False)
+    new.__dict__.pop("forward", None)
+    if (forward := foreign_forward(old)) is not None:
+        new.__dict__["forward"] = _rebound(forward, old, new)
+    return new
+
+
+def derived(kind: type[Any], base: type[nn.Module]) -> type[Any]:
     """The class of quantized layers that stand for ``base``: a subclass of both, one for each pair."""
     if (kind, base) not in _DERIVED:
         _DERIVED[kind, base] = _derive(kind, base)
     return _DERIVED[kind, base]
 
 
-def _derive(kind: type[PackedWeight], base: type[nn.Module]) -> type[PackedWeight]:
-    if issubclass(base, PackedWeight):
+def _derive(kind: type[Any], base: type[nn.Module]) -> type[Any]:
+    if issubclass(base, PackedWeight | TiedQuantizedLinear):
         raise StructureError(f"A {base.__name__} is quantized already.")
     known = next((one for one in base.__mro__ if _stands_for(kind, one)), base)
     bases = (kind, base) if known is base else (base, derived(kind, known))
     name = base.__name__ if base.__name__.startswith("Quantized") else f"Quantized{base.__name__}"
-    body = {"__reduce_ex__": _reduced, "_made_of": (kind, base), "__doc__": kind.__doc__, "__module__": __name__}
+    body: dict[str, Any] = {"__reduce_ex__": _reduced, "_made_of": (kind, base)}
+    body |= {"__doc__": kind.__doc__, "__module__": __name__}
+    if known is base and known.__name__ in kind.stands_for:  # transformers' Conv1D calls its argument x
+        body["forward"] = _forward_on_x(kind)
     return type(name, bases, body)
 
 
-def _stands_for(kind: type[PackedWeight], base: type) -> bool:
+def _forward_on_x(kind: type[Any]) -> Callable[[Any, Tensor], Tensor]:
+    def forward(self: Any, x: Tensor) -> Tensor:
+        found: Tensor = kind.forward(self, x)
+        return found
+
+    return forward
+
+
+def _stands_for(kind: type[Any], base: type) -> bool:
     return base in kind.stands_for or base.__name__ in kind.stands_for
 
 
-def _reduced(module: PackedWeight, _: int) -> tuple[Any, ...]:
-    return _blank, module._made_of, module.__getstate__()  # type: ignore[no-untyped-call]
+def _reduced(module: Any, _: int) -> tuple[Any, ...]:
+    return _blank, module._made_of, module.__getstate__()
 
 
-def _blank(kind: type[PackedWeight], base: type[nn.Module]) -> PackedWeight:
-    cls = derived(kind, base)
+def _blank(kind: type[Any], base: type[nn.Module]) -> Any:
+    cls: Any = derived(kind, base)
     return cls.__new__(cls)
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 if TYPE_CHECKING:
+    from goldstick.nn.embedding import TiedQuantizedLinear
     from goldstick.nn.packed import PackedWeight
 
 #: What is known of a weight without its numbers.
@@ -34,11 +35,11 @@ class LazyWeight(Tensor):
         transposed: Whether it stands for Wᵀ.
     """
 
-    owner: PackedWeight
+    owner: PackedWeight | TiedQuantizedLinear
     transposed: bool
 
     @staticmethod
-    def __new__(cls, owner: PackedWeight, transposed: bool = False) -> LazyWeight:
+    def __new__(cls, owner: PackedWeight | TiedQuantizedLinear, transposed: bool = False) -> LazyWeight:
         """See the class."""
         shape = owner.stored_shape[::-1] if transposed else owner.stored_shape
         scale = owner.weight_scale

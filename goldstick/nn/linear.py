@@ -97,11 +97,11 @@ class QuantizedLinear(PackedWeight):
         """The weight as numbers, [out, in], in the scale's dtype."""
         return in_place(super().dequantized(), self.input_order)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
         if self.shared is not None and not torch.compiler.is_compiling():
-            return self.shared.output(self, x)
-        return self.alone(x)
+            return self.shared.output(self, input)
+        return self.alone(input)
 
     def ready(self) -> Any:
         """The layer in C++, which takes dense inputs as they are; ``None`` where there is none."""

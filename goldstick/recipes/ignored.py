@@ -41,6 +41,9 @@ def ignored(
     unrecognised: dict[str, int] = {}
     total = 0
     for name, parameter in network.model.named_parameters(remove_duplicate=False):
+        if not parameter.numel():
+            reasons[name] = "a layer without inputs or outputs: it holds no numbers"
+            continue
         site = sites.get(name)
         if name not in tied and parameter.ndim >= 2 and parameter.shape[0] > 1:
             if site is None and any(_meant(stage, name) for stage in stages):

@@ -79,6 +79,10 @@ class Resolution:
         """Whether a site runs on the quantized weight of an embedding."""
         return any(network.by_name[owner].layout is Layout.EMBEDDING for owner in self.ties.values())
 
+    def stores_ties_apart(self, network: Network) -> bool:
+        """Whether the model is loaded as one that ties nothing: what else it ties is stored under each of its names."""
+        return self.untied or self.on_embeddings(network)
+
 
 def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
     """What the stages mean for the network; reads no weight. All that is illegal is said at once.

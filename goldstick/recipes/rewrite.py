@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ from torch import nn
 from goldstick import surgery
 from goldstick.algorithms.stage import Rewriter, Stage, of_kind
 from goldstick.core.edits import Edit, FoldNorm
+from goldstick.core.references import copy_of
 from goldstick.errors import RecipeError, StructureError
 from goldstick.recipes.order import misplaced
 from goldstick.structure.network import Network
@@ -56,7 +56,7 @@ def rewrite(
             nothing = stage.nothing.format(type(model).__name__)
             raise StructureError(f"{nothing}. Leave the stage {stage.name} out.")
         _prove(model, edits, inputs, stage.name)
-        model, inplace = model if inplace else copy.deepcopy(model), True
+        model, inplace = model if inplace else copy_of(model), True
         surgery.apply(Network(model), edits)
         folds += [edit for edit in edits if isinstance(edit, FoldNorm)]
     return model, folds

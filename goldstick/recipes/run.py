@@ -130,7 +130,7 @@ def tie_up(network: Network, resolution: Resolution) -> None:
     """Let tied sites run on the quantized weight of their owner, and cut the ties that a recipe unties."""
     for tied, owner in resolution.ties.items():
         surgery.tie(network, network.by_name[tied], network.by_name[owner])
-    if resolution.untied or resolution.on_embeddings(network):
+    if resolution.stores_ties_apart(network):
         surgery.forget_ties(network)
     elif resolution.ties:
         surgery.forget_ties(network, resolution.ties)
@@ -177,6 +177,7 @@ def run(
         looking += resolution.of(CacheQuantizer)
     if looking and not batches:
         raise RecipeError(f"{looking[0].name} looks at data, and there are none: give data= (or --dataset).")
+    surgery.leave_nested_tensors(network.model, [task.site for task in work.tasks.values()])
     original = copy.deepcopy(network.model) if work.needs_float_inputs else None  # before the first layer is rounded
     free = [assignment for assignment in chosen if assignment.site.name not in {*work.tasks, *results}]
     results.update(round_sites(network, free, progress))

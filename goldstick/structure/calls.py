@@ -49,11 +49,13 @@ def first_call(
 def standing_in(model: nn.Module, forwards: Mapping[str, Callable[..., Any]]) -> Iterator[None]:
     """Inside the context, other functions stand in the place of some modules' forward: path → function."""
     modules = {path: model.get_submodule(path) for path in forwards}
+    before = {path: vars(module).get("forward") for path, module in modules.items()}
     try:
         for path, module in modules.items():
             module.forward = forwards[path]
         yield
     finally:
-        for module in modules.values():
-            if "forward" in module.__dict__:
-                del module.forward
+        for path, module in modules.items():
+            module.__dict__.pop("forward", None)
+            if before[path] is not None:
+                module.__dict__["forward"] = before[path]

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvTransposeNd
+from torch.nn.parameter import is_lazy
 
 from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
@@ -101,9 +102,13 @@ class Network:
         cut: The ties that count as cut.
         sites: Every weight that can be quantized, in the order of ``named_modules``.
         blocks: Paths of the repeated blocks, in order of execution as far as the module lists tell.
+
+    Raises:
+        StructureError: A parameter has no shape yet.
     """
 
     def __init__(self, model: nn.Module, cut: Sequence[str] = ()) -> None:
+        _refuse_uninitialized(model)
         self.model, self.cut = model, tuple(cut)
         self.blocks = find_blocks(model)
         self._owner = _parameter_owners(model, self.cut)
@@ -118,7 +123,7 @@ class Network:
         for path, module in self.model.named_modules():
             for parameter_name, parameter in module.named_parameters(recurse=False):
                 layout = layout_of(module, parameter_name, parameter)
-                if layout is None:
+                if layout is None or not parameter.numel():
                     continue
                 full = f"{path}.{parameter_name}" if path else parameter_name
                 owner = self._owner[full]
@@ -186,6 +191,15 @@ _KINDS: tuple[tuple[type[nn.Module], Layout], ...] = (
 )
 #: Layouts of layers that are a product.
 _PRODUCTS = {Layout.LINEAR, Layout.TRANSPOSED, Layout.CONVOLUTION, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS}
+
+
+def _refuse_uninitialized(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise StructureError(
+                f"{name} has no shape yet: its layer is a lazy one, which gets its weights when it is first called. "
+                "Call the model once on an input."
+            )
 
 
 def layout_of(module: nn.Module, parameter_name: str, parameter: Tensor) -> Layout | None:

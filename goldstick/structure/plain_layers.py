@@ -90,11 +90,7 @@ def products_in(run: Callable[[], Any], weight: Tensor) -> tuple[list[Product], 
 
 
 def _followed(module: nn.Module) -> tuple[Reading, bool]:
-    twin = copy.copy(module)
-    twin.training = False
-    for name in ("_parameters", "_buffers"):
-        store: Mapping[str, Tensor | None] = module.__dict__[name]
-        twin.__dict__[name] = {key: None if value is None else _on_meta(value) for key, value in store.items()}
+    twin = _twin_on_meta(module)
     weight: Any = twin._parameters["weight"]
     forward: Any = foreign_forward(module) or type(module).forward.__get__(twin)
     x = torch.empty(_input_shape(module), device="meta")
@@ -107,6 +103,17 @@ def _followed(module: nn.Module) -> tuple[Reading, bool]:
     if len(products) != 1:
         return Reading.OWN, chooses
     return Reading.INPUT if products[0].of is x else Reading.PRODUCT, chooses
+
+
+def _twin_on_meta(module: nn.Module) -> nn.Module:
+    twin = copy.copy(module)
+    twin.training = False
+    for name in ("_parameters", "_buffers"):
+        store: Mapping[str, Tensor | None] = module.__dict__[name]
+        twin.__dict__[name] = {key: None if value is None else _on_meta(value) for key, value in store.items()}
+    children = module._modules.items()  # a layer may hold others, such as those of LoRA
+    twin.__dict__["_modules"] = {key: None if child is None else _twin_on_meta(child) for key, child in children}
+    return twin
 
 
 def _on_meta(value: Tensor) -> Tensor:

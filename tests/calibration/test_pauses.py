@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 import torch
+from greenlet import greenlet
 from torch import Tensor, nn
 
+import goldstick
 from goldstick.calibration.passes import PausedPasses
 from goldstick.calibration.pauses import CapturedInput, inputs_in_order
+from goldstick.errors import StructureError
 
 
 class Chain(nn.Module):
@@ -107,3 +111,60 @@ def test_layers_are_found_in_the_order_they_run_and_by_what_they_share() -> None
     keys = [key for _, key in found]
     assert keys[0] == keys[1] != keys[2]
     assert all(not module._forward_pre_hooks for module in model.modules())
+
+
+class InCoroutine(Chain):
+    """Runs its first layers in a coroutine of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = greenlet(lambda: self.left(x) + self.right(x)).switch()
+        found: Tensor = self.last(hidden)
+        return found
+
+
+class InThread(Chain):
+    def forward(self, x: Tensor) -> Tensor:
+        with ThreadPoolExecutor(1) as pool:
+            found: Tensor = pool.submit(self.left, x).result() + self.right(x)
+        return found
+
+
+@torch.no_grad()
+def test_a_pass_pauses_in_the_coroutines_of_a_model_too() -> None:
+    model, seen = InCoroutine(), []
+    runs = passes(model, [1.0, 2.0])
+    outputs = run_with_pauses(
+        runs, [[model.left, model.right], [model.last]], lambda number, inputs: seen.append((number, len(inputs)))
+    )
+    assert seen == [(0, 2), (1, 2)]
+    assert all(torch.equal(output, run()) for output, run in zip(outputs, runs, strict=True))
+
+
+def test_a_layer_that_is_called_from_another_thread_is_named() -> None:
+    data = [torch.randn(8, 4)]
+    with pytest.raises(StructureError, match=r"calls Linear\(in_features=4.* from another thread.*exclude the layer"):
+        goldstick.apply(InThread(), "gptq-w4a16", data=data)
+    recipe = {"stages": [{"gptq": {"scheme": "w4a16", "targets": {"include": ["right"]}}}]}
+    goldstick.apply(InThread(), recipe, data=data)
+
+
+class Adapted(nn.Linear):
+    """A linear layer that holds another one, as adapters do."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size, size)
+        self.more = nn.Linear(size, size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.more(x)
+
+
+def test_a_layer_that_holds_others_is_solved_for_what_its_weight_multiplies_and_so_are_they() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Adapted(32)), torch.randn(64, 32) * torch.logspace(-1, 1, 32)
+    rounded = goldstick.apply(model, "rtn-w3a16-g32").model
+    solved = goldstick.apply(model, "gptq-w3a16-g32", data=[x]).model
+    for name, given in (("0", x), ("0.more", x)):
+        weights = [one.get_submodule(name).weight.numbers() for one in (rounded, solved)]
+        errors = [(given @ (weight - model.get_submodule(name).weight).T).norm() for weight in weights]
+        assert errors[1] < 0.9 * errors[0]

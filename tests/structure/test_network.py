@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import goldstick
 from goldstick import surgery
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.edits import Quantize
@@ -113,3 +114,17 @@ def test_a_site_that_was_quantized_has_no_weight_to_give() -> None:
     surgery.apply(network, [Quantize(site="0", scheme=Scheme(weight=Grid(bits=8)), tensor=tensor, algorithm="test")])
     with pytest.raises(StructureError, match="0 no longer holds a float parameter 'weight'"):
         network.weight(network.by_name["0"])
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_layer_without_inputs_or_outputs_stays_float_and_is_said() -> None:
+    model = nn.Sequential(nn.Linear(8, 0), nn.Linear(0, 8), nn.Linear(8, 8))
+    made = goldstick.apply(model, "rtn-w8a16")
+    assert isinstance(made.model[2], QuantizedLinear) and type(made.model[0]) is type(made.model[1]) is nn.Linear
+    reasons = {layer.name: layer.reason for layer in made.report.layers}
+    assert "without inputs or outputs" in reasons["0.weight"] and "without inputs or outputs" in reasons["1.weight"]
+
+
+def test_a_layer_that_has_no_shape_yet_is_named() -> None:
+    with pytest.raises(StructureError, match=r"0\.weight has no shape yet.*Call the model once"):
+        Network(nn.Sequential(nn.LazyLinear(8)))

@@ -7,9 +7,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
 
 from goldstick.errors import DataError
+from goldstick.structure.trace import tensors_in
 
 #: What is taken, for errors.
 TAKEN = (
@@ -23,7 +26,8 @@ _IDS = "input_ids"
 def as_batches(model: nn.Module, data: Iterable[Any]) -> list[dict[str, Any]]:
     """Keyword arguments of a module's forward for each item of ``data``.
 
-    A mapping is taken as it is. A tensor is the first positional argument; where that is called ``input_ids``, or the
+    A mapping is taken as it is; tensors may lie in mappings, tuples and lists in it. Arrays of numpy count as tensors
+    of their dtype. A tensor is the first positional argument; where that is called ``input_ids``, or the
     module is one of transformers' that takes them and the tensor holds whole numbers, it is token ids, [batch, tokens]
     or [tokens]. Of a tuple or list, as many tensors are positional arguments as the forward has without a default, and
     at least one; one that is left over is what a ``DataLoader`` gives as labels, and is left out.
@@ -70,7 +74,7 @@ class _Forward:
 
     def arguments(self, item: Any, place: int) -> dict[str, Any]:
         """The keyword arguments that an item is."""
-        where = f"Item {place} of data"
+        item, where = _of_torch(item), f"Item {place} of data"
         if isinstance(item, Mapping):
             return self._of_mapping(item, where)
         if isinstance(item, Tensor):
@@ -81,7 +85,7 @@ class _Forward:
 
     def _of_mapping(self, item: Mapping[Any, Any], where: str) -> dict[str, Any]:
         odd = [name for name in item if not isinstance(name, str)]
-        if odd or not any(isinstance(value, Tensor) for value in item.values()):
+        if odd or not any(True for _ in tensors_in(item)):
             held = f"has a key of type {type(odd[0]).__name__}" if odd else f"holds no tensor, only {_kinds(item)}"
             raise DataError(f"{where} is a {type(item).__name__} that {held}. {TAKEN}.")
         unknown = [] if self._open else [name for name in item if name not in self._names]
@@ -116,6 +120,21 @@ class _Forward:
             )
         given = dict(zip(self._named, values[:passed], strict=False))
         return {name: _rows(value) if name == _IDS else value for name, value in given.items()}
+
+
+def _of_torch(value: Any) -> Any:
+    """The same with tensors in the places of numpy's arrays."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return torch.tensor(value)
+    if isinstance(value, Mapping):
+        return {key: _of_torch(held) for key, held in value.items()} if _holds_arrays(value.values()) else value
+    if type(value) in (tuple, list) and _holds_arrays(value):
+        return type(value)(_of_torch(held) for held in value)
+    return value
+
+
+def _holds_arrays(values: Iterable[Any]) -> bool:
+    return any(isinstance(value, np.ndarray | Mapping | tuple | list) for value in values)
 
 
 def _is_no_tensor(value: Any) -> bool:

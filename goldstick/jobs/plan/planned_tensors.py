@@ -83,7 +83,7 @@ def read_tensors(
         tensors.append(_planned(info, info.name, piece.parameter if known else "", piece.by_rows, assignment))
         if known and piece.by_rows:
             given[piece.parameter] = [*given.get(piece.parameter, ()), info]
-    if resolution.untied:
+    if resolution.stores_ties_apart(network):
         tensors.extend(_untied_copies(network, resolution, names, tensors, tied))
     for parameter, infos in given.items():
         if sum(info.shape.numel() for info in infos) > state[parameter].numel():
@@ -176,14 +176,14 @@ def _untied_copies(
     tensors: Sequence[PlannedTensor],
     tied: Mapping[str, str],
 ) -> list[PlannedTensor]:
-    """The ends of cut ties that the checkpoint does not store, read from the other end."""
+    """The ends of ties that are no more and that the checkpoint does not store, read from the other end."""
     stored = {tensor.parameter: tensor for tensor in tensors}
     sites = {site.parameter_name: site for site in network.sites}
     copies = []
     for parameter, owner in tied.items():
-        if parameter in stored or owner not in stored:
-            continue
         site = sites.get(parameter)
+        if parameter in stored or owner not in stored or (site is not None and site.name in resolution.ties):
+            continue
         (name,) = names.to_checkpoint({parameter: torch.empty(0)})
         assignment = resolution.assignments.get(site.name) if site else None
         copies.append(_planned(stored[owner].source, name, parameter, True, assignment))

@@ -187,7 +187,7 @@ def write_whole(
     if whole.cuts:
         names = names_of(network.model) or names
     pieces = quantized_pieces(network, whole.resolution, names)
-    floats = float_tensors(network, names)
+    floats = float_tensors(network, names, every_end=whole.resolution.stores_ties_apart(network))
     storage, told = plan.format, list[str]()
     if whole.cuts:
         storage, told = format_in_memory(network.model, plan.recipe.export.format, pieces, whole.resolution.ties)

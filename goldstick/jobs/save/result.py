@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from goldstick.core.edits import FoldNorm, Prune
 from goldstick.core.error import WeightError
 from goldstick.core.processes import rank
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.references import copy_of
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import given_inputs, inputs_for
 from goldstick.hf.model_in_memory import config_of, ignored, is_transformers, names_of
@@ -93,7 +93,8 @@ class Result:
         names = names_of(self.model)
         pieces = quantized_pieces(self._network, self._resolution, names)
         storage, _ = format_in_memory(self.model, self._recipe.export.format, pieces, self._resolution.ties)
-        floats = float_tensors(self._network, names, every_end=names is not None and self._resolution.untied)
+        apart = names is not None and self._resolution.stores_ties_apart(self._network)
+        floats = float_tensors(self._network, names, every_end=apart)
         kv = kv_to_store(self._network, quantized_cache_of(self.model), storage, names)
         config, origin = config_of(self.model), _origin(self.model)
         if origin is not None:
@@ -153,7 +154,7 @@ def apply_recipe(
         refuse_float64(dtypes, f"The {type(model).__name__}", "Convert it to float32 first: model.float().")
     before = {name: value.nbytes for name, value in float_tensors(original, None).items()}
     shapes, structure = shapes_of(original), structure_of(model)
-    target = model if inplace else copy.deepcopy(model)
+    target = model if inplace else copy_of(model)
     network = Network(target, cut=original.cut)
     whole = run_on_whole(network, resolution, rotation, batches, progress, training)
     network, resolution, results, account = whole.network, whole.resolution, whole.results, whole.account

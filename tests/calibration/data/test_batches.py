@@ -71,6 +71,9 @@ def test_all_ways_to_give_the_same_inputs_give_the_same_weights() -> None:
         (UserDict({"x": x}) for x in given),
         DataLoader(TensorDataset(torch.cat(given), labels.repeat(3)), batch_size=40),
         [[x, ["a name", "of something"]] for x in given],
+        [x.numpy() for x in given],
+        [{"x": x.numpy()} for x in given],
+        ((x.numpy(), labels.numpy()) for x in given),
     ]
     found = [weights(model, way) for way in ways]
     assert len(found[0]) > 4
@@ -83,6 +86,26 @@ def test_a_second_tensor_that_the_forward_needs_is_passed() -> None:
     assert as_batches(TwoInputs(), [(x, beside)])[0].keys() == {"x", "beside"}
     assert as_batches(TwoInputs(), [(x, beside, torch.zeros(40))])[0]["beside"] is beside
     assert as_batches(OneInput(), [(x, beside)]) == [{"x": x}]
+
+
+class Nested(nn.Module):
+    """Takes its tensors from a mapping in a mapping."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(32, 32)
+
+    def forward(self, x: Any) -> Tensor:
+        found: Tensor = self.layer(x["parts"]["first"])
+        return found
+
+
+def test_tensors_may_lie_in_mappings_of_mappings() -> None:
+    data = [{"x": {"parts": {"first": torch.randn(16, 32)}}}]
+    made = goldstick.apply(Nested(), RECIPE, data=data)
+    assert all("fallback" not in layer.notes for layer in made.report.layers if layer.scheme)
+    with pytest.raises(DataError, match="holds no tensor, only x: dict"):
+        as_batches(Nested(), [{"x": {"parts": {"first": "words"}}}])
 
 
 def test_token_ids_are_given_to_a_language_model_as_ever() -> None:

@@ -1,0 +1,86 @@
+"""Copies of models, and the functions in them that go on referring to the model that was copied."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from goldstick.errors import StructureError
+
+#: What nothing is looked for in.
+_OPAQUE = (type, types.ModuleType, torch.Tensor, str, bytes, int, float, complex, bool, type(None), torch.dtype)
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    """A deep copy of a model, all of whose calls stay in the copy.
+
+    Raises:
+        StructureError: A function in it refers to a module of the model itself; the message names it.
+    """
+    found = copy.deepcopy(model)
+    if (path := stray_module(found, model)) is not None:
+        raise StructureError(
+            f"This {type(model).__name__} cannot be copied: {path} refers to a module from inside a function, and "
+            "functions are not copied, so the copy would go on calling the layers of the original. Give inplace=True, "
+            "or let the function find the module in its arguments."
+        )
+    return found
+
+
+def stray_module(model: nn.Module, strange: nn.Module) -> str | None:
+    """A path by which a model refers to a module of another one, such as the one it is a copy of; ``None`` where none.
+
+    A deep copy has copies of the modules that its lists, dictionaries and objects refer to. Functions are not copied:
+    what they have closed over is what it was.
+
+    Args:
+        model: The model.
+        strange: The other one.
+    """
+    own = {id(module) for module in model.modules()}
+    names = {id(module): name for name, module in strange.named_modules() if id(module) not in own}
+    seen: set[int] = set()
+    waiting: list[tuple[str, Any]] = [(name, module) for name, module in model.named_modules()]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, _OPAQUE) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if id(value) in names:
+            return path
+        waiting += [(f"{path}{step}".removeprefix("."), held) for step, held in _held(value)]
+    return None
+
+
+def _held(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        yield from ((f"[{key!r}]", held) for key, held in list(value.items()))
+    elif isinstance(value, list | tuple | set | frozenset):
+        yield from ((f"[{place}]", held) for place, held in enumerate(value))
+    elif isinstance(value, functools.partial):
+        yield from ((".func", value.func), (".args", value.args), (".keywords", value.keywords))
+    elif isinstance(value, types.MethodType):
+        yield from ((".__self__", value.__self__), (".__func__", value.__func__))
+    elif isinstance(value, types.FunctionType):
+        yield from ((".__defaults__", value.__defaults__), (".__kwdefaults__", value.__kwdefaults__))
+        yield from zip((f".{name}" for name in value.__code__.co_freevars), _cells(value), strict=True)
+    else:
+        try:
+            attributes = object.__getattribute__(value, "__dict__")
+        except AttributeError:  # it has slots, or is of C
+            return
+        yield from ((f".{name}", held) for name, held in list(attributes.items()))
+
+
+def _cells(function: types.FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not filled yet
+            yield None
