@@ -61,7 +61,7 @@ def importance(
 
     quiet_libraries()
     from goldstick.checkpoint.gguf.directory import checkpoint_directory
-    from goldstick.jobs.importance.measure import measure_importance
+    from goldstick.jobs.importance.measure import LOOKING, measure_importance
     from goldstick.jobs.load.bundled_data import with_bundled_data
     from goldstick.jobs.load.find_model import data_directory, find_model
     from goldstick.recipes.recipe import Recipe
@@ -69,7 +69,7 @@ def importance(
     given = {"dataset": dataset, "samples": samples, "seq_len": seq_len, "seed": seed, "text_field": text_field,
              "allow_short": allow_short or None}  # fmt: skip
     asked = {name: value for name, value in given.items() if value is not None}
-    recipe = Recipe.load({"stages": [{"gptq": {}}], "calibration": asked})
+    recipe = Recipe.load({**LOOKING, "calibration": asked})
     text = with_bundled_data(recipe, model, data_dir).calibration
     with checkpoint_directory(find_model(model)) as directory, progress_bar(not as_json) as progress:
         found = measure_importance(

@@ -30,7 +30,7 @@ from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.structure.network import Network, Site
 
 #: Looks at every layer that recipes round by default, of whatever width.
-_LOOKING = {"stages": [{"rtn": {"scheme": "w8a16", "range_search": "imatrix"}}]}
+LOOKING = {"stages": [{"rtn": {"scheme": "w8a16", "range_search": "imatrix"}}]}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,7 +77,7 @@ def measure_importance(
         UsageError: ``max_memory`` is less than the run holds at least, or the package ``gguf`` is not installed.
     """
     check_writable(file, overwrite=overwrite)
-    recipe = Recipe.load(_LOOKING).model_copy(update={"calibration": text})
+    recipe = Recipe.load(LOOKING).model_copy(update={"calibration": text})
     plan = make_plan(directory, recipe)
     check_importance(plan, file, overwrite=overwrite)
     require_calibration(recipe, directory, data_dir)
