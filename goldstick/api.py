@@ -162,7 +162,7 @@ def quantize(
         calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
         refuse_idle_ranks(planned, device)
         if rank():
-            told = help_the_first(planned, output, device, calibrate, max_memory, save_importance is not None)
+            told = help_the_first(planned, output, device, calibrate, max_memory, Path(save_importance or "").name)
             return Quantized(directory=Path(output), report=told)
         tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
         refuse_overlap(Path(output), {"data directory": local, "calibration data": planned.recipe.calibration.dataset})

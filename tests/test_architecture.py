@@ -43,6 +43,7 @@ ALLOWED: dict[str, str] = {
     "jobs/save": f"{BELOW} jobs/load jobs/plan jobs/proof",
     "jobs/inspect": f"{BELOW} jobs/save",
     "jobs/quantize": f"{BELOW} jobs/load jobs/plan jobs/proof jobs/save jobs/inspect",
+    "jobs/importance": f"{BELOW} jobs/load jobs/plan jobs/quantize",
     "jobs/export": f"{BELOW} jobs/load jobs/plan jobs/proof jobs/save jobs/inspect jobs/quantize",
     "jobs/verify": f"{BELOW} jobs/proof jobs/inspect",
     "jobs/optimize": f"{BELOW} jobs/proof",

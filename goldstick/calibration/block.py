@@ -92,6 +92,7 @@ class BlockCalibration:
             copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
             self._beside = OriginalPasses(original, copies, together=together, ranks=work.ranks)
         self._edits = PackedEdits()
+        self._untouched: set[str] = set()
         self._runs = runs
         self._multipliers = InputMultipliers(network)
 
@@ -110,7 +111,8 @@ class BlockCalibration:
                     self._solve_experts(task)
             else:
                 self._solve_group(group)
-        left = [task for name, task in self._work.tasks.items() if name not in self._edits]
+        done = {*self._edits, *self._untouched}
+        left = [task for name, task in self._work.tasks.items() if name not in done]
         self._decide_alone(left, note_unreached({}))
 
     def outputs(self) -> Iterator[Tensor]:
@@ -192,7 +194,7 @@ class BlockCalibration:
         for task in tasks:
             self._work.measure(task, task.stage.attach(task.site))
 
-        def solved(task: Assignment) -> Quantize:
+        def solved(task: Assignment) -> Quantize | None:
             return self._solved(task, task.stage.attach(task.site), notes)
 
         for task, edit in zip(tasks, decided(self._work, self._network, tasks, solved), strict=True):
@@ -240,24 +242,28 @@ class BlockCalibration:
         observer.settle(asked, owners[0] if len(set(owners)) == 1 else None)
         last = {owner: task for task, owner in zip(group, owners, strict=True)}
 
-        def solved(task: Assignment) -> Quantize:
+        def solved(task: Assignment) -> Quantize | None:
             observer.last_use = task is last[self._ranks.rank]
             return self._solved(task, observer, notes)
 
         for task, edit in zip(group, decided(self._work, self._network, group, solved, owners), strict=True):
             self._place(task, edit)
 
-    def _solved(self, task: Assignment, state: Any, notes: Mapping[str, float | str]) -> Quantize:
+    def _solved(self, task: Assignment, state: Any, notes: Mapping[str, float | str]) -> Quantize | None:
         module, correct = self._network.module(task.site), task.site.name in self._work.corrected
         if correct and not has_bias(module):
             notes = {**notes, "correct_bias": "the layer has no bias to correct"}
         if task.stage.guide is not None and not isinstance(state, OutputGroups):
             notes = {**notes, "objective": "layer: it is not known what an error of its output costs further on"}
         plain = state.plain if isinstance(state, OutputGroups) else state
-        return with_input_range(self._work.decide(task, self._network.weight(task.site), state, notes), plain)
+        edit = self._work.decide(task, self._network.weight(task.site), state, notes)
+        return None if edit is None else with_input_range(edit, plain)
 
-    def _place(self, task: Assignment, edit: Quantize) -> None:
-        """Let the passes go on through what was decided."""
+    def _place(self, task: Assignment, edit: Quantize | None) -> None:
+        """Let the passes go on through what was decided; through the weight as it is where that is nothing."""
+        if edit is None:
+            self._untouched.add(task.site.name)
+            return
         weight = self._network.weight(task.site)
         module, correct = self._network.module(task.site), task.site.name in self._work.corrected
         correct = correct and has_bias(module)

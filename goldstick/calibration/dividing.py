@@ -39,9 +39,9 @@ def decided(
     work: Work,
     network: Network,
     tasks: Sequence[Assignment],
-    solve: Callable[[Assignment], Quantize],
+    solve: Callable[[Assignment], Quantize | None],
     owners: Sequence[int] | None = None,
-) -> list[Quantize]:
+) -> list[Quantize | None]:
     """What is decided on some tasks, each solved by one rank; told to all.
 
     Args:
@@ -54,7 +54,7 @@ def decided(
     owners = owners_of(work.ranks, tasks) if owners is None else owners
     edits = work.ranks.divided(owners, lambda number: solve(tasks[number]), [*map(_kind, tasks)])
     for task, owner, edit in zip(tasks, owners, edits, strict=True):
-        if owner != work.ranks.rank:
+        if owner != work.ranks.rank and edit is not None:
             work.revise(task, network.weight(task.site), edit)
     return edits
 

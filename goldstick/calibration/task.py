@@ -60,8 +60,9 @@ def _cannot_round(task: Assignment, weight: Tensor) -> Quantize:
     raise NotImplementedError(f"nobody has said how {task.site.name} is rounded")
 
 
-#: Solves a task from its weight [..., out, in], its state, and what earlier stages noted about the site.
-Decide = Callable[[Assignment, Tensor, Any, Mapping[str, float | str]], Quantize]
+#: Solves a task from its weight [..., out, in], its state, and what earlier stages noted about the site; nothing leaves
+#: it as it is.
+Decide = Callable[[Assignment, Tensor, Any, Mapping[str, float | str]], Quantize | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,5 +125,5 @@ class Work:
 
 def _unjudged(
     decide: Decide, task: Assignment, weight: Tensor, state: Any, notes: Mapping[str, float | str]
-) -> Quantize:
+) -> Quantize | None:
     return decide(task, weight, state, {**notes, "validation": "not judged: it lies in no block that feeds others"})

@@ -18,6 +18,7 @@ from goldstick.cli.environment import check_environment
 from goldstick.cli.evaluate import evaluate
 from goldstick.cli.export import export
 from goldstick.cli.generate import generate
+from goldstick.cli.importance import importance
 from goldstick.cli.inspect import inspect, report, verify
 from goldstick.cli.plan import plan
 from goldstick.cli.quantize import quantize
@@ -137,7 +138,7 @@ def main(context: click.Context, debug: bool) -> None:
 
 
 for command in (
-    quantize, plan, export, evaluate, compare, sensitivity, search, inspect, verify, doctor, report, generate,
-    chat, serve, bench, recipes,
+    quantize, plan, export, evaluate, compare, sensitivity, search, importance, inspect, verify, doctor, report,
+    generate, chat, serve, bench, recipes,
 ):  # fmt: skip
     main.add_command(command)

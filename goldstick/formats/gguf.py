@@ -8,6 +8,7 @@ order of the float model; names, order of rows and header of the file are the bu
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from goldstick.errors import FormatError
 from goldstick.formats.base import SchemeOf, StorageFormat, StoredLayer, StoredTensor, are_codes
 from goldstick.formats.gguf_blocks import (
     BY_SUFFIX,
+    NVFP4,
     BlockType,
     block_type,
     lost_minima,
@@ -30,6 +32,8 @@ from goldstick.formats.gguf_blocks import (
 from goldstick.formats.site_table import SiteTable
 from goldstick.formats.weight_only import refuse_inputs, refuses_scales, remarks_on_scales
 
+#: Appended to a weight's name for the number that llama.cpp multiplies the products of NVFP4 blocks with.
+FACTOR = "_scale_2"
 #: The file in a checkpoint directory.
 GGUF_NAME = "model.gguf"
 
@@ -64,11 +68,13 @@ class Gguf(StorageFormat):
         if block_type(grid) is None:
             return (
                 f"its scheme is {layer.scheme.label}, and the blocks of GGUF that goldstick writes hold integers of 8, "
-                "5 or 4 bits in groups of 32 (q8_0, q5_0, q5_1, q4_0, q4_1), IQ4 (iq4_nl, iq4_xs), MXFP4 (mxfp4a16) or "
-                "K-quants (q2_k to q6_k)"
+                "5 or 4 bits in groups of 32 (q8_0, q5_0, q5_1, q4_0, q4_1), IQ4 (iq4_nl, iq4_xs), MXFP4 (mxfp4a16), "
+                "NVFP4 (nvfp4a16) or K-quants (q2_k to q6_k)"
             )
         if grid.superblock is not None:
             return None
+        if grid.tensor_scaled:
+            return _refuses_fp4(layer)
         width = grid.group_width(layer.shape[-1])
         if layer.shape[-1] % BLOCK or width % BLOCK:
             return (
@@ -111,7 +117,8 @@ class Gguf(StorageFormat):
         """Shape of the blocks of a layer by suffix; scales are float16 whatever the model is."""
         kind = _kind(layer.scheme)
         *rows, in_features = layer.shape
-        return {kind.suffix: (torch.Size([*rows, in_features // kind.weights * kind.nbytes]), torch.uint8)}
+        blocks = {kind.suffix: (torch.Size([*rows, in_features // kind.weights * kind.nbytes]), torch.uint8)}
+        return blocks | ({FACTOR: (torch.Size([1]), torch.float32)} if kind is NVFP4 else {})
 
     def pack(
         self,
@@ -128,12 +135,19 @@ class Gguf(StorageFormat):
         """
         refuse_inputs("GGUF", scheme, input_scale, input_zero, input_multiplier)
         kind = _kind(scheme)
-        return {kind.suffix: pack_blocks(tensor, kind)}
+        blocks = {kind.suffix: pack_blocks(tensor, kind)}
+        return blocks if tensor.global_scale is None or kind is not NVFP4 else blocks | _factor(tensor.global_scale)
 
     def unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, in_features: int) -> QuantizedTensor:
         """The layer from its blocks, in groups of 32 or superblocks, with scales as they are stored."""
         kind = _kind(scheme)
-        return unpack_blocks(parts[kind.suffix], kind)
+        found = unpack_blocks(parts[kind.suffix], kind)
+        if kind is not NVFP4:
+            return found
+        factor = parts[FACTOR]
+        if not bool((factor.isfinite() & (factor > 0)).all()):
+            raise FormatError(f"its NVFP4 scale is {float(factor)}; it is a positive number. Quantize it again.")
+        return dataclasses.replace(found, global_scale=factor.reciprocal().reshape(1, 1))
 
     def config(self, layers: Sequence[StoredLayer], ignored: Sequence[str], ties: Mapping[str, str]) -> dict[str, Any]:
         """``quant_method: gguf``; the file says everything else itself."""
@@ -153,6 +167,25 @@ class Gguf(StorageFormat):
 
 
 GGUF = Gguf()
+
+
+def _refuses_fp4(layer: StoredLayer) -> str | None:
+    if layer.kind == "embedding" or len(layer.shape) != 2:
+        return "llama.cpp multiplies products of NVFP4 matrices with a number, not rows of an embedding or of stacks"
+    if layer.shape[-1] % NVFP4.weights:
+        return f"NVFP4 blocks of GGUF hold {NVFP4.weights} weights of a row, which do not divide {layer.shape[-1]}"
+    return None
+
+
+def _factor(divisor: Tensor) -> dict[str, Tensor]:
+    """What products are multiplied with: the inverse of what scales are divided by."""
+    factor = divisor.reciprocal().reshape(1)
+    if not torch.equal(factor.reciprocal(), divisor.reshape(1)):
+        raise FormatError(
+            "GGUF stores the inverse of a scale of scales, and that of a layer does not give it back in float32. "
+            "Powers of two do: search the ranges (range_search: mse), or use format compressed-tensors."
+        )
+    return {FACTOR: factor}
 
 
 def _weight(name: str) -> str | None:

@@ -11,6 +11,10 @@ begins with its scale d in float16, where nothing else is said, then
   w = (u − 16) · d, and u · d + m.
 - IQ4_NL, 18 bytes: 16 bytes as in Q4_0; w = value of the table · d.
 - MXFP4, 17 bytes: in the place of d one byte e, then 16 bytes as in Q4_0; w = the FP4 number of the code · 2^(e − 127).
+
+NVFP4 has blocks of 64, 36 bytes: an E4M3 scale for each 16 weights, then for each of the four 8 bytes, of which byte k
+holds element k in its low and element 8 + k in its high four bits; w = FP4 number · scale, times what the tensor beside
+it says.
 """
 
 from __future__ import annotations
@@ -32,6 +36,9 @@ from goldstick.errors import FormatError
 from goldstick.formats.gguf_superblocks import LAYOUTS, Parts
 from goldstick.formats.weight_only import float16_scales
 
+#: Weights of a block of NVFP4.
+_FP4_BLOCK = 64
+
 
 @dataclass(frozen=True, kw_only=True)
 class BlockType:
@@ -50,13 +57,15 @@ class BlockType:
     @property
     def weights(self) -> int:
         """Weights of a block."""
-        return self.grid.superblock or BLOCK
+        return _FP4_BLOCK if self.grid.tensor_scaled else self.grid.superblock or BLOCK
 
     @property
     def nbytes(self) -> int:
         """Bytes of a block."""
         if self.grid.superblock:
             return LAYOUTS[self.name.lower()].nbytes
+        if self.grid.tensor_scaled:
+            return 4 + _FP4_BLOCK // 2
         return self.head + 2 * (not self.grid.symmetric) + BLOCK * self.grid.bits // 8
 
     @property
@@ -94,20 +103,23 @@ BLOCK_TYPES = (
     _named("IQ4_XS", "iq4_xs", 30),
     _named("MXFP4", "mxfp4a16", 38),
 )
+#: NVFP4's scales have a scale of their own, in a tensor beside the blocks.
+NVFP4 = _named("NVFP4", "nvfp4a16", 39)
+_PACKED = (*BLOCK_TYPES, NVFP4)
 #: Types of which a mixture has several matrices beside those of its general type.
 _SECOND = {
     "Q2_K": ("Q3_K", "q2_k_m"), "Q3_K": ("Q4_K", "q3_k_m"), "Q4_K": ("Q6_K", "q4_k_m"), "Q5_K": ("Q6_K", "q5_k_m"),
 }  # fmt: skip
-_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, **{kind.name: kind.file_type for kind in BLOCK_TYPES}}
-BY_SUFFIX = {kind.suffix: kind for kind in BLOCK_TYPES}
+_FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, **{kind.name: kind.file_type for kind in _PACKED}}
+BY_SUFFIX = {kind.suffix: kind for kind in _PACKED}
 
 
 def block_type(grid: Grid) -> BlockType | None:
     """The type whose blocks hold codes of a grid, where they are small whatever its group size; or ``None``."""
     if grid.granularity != "group":
-        found = [kind for kind in BLOCK_TYPES if not kind.grid.superblock and _alike(kind.grid, grid)]
+        found = [kind for kind in _PACKED if not kind.grid.superblock and _alike(kind.grid, grid)]
     else:
-        found = [kind for kind in BLOCK_TYPES if _alike(kind.grid, grid)]
+        found = [kind for kind in _PACKED if _alike(kind.grid, grid)]
     return found[0] if found else None
 
 
@@ -141,6 +153,8 @@ def pack_blocks(tensor: QuantizedTensor, kind: BlockType) -> Tensor:
     *lead, in_features = tensor.codes.shape
     if kind.grid.superblock:
         return _pack_superblocks(tensor, kind).reshape(*lead, -1)
+    if kind is NVFP4:
+        return _pack_fp4(tensor).reshape(*lead, -1)
     repeats = tensor.grid.group_width(in_features) // BLOCK
     powers = kind.grid.scale == POWERS_OF_TWO
     stored = pack_scale(tensor.scale, kind.grid) if powers else float16_scales(tensor.scale, "GGUF")
@@ -168,6 +182,8 @@ def unpack_blocks(blocks: Tensor, kind: BlockType) -> QuantizedTensor:
     """
     if kind.grid.superblock:
         return _unpack_superblocks(blocks, kind)
+    if kind is NVFP4:
+        return _unpack_fp4(blocks)
     parts = blocks.reshape(*blocks.shape[:-1], -1, kind.nbytes)
     body = parts[..., kind.nbytes - BLOCK * min(kind.grid.bits & 12, 8) // 8 :]
     codes = body ^ 0x80 if kind.grid.bits == 8 else torch.cat([body & 15, body >> 4], dim=-1)
@@ -213,6 +229,29 @@ def _unpack_superblocks(blocks: Tensor, kind: BlockType) -> QuantizedTensor:
         zero=None if parts.minimums is None else parts.minimums.reshape(*lead, -1).float(),
         grid=kind.grid,
         global_scale=steps.transpose(-1, -2).contiguous(),
+    )
+
+
+def _pack_fp4(tensor: QuantizedTensor) -> Tensor:
+    codes = tensor.codes.reshape(-1, 4, 2, 8)
+    scales = pack_scale(tensor.scale, NVFP4.grid).view(torch.uint8).reshape(-1, 4)
+    return torch.cat([scales, (codes[:, :, 0] & 15 | (codes[:, :, 1] & 15) << 4).flatten(1)], dim=-1)
+
+
+def _unpack_fp4(blocks: Tensor) -> QuantizedTensor:
+    """The blocks with a scale of scales of 1."""
+    *lead, _ = blocks.shape
+    parts = blocks.reshape(-1, NVFP4.nbytes)
+    body = parts[:, 4:].reshape(-1, 4, 8)
+    stored = parts[:, :4].contiguous()
+    if bool((stored > 0x7E).any()):
+        raise FormatError("its NVFP4 blocks hold scales that are negative or no numbers. Quantize it again.")
+    return QuantizedTensor(
+        codes=torch.stack([body & 15, body >> 4], dim=-2).reshape(*lead, -1),
+        scale=unpack_scale(stored.view(torch.float8_e4m3fn), NVFP4.grid).reshape(*lead, -1),
+        zero=None,
+        grid=NVFP4.grid,
+        global_scale=torch.ones(*(1 for _ in lead), 1),
     )
 
 

@@ -19,6 +19,7 @@ COMMANDS = {
         "goldstick.jobs.sensitivity.sensitivity.measure_sensitivity",
     ),
     "compare": ("compare reference reference --html", "goldstick.jobs.compare.side_by_side.compare_models"),
+    "importance": ("importance reference -o", "goldstick.jobs.importance.measure.measuring_work"),
     "evaluate": ("evaluate reference --tasks text --report", "goldstick.api.evaluate"),
 }
 

@@ -13,6 +13,7 @@ import torch
 from click.testing import CliRunner, Result
 from safetensors.torch import save_file
 
+from goldstick.checkpoint.gguf.importance import read_importance
 from goldstick.cli import main
 from goldstick.recipes.words import RECOMMENDED
 from tests.support.gguf_models import GGUF_MODELS
@@ -128,7 +129,7 @@ def test_layers_are_excluded_without_a_recipe_file(llama: Path, tmp_path: Path) 
 def test_help_lists_every_command_and_completion_is_a_script() -> None:
     text = run("--help").stdout
     names = "quantize plan export evaluate compare sensitivity inspect verify doctor report generate bench recipes"
-    for command in (*names.split(), "chat", "serve"):
+    for command in (*names.split(), "chat", "serve", "importance"):
         assert command in text
     environment = os.environ | {"_GOLDSTICK_COMPLETE": "bash_source"}
     script = "from goldstick.cli import main; main(prog_name='goldstick')"
@@ -150,6 +151,14 @@ def test_an_importance_matrix_goes_from_one_command_to_the_next(tmp_path: Path) 
     taken = run(*common, "-o", str(tmp_path / "b"), "--importance", str(file))
     assert taken.exit_code == 0, taken.stderr
     assert (tmp_path / "a" / "model.gguf").read_bytes() == (tmp_path / "b" / "model.gguf").read_bytes()
+    given = (str(tmp_path / "model"), "--dataset", str(ids), "--samples", "2", "-o", str(tmp_path / "float.gguf"))
+    measured = run("importance", *given, "--json")
+    assert measured.exit_code == 0, measured.stderr
+    assert json.loads(measured.stdout)["layers"] == len(read_importance(tmp_path / "float.gguf"))
+    assert json.loads(measured.stdout)["calibration"]["samples"] == 2
+    again = run("importance", *given)
+    assert again.exit_code == 1
+    assert "float.gguf exists" in again.stderr
     refused = run("plan", str(tmp_path / "model"), "--recipe", "gptq-q5_0", "--importance", str(file))
     assert refused.exit_code == 2
     assert "takes an importance matrix" in refused.stderr

@@ -45,7 +45,9 @@ from tests.support.proofs import prove_here
 
 BOUND = 1e-4
 WORKER = Path(__file__).with_name("worker.py")
-SCHEMES = {"Q4_0": "w4a16-g32", "Q8_0": "w8a16-g32", "MXFP4": "mxfp4a16"}
+SCHEMES = {"Q4_0": "w4a16-g32", "Q8_0": "w8a16-g32", "MXFP4": "mxfp4a16", "NVFP4": "nvfp4a16"}
+#: Models in whose graphs llama.cpp multiplies with the scale of NVFP4's scales, and whose rows fill blocks of 64.
+MULTIPLIED = ("llama", "mistral", "mixtral", "qwen3", "reference")
 #: Those that llama.cpp's own quantizer makes of whole files.
 MADE_THERE = ("Q4_0", "Q8_0")
 MIXTURE = "q4_k_m"
@@ -92,7 +94,10 @@ def main() -> int:
 def _compared(name: str, folder: Path, python: str) -> Iterator[tuple[str, float]]:
     source = reference_directory() if name == "reference" else _tiny(name, folder / "float")
     for kind, scheme in SCHEMES.items():
-        recipe = {"stages": [{"rtn": {"scheme": scheme}}], "export": {"format": "gguf"}}
+        if kind == "NVFP4" and name not in MULTIPLIED:
+            continue
+        search = "mse" if kind == "NVFP4" else "minmax"  # whose scale of scales has an inverse
+        recipe = {"stages": [{"rtn": {"scheme": scheme, "range_search": search}}], "export": {"format": "gguf"}}
         goldstick.quantize(source, recipe, output=folder / kind, proof="tensors")
         file = folder / kind / GGUF_NAME
         outputs = _outputs(file.parent, file, folder, python)

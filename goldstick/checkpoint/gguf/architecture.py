@@ -52,6 +52,8 @@ class Architecture:
         scaled_by_width: Whether attention is scaled by the width of a head, which ``query_pre_attn_scalar`` has to be,
             but by hidden_size / heads in the model of as many blocks as this; ``None`` where there is no such setting.
         needs_head: Whether llama.cpp asks for a head beside the embedding.
+        multiplies: Whether llama.cpp's graph multiplies the products of all matrices of a block with the number beside
+            them, as NVFP4 needs it; elsewhere it reads the number and drops it.
         marker: End of the name of a tensor or entry that only files of this record have, among those of its name.
     """
 
@@ -85,6 +87,7 @@ class Architecture:
     period: int = 1
     scaled_by_width: int | None = None
     needs_head: bool = False
+    multiplies: bool = False
     marker: str = ""
 
 

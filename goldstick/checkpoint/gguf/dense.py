@@ -29,6 +29,7 @@ DENSE = (
         fixed=SILU,
         told_by={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
         window="ignored",
+        multiplies=True,
     ),
     Architecture(
         name="qwen2",
@@ -44,6 +45,7 @@ DENSE = (
         model_type="qwen3",
         modules=(*BLOCK, *HEAD_NORMS),
         fixed=SILU | {"attention_bias": False},
+        multiplies=True,
     ),
     Architecture(
         name="granite",

@@ -16,6 +16,7 @@ from goldstick.checkpoint.gguf.architecture import Architecture
 from goldstick.checkpoint.gguf.architectures import architecture_of_config
 from goldstick.checkpoint.gguf.arrangement import Arrangement
 from goldstick.checkpoint.gguf.card import card_metadata
+from goldstick.checkpoint.gguf.factors import factor_place, require_multiplied
 from goldstick.checkpoint.gguf.metadata import head_counts_of, model_metadata, pooling_metadata
 from goldstick.checkpoint.gguf.names import Place, place_of
 from goldstick.checkpoint.gguf.rope import factor_tensors
@@ -25,7 +26,8 @@ from goldstick.checkpoint.gguf.tokenizer import tokenizer_metadata
 from goldstick.checkpoint.gguf.writer import require_package
 from goldstick.core.progress import Progress
 from goldstick.errors import FormatError
-from goldstick.formats.gguf_blocks import BY_SUFFIX
+from goldstick.formats.gguf import FACTOR
+from goldstick.formats.gguf_blocks import BY_SUFFIX, NVFP4
 
 _TYPES = {dtype: name for name, dtype in FLOATS.items()}
 
@@ -90,6 +92,8 @@ def gguf_layout(
     architecture = architecture_of_config(config)
     heads = head_counts_of(config, architecture)
     parts = {output: _part(output, shape, dtype, architecture, heads) for output, (shape, dtype) in outputs.items()}
+    fp4 = {output: part.place for output, part in parts.items() if part.type == NVFP4.name}
+    require_multiplied(fp4, outputs, architecture)
     factors = factor_tensors(config, architecture)
     specs = {name: ("F32", torch.Size([4 * factor.numel()])) for name, factor in factors.items()} | _specs(parts)
     if architecture.needs_head and "output.weight" not in specs:
@@ -147,6 +151,9 @@ def _sha256(file: Path) -> str:
 def _part(
     output: str, shape: torch.Size, dtype: torch.dtype, architecture: Architecture, heads: tuple[int, int]
 ) -> _Part:
+    if output.endswith(FACTOR):
+        place = factor_place(output, architecture)
+        return _Part(place=place, type="F32", shape=torch.Size([4]), arrangement=Arrangement())
     weight, kind = output, _TYPES.get(dtype)
     for suffix, block in BY_SUFFIX.items():
         if output.endswith(suffix):
@@ -192,7 +199,9 @@ def _specs(parts: Mapping[str, _Part]) -> dict[str, tuple[str, torch.Size]]:
         if experts == [None]:
             specs[name] = (first.type, first.shape)
         elif set(experts) == set(range(len(experts))):
-            specs[name] = (first.type, torch.Size([len(experts), *first.shape]))
+            vector = len(first.shape) == 1  # a number for each
+            stacked = [len(experts) * first.shape[0]] if vector else [len(experts), *first.shape]
+            specs[name] = (first.type, torch.Size(stacked))
         else:
             raise FormatError(f"The experts stacked in {name} are numbered {experts[:8]}, with a gap or twice.")
     return specs

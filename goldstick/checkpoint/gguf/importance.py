@@ -74,6 +74,32 @@ def read_importance(file: Path) -> dict[str, InputSquares]:
     return {name: _squares(header, name) for name in names}
 
 
+def quantized_with(file: str, dataset: str, entries: int, chunks: int) -> dict[str, str | int]:
+    """What a model's file says of the importance matrix it was made with, as llama.cpp's quantizer writes it.
+
+    Args:
+        file: Name of its file; empty where it was never in one.
+        dataset: What the text is called; empty where nobody knows.
+        entries: How many tensors it is of.
+        chunks: How many pieces of text there were; 0 where nobody knows.
+    """
+    said: dict[str, str | int] = {"file": file, "dataset": dataset, "entries_count": entries, "chunks_count": chunks}
+    return {f"quantize.imatrix.{key}": value for key, value in said.items() if value}
+
+
+def quantized_with_file(file: Path) -> dict[str, str | int]:
+    """The same of a file; reads its header."""
+    header = read_gguf(file)
+    datasets, chunks = header.metadata.get("imatrix.datasets"), header.metadata.get("imatrix.chunk_count")
+    first = datasets[0] if isinstance(datasets, list) and datasets else ""
+    return quantized_with(
+        file.name,
+        first if isinstance(first, str) else "",
+        sum(name.endswith(_SUMS) for name in header.tensors),
+        chunks if type(chunks) is int and 0 < chunks < 1 << 32 else 0,
+    )
+
+
 def _squares(header: GgufFile, name: str) -> InputSquares:
     sums, counts = _numbers(header, name + _SUMS), _numbers(header, name + _COUNTS)
     sums, counts = sums.reshape(-1, sums.shape[-1]), counts.flatten()

@@ -38,6 +38,7 @@ MIXTURES = (
         keys=_LOCAL_COUNTS,
         fixed=SILU,
         window="ignored",
+        multiplies=True,
         marker="ffn_gate_exps.weight",
     ),
     Architecture(
@@ -63,6 +64,7 @@ MIXTURES = (
         keys=_LOCAL_COUNTS | _EXPERT_WIDTH,
         fixed=SILU
         | {"attention_bias": False, "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": ([], None)},
+        multiplies=True,
     ),
     Architecture(
         name="gpt-oss",

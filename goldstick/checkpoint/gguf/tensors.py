@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,13 @@ from goldstick.checkpoint.gguf.architecture import Architecture
 from goldstick.checkpoint.gguf.architectures import architecture_of_file
 from goldstick.checkpoint.gguf.arrangement import Arrangement
 from goldstick.checkpoint.gguf.dequantized import DEQUANTIZED, DequantizedTensor
+from goldstick.checkpoint.gguf.factors import factor_info, factors_of
 from goldstick.checkpoint.gguf.file import GgufFile, StoredTensor
 from goldstick.checkpoint.gguf.names import Origin, Place, origin_of
 from goldstick.checkpoint.gguf.shards import read_model
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.errors import FormatError
-from goldstick.formats.gguf_blocks import BLOCK_TYPES
+from goldstick.formats.gguf_blocks import BY_SUFFIX
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 #: Factors by which rotary frequencies are divided; no tensors of transformers' checkpoints.
@@ -34,7 +35,7 @@ _IN_FLOAT32 = frozenset(
 )
 #: A matrix of one row, which files hold as a vector.
 _LONE = "ffn_gate_inp_shexp.weight"
-_BLOCKS = {kind.name: kind for kind in BLOCK_TYPES}
+_BLOCKS = {kind.name: kind for kind in BY_SUFFIX.values()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,10 +100,12 @@ def gguf_tensors(file: Path, vectors: torch.dtype = torch.float32) -> dict[str, 
     found = read_model(file)
     architecture = architecture_of_file(found.metadata.get("general.architecture"), [*found.tensors, *found.metadata])
     heads = head_counts(found, architecture)
+    factors = factors_of(found.tensors, architecture)
+    apart = {ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS, *(tensor.name for tensor in factors.values())}
     gathered: dict[str, dict[int, StoredTensor]] = {}
     origins: dict[str, Origin] = {}
     for tensor in found.tensors.values():
-        if tensor.name not in (ROPE_FACTORS, LONG_FACTORS, SHORT_FACTORS):
+        if tensor.name not in apart:
             origin = origin_of(tensor.name, architecture)
             origins.setdefault(origin.name, origin)
             gathered.setdefault(origin.name, {})[origin.part] = tensor
@@ -113,7 +116,7 @@ def gguf_tensors(file: Path, vectors: torch.dtype = torch.float32) -> dict[str, 
             lost = next(each for number, each in enumerate(place.names) if number not in parts)
             raise FormatError(f"{file} holds a part of {name} and lacks the tensor {lost!r}.")
         stored = [parts[number] for number in sorted(parts)]
-        for info in _infos(file, origins[name], stored, architecture, heads, vectors):
+        for info in _infos(file, origins[name], stored, architecture, heads, vectors, factors):
             infos[info.name] = info
     return infos
 
@@ -169,6 +172,7 @@ def _infos(
     architecture: Architecture,
     heads: tuple[int, int],
     vectors: torch.dtype,
+    factors: Mapping[str, StoredTensor],
 ) -> Iterator[TensorInfo]:
     first = stored[0]
     if origin.stacked and len(first.shape) != 3:
@@ -184,10 +188,13 @@ def _infos(
         raise FormatError(f"{file}: the {rows} rows of {first.name!r} {error}.") from error
     for expert in range(first.shape[0]) if origin.stacked else [None]:
         name = origin.name.format(expert)
-        pieces = tuple(_piece(file, tensor, name, expert, vectors) for tensor in stored)
+        beside = factors.get(first.name)
+        pieces = tuple(_piece(file, tensor, name, expert, vectors, packed=beside is not None) for tensor in stored)
         floats = FLOATS.get(first.type)
         dtype = vectors if vector and floats is torch.float32 else pieces[0].dtype
-        if floats is None and first.type not in DEQUANTIZED:
+        if beside is not None:
+            yield factor_info(beside, name, expert)
+        if floats is None and (beside is not None or first.type not in DEQUANTIZED):
             name += _BLOCKS[first.type].suffix
         empty = [torch.empty(piece.shape, dtype=piece.dtype, device="meta") for piece in pieces]
         shape = unordered(arrangement).to_transformers(empty).shape
@@ -208,7 +215,9 @@ def unordered(arrangement: Arrangement) -> Arrangement:
     return dataclasses.replace(arrangement, order=None, shift=0.0)
 
 
-def _piece(file: Path, tensor: StoredTensor, name: str, expert: int | None, vectors: torch.dtype) -> TensorInfo:
+def _piece(
+    file: Path, tensor: StoredTensor, name: str, expert: int | None, vectors: torch.dtype, *, packed: bool
+) -> TensorInfo:
     """The bytes of a tensor, or of one of the matrices stacked in it."""
     shape, start, nbytes = tensor.shape, tensor.start, tensor.nbytes
     if expert is not None:
@@ -219,11 +228,11 @@ def _piece(file: Path, tensor: StoredTensor, name: str, expert: int | None, vect
         if len(shape) < 2 or (tensor.type not in DEQUANTIZED and tensor.type not in _BLOCKS):
             raise FormatError(_refusal(file, tensor))
         dtype, row = torch.uint8, nbytes // math.prod(shape[:-1])
-        packed = torch.Size([*shape[:-1], row])
+        rows = torch.Size([*shape[:-1], row])
     else:
-        packed = shape
-    bytes_ = TensorInfo(name=name, file=tensor.file, dtype=dtype, shape=packed, start=start, nbytes=nbytes)
-    if tensor.type not in DEQUANTIZED:
+        rows = shape
+    bytes_ = TensorInfo(name=name, file=tensor.file, dtype=dtype, shape=rows, start=start, nbytes=nbytes)
+    if packed or tensor.type not in DEQUANTIZED:
         return bytes_
     return DequantizedTensor(
         name=name,

@@ -26,6 +26,7 @@ from goldstick.hf.rehearsal import require_loadable
 from goldstick.hf.source import float_config, open_source
 from goldstick.jobs.load.front_matter import card_remarks, front_matter
 from goldstick.jobs.load.importance import with_given_importance
+from goldstick.jobs.load.importance_entries import importance_entries
 from goldstick.jobs.plan.choose_format import choose_format, loader_remarks
 from goldstick.jobs.plan.in_memory import refuse_without_cache
 from goldstick.jobs.plan.planned_tensors import PlannedTensor, of_each_expert, read_tensors, with_outputs
@@ -271,8 +272,13 @@ def _whole(plan: Plan) -> str:
     return f"The whole model is held in memory {reason}, and a run that is stopped starts anew."
 
 
-def planned_gguf(plan: Plan) -> GgufLayout | None:
+def planned_gguf(plan: Plan, audit: Mapping[str, Any] | None = None, saved_as: str = "") -> GgufLayout | None:
     """What the GGUF file of a plan will hold beside its tensors; ``None`` for other formats.
+
+    Args:
+        plan: The plan.
+        audit: Of the calibration data, when they were seen.
+        saved_as: Name of the file that keeps, as an importance matrix, what was measured of them.
 
     Raises:
         FormatError: The model, a tensor or the tokenizer has no place in a GGUF file.
@@ -283,4 +289,6 @@ def planned_gguf(plan: Plan) -> GgufLayout | None:
     outputs = {name: spec for tensor in plan.tensors for name, spec in tensor.outputs.items()}
     directory = plan.source.directory
     card, _ = front_matter(directory / "README.md")
-    return gguf_layout(outputs, model.config.to_dict(), directory, directory.resolve().name, card)
+    layout = gguf_layout(outputs, model.config.to_dict(), directory, directory.resolve().name, card)
+    entries = importance_entries(plan.resolution, plan.network, audit or {}, saved_as)
+    return dataclasses.replace(layout, metadata={**layout.metadata, **entries})

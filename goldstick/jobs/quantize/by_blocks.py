@@ -68,7 +68,7 @@ def prepare(
     max_memory: int,
     progress: Progress,
     ranks: Ranks | None = None,
-    measures: bool = False,
+    saved_as: str = "",
 ) -> BlockwiseRun | None:
     """A run over the blocks, or ``None`` where the plan needs none, or its model cannot be taken apart into blocks."""
     if not plan.by_blocks or device.type != "cpu" or (plan.calibrated and calibrate is None):
@@ -89,7 +89,7 @@ def prepare(
     if early:
         give_large_blocks_back()
         return None
-    return BlockwiseRun(plan, streamed, data, proof, max_memory, progress, ranks or Ranks(), measures)
+    return BlockwiseRun(plan, streamed, data, proof, max_memory, progress, ranks or Ranks(), saved_as)
 
 
 def _calibrated_before(plan: Plan, streamed: StreamedModel, batch: Mapping[str, Any]) -> bool:
@@ -121,7 +121,7 @@ class BlockwiseRun:
         max_memory: Bytes that may be used.
         progress: Told what is done.
         ranks: Who does it together: the first writes, the others :meth:`assist`.
-        measures: Whether the result holds how large the inputs of each site are.
+        saved_as: Name of the file that keeps how large the inputs of each site are; empty where nothing is to.
 
     Attributes:
         data: Calibration data.
@@ -136,15 +136,15 @@ class BlockwiseRun:
         max_memory: int,
         progress: Progress,
         ranks: Ranks,
-        measures: bool = False,
+        saved_as: str = "",
     ) -> None:
-        self._measures = measures
+        self._saved_as = saved_as
         self._plan, self._max_memory, self._progress = plan, max_memory, progress
         self._names = CheckpointNames(plan.network.model)
         self._rotation_error: float | None = None
         batches = apart(data.batches() if data is not None else [], plan.resolution.holdout)
-        self._model = BlockwiseModel(plan, streamed, batches, proof, max_memory, progress, ranks, measures)
-        self.data = data
+        self._model = BlockwiseModel(plan, streamed, batches, proof, max_memory, progress, ranks, bool(saved_as))
+        self.data, self._audit = data, data.audit() if data is not None else {}
         self._ranks = ranks
         self._sharing = StatesOfRanks(ranks, len(batches), len(proof))
 
@@ -173,7 +173,7 @@ class BlockwiseRun:
         starts = model.start(journal.get("sites", {}), journal.get("kv_cache", {}))
         first = self._begin(work, starts, journal)
         specs = first.specs
-        for number in range(done if self._measures else 0):
+        for number in range(done if self._saved_as else 0):
             model.measured |= read_measured(work.path, number)
         if done:
             model.release(blocks[0])
@@ -189,7 +189,7 @@ class BlockwiseRun:
             give_large_blocks_back(scarce=True)  # the next block's weights would fill the heap for good
             tensors.write(writer, block)
             check_source()
-            if self._measures:
+            if self._saved_as:
                 inside = {name: squares for name, squares in model.measured.items() if name.startswith(f"{block}.")}
                 write_measured(work.path, index, inside)
             progress = {"blocks_done": index + 1, "hidden": found.sha256, **self._found()}
@@ -214,7 +214,7 @@ class BlockwiseRun:
         finally:
             writer.abandon()
             give_large_blocks_back()
-        hashes = gathered(self._plan, shards, work.checkpoint, hashes, self._progress)
+        hashes = gathered(self._plan, shards, work.checkpoint, hashes, self._progress, self._audit, self._saved_as)
         for left in work.checkpoint.iterdir():  # of a run that was cut short behind this point
             if left.name not in hashes:
                 left.unlink()
@@ -291,7 +291,7 @@ class BlockwiseRun:
             notes=notes,
             expected=expected,
             not_run=not_run,
-            audit=self.data.audit() if self.data is not None else {},
+            audit=self._audit,
             warnings=[*(self.data.warnings() if self.data is not None else ()), *calibration_warnings(notes), *slow],
             kv=kv,
             account=account,

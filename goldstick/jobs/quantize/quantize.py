@@ -123,7 +123,8 @@ def execute(
     ranks = Ranks() if trains else Ranks.joined()
     hashed = not plan.streams or resume  # streaming hashes what it reads
     hashes = files.hashes(progress) if hashed and ranks.alone else {}
-    blockwise = prepare(plan, target, calibrate, budget, progress, ranks, importance is not None)
+    saved_as = "" if importance is None else importance.name
+    blockwise = prepare(plan, target, calibrate, budget, progress, ranks, saved_as)
     if not ranks.alone:
         if blockwise is None and not plan.streams:
             raise idle_ranks()
@@ -155,7 +156,7 @@ def execute(
             if isinstance(place, WorkDirectory):
                 place.begin_checkpoint()
             result = write_whole(plan, folder, whole, progress, measures=importance is not None)
-            whole_file = gathered(plan, folder, folder, result.hashes, progress)
+            whole_file = gathered(plan, folder, folder, result.hashes, progress, result.audit, saved_as)
             for name in {*result.hashes} - {*whole_file}:
                 (folder / name).unlink()
             result = dataclasses.replace(result, hashes=whole_file)

@@ -53,7 +53,7 @@ def help_the_first(
     device: str,
     calibrate: Calibrate,
     max_memory: int | None = None,
-    measures: bool = False,
+    saved_as: str = "",
 ) -> Report:
     """What further processes that torchrun started do, while the first carries out a plan: take part, and wait.
 
@@ -64,17 +64,17 @@ def help_the_first(
         if plan.resolution.trains:
             train_alongside(plan, in_memory(plan, target, calibrate, training_directory(Path(output))), quiet)
         else:
-            _take_part(plan, target, calibrate, max_memory, measures)
+            _take_part(plan, target, calibrate, max_memory, saved_as)
         return Report.from_json(told_by_first(""))
     except RankError as error:
         raise SystemExit(RankError.exit_code) from error
 
 
-def _take_part(plan: Plan, target: torch.device, calibrate: Calibrate, max_memory: int | None, measures: bool) -> None:
+def _take_part(plan: Plan, target: torch.device, calibrate: Calibrate, max_memory: int | None, saved_as: str) -> None:
     """What :func:`goldstick.jobs.quantize.quantize.execute` asks of further ranks, in its order."""
     ranks = Ranks.joined()
     budget = default_budget() if max_memory is None else max_memory
-    blockwise = prepare(plan, target, calibrate, budget, quiet, ranks, measures)
+    blockwise = prepare(plan, target, calibrate, budget, quiet, ranks, saved_as)
     if blockwise is None and not plan.streams:
         raise idle_ranks()
     agree(ranks, plan, blockwise.data if blockwise else None)

@@ -168,6 +168,30 @@ def test_a_run_that_is_finished_says_that_it_kept_nothing(
     assert again.finished_before
 
 
+def _said(directory: Path) -> dict[str, Any]:
+    fields = gguf.GGUFReader(directory / GGUF_NAME).fields
+    return {name: field.contents() for name, field in fields.items() if name.startswith("quantize.")}
+
+
+def test_a_file_says_with_which_importance_matrix_it_was_made(
+    made: Callable[[str], Run], calibration: dict[str, Any], ids: Path, tmp_path: Path
+) -> None:
+    before = made("llama")
+    known = {"dataset": str(ids), "entries_count": len(read_importance(before.importance)), "chunks_count": 3}
+    expected = {f"quantize.imatrix.{key}": value for key, value in known.items()}
+    assert _said(before.output) == expected | {"quantize.imatrix.file": "i.gguf"}
+    header = gguf.GGUFReader(before.output / GGUF_NAME).fields["quantize.imatrix.chunks_count"]
+    assert header.types == [gguf.GGUFValueType.UINT32]  # as llama.cpp's quantizer writes it
+    goldstick.quantize(before.source, recipe() | calibration, output=tmp_path / "unsaved")
+    assert _said(tmp_path / "unsaved") == expected
+    goldstick.quantize(before.source, recipe(range_search="ggml"), output=tmp_path / "plain")
+    assert _said(tmp_path / "plain") == {}
+    nameless = _rewritten(before, tmp_path / "other.gguf", lambda found: None)
+    goldstick.quantize(before.source, recipe(importance=nameless), output=tmp_path / "given")
+    assert _said(tmp_path / "given")["quantize.imatrix.dataset"] == "x"
+    assert _said(tmp_path / "given")["quantize.imatrix.file"] == "other.gguf"
+
+
 def test_gptq_saves_what_its_hessians_were_of(
     made: Callable[[str], Run], calibration: dict[str, Any], tmp_path: Path
 ) -> None:
