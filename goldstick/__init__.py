@@ -13,7 +13,7 @@ from goldstick.registration import register, register_with_transformers
 
 if TYPE_CHECKING:
     from goldstick.algorithms import RTN
-    from goldstick.api import accelerate, apply, evaluate, export, load, optimize, quantize, search
+    from goldstick.api import accelerate, apply, evaluate, export, load, optimize, plan, quantize, search
     from goldstick.core.grid import Grid
     from goldstick.core.scheme import Scheme
     from goldstick.errors import GoldstickError
@@ -38,6 +38,7 @@ _HOMES = {
     "export": "goldstick.api",
     "load": "goldstick.api",
     "optimize": "goldstick.api",
+    "plan": "goldstick.api",
     "quantize": "goldstick.api",
     "search": "goldstick.api",
 }
@@ -56,6 +57,7 @@ __all__ = [
     "export",
     "load",
     "optimize",
+    "plan",
     "quantize",
     "register",
     "search",

@@ -100,15 +100,16 @@ def plan(
     Args:
         model: As :func:`quantize` takes it.
         recipe: As :func:`quantize` takes it.
-        data_dir: As :func:`quantize` takes it.
         inputs: Keyword arguments to try the model with, where goldstick cannot know any, or a file of them.
+        data_dir: As :func:`quantize` takes it.
         runtime: A program that is to run the result: a format that it loads is taken, and what it refuses is refused.
         tensor_parallel: Over how many devices it is to split the layers.
 
     Raises:
-        SourceError, RecipeError: The model cannot be read; the recipe is wrong, or illegal for this model.
+        SourceError: The model cannot be read, or lacks the tokenizer that the run would need.
+        RecipeError: The recipe is wrong, or illegal for this model.
         FormatError: Its format cannot hold the result, or the runtime does not run it.
-        DataError, SourceError: The data that the run would need are missing, or the tokenizer for them.
+        DataError: The data that the run would need are missing.
     """
     wanted = with_bundled_data(Recipe.load(recipe), model, data_dir)
     with checkpoint_directory(find_model(model)) as directory:

@@ -25,6 +25,7 @@ PUBLIC = {
     "export",
     "load",
     "optimize",
+    "plan",
     "quantize",
     "register",
     "search",
@@ -46,7 +47,8 @@ def test_each_can_be_imported_and_is_documented(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "function", ["accelerate", "apply", "evaluate", "export", "load", "optimize", "quantize", "register", "search"]
+    "function",
+    ["accelerate", "apply", "evaluate", "export", "load", "optimize", "plan", "quantize", "register", "search"],
 )
 def test_each_function_says_what_it_raises_and_what_its_arguments_are(function: str) -> None:
     thing = getattr(goldstick, function)

@@ -29,6 +29,7 @@ from goldstick.cli.serve import serve
 from goldstick.cli.several import refuse_copies
 from goldstick.cli.signals import orderly_signals
 from goldstick.cli.streams import prepare_streams
+from goldstick.core.collector import end_without_collection
 from goldstick.core.notices import GoldstickWarning
 from goldstick.errors import GoldstickError, OutputError, RankError, SourceError
 
@@ -44,6 +45,8 @@ class _Group(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         prepare_streams()
         kwargs.setdefault("obj", not args and "args" not in kwargs)  # whether a shell runs it
+        if kwargs["obj"]:
+            end_without_collection()
         with orderly_signals():
             try:
                 return super().main(*args, **kwargs)

@@ -15,6 +15,7 @@ from goldstick.cli.memory_size import memory_size
 from goldstick.cli.recipe_options import RECIPE_OPTIONS, chosen_recipe
 from goldstick.cli.runtime_option import TENSOR_PARALLEL
 from goldstick.cli.search_options import SIZE_OPTIONS, given
+from goldstick.core.collector import no_collection
 from goldstick.core.counts import counted
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ _SIZES = ("model", "size", "bits", "share", "runtime", "schemes", "as_json")
     help="Memory that each process has, such as 80GB: fails where that does not hold the run.",
 )
 @RECIPE_OPTIONS
+@no_collection()  # a plan holds no weights
 def plan(
     model: str, data_dir: str | None, inputs: Path | None, size: int | None, bits: float | None, share: float | None,
     runtime: str | None, schemes: tuple[str, ...], tensor_parallel: int, nproc: int | None,

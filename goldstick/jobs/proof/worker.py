@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from goldstick.core.collector import end_without_collection, no_collection
 from goldstick.core.freed_memory import give_large_blocks_back
 from goldstick.core.fresh_process import end_with_the_parent
 from goldstick.errors import GoldstickError, NotRunError, QuantizationError, SourceError
@@ -87,6 +88,7 @@ def _expected(request: dict[str, Any]) -> Observation:
     return observe_rounded(Path(request["source"]), Recipe.load(request["recipe"]), inputs)
 
 
+@no_collection()
 def prepare() -> None:
     """Import what every proof of a model of transformers needs, before it is known which."""
     quiet_libraries()
@@ -96,6 +98,7 @@ def prepare() -> None:
 def main() -> int:
     """Read the request, write the result."""
     end_with_the_parent()
+    end_without_collection()
     quiet_libraries()
     give_large_blocks_back()
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
