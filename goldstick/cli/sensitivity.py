@@ -9,6 +9,7 @@ from typing import Any, Literal
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar
+from goldstick.cli.inputs_option import INPUTS
 from goldstick.cli.memory_size import memory_size
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.renamed_option import renamed_option
@@ -55,9 +56,15 @@ def _size_or_share(context: click.Context, parameter: click.Parameter, value: st
     help="The widths to try of a grid of integers; 2,3,4,8 if nothing is said. Other schemes are tried as they are.",
 )
 @click.option("--schemes", callback=_names, metavar="NAMES", help="Schemes to try, such as fp8a16,nvfp4a16,q4_k,q6_k.")
-@click.option("--dataset", metavar="PATH|NAME", help="The text; else the recipe's calibration data.")
+@click.option(
+    "--dataset",
+    "--data",
+    metavar="PATH|NAME",
+    help="Text, or data of the kind that MODEL reads; else the recipe's calibration data.",
+)
+@INPUTS
 @click.option("--data-dir", metavar="DIR", help="Where sets known by name lie; 'reference' for the bundled data.")
-@click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Samples of the text.")
+@click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Samples of the data.")
 @click.option("--seq-len", type=click.IntRange(2), default=256, show_default=True, help="Tokens of a sample.")
 @click.option(
     "--recipe-for-size",
@@ -89,6 +96,7 @@ def sensitivity(
     bits: tuple[int, ...],
     schemes: tuple[str, ...],
     dataset: str | None,
+    inputs: Path | None,
     data_dir: str | None,
     samples: int,
     seq_len: int,
@@ -103,7 +111,8 @@ def sensitivity(
 ) -> None:  # fmt: skip
     """Round each layer of MODEL alone, at each width or to each scheme, and show how far the model's predictions move.
 
-    MODEL is a float causal language model; it is in memory as a whole, in float32. A recipe with 'precision:
+    MODEL is float; it is in memory as a whole, in float32. Predictions are those of tokens or of an image's class; of a
+    model that makes none, its outputs count. A recipe with 'precision:
     {sensitivity: FILE, bits_per_weight: 4.5}' chooses each layer's bits or scheme by what is found. With
     --recipe-for-size 'goldstick search' measures, over these widths or schemes, and its recipe is printed.
     """
@@ -115,6 +124,7 @@ def sensitivity(
     from goldstick.algorithms.base import rounds
     from goldstick.core.json_files import check_writable, dump_json, write_atomically
     from goldstick.core.ranks import Ranks
+    from goldstick.hf.example_inputs import as_inputs
     from goldstick.jobs.load.find_model import data_directory, find_model
     from goldstick.jobs.search.for_sensitivity import sensitivity_for_size
     from goldstick.jobs.sensitivity.choices import as_it_stands
@@ -125,6 +135,9 @@ def sensitivity(
     from goldstick.report.sensitivity import print_sensitivity
     from goldstick.report.sensitivity_page import render_sensitivity
 
+    if inputs is not None and (dataset is not None or recipe_for_size is not None):
+        other = "--dataset" if dataset is not None else "--recipe-for-size, which searches on rows of text"
+        raise click.UsageError(f"--inputs is what the model is measured on; it does not go with {other}")
     if output is not None and output == html:
         raise click.UsageError("-o and --html name the same file; give each its own")
     for path in (output, html):
@@ -147,8 +160,8 @@ def sensitivity(
     with progress_bar(not as_json) as progress:
         if recipe_for_size is None:
             found = measure_sensitivity(
-                find_model(model), loaded, tried, text, data_dir=data_directory(data_dir, model), progress=progress,
-                ranks=Ranks.joined(),
+                find_model(model), loaded, tried, text, inputs=as_inputs(inputs),
+                data_dir=data_directory(data_dir, model), progress=progress, ranks=Ranks.joined(),
             )  # fmt: skip
         else:
             found, chosen = sensitivity_for_size(

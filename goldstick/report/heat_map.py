@@ -23,13 +23,17 @@ def heat_map(found: Sensitivity) -> dict[str, Any]:
         "tokens": f"{found.tokens:,}",
         "grid": _grid(found.grid) if any(isinstance(choice, int) for choice in found.widths) else "named schemes",
         "choices": [in_words(choice) for choice in found.widths],
+        "of": "predictions" if found.measure == "kl" else "samples",
+        "short": "KL" if found.measure == "kl" else "Squared error",
+        "unit": found.unit,
+        "figure": found.figure,
         "low": f"{low:.1e}",
         "high": f"{high:.1e}",
         "rows": [
             {
                 "name": kind,
                 "count": len(layers),
-                "strips": [_strip(kind, layers, choice, low, high) for choice in found.widths],
+                "strips": [_strip(kind, layers, choice, low, high, found.unit) for choice in found.widths],
             }
             for kind, layers in kinds.items()
         ],
@@ -48,12 +52,12 @@ def drawable(data: Mapping[str, Any]) -> Mapping[str, Any]:
     return data
 
 
-def _strip(kind: str, layers: list[LayerSensitivity], choice: Choice, low: float, high: float) -> Any:
+def _strip(kind: str, layers: list[LayerSensitivity], choice: Choice, low: float, high: float, unit: str) -> Any:
     values, words = [layer.kl[choice] for layer in layers], in_words(choice)
     marks = [
-        Mark(label=f"{layer.name}, {words}: {layer.kl[choice]:.2e} nats", value=layer.kl[choice]) for layer in layers
+        Mark(label=f"{layer.name}, {words}: {layer.kl[choice]:.2e} {unit}", value=layer.kl[choice]) for layer in layers
     ]
-    description = f"{kind}, {words}: {min(values):.2e} to {max(values):.2e} nats, in the order of the layers"
+    description = f"{kind}, {words}: {min(values):.2e} to {max(values):.2e} {unit}, in the order of the layers"
     return cells(marks, low, high, description)
 
 

@@ -30,7 +30,8 @@ class LayerSensitivity:
         name: its name, as recipes call it.
         shape: the shape of its weight.
         elements: the number of its weights.
-        kl: bits or scheme → mean KL(p ‖ q) per token in nats of the float model and the one with it rounded.
+        kl: bits or scheme → how far the predictions of the one with it rounded are from the float model's: mean KL(p ‖
+            q) per token in nats, or what else ``measure`` says.
         bits_per_weight: bits or scheme → stored bits of a weight, scales and zeros counted.
     """
 
@@ -52,6 +53,7 @@ class Sensitivity:
         grid: ``granularity``, ``group_size`` and ``symmetric`` of the recipe's grid, and its ``range_search``.
         widths: the bits that were tried, the fewest first, then the schemes.
         layers: the layers in the model's order.
+        measure: ``kl``, or ``squared error`` of the model's outputs, relative to their squares.
     """
 
     model: str
@@ -60,6 +62,17 @@ class Sensitivity:
     grid: Mapping[str, Any]
     widths: tuple[Choice, ...]
     layers: tuple[LayerSensitivity, ...]
+    measure: str = "kl"
+
+    @property
+    def unit(self) -> str:
+        """What a figure is counted in, in a word."""
+        return "nats" if self.measure == "kl" else "of the outputs' squares"
+
+    @property
+    def figure(self) -> str:
+        """What a figure is."""
+        return "Mean KL per prediction (nats)" if self.measure == "kl" else "Squared error of the outputs, relative"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, as recipes read it; widths are strings there."""
@@ -92,6 +105,7 @@ class Sensitivity:
                 grid=data["grid"],
                 widths=tuple(data["widths"]),
                 layers=layers,
+                measure=str(data.get("measure", "kl")),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"no sensitivity file of goldstick ({type(error).__name__}: {error})") from error
@@ -127,13 +141,13 @@ def refuse_another_network(found: Sensitivity, report: Report) -> None:
 
 
 def print_sensitivity(console: Console, found: Sensitivity) -> None:
-    """Print a line for each layer: the mean KL per token at each width."""
+    """Print a line for each layer: its figure at each width."""
     columns = ("layer", "shape", *(f"<{in_words(choice)}" for choice in found.widths))
     cells = [
         [layer.name, "×".join(map(str, layer.shape)), *(f"{layer.kl[choice]:.2e}" for choice in found.widths)]
         for layer in found.layers
     ]
-    print_table(console, f"Mean KL per token (nats), each layer rounded alone, on {found.inputs}", columns, cells)
+    print_table(console, f"{found.figure}, each layer rounded alone, on {found.inputs}", columns, cells)
 
 
 def in_words(choice: Choice) -> str:

@@ -77,7 +77,7 @@ def test_a_sensitivity_is_a_heat_map_of_its_layers_and_widths() -> None:
     text = check_alone(html).text
     assert html.count('class="cell"') == 6
     assert "layers.*.up 3 layers layers.0.up, 2 bits: 5.00e-01 nats" in text
-    assert "over 16 tokens (2 samples of 8 tokens from text). Grid: groups of 32, symmetric, ranges by mse" in text
+    assert "over 16 predictions (2 samples of 8 tokens from text). Grid: groups of 32, symmetric, ranges by mse" in text
     assert "Sensitivity" not in render_report(report(*LAYERS))
     assert drawable({key: value for key, value in found.items() if key != "tokens"}) == {}
     assert drawable(found | {"grid": {}}) == {}

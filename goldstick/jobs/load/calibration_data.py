@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from goldstick.jobs.load.find_model import REFERENCE, data_directory
 from goldstick.jobs.load.runnable import with_tokenizer
 from goldstick.recipes.recipe import Calibration
 
+_IDS = "input_ids"
+
 
 def calibration_data(
     settings: Calibration, directory: Path, data_dir: Path | None
@@ -36,6 +39,7 @@ def calibration_data(
     """
 
     def read(model: nn.Module) -> CalibrationData:
+        _refuse_no_text(model, settings.dataset)
         language_model = with_tokenizer(model, directory)
         documents = read_documents(settings.dataset, home_of(settings.dataset, data_dir), settings.text_field)
         make = pack if settings.packing else pad_rows
@@ -60,6 +64,17 @@ def home_of(dataset: str, data_dir: Path | None) -> Path | None:
     if dataset == REFERENCE and (data_dir is None or not any(data_dir.glob("text/calibration.txt*"))):
         return data_directory(REFERENCE, None)
     return data_dir
+
+
+def _refuse_no_text(model: nn.Module, dataset: str) -> None:
+    """Refuse a model that has no argument for token ids, before anything is read."""
+    named = [one.name for one in inspect.signature(model.forward).parameters.values() if one.kind != one.VAR_KEYWORD]
+    if named and _IDS not in named and getattr(model, "main_input_name", _IDS) != _IDS:
+        taken = ", ".join([*named[:4], "…"] if len(named) > 4 else named)
+        raise DataError(
+            f"{dataset} is text, and the forward of {type(model).__name__} takes no {_IDS} but {taken}: give data of "
+            "the kind that it reads, such as a folder of images or of audio, or tensors (.safetensors, .npz)"
+        )
 
 
 def _encode(document: Document, language_model: LanguageModel, templates: ChatTemplates) -> list[int]:

@@ -19,7 +19,7 @@ from goldstick.hf.cache import cached_decoder, quantized_cache_of, use_float_cac
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.load import load
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
-from goldstick.jobs.sensitivity.sensitivity import mean_kl
+from goldstick.jobs.sensitivity.measures import mean_kl
 from goldstick.kernels.convolution import rounded_samples
 from goldstick.kernels.reference import quantized_input
 from goldstick.nn import PackedWeight, QuantizedConvolution, QuantizedLinear, TiedQuantizedLinear

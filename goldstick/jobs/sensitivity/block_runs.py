@@ -2,36 +2,47 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from goldstick.jobs.sensitivity.measures import Answer, Measure
 from goldstick.structure.blocks import find_blocks
 from goldstick.structure.calls import ForwardLeft, standing_in
+from goldstick.structure.trace import tensors_in
 
 
 class BlockRuns:
-    """Runs a language model in memory on fixed batches, without repeating the blocks before the one that changed.
+    """Runs a model in memory on fixed batches, without repeating the blocks before the one that changed.
 
     A block that is passed over is not run: it hands on what the last of them gave when all were run. The model's own
     code does everything else, so masks and positions are its own. Where a model's blocks are not one chain, and where
-    passing over them would give other logits, every run is of the whole model.
+    passing over them would give other answers, every run is of the whole model.
 
     Args:
-        model: A causal language model. It is left as it was found after each run.
+        model: The model. It is left as it was found after each run.
         batches: Keyword arguments of its forward.
         blocks: Paths of its blocks, for a quantized model, in which they are not recognised; found where ``None``.
+        measure: What of the model's outputs is its answer; its logits by default.
 
     Attributes:
         blocks: Paths of the blocks that may be passed over, in order; empty for none.
     """
 
     def __init__(
-        self, model: nn.Module, batches: Sequence[Mapping[str, Tensor]], blocks: tuple[str, ...] | None = None
+        self,
+        model: nn.Module,
+        batches: Sequence[Mapping[str, Tensor]],
+        blocks: tuple[str, ...] | None = None,
+        measure: Measure | None = None,
     ) -> None:
-        self.model, self.batches = model, batches
+        self.model, self.batches, self._measure = model, batches, measure or Measure()
+        taken = inspect.signature(model.forward).parameters
+        caches = "use_cache" in taken or any(one.kind is one.VAR_KEYWORD for one in taken.values())
+        self._settings = {"use_cache": False} if caches and hasattr(model, "config") else {}
         blocks = find_blocks(model) if blocks is None else blocks
         self.blocks = blocks if len({block.rpartition(".")[0] for block in blocks}) == 1 else ()
         self._first = 0
@@ -66,14 +77,18 @@ class BlockRuns:
     @torch.no_grad()
     def logits(self) -> Iterator[Tensor]:
         """The model's logits on each batch, [rows, tokens, vocabulary]."""
+        yield from self.answers()
+
+    @torch.no_grad()
+    def answers(self) -> Iterator[Answer]:
+        """What the measure compares of the model's outputs on each batch."""
         for index in range(len(self.batches)):
             yield self._run(index)
 
-    def _run(self, index: int) -> Tensor:
+    def _run(self, index: int) -> Answer:
         model: Any = self.model
         with standing_in(model, dict.fromkeys(self.blocks[: self._first], lambda *_, **__: self._given[index])):
-            found: Tensor = model(**self.batches[index], use_cache=False).logits
-        return found
+            return self._measure.answer(model(**self.batches[index], **self._settings))
 
     @torch.no_grad()
     def _output(self, place: int, index: int) -> Any:
@@ -94,11 +109,12 @@ class BlockRuns:
 
     @torch.no_grad()
     def _equal_from_the_second(self) -> bool:
-        """Whether passing over all blocks but the last gives the logits of a whole run, to the bit."""
+        """Whether passing over all blocks but the last gives the answer of a whole run, to the bit."""
         whole = self._run(0)
         batches, self.batches = self.batches, self.batches[:1]
         self._given = [None]
         self.start_at(len(self.blocks) - 1)
-        equal = torch.equal(self._run(0), whole)
+        again = self._run(0)
+        equal = all(map(torch.equal, tensors_in(again), tensors_in(whole)))
         self._first, self.batches, self._given = 0, batches, [None] * len(batches)
         return equal

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,15 +13,14 @@ from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.algorithms.stage import Rotation, of_kind
 from goldstick.calibration.task import Assignment
 from goldstick.core.agreement import require_same, sizes_of
-from goldstick.core.counts import counted
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
 from goldstick.errors import RecipeError
-from goldstick.evaluation.kl import token_kl
-from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
 from goldstick.jobs.sensitivity.choices import assignments_of, in_order, search_of, stored_bits
+from goldstick.jobs.sensitivity.measures import measure_for
+from goldstick.jobs.sensitivity.tried_on import tried_on
 from goldstick.recipes.idle import refuse_idle
 from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.recipes.resolve import Resolution, resolve
@@ -36,23 +34,26 @@ def measure_sensitivity(
     tried: Sequence[Choice],
     text: Calibration,
     *,
+    inputs: Mapping[str, Tensor] | None = None,
     data_dir: Path | None = None,
     progress: Progress = quiet,
     ranks: Ranks | None = None,
 ) -> Sensitivity:
     """Round every layer that a recipe targets to nearest, alone, in each way, and compare the model's predictions.
 
-    The figure is the mean over all tokens of KL(p ‖ q), p the float model's distribution of the next token and q that
-    of the model with one layer rounded, on the recipe's grid with another number of bits or to a named scheme. Weights
-    alone are rounded, in the dtype they are stored in; everything is computed in float32, the sums in float64. The
-    float model's logits are computed once; a layer's runs begin at its block.
+    The figure is the mean over all predictions of KL(p ‖ q), p the float model's distribution of the next token, or of
+    an image's class, and q that of the model with one layer rounded, on the recipe's grid with another number of bits
+    or to a named scheme. Of models that give something else it is the mean over their outputs of the squared error,
+    relative to the output's squares. Weights alone are rounded, in the dtype they are stored in; everything is computed
+    in float32, the sums in float64. The float model's answers are computed once; a layer's runs begin at its block.
 
     Args:
-        directory: A float checkpoint of a causal language model.
+        directory: A float checkpoint.
         recipe: Names the layers, their grid and the range search (``imatrix`` counts as ``mse``).
         tried: Bits of the recipe's grid, each 1 to 8, or names of schemes and mixtures, such as ``nvfp4a16`` and
             ``q4_k_m``; of a scheme the weights' grid counts. Block types of GGUF files are rounded by ggml's search.
-        text: The text.
+        text: The data: text, or what the model reads.
+        inputs: Keyword arguments of the model's forward, in the place of data.
         data_dir: Where sets of text known by name lie.
         progress: Told what is done.
         ranks: Who does it together, layer by layer; all of them get the result.
@@ -60,7 +61,7 @@ def measure_sensitivity(
     Raises:
         RecipeError: The recipe rounds nothing, rotates, or is illegal for this model, as may be a scheme.
         UsageError: A width is no number of bits, or the recipe's grid has no bits to choose.
-        DataError: The text is missing, malformed or too short.
+        DataError: The data are missing, malformed, too few, or not for this model.
         SourceError: The directory is no readable float model.
     """
     choices = in_order(tried)
@@ -73,11 +74,13 @@ def measure_sensitivity(
     network = Network(model)
     resolution = resolve(stages, network)
     refuse_idle(network, resolution)
-    data = calibration_data(text, directory, data_dir)(model)
+    data = tried_on(model, directory, text, inputs, data_dir)
     asked = [recipe.model_dump(mode="json", exclude={"calibration"}), [str(choice) for choice in choices]]
     require_same(ranks, {"model": sizes_of(directory), "recipe or schemes": asked, "text": data.fingerprint})
-    runs = BlockRuns(model.float(), data.batches())
-    right = list(runs.logits())
+    batches = [_in_float32(batch) for batch in data.batches]
+    measure = measure_for(model.float(), batches[0])
+    runs = BlockRuns(model, batches, measure=measure)
+    right = list(runs.answers())
     assigned = assignments_of(choices, stages, resolution, network)
     chosen = [site for site in network.sites if all(site.name in assigned[choice] for choice in choices)]
     if not chosen:
@@ -85,11 +88,14 @@ def measure_sensitivity(
     places = {site.name: _place(runs, site, resolution) for site in chosen}
     order = sorted(places, key=lambda name: places[name])
 
+    def apart() -> float:
+        return measure.apart(right, runs.answers())
+
     def measured(number: int) -> LayerSensitivity:
         name = order[number]
         progress("sensitivity", number, len(places))
         runs.start_at(places[name])
-        return _layer(network, resolution, {choice: assigned[choice][name] for choice in choices}, runs, right)
+        return _layer(network, resolution, {choice: assigned[choice][name] for choice in choices}, apart)
 
     found = dict(zip(order, ranks.each([runs.cost(places[name]) for name in order], measured), strict=True))
     progress("sensitivity", len(places), len(places))
@@ -97,8 +103,9 @@ def measure_sensitivity(
     grid = stages[0].scheme_for(chosen[0]).weight  # that of the recipe, also where a layer has narrower groups
     return Sensitivity(
         model=str(directory),
-        inputs=f"{counted(data.ids.shape[0], 'sample')} of {counted(data.ids.shape[1], 'token')} from {text.dataset}",
-        tokens=data.ids.numel(),
+        inputs=data.words,
+        tokens=measure.predictions(right),
+        measure=measure.name,
         grid={
             "granularity": grid.granularity,
             "group_size": grid.group_size,
@@ -110,20 +117,15 @@ def measure_sensitivity(
     )
 
 
-def mean_kl(right: Sequence[Tensor], tried: Iterator[Tensor]) -> float:
-    """The mean over all tokens of KL(p ‖ q) in nats, of batches of logits; exact over tokens, rounded once."""
-    values: list[float] = []
-    for first, second in zip(right, tried, strict=True):
-        values += token_kl(first, second).flatten().tolist()
-    return math.fsum(values) / len(values)
+def _in_float32(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.float() if value.is_floating_point() else value for name, value in batch.items()}
 
 
 def _layer(
     network: Network,
     resolution: Resolution,
     assigned: Mapping[Choice, Assignment],
-    runs: BlockRuns,
-    right: Sequence[Tensor],
+    apart: Callable[[], float],
 ) -> LayerSensitivity:
     site = next(iter(assigned.values())).site
     weight = network.weight(site).to(site.dtype)  # exact: it was of this dtype
@@ -133,7 +135,7 @@ def _layer(
         search = search_of(assignment)
         rounded = quantize_with_search(weight, assignment.scheme.weight, search, plain=search == "minmax")
         with _replaced(network, resolution, site, rounded.dequantize().float()):
-            kl[choice] = mean_kl(right, runs.logits())
+            kl[choice] = apart()
         stored[choice] = stored_bits(rounded, halves=assignment.stage.float16_ranges)
     return LayerSensitivity(
         name=site.name,
