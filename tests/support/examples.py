@@ -178,7 +178,10 @@ def _require_a_sound_report(output: Path, words: list[str]) -> None:
 
 
 def same_line(shown: str, said: str) -> bool:
-    """Whether two lines are one but for spaces at the ends and the last digits of fractions."""
+    """Whether two lines are one but for spaces at the ends and the last digits of fractions; … stands for any rest."""
+    if shown.endswith("…"):
+        shown = shown.removesuffix("…").rstrip()
+        said = said[: len(shown)]
     if _NUMBER.sub("#", shown).strip() != _NUMBER.sub("#", said).strip():
         return False
     pairs = zip(_NUMBER.findall(shown), _NUMBER.findall(said), strict=True)

@@ -95,6 +95,7 @@ void define_dequantize_rows(nb::module_& module) {
 }  // namespace
 
 NB_MODULE(_C, module) {
+    nb::set_leak_warnings(false);  // a process may end without a last collection, and says nothing of it
     module.doc() = "CPU kernels of goldstick. Import torch first, so that both share one OpenMP runtime.";
     define_dequantize_rows<float, float>(module);
     define_dequantize_rows<bfloat16, std::int16_t>(module);
