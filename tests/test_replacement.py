@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from transformers.pytorch_utils import Conv1D
 
 import goldstick
@@ -142,3 +143,29 @@ def test_a_quantized_layer_takes_its_input_by_the_name_that_the_float_one_does(n
     by_name, by_place = layer(**{argument: x}), layer(x)
     first = (by_name[0], by_place[0]) if isinstance(by_name, tuple) else (by_name, by_place)
     assert torch.equal(*first)
+
+
+class Doubled(nn.Module):
+    def forward(self, bias: Tensor) -> Tensor:
+        return bias * 2
+
+
+@pytest.mark.parametrize("name", ["linear", "conv2d"])
+def test_a_bias_that_a_parametrization_computes_goes_on_being_computed(name: str) -> None:
+    build, _, x = LAYERS[name]
+    model = nn.Sequential(build())
+    nn.utils.parametrize.register_parametrization(model[0], "bias", Doubled())
+    quantized = goldstick.apply(model, "rtn-w8a16").model
+    assert isinstance(quantized[0], PackedWeight)
+    torch.testing.assert_close(quantized(x), model(x), rtol=0.02, atol=0.02)
+    assert torch.equal(copy.deepcopy(quantized)(x), quantized(x))
+
+
+def test_a_model_that_torch_does_not_copy_is_named_with_the_way_out() -> None:
+    layer, x = nn.Linear(16, 2), torch.randn(3, 16)
+    prune.l1_unstructured(layer, "weight", 0.5)
+    model = nn.Sequential(nn.Linear(16, 16), layer)
+    before = model(x)
+    with pytest.raises(StructureError, match=r"cannot be copied: .*inplace=True.*prune\.remove"):
+        goldstick.apply(model, "rtn-w8a16")
+    torch.testing.assert_close(goldstick.apply(model, "rtn-w8a16", inplace=True).model(x), before, rtol=0.02, atol=0.02)

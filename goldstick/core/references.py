@@ -21,9 +21,16 @@ def copy_of(model: nn.Module) -> nn.Module:
     """A deep copy of a model, all of whose calls stay in the copy.
 
     Raises:
-        StructureError: A function in it refers to a module of the model itself; the message names it.
+        StructureError: A function in it refers to a module of the model itself, and the message names it; or it holds
+            tensors that torch does not copy.
     """
-    found = copy.deepcopy(model)
+    try:
+        found = copy.deepcopy(model)
+    except RuntimeError as error:  # tensors that were computed, as torch.nn.utils.weight_norm and prune keep them
+        raise StructureError(
+            f"This {type(model).__name__} cannot be copied: {error} Give inplace=True, or make its weights plain ones "
+            "first (torch.nn.utils.remove_weight_norm, torch.nn.utils.prune.remove)."
+        ) from error
     if (path := stray_module(found, model)) is not None:
         raise StructureError(
             f"This {type(model).__name__} cannot be copied: {path} refers to a module from inside a function, and "

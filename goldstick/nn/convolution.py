@@ -14,7 +14,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.kernels.convolution import Geometry
 from goldstick.kernels.prepared_convolution import PreparedConvolution
 from goldstick.nn.input_range import hold_input_range
-from goldstick.nn.packed import PackedWeight
+from goldstick.nn.packed import PackedWeight, bias_of
 
 _PLAIN: tuple[Any, ...] = (nn.Conv1d._conv_forward, nn.Conv2d._conv_forward)
 
@@ -51,7 +51,7 @@ class QuantizedConvolution(PackedWeight):
         if type(own)._conv_forward not in _PLAIN or not self.grid.integers:  # somebody does more than the product
             found: Tensor = super().forward(input)
             return found
-        return self.product_with(input, self._parameters["bias"])
+        return self.product_with(input, bias_of(self))
 
     def product_with(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x ∗ Ŵ + b on the packed rows, with the input padded and quantized as the layer says."""

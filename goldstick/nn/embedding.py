@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from goldstick.nn.lazy_weight import LazyWeight
 from goldstick.nn.linear import packed_linear
-from goldstick.nn.packed import PackedWeight
+from goldstick.nn.packed import PackedWeight, bias_of
 
 
 class QuantizedEmbedding(PackedWeight):
@@ -87,4 +87,4 @@ class TiedQuantizedLinear(nn.Module):
 
     def forward(self, input: Tensor) -> Tensor:
         """[..., features] → [..., rows]."""
-        return self.product(input, self._parameters["bias"])
+        return self.product(input, bias_of(self))

@@ -13,7 +13,7 @@ from goldstick.core.qtensor import QuantizedTensor, in_place
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError
 from goldstick.nn.input_range import hold_input_range
-from goldstick.nn.packed import PackedWeight
+from goldstick.nn.packed import PackedWeight, bias_of
 
 if TYPE_CHECKING:
     from goldstick.nn.fused.fused_linears import FusedLinears
@@ -112,6 +112,8 @@ class QuantizedLinear(PackedWeight):
             return None
         if buffers["input_multiplier"] is not None or buffers["input_order"] is not None:
             return None
+        if "bias" not in self._parameters:  # it is computed in every call
+            return None
         inputs = buffers["input_scale"], buffers["input_zero_point"]
         return self.prepared.ready(
             (packed, scale, zero, self._parameters["bias"], *inputs, buffers["weight_global_scale"])
@@ -119,7 +121,7 @@ class QuantizedLinear(PackedWeight):
 
     def alone(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out] from this layer's own weight, whatever it shares its input with."""
-        return self.product(x, self._parameters["bias"])
+        return self.product(x, bias_of(self))
 
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x·Ŵᵀ + b, perhaps with another bias than the layer's own, for forwards that multiply by themselves."""

@@ -164,6 +164,16 @@ class PackedWeight(nn.Module):
         return f"{self.columns} → {self.weight_packed.shape[-2]}, {self.scheme.label}"
 
 
+def bias_of(module: nn.Module) -> Tensor | None:
+    """The bias of a layer: its parameter, or what a parametrization computes in every call."""
+    own: Any = module
+    if "bias" in own._parameters:  # the module's own look-up takes longer
+        found: Tensor | None = own._parameters["bias"]
+        return found
+    computed: Tensor | None = own.bias
+    return computed
+
+
 def packed_tensors(model: nn.Module) -> Iterator[str]:
     """Names of all tensors of packed weights, wherever they are registered."""
     for path, module in model.named_modules(remove_duplicate=False):

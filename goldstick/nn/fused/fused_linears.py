@@ -36,6 +36,8 @@ def obstacle(parts: Sequence[QuantizedLinear]) -> str | None:
         return "their dtypes differ"
     if any(part.weight_packed.device != first.weight_packed.device for part in parts):
         return "they lie on different devices"
+    if any("bias" not in part._parameters for part in parts):
+        return "the bias of one is computed in every call"
     if len({part.bias is None for part in parts}) > 1:
         return "some have a bias and some do not"
     return next((reason for run in runs if (reason := _unlike(run)) is not None), None)
