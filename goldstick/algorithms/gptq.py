@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
@@ -177,6 +178,8 @@ class GPTQ(Quantizer):
             costs anything at run time.
         damping: Added to the diagonal of the Hessian, in units of its mean; times ten, up to 1, until it factorizes.
         token_floor: A layer that saw fewer inputs than this fraction of its input features is rounded to nearest.
+        experts: What an expert of a mixture is solved on: the tokens ``routed`` to it, or, where these are too few for
+            ``token_floor``, those of all; or those of ``all`` always. The router's choice stays as it is.
         gptaq: Aim at the output of the float model, not at that of the float layer on the inputs
             there are (GPTAQ, arXiv 2504.02692): a layer then makes up for errors of those before it.
         alpha: How much of them, 0 to 1; without ``gptaq`` it means nothing.
@@ -196,6 +199,7 @@ class GPTQ(Quantizer):
     order: Order = "gar"
     damping: float = 0.01
     token_floor: float = 0.5
+    experts: Literal["routed", "all"] = "routed"
     gptaq: bool = False
     alpha: float = 0.5
     cycles: int = 0
@@ -214,6 +218,8 @@ class GPTQ(Quantizer):
         guide_for(self.objective, self.output_groups, self.mix)
         if not self.cycles >= 0:
             raise RecipeError(f"cycles is 0 or more, not {self.cycles}.")
+        if self.experts not in ("routed", "all"):
+            raise RecipeError(f"experts is routed or all, not {self.experts!r}.")
         if self.order not in get_args(Order):
             raise RecipeError(f"order is gar, activation or natural, not {self.order!r}.")
 
@@ -247,8 +253,8 @@ class GPTQ(Quantizer):
         return observers_for(site)
 
     def least_inputs(self, site: Site) -> float:
-        """As many as it does not round to nearest for."""
-        return max(1.0, self.token_floor * site.in_features)
+        """As many as it does not round to nearest for; with ``experts: all`` there are never enough."""
+        return math.inf if self.experts == "all" else max(1.0, self.token_floor * site.in_features)
 
     def solve(self, site: Site, weight: Tensor, state: Observers | OutputGroups, scheme: Scheme) -> Sequence[Edit]:
         """One ``Quantize`` edit for a matrix [..., out, in], with what was found out about it as notes.

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from goldstick import surgery
@@ -29,6 +28,7 @@ from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.packed_edits import PackedEdits
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
 from goldstick.calibration.smoothing import smooth_group
+from goldstick.calibration.starved_experts import are_starved, shown_every_token
 from goldstick.calibration.task import Assignment, Work
 from goldstick.calibration.unreached import note_unreached
 from goldstick.calibration.weighted_inputs import weighted_groups, weights_in_block
@@ -95,6 +95,7 @@ class BlockCalibration:
         self._untouched: set[str] = set()
         self._runs = runs
         self._multipliers = InputMultipliers(network)
+        self._starved: list[tuple[Sequence[Assignment], InputObserver, Mapping[str, float | str]]] = []
 
     def solve(self) -> None:
         """Solve every group. A layer that was not reached, such as an expert without tokens, is left to its stage, with
@@ -111,9 +112,8 @@ class BlockCalibration:
                     self._solve_experts(task)
             else:
                 self._solve_group(group)
-        done = {*self._edits, *self._untouched}
-        left = [task for name, task in self._work.tasks.items() if name not in done]
-        self._decide_alone(left, note_unreached({}))
+        self._solve_starved()
+        self._decide_alone(self._left(), note_unreached({}))
 
     def outputs(self) -> Iterator[Tensor]:
         """What the solved block gives, batch by batch."""
@@ -138,22 +138,34 @@ class BlockCalibration:
 
     def _solve_group(self, group: Sequence[Assignment]) -> None:
         notes, scale = smooth_group(
-            self._network,
-            self._work,
-            group,
-            self._pairs,
-            self._passes,
-            self._masks,
-            self._edits,
-            self._multipliers,
+            self._network, self._work, group, self._pairs, self._passes, self._masks, self._edits, self._multipliers
         )
         observer = self._observe(group, scale)
         if not observer.tokens and not self._ranks.any(any(True for _ in self._passes.captured_inputs())):
+            return
+        corrected = any(task.site.name in self._work.corrected for task in group)
+        if scale is None and not corrected and are_starved(self._network, group, observer.tokens):
+            self._starved.append((group, observer, notes))
             return
         make_room(8 * observer.in_features**2)  # for the Hessian: the passes have let go of much
         self._decide(group, observer, scale, notes)
         observer.release()
         make_room(8 * observer.in_features**2)
+
+    def _left(self) -> list[Assignment]:
+        done = {*self._edits, *self._untouched}
+        return [task for name, task in self._work.tasks.items() if name not in done]
+
+    def _solve_starved(self) -> None:
+        """Show experts that are modules, and got too few tokens, those of all; what are no experts keep their own."""
+        runs = self._runs[: self._finish.learned]
+        for task, observer in shown_every_token(self._network, self._left(), runs, self._ranks):
+            self._work.measure(task, observer)
+            self._place(task, self._ranks.of(self._solved(task, observer, {"shown_every_token": 1})))
+        for group, observer, notes in self._starved:
+            if {task.site.name for task in group} & {task.site.name for task in self._left()}:
+                self._decide(group, observer, None, notes)
+            observer.release()
 
     def _observe(self, group: Sequence[Assignment], scale: Tensor | None) -> InputObserver:
         found: InputObserver | None = None
@@ -190,7 +202,6 @@ class BlockCalibration:
 
     def _decide_alone(self, tasks: Sequence[Assignment], notes: Mapping[str, float | str]) -> None:
         """Decide on layers that no input reached."""
-
         for task in tasks:
             self._work.measure(task, task.stage.attach(task.site))
 
@@ -282,12 +293,3 @@ class BlockCalibration:
     def _mean_output(self, task: Assignment) -> Tensor | None:
         module, layout = self._network.module(task.site), task.site.layout
         return mean_output(module, layout, self._passes.captured_inputs(), self._ranks)
-
-
-@torch.no_grad()
-def calibrate(calibration: BlockCalibration) -> list[Tensor]:
-    """Calibrate a block whose outputs stay in memory; returns them, batch by batch."""
-    calibration.solve()
-    outputs = list(calibration.outputs())
-    calibration.finish()
-    return outputs

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from goldstick.calibration.arguments import BlockCall, block_calls
@@ -170,3 +171,12 @@ def block_runs(
 def masks_of(batches: Batches) -> list[Tensor | None]:
     """Which tokens of each batch count."""
     return [batch.get("attention_mask") for batch in batches]
+
+
+@torch.no_grad()
+def calibrate(calibration: BlockCalibration) -> list[Tensor]:
+    """Calibrate a block whose outputs stay in memory; returns them, batch by batch."""
+    calibration.solve()
+    outputs = list(calibration.outputs())
+    calibration.finish()
+    return outputs

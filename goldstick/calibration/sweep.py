@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from goldstick import surgery
 from goldstick.calibration.arguments import block_calls
-from goldstick.calibration.block import BlockCalibration, calibrate
-from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
+from goldstick.calibration.block import BlockCalibration
+from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, calibrate, masks_of, starts
 from goldstick.calibration.end_gradients import InMemory, end_gradients
 from goldstick.calibration.held_out import apart
 from goldstick.calibration.kv_ranges import KVRecorder

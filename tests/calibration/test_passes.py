@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import goldstick
-from goldstick.calibration.block import BlockCalibration, calibrate
+from goldstick.calibration.block import BlockCalibration
+from goldstick.calibration.block_loop import calibrate
 from goldstick.calibration.task import Assignment
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError

@@ -10,8 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from goldstick.calibration.arguments import block_calls
-from goldstick.calibration.block import BlockCalibration, calibrate
-from goldstick.calibration.block_loop import block_runs, masks_of, starts
+from goldstick.calibration.block import BlockCalibration
+from goldstick.calibration.block_loop import block_runs, calibrate, masks_of, starts
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
 from goldstick.calibration.sweep import prepare_experts
 from goldstick.calibration.task import Assignment

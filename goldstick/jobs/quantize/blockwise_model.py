@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from goldstick.algorithms.stage import CacheQuantizer
 from goldstick.calibration.arguments import run_around
-from goldstick.calibration.block import BlockCalibration, calibrate
-from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, masks_of, starts
+from goldstick.calibration.block import BlockCalibration
+from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, calibrate, masks_of, starts
 from goldstick.calibration.end_gradients import end_gradients
 from goldstick.calibration.memory_budget import activations, fits_together, peak_memory
 from goldstick.calibration.original import Original
