@@ -1,0 +1,102 @@
+"""Whole convolutional networks, float32 beside what goldstick makes of them, by turns: milliseconds of one forward.
+
+    python -m benchmarks.networks --threads 2
+
+ResNet-20 with the weights of the data directory on 32 x 32 images; ResNet-50, MobileNet and MobileNetV2 of
+transformers with random weights on 224 x 224. Batch norms are folded in the float and the quantized networks, so that
+what is compared is the convolutions and what lies between them. The least time of all rounds counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+
+import goldstick
+from benchmarks.cifar import ROOT, pretrained
+from benchmarks.convolutions import Run, keep_memory, timed
+from goldstick.core.json_files import write_atomically
+from goldstick.kernels.cpu import chosen_isa
+from goldstick.recipes import Recipe
+from goldstick.recipes.run import needs_data
+
+FLOAT = {"stages": ["fold_batch_norm"]}
+RECIPES = {"w8a8-static": "fold-rtn-w8a8-static", "w8a8-dynamic": "fold-rtn-w8a8-dynamic", "w8a16": "fold-rtn-w8a16"}
+
+
+class Classifier(nn.Module):
+    """A model of transformers as a plain module, which batch norms may be folded in."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Images [images, 3, side, side] to logits [images, classes]."""
+        logits: Tensor = self.model(images).logits
+        return logits
+
+
+def networks() -> dict[str, tuple[nn.Module, int]]:
+    """Each with the side of its images."""
+    torch.manual_seed(0)
+    found = {
+        "ResNet-50": transformers.ResNetForImageClassification(transformers.ResNetConfig()),
+        "MobileNet": transformers.MobileNetV1ForImageClassification(transformers.MobileNetV1Config()),
+        "MobileNetV2": transformers.MobileNetV2ForImageClassification(transformers.MobileNetV2Config()),
+    }
+    return {"ResNet-20": (pretrained(20), 32), **{name: (Classifier(model), 224) for name, model in found.items()}}
+
+
+def versions(model: nn.Module, calibration: list[Tensor]) -> dict[str, nn.Module]:
+    """The network folded, and quantized by each recipe."""
+    found = {"float32": goldstick.apply(model, FLOAT, data=calibration).model}
+    for name, recipe in RECIPES.items():
+        looks = needs_data(Recipe.load(recipe).stages)
+        found[name] = goldstick.apply(model, recipe, data=calibration if looks else None).model
+    return {name: one.eval() for name, one in found.items()}
+
+
+def calls(versions: dict[str, nn.Module], x: Tensor) -> dict[str, Run]:
+    """A forward of each, with channels first and last."""
+    last = x.contiguous(memory_format=torch.channels_last)
+    runs: dict[str, Run] = {}
+    for name, model in versions.items():
+        runs[name] = lambda model=model: model(x)
+        runs[f"{name} channels last"] = lambda model=model: model(last)
+    return runs
+
+
+def main() -> None:
+    """Time all, print and write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--seconds", type=float, default=8.0, help="for one network and batch at most")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "networks.json")
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    keep_memory()
+    warnings.simplefilter("ignore")
+    machine = {"processor": platform.machine(), "isa": chosen_isa(), "torch": torch.__version__}
+    content: dict[str, Any] = {"machine": machine, "threads": arguments.threads, "ms": {}}
+    for name, (model, side) in networks().items():
+        made = versions(model.eval(), [torch.randn(8, 3, side, side)])
+        for batch in arguments.batches:
+            least = timed(calls(made, torch.randn(batch, 3, side, side)), arguments.rounds, arguments.seconds)
+            content["ms"][f"{name}, batch {batch}"] = least
+            print(f"{name}, batch {batch}: " + ", ".join(f"{one} {ms:.2f}" for one, ms in least.items()), flush=True)
+    write_atomically(arguments.out, (json.dumps(content, indent=1) + "\n").encode())
+
+
+if __name__ == "__main__":
+    main()
