@@ -2,6 +2,7 @@
 
 python -m benchmarks.mobilenet --minutes 30 --threads 1     # trains, into build/mobilenet
 python -m benchmarks.mobilenet --agree                      # compresses it, into benchmarks/results
+python -m benchmarks.mobilenet --time --threads 1           # times it and ResNet-20 as wholes, float beside compressed
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import platform
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +22,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import goldstick
-from benchmarks.cifar import ROOT, Augmented, interval, normalised, pretrained, read_images, share_right
+from benchmarks.cifar import ROOT, Augmented, ResNet, interval, normalised, pretrained, read_images, share_right
+from benchmarks.convolutions import Run, keep_memory, timed
 from goldstick.core.json_files import write_atomically
+from goldstick.kernels.cpu import chosen_isa
 from goldstick.recipes import Recipe
 from goldstick.recipes.run import needs_data
 
@@ -125,6 +131,27 @@ def agree(path: Path, out: Path) -> None:
     write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
 
 
+def time_networks(threads: int, rounds: int, batches: Sequence[int], out: Path) -> None:
+    """Milliseconds of ResNet-20 and this network with random numbers, float beside compressed, in turns."""
+    keep_memory()
+    torch.manual_seed(0)
+    rows = []
+    for title, model in (("ResNet-20", ResNet(20).eval()), ("MobileNetV2, small", MobileNet().eval())):
+        data = torch.randn(64, 3, 32, 32).split(32)
+        found = {"float32": model} | {
+            name: goldstick.apply(model, recipe, data=data if needs_data(Recipe.load(recipe).stages) else None).model
+            for name, recipe in RECIPES.items()
+        }
+        for batch in batches:
+            x = torch.randn(batch, 3, 32, 32)
+            runs: dict[str, Run] = {name: partial(one, x) for name, one in found.items()}
+            rows.append({"network": title, "batch": batch, "ms": timed(runs, rounds, seconds=60.0)})
+            print(rows[-1], flush=True)
+    machine = {"processor": platform.processor() or platform.machine(), "isa": chosen_isa(), "torch": torch.__version__}
+    content = {"machine": machine, "threads": threads, "rounds": rounds, "rows": rows}
+    write_atomically(out, (json.dumps(content, indent=1) + "\n").encode())
+
+
 def _classes(model: nn.Module, images: Tensor) -> Tensor:
     with torch.inference_mode():
         return torch.cat([model(normalised(part)).argmax(1) for part in images.split(250)])
@@ -137,10 +164,17 @@ if __name__ == "__main__":
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--agree", action="store_true")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "convolutions-agreement.json")
+    parser.add_argument("--time", action="store_true")
+    parser.add_argument("--rounds", type=int, default=300, help="with --time: how often each network runs")
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8], help="with --time: numbers of images")
+    parser.add_argument("--out", type=Path, help="a file of results")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
-    if arguments.agree:
-        agree(arguments.checkpoint, arguments.out)
+    results = ROOT / "benchmarks" / "results"
+    if arguments.time:
+        out = arguments.out or results / "convolutions-networks.json"
+        time_networks(arguments.threads, arguments.rounds, arguments.batches, out)
+    elif arguments.agree:
+        agree(arguments.checkpoint, arguments.out or results / "convolutions-agreement.json")
     else:
         train(arguments.minutes, arguments.rate, arguments.checkpoint)
