@@ -196,10 +196,17 @@ def _for_forward(site: Site, scheme: Scheme, trained: bool) -> tuple[Scheme, str
     plain = site.layout.multiplied or not trained  # training rounds the inputs of linear layers alone
     plain &= site.layout.multiplied or scheme.activation is None or scheme.activation.integers
     if scheme.activation and not (site.takes_rounded_input and plain):
-        kind = f"such a {site.layout.value.replace('_', ' ')}" if site.product else "such a forward"
-        notes.append(f"weight only: {kind} takes no 8-bit activations")
+        notes.append(f"weight only: {_kind(site)} takes no 8-bit activations")
         scheme = dataclasses.replace(scheme, activation=None)
     return scheme, "; ".join(notes)
+
+
+def _kind(site: Site) -> str:
+    if not site.product:
+        return "such a forward"
+    if site.layout is Layout.CONVOLUTION and not site.torchs:
+        return "a convolution along three sides" if len(site.shape) > 4 else "a convolution with a forward of its own"
+    return f"such a {site.layout.value.replace('_', ' ')}"
 
 
 def _smoothed_though_trained(assignments: dict[str, Assignment], smoothing: Sequence[Step[Algorithm]]) -> list[str]:

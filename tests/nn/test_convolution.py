@@ -123,3 +123,25 @@ def test_a_network_of_them_is_stored_and_loaded_equal(recipe: str, tmp_path: Pat
         assert float((again(x) - model(x)).norm() / model(x).norm()) < (0.5 if "w4" in recipe else 0.05)
     assert isinstance(again.norm, nn.Identity if "fold" in recipe else nn.BatchNorm2d)
     assert "w8a8-static" not in recipe or again.deep.input_scale is not None
+
+
+class Padding(nn.Conv2d):
+    """As in ports of EfficientNet: it pads by itself."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(F.pad(x, [0, 1, 0, 1]), self.weight, self.bias, self.stride)
+
+
+@pytest.mark.parametrize("recipe", ["rtn-w8a8-dynamic", "gptq-w8a8-static"])
+def test_one_that_pads_by_itself_becomes_weight_only_beside_others_and_the_report_says_why(recipe: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Padding(4, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 8, 3)).eval()
+    x = torch.randn(2, 4, 12, 12)
+    result = goldstick.apply(model, recipe, data=[x] if "static" in recipe else None)
+    first, second = (layer for layer in result.report.layers if layer.scheme is not None)
+    assert first.scheme == "w8a16-channel"
+    assert first.reason == "weight only: a convolution with a forward of its own takes no 8-bit activations"
+    assert second.scheme == f"{recipe.split('-', 1)[1]}-channel" and not second.reason
+    with torch.no_grad():
+        model[0].weight.copy_(result.model[0].weight.numbers())  # type: ignore[operator, union-attr]
+        assert torch.equal(result.model[0](x), model[0](x)), "padded as before, and its input is not rounded"

@@ -171,7 +171,12 @@ def test_8_bit_activations_are_for_linear_layers_and_plain_convolutions() -> Non
     assert {name: found.scheme.label for name, found in left.items()} == {
         "0": "w8a16-channel", "1": "w8a16-channel", "2": "w8a16-channel", "3": "w8a8-dynamic-channel"
     }  # fmt: skip
-    assert left["1"].note == "weight only: such a convolution takes no 8-bit activations"
+    assert [left[name].note for name in "012"] == [
+        "weight only: a convolution along three sides takes no 8-bit activations",
+        "weight only: a convolution with a forward of its own takes no 8-bit activations",
+        "its forward reads the numbers of the weight: rounded without data; "
+        "weight only: such a forward takes no 8-bit activations",
+    ]
     with pytest.raises(RecipeError, match="experts weight and cannot take 8-bit activations"):
         resolve([RTN(scheme="w8a8-dynamic")], meta("mixtral"))
     resolve([RTN(scheme="w8a8-dynamic")], meta("gpt2"))

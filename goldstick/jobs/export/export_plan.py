@@ -73,7 +73,8 @@ def plan_export(directory: Path, format_name: str) -> ExportPlan:
         others = [other for other in FORMATS.values() if other is not stored.format]
         others = [other for other in others if not (by_chance and other.rounds_zeros)]
         held = [other.name for other in others if not refusals(other, layers, checkpoint.ties)]
-        raise FormatError(f"{refusal_words(target, reasons)} It can be exported to {' and '.join(held) or 'no other'}.")
+        remedy = " and ".join(held) or "no other as it is: quantize its source with such layers excluded"
+        raise FormatError(f"{refusal_words(target, reasons)} It can be exported to {remedy}.")
     dtype = scale_dtype(checkpoint.dtype)
     plan = ExportPlan(checkpoint=checkpoint, format=target, scale_dtype=dtype, kv=_kv(checkpoint, target, dtype))
     for layer in stored.layers:
