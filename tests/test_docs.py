@@ -237,7 +237,8 @@ def test_every_page_has_a_place_on_the_site_and_a_name_of_its_own() -> None:
         for one in entry.values() if isinstance(entry, dict) else entry:
             yield from listed(one)
 
-    pages = sorted(str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md"))
+    files = (page for ending in ("md", "ipynb") for page in (ROOT / "docs").rglob(f"*.{ending}"))
+    pages = sorted(str(page.relative_to(ROOT / "docs")) for page in files if ".ipynb_checkpoints" not in page.parts)
     assert sorted(listed(settings["nav"])) == pages, "each page stands once in the nav of mkdocs.yml"
     names = [name for name in (Path(page).name for page in pages) if name != "index.md"]
     assert len(names) == len(set(names)), "tests/support/example_pages.py knows pages by their names"

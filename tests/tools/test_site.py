@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -30,6 +31,22 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     start = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
     fetched = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="?(https?:[^" >]+)', start)
     assert fetched == [], "nothing is fetched from elsewhere"
+    notebooks = sorted((tmp_path / "site" / "notebooks").glob("*.html"))
+    assert len(notebooks) >= 3
+    for file in notebooks:
+        page = file.read_text(encoding="utf-8")
+        assert "import goldstick" in re.sub("<[^>]+>", "", page), f"{file.name} shows no code"
+        assert re.findall(r'href="?(?!https?:)[^" >]+\.md[" #]', page) == [], f"{file.name} links to sources"
+        assert re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="?(https?:[^" >]+|"")', page) == []
+
+
+def test_a_notebook_links_to_pages_of_the_site_or_is_refused() -> None:
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="notebooks/one.ipynb"))
+    files = SimpleNamespace(get_file_from_path={"search.md": "a page"}.get)
+    link = '<a href="../search.md">search</a>'
+    assert on_page_content(link, page=page, files=files) == '<a href="../search.html">search</a>'
+    with pytest.raises(ValueError, match=r"one\.ipynb links to \.\./lost\.md"):
+        on_page_content(link.replace("search.md", "lost.md"), page=page, files=files)
 
 
 def test_roles_of_docstrings_become_code() -> None:
