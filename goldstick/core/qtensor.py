@@ -257,7 +257,10 @@ def _ratio(grouped: Tensor, steps: Tensor) -> Tensor:
     step = steps.unsqueeze(-1)
     if step.shape[:-1] != grouped.shape[:-1]:
         raise QuantizationError(f"Groups {tuple(grouped.shape)} do not fit scales {tuple(steps.shape)}.")
-    return torch.where(step == 0, torch.zeros_like(grouped), grouped / step)
+    ratio, none = grouped / step, step == 0
+    if ratio.device.type == "cpu" and not bool(none.any()):  # steps are few, so looking costs less than another pass
+        return ratio
+    return torch.where(none, torch.zeros_like(grouped), ratio)
 
 
 def in_groups(values: Tensor, grid: Grid) -> Tensor:

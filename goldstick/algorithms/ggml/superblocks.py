@@ -77,7 +77,9 @@ def _rounded_again(rows: Tensor, found: QuantizedTensor) -> QuantizedTensor:
     """Codes for the stored scales; those of the fit where a group has the scale 0."""
     steps, grouped = found.steps(), rows.reshape(len(rows), -1, found.grid.group_size or 1)
     codes = codes_on_grid(grouped, steps, found.shifts(), found.grid).to(torch.uint8)
-    codes = torch.where(steps.unsqueeze(-1) == 0, found.codes.reshape(codes.shape), codes)
+    none = steps.unsqueeze(-1) == 0
+    if bool(none.any()):  # steps are few, so looking costs less than another pass over the codes
+        codes = torch.where(none, found.codes.reshape(codes.shape), codes)
     return replace(found, codes=codes.flatten(-2))
 
 
@@ -148,7 +150,7 @@ def _symmetric(blocks: Tensor, weight: Tensor | None, grid: Grid) -> tuple[Tenso
     empty = -scale.midpoint if grid.bits == 3 else 0
     signed = torch.where(none.unsqueeze(-1), float(empty), signed)
     codes = codes.reshape(blocks.shape)
-    if grid.bits == 6:
+    if grid.bits == 6 and bool(none.any()):
         codes = codes.masked_fill(none[:, None, None], 0)
     return codes, signed.unsqueeze(0), _half(torch.where(none, 0.0, 1 / inverse)).unsqueeze(0)
 

@@ -93,11 +93,26 @@ def test_rows_that_no_block_divides_name_the_types_that_do() -> None:
         quantize_as_ggml(torch.ones(2, 320), Scheme.parse("q4_k").weight)
 
 
-def test_a_weight_that_is_not_finite_is_an_error() -> None:
+@pytest.mark.parametrize("bad", [(torch.nan,), (torch.inf,), (torch.inf, -torch.inf)], ids=str)
+def test_a_weight_that_is_not_finite_is_an_error(bad: tuple[float, ...]) -> None:
     weight = torch.ones(2, 256)
-    weight[1, 7] = torch.nan
-    with pytest.raises(QuantizationError, match="1 values of the weight are NaN or infinite"):
+    weight[1, 7 : 7 + len(bad)] = torch.tensor(bad)
+    with pytest.raises(QuantizationError, match=f"{len(bad)} values of the weight are NaN or infinite"):
         quantize_as_ggml(weight, Scheme.parse("q5_k").weight)
+
+
+def test_finite_weights_whose_sum_overflows_are_not_taken_for_infinite() -> None:
+    weight = torch.full((1, 256), 3e38)
+    with pytest.raises(QuantizationError, match="does not fit float16"):
+        quantize_as_ggml(weight, Scheme.parse("q8_0").weight)
+
+
+def test_one_group_of_zeros_leaves_the_others_as_they_are() -> None:
+    weight = torch.linspace(-1, 1, 256).reshape(1, -1)
+    weight[:, :32] = 0
+    found = quantize_as_ggml(weight, Scheme.parse("q6_k").weight).dequantize()
+    assert not found[:, :32].any()
+    assert (found - weight).abs().max() < 0.05
 
 
 def test_scales_of_a_bfloat16_layer_are_its_numbers() -> None:
