@@ -2,10 +2,11 @@
 
     OMP_NUM_THREADS=2 python -m benchmarks.gguf_speed --llama-cpp PYTHON [--types q4_k_m q6_k q4_0]
 
-Makes a Llama with random weights in bfloat16 once (``--folder`` keeps it), quantizes it without data with both, each in
-a process of its own, and runs goldstick's file in both, by turns: some tokens of decoding, or a pass over a prompt.
-``PYTHON`` has llama-cpp-python. Figures are medians of rounds, ratios medians of the rounds' ratios. The floor of a
-token is the time of a plain read of as many bytes as all matrices have but the embedding, measured in the same run.
+Makes a Llama with random weights in bfloat16 once (``--folder`` keeps it), quantizes it without data with both, by
+turns and each in a process of its own (``--makings`` rounds, :mod:`benchmarks.gguf_making`), and runs goldstick's
+file in both, by turns: some tokens of decoding, or a pass over a prompt. ``PYTHON`` has llama-cpp-python. Figures are
+medians of rounds, ratios medians of the rounds' ratios. The floor of a token is the time of a plain read of as many
+bytes as all matrices have but the embedding, measured in the same run.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -22,64 +22,15 @@ import torch
 
 import goldstick
 from benchmarks.decode import InProcess, Network
+from benchmarks.gguf_making import TYPES, made, source_of
 from benchmarks.llama_cpp_decode import LlamaCpp
-from benchmarks.random_llama import SHAPES, config
+from benchmarks.random_llama import SHAPES
 from goldstick.checkpoint.gguf.shards import read_model
-from goldstick.core.mixture import MIXTURES
 from goldstick.formats.gguf import GGUF_NAME
-from goldstick.hf.random_models import float_llama
 from goldstick.jobs.save.records import environment
 from goldstick.kernels import cpu
-from tools.llama_cpp.check import WORKER, float_file
-from tools.real_models.measured_run import run_measured
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gguf-speed.json"
-WHOLE = {"targets": {"include": ["@embedding", "@head"]}}
-#: What llama.cpp calls a file → the stages that make it.
-TYPES: dict[str, tuple[str, list[dict[str, Any]]]] = {
-    "q4_k_m": ("Q4_K_M", [{"rtn": {"scheme": "q4_k_m", "range_search": "ggml"}}]),
-    "q6_k": ("Q6_K", [{"rtn": {"scheme": "q6_k", "range_search": "ggml"}}]),
-    "q4_0": ("Q4_0", [{"rtn": {"scheme": "q4_0", "range_search": "ggml"}}]),
-}
-
-
-def source_of(folder: Path, shape: str) -> Path:
-    """The float model, made where it is not there."""
-    source = folder / f"{shape}-bfloat16"
-    if not (source / "config.json").exists():
-        torch.manual_seed(0)
-        float_llama(config(shape), torch.bfloat16).save_pretrained(source)
-    return source
-
-
-def made(folder: Path, source: Path, name: str, python: str) -> dict[str, Any]:
-    """Both tools' files of a type, and what they took."""
-    published, stages = TYPES[name]
-    head = name if name in MIXTURES else "q6_k"
-    stages = [*stages, {"rtn": {"scheme": head, "range_search": "ggml", **WHOLE}}]
-    output, recipe, log = folder / name, folder / f"{name}.yaml", folder / "log.txt"
-    recipe.write_text(json.dumps({"stages": stages, "export": {"format": "gguf"}}))
-    command = [sys.executable, "-m", "goldstick", "quantize", str(source), "-o", str(output), "--recipe", str(recipe)]
-    mine = run_measured([*command, "--overwrite", "--proof", "tensors"], folder, log)
-    plain = folder / f"{source.name}-gguf"
-    if not (plain / GGUF_NAME).exists():
-        plain.mkdir(exist_ok=True)
-        float_file(source, plain)
-    theirs = folder / f"llama-cpp-{name}.gguf"
-    quantize = [python, str(WORKER), "quantize", str(plain / GGUF_NAME), str(theirs), published, "mixed"]
-    other = run_measured(quantize, folder, log)
-    report = json.loads((output / "report.json").read_text())
-    return {
-        "seconds": {"goldstick": round(mine.seconds, 1), "llama.cpp": round(other.seconds, 1)},
-        "processor_seconds": {
-            "goldstick": round(mine.processor_seconds, 1),
-            "llama.cpp": round(other.processor_seconds, 1),
-        },
-        "seconds_without_proof": round(sum(v for k, v in report["timing"].items() if k != "prove"), 1),
-        "peak_bytes": {"goldstick": report["peak_memory"], "llama.cpp": other.peak_bytes},
-        "bytes": {"goldstick": (output / GGUF_NAME).stat().st_size, "llama.cpp": theirs.stat().st_size},
-        "proof": report["proof"],
-    }
 
 
 def run(folder: Path, name: str, options: argparse.Namespace) -> dict[str, Any]:
@@ -126,6 +77,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
     parser.add_argument("--what", nargs="+", choices=["make", "run"], default=["make", "run"])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--makings", type=int, default=3, help="rounds of making files")
     parser.add_argument("--rounds", type=int, default=9, help="of decoding")
     parser.add_argument("--prompts", type=int, default=3, help="rounds of prompts; 0: none")
     parser.add_argument("--folder", type=Path, default=Path("build/gguf-speed").resolve())
@@ -138,7 +90,7 @@ def main() -> None:
     for name in options.types:
         entry = results.setdefault(f"{options.shape} {name}", {})
         if "make" in options.what:
-            entry["make"] = made(options.folder, source, name, options.llama_cpp)
+            entry["make"] = made(options.folder, source, name, str(Path(options.llama_cpp).absolute()), options.makings)
             print(name, entry["make"], flush=True)
         if "run" in options.what:
             entry["run"] = run(options.folder, name, options) | {"threads": options.threads, "isa": cpu.chosen_isa()}
