@@ -10,6 +10,7 @@ from torch import nn
 from goldstick.core.edits import Edit, Fold, FoldNorm, Prune, Quantize, Rotate, SetWeight
 from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
+from goldstick.kernels.prepared_convolution import Bounds
 from goldstick.nn import (
     FusedLinears,
     PackedWeight,
@@ -22,6 +23,7 @@ from goldstick.nn.encoder import PaddedEncoder
 from goldstick.nn.fused.decode_block import FusedDecodeBlock
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward
 from goldstick.nn.fused.fused_linears import obstacle
+from goldstick.nn.fused.passed_on import PassedOn
 from goldstick.nn.fused.token_attention import TokenAttention
 from goldstick.nn.parameter import hold_parameter
 from goldstick.structure.network import Network, Site
@@ -105,6 +107,22 @@ def run_through(module: nn.Module, forward: Forward) -> Callable[[], None]:
 
     def undo() -> None:
         del module.__dict__["forward"]
+
+    return undo
+
+
+def bound_outputs(convolution: QuantizedConvolution, activation: nn.Module, bounds: Bounds) -> Callable[[], None]:
+    """Let a convolution keep its outputs between bounds, and the activation that did so pass them on.
+
+    Returns:
+        What undoes that.
+    """
+    convolution.bounds = bounds
+    activation.__dict__["forward"] = PassedOn()
+
+    def undo() -> None:
+        del convolution.bounds
+        del activation.__dict__["forward"]
 
     return undo
 

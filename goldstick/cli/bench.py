@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.console import finite, print_json
+from goldstick.cli.inputs_option import INPUTS
 from goldstick.cli.processors import THREADS, use_processors
 
 
@@ -30,6 +31,9 @@ from goldstick.cli.processors import THREADS, use_processors
 @click.option("--threads", type=THREADS, help="How many to use; as many as torch has by default.")
 @click.option("--as-loaded", is_flag=True, help="Time layers with weights as they are loaded, not as optimized models "
               "have them.")  # fmt: skip
+@click.option("--baseline", metavar="MODEL", help="The float model that the checkpoint was made of: a forward pass of it "
+              "is timed, too.")  # fmt: skip
+@INPUTS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench(
     what: str,
@@ -39,25 +43,33 @@ def bench(
     seconds: float,
     threads: int | None,
     as_loaded: bool,
+    baseline: str | None,
+    inputs: Path | None,
     as_json: bool,
 ) -> None:
     """Time quantized layers and networks beside float ones: of WHAT, a checkpoint, 'kernels' or 'decode'.
 
     'kernels' are random layers; 'decode' are random Llamas, decoding one token at a time. Of a checkpoint every kind of
-    layer is timed, and decoding, as loaded and optimized, if it is a causal language model. All run in turn with float
-    ones and a plain loop over memory, on weights that no cache holds. What is no faster than float is called so.
+    linear layer is timed, and decoding, as loaded and optimized, if it is a causal language model. These run in turn with
+    float ones and a plain loop over memory, on weights that no cache holds. Of other models, and where --inputs or
+    --baseline is given, a whole forward pass is timed. What is no faster than float is called so.
     """
     from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
     from goldstick.jobs.bench.bench import LayerTime, bench_checkpoint, bench_kernels
     from goldstick.jobs.bench.decode import NetworkTime, bench_decode
+    from goldstick.jobs.bench.forward import ForwardTime, bench_forward
     from goldstick.jobs.bench.stopwatch import clock_in_words
+    from goldstick.hf.example_inputs import read_inputs
     from goldstick.jobs.load.find_model import find_model
 
+    if what in ("kernels", "decode") and (baseline is not None or inputs is not None):
+        raise click.UsageError(f"--baseline and --inputs belong to a checkpoint; {what!r} are random weights")
     use_processors(threads)
     times: list[LayerTime] = []
     networks: list[NetworkTime] = []
+    forwards: list[ForwardTime] = []
     decoding = None
     if what == "kernels":
         rows, columns = _sizes(shape or "4096x4096")
@@ -68,10 +80,16 @@ def bench(
         _refuse_too_large(blocks * hidden * (4 * hidden + 3 * inner))
         networks = bench_decode(hidden, inner, blocks, seconds)
     else:
-        times, decoding = bench_checkpoint(Path(find_model(what)), tokens, seconds, interleave=not as_loaded)
+        directory = Path(find_model(what))
+        given = None if inputs is None else read_inputs(inputs)
+        times, decoding = bench_checkpoint(directory, tokens, seconds, interleave=not as_loaded)
+        if decoding is None or given is not None or baseline is not None:
+            float_model = None if baseline is None else Path(find_model(baseline))
+            forwards = bench_forward(directory, seconds, inputs=given, baseline=float_model)
     if as_json:
         found: dict[str, object] = {"layers": [layer.to_dict() for layer in times]}
         found["networks"] = [network.to_dict() for network in networks]
+        found["forward"] = [forward.to_dict() for forward in forwards]
         print_json(found | {"decode": decoding and vars(decoding)})
         return
     click.echo(f"{clock_in_words()}; medians of turns with float ones and a plain loop over memory")
@@ -87,6 +105,9 @@ def bench(
             f"{network.network:20} {network.tokens_s:8.1f} tokens/s {network.weight_gb_s:6.1f} GB/s of weights, "
             f"{network.of_read:4.0%} of a plain read  {network.times_float:6.2f} × float ({network.verdict})"
         )
+    for forward in forwards:
+        beside = "" if forward.verdict is None else f"  {forward.times_float:6.2f} × float ({forward.verdict})"
+        click.echo(f"forward pass, {forward.network:10} {forward.ms:9.3f} ms{beside}")
     if decoding is not None:
         click.echo(
             f"decoding: {decoding.plain:.1f} tokens/s as loaded, {decoding.optimized:.1f} optimized "

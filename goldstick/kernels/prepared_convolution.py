@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -15,6 +16,10 @@ from goldstick.kernels.cpu.integer import THREADED_FROM
 from goldstick.kernels.prepared import runs_at_once, versions
 
 _CPU = torch.device("cpu")
+
+Bounds = tuple[float, float]
+"""The least and the largest that an output may be."""
+UNBOUNDED: Bounds = (-math.inf, math.inf)
 
 Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Of a layer: packed codes, scale, zero, bias, input scale, input zero."""
@@ -48,16 +53,16 @@ class PreparedConvolution:
     def __reduce__(self) -> tuple[type[PreparedConvolution], tuple[int, int, str, Geometry]]:
         return PreparedConvolution, self.settings  # a copy prepares itself
 
-    def __call__(self, x: Tensor, weight: Operands) -> Tensor | None:
-        """y = f(x) ∗ w + bias, or ``None`` where the operator has to do it."""
-        return self.run(x, weight) if runs_at_once(x) else None
+    def __call__(self, x: Tensor, weight: Operands, bounds: Bounds = UNBOUNDED) -> Tensor | None:
+        """y = f(x) ∗ w + bias within bounds, or ``None`` where the operator has to do it."""
+        return self.run(x, weight, bounds) if runs_at_once(x) else None
 
     @property
     def copied_bytes(self) -> int:
         """Bytes of the codes that are kept once more; 0 before the first call."""
         return 0 if self._layer is None else int(self._layer.bytes)
 
-    def run(self, x: Tensor, weight: Operands) -> Tensor | None:
+    def run(self, x: Tensor, weight: Operands, bounds: Bounds = UNBOUNDED) -> Tensor | None:
         """The same for an input that is known to be a plain tensor."""
         _, scale, _, bias, _, _ = weight
         geometry = self.settings[-1]
@@ -89,6 +94,7 @@ class PreparedConvolution:
             inner is torch.channels_last,
             cpu.PRECISIONS[scale.dtype],
             *self._input,
+            *bounds,
             threads,
         )
         return y.contiguous(memory_format=as_given) if ran else None

@@ -12,7 +12,7 @@ from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.kernels.convolution import Geometry
-from goldstick.kernels.prepared_convolution import PreparedConvolution
+from goldstick.kernels.prepared_convolution import UNBOUNDED, Bounds, PreparedConvolution
 from goldstick.nn.input_range import hold_input_range
 from goldstick.nn.packed import PackedWeight, bias_of
 
@@ -23,12 +23,16 @@ class QuantizedConvolution(PackedWeight):
     """Convolution on a packed weight, through the operator ``goldstick::quantized_convolution``.
 
     Stands for ``nn.Conv1d`` and ``nn.Conv2d``. The scheme's dynamic input has one scale for each sample.
+
+    Attributes:
+        bounds: Between what outputs are kept: what an activation behind the layer was taken over for.
     """
 
     stands_for = frozenset({nn.Conv1d, nn.Conv2d})
     input_scale: Tensor | None
     input_zero_point: Tensor | None
     padded_before: bool
+    bounds: Bounds = UNBOUNDED
 
     def hold(
         self, tensor: QuantizedTensor, scheme: Scheme, layout: Layout, shape: torch.Size, **inputs: Tensor | None
@@ -44,6 +48,13 @@ class QuantizedConvolution(PackedWeight):
     def packed_names(self) -> frozenset[str]:
         """Names of the tensors that make up the weight and what becomes of its input."""
         return super().packed_names | {"input_scale", "input_zero_point"}
+
+    @property
+    def only_multiplies(self) -> bool:
+        """Whether a call is the product and nothing else."""
+        own: Any = self
+        inherited = type(own).forward is QuantizedConvolution.forward and "forward" not in own.__dict__
+        return inherited and type(own)._conv_forward in _PLAIN and self.grid.integers
 
     def forward(self, input: Tensor) -> Tensor:
         """[batch, in, *sides] or [in, *sides] → the same with ``out`` channels."""
@@ -71,7 +82,7 @@ class QuantizedConvolution(PackedWeight):
             x = F.pad(x, own._reversed_padding_repeated_twice, mode=mode)
         inputs = buffers["input_scale"], buffers["input_zero_point"]
         weight = packed, scale, buffers["weight_zero_point"], bias, *inputs
-        found = prepared(x, weight)
+        found = prepared(x, weight, self.bounds)
         if found is None:
             bits, group_size, activation, _ = prepared.settings
             found = torch.ops.goldstick.quantized_convolution(
@@ -88,6 +99,7 @@ class QuantizedConvolution(PackedWeight):
                 geometry.dilation,
                 *inputs,
             )
+            found = found if self.bounds == UNBOUNDED else found.clamp(*self.bounds)
         found = found.squeeze(0) if alone else found
         return found if found.dtype is given else found.to(given)
 

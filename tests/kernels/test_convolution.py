@@ -15,6 +15,8 @@ from goldstick.core.bitpack import pack_rows
 from goldstick.errors import KernelError
 from goldstick.kernels import cpu
 from goldstick.kernels import ops as _ops  # noqa: F401  (registers the operators)
+from goldstick.kernels.convolution import Geometry
+from goldstick.kernels.prepared_convolution import PreparedConvolution
 
 needs_extension = pytest.mark.skipif(cpu.missing_extension() is not None, reason="no compiled kernels")
 
@@ -78,6 +80,17 @@ class Case:
             self.activation, self.channels, self.groups, self.kernel, self.stride, self.padding, self.dilation,
             self.input_scale, self.input_zero,
         )  # fmt: skip
+        return found
+
+    def bounded(self, least: float, most: float) -> Tensor:
+        geometry = Geometry(
+            in_channels=self.channels, groups=self.groups, kernel=self.kernel, stride=self.stride,
+            padding=self.padding, dilation=self.dilation,
+        )  # fmt: skip
+        prepared = PreparedConvolution(self.bits, self.columns, self.activation, geometry)
+        weight = self.packed, self.scale, None, self.bias, self.input_scale, self.input_zero
+        found = prepared.run(self.x, weight, (least, most))
+        assert found is not None
         return found
 
     def rounded(self) -> tuple[Tensor, Tensor]:
@@ -222,6 +235,24 @@ def test_what_is_no_number_makes_its_sample_none(
             assert found[1].isnan().all() and torch.equal(found[0], whole[0])
         case.x[1, -1, -3, 3] = math.inf  # is clipped by a static range
         assert case.run().isfinite().all()
+
+
+@needs_extension
+@every_shape
+@every_isa
+def test_outputs_are_kept_within_bounds(shape: tuple[Any, ...], isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    take_isa(isa, monkeypatch)
+    orders = [torch.contiguous_format, *[torch.channels_last] * (len(shape[3]) == 2)]
+    for activation, order, dtype in itertools.product(("", "shifted"), orders, (torch.float32, torch.bfloat16)):
+        case = Case(shape, activation)
+        case.x = case.x.to(dtype).contiguous(memory_format=order)
+        case.scale, case.bias = case.scale.to(dtype), case.bias.to(dtype)
+        if case.input_scale is not None:
+            case.input_scale = case.input_scale.to(dtype)
+        case.x[1, -1, ..., -1] = math.nan
+        whole = case.run()
+        for bounds in ((0.0, 6.0), (-1.5, math.inf)):
+            assert torch.equal(case.bounded(*bounds).nan_to_num(-9), whole.clamp(*bounds).nan_to_num(-9))
 
 
 def test_scales_of_groups_are_dequantized() -> None:

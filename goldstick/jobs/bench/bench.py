@@ -20,7 +20,7 @@ from goldstick.jobs.bench.decode import DecodeTime, can_write, decode_time
 from goldstick.jobs.bench.stopwatch import PlainRead, seconds_of, verdict
 from goldstick.jobs.load.load import load
 from goldstick.kernels import ops, select
-from goldstick.nn import QuantizedLinear
+from goldstick.nn import PackedWeight, QuantizedLinear
 
 #: Schemes that ``bench kernels`` times.
 SCHEMES = ("w4a16-g128", "w4a8-dynamic-g128", "w8a16", "w8a8-dynamic")
@@ -92,18 +92,18 @@ def bench_kernels(
 def bench_checkpoint(
     directory: Path, tokens: Sequence[int], seconds: float, *, interleave: bool = True
 ) -> tuple[list[LayerTime], DecodeTime | None]:
-    """Time every kind of layer of a checkpoint, and its decoding if it is a causal language model.
+    """Time every kind of linear layer of a checkpoint, and its decoding if it is a causal language model.
 
     Raises:
-        UsageError: No linear layer of it is quantized.
+        UsageError: No layer of it is quantized.
     """
     model: Any = load(directory)
     kinds: dict[tuple[Any, ...], QuantizedLinear] = {}
     for layer in model.modules():
         if isinstance(layer, QuantizedLinear):
             kinds.setdefault((layer.scheme.label, layer.out_features, layer.in_features), layer)
-    if not kinds:
-        raise UsageError(f"{directory} holds no quantized linear layer, so there is nothing to compare with float.")
+    if not any(isinstance(module, PackedWeight) for module in model.modules()):
+        raise UsageError(f"{directory} holds no quantized layer, so there is nothing to compare with float.")
     read = PlainRead()
     times = [
         time_layer(layer, count, seconds, read, interleave=interleave) for layer in kinds.values() for count in tokens

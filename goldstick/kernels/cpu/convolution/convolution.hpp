@@ -3,7 +3,7 @@
 // An image's activations become integers q with one scale, of 8 bits or of 16; the weight is signed codes c. For one
 // output of channel o,
 //
-//     y = (Σ over spans  Σ c·q) · (weight scale of o · activation scale) + bias of o
+//     y = (Σ over spans  Σ c·q) · (weight scale of o · activation scale) + bias of o, kept within bounds,
 //
 // in float32, one rounding for each operation written here. The sum within a span is exact in 32 bits, so it may be taken
 // in any order; spans follow each other along (kernel row, kernel column, channel). Every path (portable or vector, any
@@ -11,6 +11,7 @@
 // q is the code less the zero of its range. These files must be compiled without contraction.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -42,6 +43,14 @@ struct ConvolutionShape {
     std::int64_t steps(int together) const { return (group_in() + together - 1) / together; }
     std::int64_t slots(int together) const { return groups * steps(together) * together; }
     std::int64_t blocks_of_group() const { return (group_out() + kRows - 1) / kRows; }
+    std::int64_t blocks() const { return groups * blocks_of_group(); }
+    // Of the 16 output channels of a block the first, and how many there are.
+    std::int64_t first_channel(std::int64_t block) const {
+        return block / blocks_of_group() * group_out() + block % blocks_of_group() * kRows;
+    }
+    std::int64_t channels_of(std::int64_t block) const {
+        return std::min<std::int64_t>(kRows, group_out() - block % blocks_of_group() * kRows);
+    }
     std::int64_t tap_pairs() const { return (kernel_columns + 1) / 2; }
     std::int64_t tap_slots() const { return (out + 31) / 32 * 32; }  // whole vectors of channels
     std::int64_t rows_of(std::int64_t height) const {
@@ -85,12 +94,31 @@ struct ConvolutionCall {
     Rounding rounding;
     float input_scale;  // of kInt8Tensor
     float input_zero;
+    float least, most;  // bounds of outputs, which an activation behind the convolution may set
 };
 
 // Neighbouring steps: of the panel, and of every pixel from `offset` on.
 struct Run {
     std::int64_t offset, steps;
     bool closes;  // whether it is the last of its span
+};
+
+// What the sums of 16 output channels become: y = sum · by + shift within the bounds of the call.
+struct Finish {
+    const float *by, *shift;  // [kRows]
+    float least, most;
+};
+// What is no number is in no order, and stays.
+inline float finished(float sum, float by, float shift, float least, float most) {
+    const float y = sum * by + shift, above = y < least ? least : y;
+    return above > most ? most : above;
+}
+
+// Where tiles of AVX-512 write outputs themselves: those of a pixel, and from there to the next pixel's.
+struct PixelOutputs {
+    float* y;
+    std::int64_t step;
+    Finish finish;
 };
 
 // Sums of 16 output channels for `count` pixels, at most kConvolutionPixels: float [count][kRows].
@@ -104,6 +132,7 @@ struct TileCall {
     std::int64_t count;
     std::int64_t channels;            // of the 16 that there are: sums of the others may be left alone
     float* sums;
+    const PixelOutputs* outputs;      // instead of sums, where there is one span; or null
 };
 template <typename Code>
 using ConvolutionTiles = void(const TileCall<Code>& call);

@@ -2,6 +2,7 @@
 // 16 output channels taken wherever the kernel lies, without a copy for each place. A thread lays a band of an image and
 // multiplies it while it is near; where there are too few bands, all threads lay the images, and then share the products.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "base/buffer.hpp"
@@ -18,6 +19,8 @@ constexpr std::int64_t kItems = 4;            // for each thread
 constexpr std::int64_t kNearCodes = 1 << 16;  // of a band
 constexpr std::int64_t kTogether = 1 << 19;   // numbers of images that are worked on together
 constexpr std::int64_t kLeastPixels = 2 * kConvolutionPixels;  // of a band, or of products that threads share
+constexpr std::int64_t kFewPixels = 12;       // what AVX-512 multiplies at once
+constexpr std::int64_t kSmallWeight = 1 << 14;  // bytes
 constexpr std::int64_t kHalo = 4;             // a band reads at least so many times what the next one reads again
 
 std::int64_t parts_of(std::int64_t whole, std::int64_t part) { return (whole + part - 1) / part; }
@@ -34,9 +37,9 @@ struct Work {
     std::int64_t padded_columns;     // of the codes
     std::vector<Run> runs;
     Lines<T, Code> lines;
+    bool at_once;                    // whether tiles write outputs themselves: with AVX-512 (AVX2 has too few registers)
 
     static constexpr int kWithin = 4 / sizeof(Code);  // channels of a step
-    std::int64_t blocks() const { return shape.groups * shape.blocks_of_group(); }
     std::int64_t codes_of(std::int64_t rows_of_output) const {
         return rows_read(shape, rows_of_output) * padded_columns * shape.slots(kWithin);
     }
@@ -87,16 +90,26 @@ struct Part {
     std::int64_t begin, end, first_block, last_block;
 };
 
+// How many pixels go through all blocks of channels together. Where the weight is small, writing is what takes time: few
+// pixels then, whose outputs lie side by side in memory.
 template <typename T, typename Code>
-void multiply(const Work<T, Code>& work, const Band<Code>& band, const Part& part, const ImageScale& how) {
+std::int64_t pixels_of(const Work<T, Code>& work) {
+    constexpr std::int64_t small = sizeof(Code) == 1 ? kSmallWeight : kSmallWeight / 4;
+    const std::int64_t blocks = work.shape.blocks();
+    return work.at_once && blocks > 1 && work.weight.codes.count() <= small ? kFewPixels : kConvolutionPixels;
+}
+
+template <typename T, typename Code>
+void multiply(const Work<T, Code>& work, const Band<Code>& band, const Part& part, const ImageScale& how,
+              Factors& factors) {
     const ConvolutionShape& shape = work.shape;
+    factors.set(work.call, how.scale, kept_as<Code>(0, how), part.first_block, part.last_block);
     const std::int64_t slots = shape.slots(work.kWithin), row_codes = shape.stride_rows * work.padded_columns * slots;
     auto* const tiles = tiles_of<Code>(work.isa);
     auto* const write = work.isa != Isa::kScalar ? write_avx2<T> : write_scalar<T>;
     alignas(64) float sums[kConvolutionPixels * kRows] = {};
-    std::int32_t begin[kRows] = {};
     const Code* pixels[kConvolutionPixels];
-    const std::int64_t several = evenly(part.end - part.begin, kConvolutionPixels);
+    const std::int64_t several = evenly(part.end - part.begin, pixels_of(work));
     std::int64_t row = part.begin / work.columns, column = part.begin % work.columns;
     for (std::int64_t first = part.begin; first < part.end; first += several) {
         const std::int64_t count = std::min(several, part.end - first);
@@ -107,16 +120,19 @@ void multiply(const Work<T, Code>& work, const Band<Code>& band, const Part& par
             }
         }
         for (std::int64_t block = part.first_block; block < part.last_block; ++block) {
-            const std::int64_t group = block / shape.blocks_of_group(), within = block % shape.blocks_of_group();
-            for (std::int64_t r = 0; sizeof(Code) == 1 && r < kRows; ++r) {  // what all bytes are larger than codes
-                begin[r] = -kept_as<Code>(0, how) * work.weight.sums.data()[block * kRows + r];
+            const std::int64_t channel = shape.first_channel(block), channels = shape.channels_of(block);
+            const std::int64_t from = block / shape.blocks_of_group() * shape.steps(work.kWithin) * work.kWithin;
+            const std::int64_t pixel = band.begin * work.columns + first, all = work.rows * work.columns;
+            const Finish finish = factors.finish(block);
+            PixelOutputs outputs{nullptr, shape.out, finish};
+            if constexpr (std::is_same_v<T, float>) {
+                outputs.y = work.call.y + (band.image * all + pixel) * shape.out + channel;
             }
-            const std::int64_t channels = std::min(kRows, shape.group_out() - within * kRows);
-            tiles({work.weight.codes.data() + block * work.weight.block_codes(), work.runs, pixels,
-                   group * shape.steps(work.kWithin) * work.kWithin, begin, count, channels, sums});
-            write(work.call, shape.out, work.rows * work.columns,
-                  {band.image, band.begin * work.columns + first, count, group * shape.group_out() + within * kRows,
-                   channels, how.scale, sums});
+            tiles({work.weight.codes.data() + block * work.weight.block_codes(), work.runs, pixels, from,
+                   factors.begin(block), count, channels, sums, work.at_once ? &outputs : nullptr});
+            if (!work.at_once) {
+                write(work.call, finish, shape.out, all, {band.image, pixel, count, channel, channels, sums});
+            }
         }
     }
 }
@@ -141,6 +157,7 @@ void run_bands(const Work<T, Code>& work, std::int64_t rows, ImageRanges<T>& ran
 #pragma omp parallel num_threads(work.threads) if (work.threads > 1)
     {
         const Buffer<Code> codes(work.codes_of(rows));
+        Factors factors(work.weight);
         Code several[(kRows + 4) * kSegment] = {};
         for (std::int64_t first = 0; first < images; first += together) {
             const std::int64_t last = std::min(images, first + together);
@@ -153,7 +170,7 @@ void run_bands(const Work<T, Code>& work, std::int64_t rows, ImageRanges<T>& ran
                 for (std::int64_t line = 0; line < work.lines.count(band); ++line) {
                     none.note(band.image, work.lines.lay(band, line, how, several));
                 }
-                multiply(work, band, {0, (end - begin) * work.columns, 0, work.blocks()}, how);
+                multiply(work, band, {0, (end - begin) * work.columns, 0, work.shape.blocks()}, how, factors);
             }
         }
     }
@@ -169,12 +186,14 @@ void run_images(const Work<T, Code>& work, ImageRanges<T>& ranges, ImagesWithNon
     const std::int64_t wanted = parts_of(kItems * work.threads, images);  // items of an image
     const std::int64_t part = std::max(parts_of(pixels, wanted), std::min(pixels, kLeastPixels));
     const std::int64_t parts = parts_of(pixels, part);
-    const std::int64_t blocks = parts_of(work.blocks(), std::min(work.blocks(), parts_of(wanted, parts)));  // of an item
-    const std::int64_t shares = parts_of(work.blocks(), blocks);
+    const std::int64_t every = work.shape.blocks();
+    const std::int64_t blocks = parts_of(every, std::min(every, parts_of(wanted, parts)));  // of an item
+    const std::int64_t shares = parts_of(every, blocks);
     WorkQueue queue(images * parts * shares, 1);
 #pragma omp parallel num_threads(work.threads) if (work.threads > 1)
     {
         ranges.find(0, images);
+        Factors factors(work.weight);
         Code several[(kRows + 4) * kSegment] = {};
 #pragma omp for schedule(static)
         for (std::int64_t i = 0; i < images * lines; ++i) {
@@ -185,8 +204,8 @@ void run_images(const Work<T, Code>& work, ImageRanges<T>& ranges, ImagesWithNon
             const std::int64_t image = item / shares / parts, begin = item / shares % parts * part;
             const std::int64_t block = item % shares * blocks;
             multiply(work, image_of(image),
-                     {begin, std::min(begin + part, pixels), block, std::min(block + blocks, work.blocks())},
-                     ranges.scale(image));
+                     {begin, std::min(begin + part, pixels), block, std::min(block + blocks, every)},
+                     ranges.scale(image), factors);
         }
     }
 }
@@ -197,9 +216,11 @@ void convolve_in(const ConvolutionWeight& weight, const ConvolutionCall<T>& call
     const ConvolutionShape& shape = weight.shape;
     const std::int64_t longest = (call.rounding == Rounding::kInt16 ? kSpan16 : kSpan8) / weight.together;
     const std::int64_t padded_columns = call.width + shape.left + shape.right;
+    std::vector<Run> runs = runs_of(shape, padded_columns, weight.together, longest);
+    const auto spans = std::count_if(runs.begin(), runs.end(), [](const Run& run) { return run.closes; });
+    const bool at_once = std::is_same_v<T, float> && call.channels_last && spans == 1 && isa >= Isa::kAvx512;
     const Work<T, Code> work{weight, shape, call, threads, isa, shape.rows_of(call.height), shape.columns_of(call.width),
-                             padded_columns, runs_of(shape, padded_columns, weight.together, longest),
-                             Lines<T, Code>(shape, call, padded_columns, isa)};
+                             padded_columns, std::move(runs), Lines<T, Code>(shape, call, padded_columns, isa), at_once};
     const std::int64_t rows = rows_of_band(work);
     if (threads == 1 || call.images * parts_of(work.rows, rows) >= 2 * threads) {
         run_bands(work, rows, ranges, none);

@@ -84,7 +84,7 @@ GOLDSTICK_INLINE bool run_channel(const Planes<T>& planes, std::int64_t image, s
         for (std::int64_t row = 0; row < planes.rows; ++row, y += planes.columns) {
             const std::int32_t* const sums = memory.sums + row * planes.step;
             for (std::int64_t t = 0; t < planes.columns; ++t) {
-                store(y + t, round_to<T>(static_cast<float>(sums[t]) * by + shift));
+                store(y + t, round_to<T>(finished(static_cast<float>(sums[t]), by, shift, call.least, call.most)));
             }
         }
     }

@@ -113,7 +113,8 @@ bool run_band(const Rows<T>& rows, std::int64_t image, std::int64_t begin, std::
             to = memory.line.data();
         }
         rows.kernels.multiply(shape, {memory.at.data(), rows.weight.side_taps.data(), shape.tap_slots(),
-                                      rows.slots, rows.columns, channels, memory.by.data(), memory.shift.data(), to});
+                                      rows.slots, rows.columns, channels, memory.by.data(), memory.shift.data(), call.least,
+                                      call.most, to});
         if constexpr (!std::is_same_v<T, float>) {
             for (std::int64_t i = 0; i < rows.columns * channels; ++i) store(y + i, round_to<T>(to[i]));
         }

@@ -27,6 +27,7 @@ struct OutputRow {
     std::int64_t slots;               // of a pixel
     std::int64_t columns, channels;   // of the output
     const float *by, *shift;          // [slots]
+    float least, most;                // bounds of the output
     float* y;                         // [column][channel]
 };
 

@@ -1,4 +1,4 @@
-// What sums of products become: y = sum · (weight scale · scale) + bias.
+// Sums of products to outputs.
 #pragma once
 
 #include <algorithm>
@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "convolution/convolution.hpp"
+#include "convolution/finish_avx2.hpp"
 #include "convolution/transpose.hpp"
 
 namespace goldstick {
@@ -15,21 +16,46 @@ namespace {
 struct Sums {
     std::int64_t image, pixel, count;
     std::int64_t channel, channels;
-    float scale;  // of the image
     const float* values;  // [count][kRows]
 };
 
-// What sums are multiplied by, and what is added then.
-struct Finish {
-    template <typename T>
-    Finish(const ConvolutionCall<T>& call, const Sums& sums) {
-        for (std::int64_t r = 0; r < sums.channels; ++r) {
-            by[r] = to_float(call.scale[sums.channel + r]) * sums.scale;
-            shift[r] = call.bias ? to_float(call.bias[sums.channel + r]) : 0.0f;
-        }
+// What the sums of all blocks of channels begin with and become, for an image.
+class Factors {
+public:
+    explicit Factors(const ConvolutionWeight& weight)
+        : weight_(weight), by_(weight.shape.blocks() * kRows), shift_(by_.count()), begin_(by_.count()) {
+        std::fill_n(by_.data(), by_.count(), 0.0f);
+        std::fill_n(shift_.data(), shift_.count(), 0.0f);
+        std::fill_n(begin_.data(), begin_.count(), 0);
     }
-    alignas(32) float by[kRows] = {};
-    alignas(32) float shift[kRows] = {};
+
+    // `zero` is what a number of 0 is kept as.
+    template <typename T>
+    void set(const ConvolutionCall<T>& call, float scale, std::int32_t zero, std::int64_t first, std::int64_t last) {
+        const ConvolutionShape& shape = weight_.shape;
+        for (std::int64_t block = first; block < last; ++block) {
+            const std::int64_t channel = shape.first_channel(block);
+            for (std::int64_t r = 0; r < shape.channels_of(block); ++r) {
+                by_.data()[block * kRows + r] = to_float(call.scale[channel + r]) * scale;
+                shift_.data()[block * kRows + r] = call.bias ? to_float(call.bias[channel + r]) : 0.0f;
+            }
+            for (std::int64_t r = 0; weight_.together == 4 && r < kRows; ++r) {  // what all bytes are larger than codes
+                begin_.data()[block * kRows + r] = -zero * weight_.sums.data()[block * kRows + r];
+            }
+        }
+        least_ = call.least, most_ = call.most;
+    }
+
+    Finish finish(std::int64_t block) const {
+        return {by_.data() + block * kRows, shift_.data() + block * kRows, least_, most_};
+    }
+    const std::int32_t* begin(std::int64_t block) const { return begin_.data() + block * kRows; }
+
+private:
+    const ConvolutionWeight& weight_;
+    Buffer<float> by_, shift_;
+    Buffer<std::int32_t> begin_;
+    float least_ = 0.0f, most_ = 0.0f;
 };
 
 // Channels are neighbours; y is that of the first.
@@ -38,7 +64,7 @@ inline void write_pixels(const Sums& sums, const Finish& finish, std::int64_t ou
     const float* values = sums.values;
     for (std::int64_t t = 0; t < sums.count; ++t, y += out, values += kRows) {
         for (std::int64_t r = 0; r < sums.channels; ++r) {
-            store(y + r, round_to<T>(values[r] * finish.by[r] + finish.shift[r]));
+            store(y + r, round_to<T>(finished(values[r], finish.by[r], finish.shift[r], finish.least, finish.most)));
         }
     }
 }
@@ -46,13 +72,11 @@ inline void write_pixels(const Sums& sums, const Finish& finish, std::int64_t ou
 #if defined(__x86_64__)
 
 GOLDSTICK_AVX2 inline void write_pixels_avx2(const Sums& sums, const Finish& finish, std::int64_t out, float* y) {
-    const __m256 by[] = {_mm256_load_ps(finish.by), _mm256_load_ps(finish.by + 8)};
-    const __m256 shift[] = {_mm256_load_ps(finish.shift), _mm256_load_ps(finish.shift + 8)};
+    const WideFinish low_finish(finish, 0), high_finish(finish, 8);
     const std::int64_t rest = sums.channels % 8, whole = sums.channels / 8;
     const float* values = sums.values;
     for (std::int64_t t = 0; t < sums.count; ++t, y += out, values += kRows) {
-        const __m256 low = _mm256_add_ps(_mm256_mul_ps(_mm256_load_ps(values), by[0]), shift[0]);
-        const __m256 high = _mm256_add_ps(_mm256_mul_ps(_mm256_load_ps(values + 8), by[1]), shift[1]);
+        const __m256 low = low_finish(_mm256_load_ps(values)), high = high_finish(_mm256_load_ps(values + 8));
         if (whole >= 1) _mm256_storeu_ps(y, low);
         if (whole == 2) _mm256_storeu_ps(y + 8, high);
         if (rest) {
@@ -66,8 +90,8 @@ GOLDSTICK_AVX2 inline void write_pixels_avx2(const Sums& sums, const Finish& fin
 #endif
 
 template <bool wide, typename T>
-GOLDSTICK_INLINE void write(const ConvolutionCall<T>& call, std::int64_t out, std::int64_t pixels, const Sums& sums) {
-    const Finish finish(call, sums);
+GOLDSTICK_INLINE void write(const ConvolutionCall<T>& call, const Finish& finish, std::int64_t out, std::int64_t pixels,
+                            const Sums& sums) {
     if (call.channels_last) {
         T* const y = call.y + (sums.image * pixels + sums.pixel) * out + sums.channel;
 #if defined(__x86_64__)
@@ -83,18 +107,20 @@ GOLDSTICK_INLINE void write(const ConvolutionCall<T>& call, std::int64_t out, st
     for (std::int64_t r = 0; r < sums.channels; ++r, row += kConvolutionPixels) {
         T* GOLDSTICK_RESTRICT const y = call.y + (sums.image * out + sums.channel + r) * pixels + sums.pixel;
         for (std::int64_t t = 0; t < sums.count; ++t) {
-            store(y + t, round_to<T>(row[t] * finish.by[r] + finish.shift[r]));
+            store(y + t, round_to<T>(finished(row[t], finish.by[r], finish.shift[r], finish.least, finish.most)));
         }
     }
 }
 
 template <typename T>
-GOLDSTICK_AVX2 void write_avx2(const ConvolutionCall<T>& call, std::int64_t out, std::int64_t pixels, const Sums& sums) {
-    write<true>(call, out, pixels, sums);
+GOLDSTICK_AVX2 void write_avx2(const ConvolutionCall<T>& call, const Finish& finish, std::int64_t out,
+                               std::int64_t pixels, const Sums& sums) {
+    write<true>(call, finish, out, pixels, sums);
 }
 template <typename T>
-void write_scalar(const ConvolutionCall<T>& call, std::int64_t out, std::int64_t pixels, const Sums& sums) {
-    write<false>(call, out, pixels, sums);
+void write_scalar(const ConvolutionCall<T>& call, const Finish& finish, std::int64_t out, std::int64_t pixels,
+                  const Sums& sums) {
+    write<false>(call, finish, out, pixels, sums);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Rows of depthwise convolutions with AVX2: 16 channels side by side, two taps at a time.
 #include "convolution/depthwise_rows.hpp"
+#include "convolution/finish_avx2.hpp"
 
 #if defined(__x86_64__)
 #include <algorithm>
@@ -27,9 +28,9 @@ GOLDSTICK_AVX2 bool lay(const float* x, std::int64_t pixels, std::int64_t channe
 
 GOLDSTICK_AVX2 inline __m256i at(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 
-// The float of a sum, times its scale, and the bias.
-GOLDSTICK_AVX2 inline __m256 finished(__m256i sum, const float* by, const float* shift) {
-    return _mm256_add_ps(_mm256_mul_ps(_mm256_cvtepi32_ps(sum), _mm256_loadu_ps(by)), _mm256_loadu_ps(shift));
+// What eight sums become: the channels from `first` on.
+GOLDSTICK_AVX2 inline __m256 finished(__m256i sums, const OutputRow& row, std::int64_t first) {
+    return WideFinish({row.by, row.shift, row.least, row.most}, first)(_mm256_cvtepi32_ps(sums));
 }
 
 // A block of channels of all pixels of a row. With `count` positions known, nothing is left of the loop over them.
@@ -37,7 +38,6 @@ template <int count>
 GOLDSTICK_AVX2 void multiply_block(const ConvolutionShape& shape, const OutputRow& row, std::int64_t first) {
     const std::int64_t positions = count ? count : shape.positions(), pairs = (positions + 1) / 2;
     const std::int64_t channels = std::min(row.channels - first, kBlock), all = row.channels, tap_slots = row.tap_slots;
-    const float *const by = row.by + first, *const shift = row.shift + first;
     const std::int16_t* const taps = row.taps + 2 * first;
     const std::int16_t* from[count ? count + 1 : kDepthwisePositions + 1];
     for (std::int64_t position = 0; position < positions; ++position) {
@@ -56,8 +56,7 @@ GOLDSTICK_AVX2 void multiply_block(const ConvolutionShape& shape, const OutputRo
             low = _mm256_add_epi32(low, _mm256_madd_epi16(_mm256_unpacklo_epi16(one, other), at(both)));
             high = _mm256_add_epi32(high, _mm256_madd_epi16(_mm256_unpackhi_epi16(one, other), at(both + kBlock)));
         }
-        const __m256 one = finished(low, by, shift);
-        const __m256 other = finished(high, by + kLanes, shift + kLanes);
+        const __m256 one = finished(low, row, first), other = finished(high, row, first + kLanes);
         if (channels == kBlock) {
             _mm256_storeu_ps(y, one);
             _mm256_storeu_ps(y + kLanes, other);

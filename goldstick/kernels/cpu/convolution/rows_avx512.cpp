@@ -108,25 +108,38 @@ GOLDSTICK_AVX512 GOLDSTICK_INLINE void add(Two& sums, const Two& codes, const Tw
 class Finish {
 public:
     GOLDSTICK_AVX512 Finish(const OutputRow& row, std::int64_t block)
-        : y_(row.y + block), channels_(row.channels), first_(first_lanes(row.channels - block)),
+        : y_(row.y + block), channels_(row.channels), whole_(block + kBlock <= row.channels), first_(first_lanes(row.channels - block)),
           second_(first_lanes(row.channels - block - kLanes)), by_(_mm512_loadu_ps(row.by + block)),
           other_by_(_mm512_loadu_ps(row.by + block + kLanes)), shift_(_mm512_loadu_ps(row.shift + block)),
-          other_shift_(_mm512_loadu_ps(row.shift + block + kLanes)) {}
+          other_shift_(_mm512_loadu_ps(row.shift + block + kLanes)), least_(_mm512_set1_ps(row.least)),
+          most_(_mm512_set1_ps(row.most)) {}
 
     // The next pixel.
     GOLDSTICK_AVX512 GOLDSTICK_INLINE void operator()(const Two& sums) {
         const __m512 low = _mm512_mul_ps(_mm512_cvtepi32_ps(sums.low), by_);
         const __m512 high = _mm512_mul_ps(_mm512_cvtepi32_ps(sums.high), other_by_);
-        _mm512_mask_storeu_ps(y_, first_, _mm512_add_ps(low, shift_));
-        _mm512_mask_storeu_ps(y_ + kLanes, second_, _mm512_add_ps(high, other_shift_));
+        const __m512 one = within(_mm512_add_ps(low, shift_)), other = within(_mm512_add_ps(high, other_shift_));
+        if (whole_) {  // stores with masks take longer
+            _mm512_storeu_ps(y_, one);
+            _mm512_storeu_ps(y_ + kLanes, other);
+        } else {
+            _mm512_mask_storeu_ps(y_, first_, one);
+            _mm512_mask_storeu_ps(y_ + kLanes, second_, other);
+        }
         y_ += channels_;
     }
 
 private:
+    // What is no number, given last, stays.
+    GOLDSTICK_AVX512 GOLDSTICK_INLINE __m512 within(__m512 y) const {
+        return _mm512_min_ps(most_, _mm512_max_ps(least_, y));
+    }
+
     float* y_;
     std::int64_t channels_;
+    bool whole_;
     __mmask16 first_, second_;
-    __m512 by_, other_by_, shift_, other_shift_;
+    __m512 by_, other_by_, shift_, other_shift_, least_, most_;
 };
 
 // A block of channels of all pixels of a row.

@@ -29,7 +29,7 @@ void multiply(const ConvolutionShape& shape, const OutputRow& row) {
                 const std::int32_t tap = row.taps[2 * (position / 2 * row.tap_slots + c) + position % 2];
                 sum += tap * row.rows[i][pixel * row.slots + c];
             }
-            y[c] = static_cast<float>(sum) * row.by[c] + row.shift[c];
+            y[c] = finished(static_cast<float>(sum), row.by[c], row.shift[c], row.least, row.most);
         }
     }
 }

@@ -30,6 +30,28 @@ GOLDSTICK_AVX512 GOLDSTICK_INLINE __m512i codes_at(const std::int8_t* panel) {
     }
 }
 
+// Sums of the pixels from `first` on to outputs.
+template <typename Code, int count>
+GOLDSTICK_AVX512 GOLDSTICK_INLINE void write(const TileCall<Code>& call, const __m512i (&products)[count],
+                                             std::int64_t first) {
+    const PixelOutputs& to = *call.outputs;
+    const bool all = call.channels == kRows;
+    const __mmask16 channels = static_cast<__mmask16>((1u << call.channels) - 1);
+    const __m512 by = _mm512_loadu_ps(to.finish.by), shift = _mm512_loadu_ps(to.finish.shift);
+    const __m512 least = _mm512_set1_ps(to.finish.least), most = _mm512_set1_ps(to.finish.most);
+    float* y = to.y + first * to.step;
+    GOLDSTICK_UNROLL
+    for (int t = 0; t < count; ++t, y += to.step) {
+        const __m512 found = _mm512_add_ps(_mm512_mul_ps(_mm512_cvtepi32_ps(products[t]), by), shift);
+        const __m512 within = _mm512_min_ps(most, _mm512_max_ps(least, found));
+        if (all) {  // a store with a mask takes longer
+            _mm512_storeu_ps(y, within);
+        } else {
+            _mm512_mask_storeu_ps(y, channels, within);
+        }
+    }
+}
+
 // The pixels from `first` on.
 template <typename Code, int count>
 GOLDSTICK_AVX512 void tile(const TileCall<Code>& call, std::int64_t first) {
@@ -51,6 +73,9 @@ GOLDSTICK_AVX512 void tile(const TileCall<Code>& call, std::int64_t first) {
             for (int t = 0; t < count; ++t) {
                 products[t] = add_pixel(products[t], codes, pixels[t] + at);
             }
+        }
+        if (run.closes && call.outputs) {
+            return write(call, products, first);
         }
         if (run.closes) {
             GOLDSTICK_UNROLL

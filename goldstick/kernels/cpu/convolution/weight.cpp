@@ -14,8 +14,8 @@ ConvolutionWeight::ConvolutionWeight(const ConvolutionShape& given, const std::u
                                      int bits, bool in_bytes)
     : shape(given),
       together(in_bytes ? 4 : 2),
-      codes(given.depthwise() ? 0 : given.groups * given.blocks_of_group() * block_codes()),
-      sums(given.depthwise() ? 0 : given.groups * given.blocks_of_group() * kRows),
+      codes(given.depthwise() ? 0 : given.blocks() * block_codes()),
+      sums(given.depthwise() ? 0 : given.blocks() * kRows),
       taps(given.depthwise() ? given.out * given.kernel_rows * given.tap_pairs() * 2 : 0),
       side_taps(given.depthwise() && given.group_out() == 1 ? (given.positions() + 1) / 2 * given.tap_slots() * 2 : 0) {
     std::fill_n(codes.data(), codes.count(), std::int8_t{0});

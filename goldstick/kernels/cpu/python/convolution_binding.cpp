@@ -41,11 +41,11 @@ public:
         return weight_.codes.count() + 4 * weight_.sums.count() + 2 * (weight_.taps.count() + weight_.side_taps.count());
     }
 
-    // y = f(x) ∗ w + bias for dense x and y of one order in memory. The caller has checked them. Returns false, and does
+    // y = f(x) ∗ w + bias, between `least` and `most`, for dense x and y of one order in memory. The caller has checked them. Returns false, and does
     // nothing, where GOLDSTICK_BACKEND names another backend.
     bool run(std::uintptr_t x, std::uintptr_t y, std::uintptr_t scale, std::uintptr_t bias, std::int64_t images,
              std::int64_t height, std::int64_t width, bool channels_last, const std::string& precision,
-             float input_scale, int input_zero, int threads) const {
+             float input_scale, int input_zero, float least, float most, int threads) const {
         if (goldstick::another_backend_is_named()) {
             return false;
         }
@@ -61,7 +61,7 @@ public:
             const goldstick::ConvolutionCall<T> call{
                 reinterpret_cast<const T*>(x), reinterpret_cast<T*>(y), reinterpret_cast<const T*>(scale),
                 reinterpret_cast<const T*>(bias), images, height, width, channels_last, rounding_, input_scale,
-                static_cast<float>(input_zero)};
+                static_cast<float>(input_zero), least, most};
             nb::gil_scoped_release released;
             goldstick::convolve(weight_, call, std::max(threads, 1), isa);
         };
@@ -110,5 +110,6 @@ void define_convolution(nb::module_& module) {
              "padding"_a, "activation"_a)
         .def_prop_ro("bytes", &Prepared::bytes)
         .def("run", &Prepared::run, "x"_a, "y"_a, "scale"_a, "bias"_a, "images"_a, "height"_a, "width"_a,
-             "channels_last"_a, "precision"_a, "input_scale"_a, "input_zero"_a, "threads"_a);
+             "channels_last"_a, "precision"_a, "input_scale"_a, "input_zero"_a, "least"_a,
+             "most"_a, "threads"_a);
 }

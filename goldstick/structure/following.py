@@ -1,0 +1,98 @@
+"""Modules that alone read what another module gives, found by running the network."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from goldstick.structure.trace import evaluating, tensors_in
+
+Kind = Callable[[nn.Module], bool]
+
+
+def find_followers(model: nn.Module, inputs: Mapping[str, Any], first: Kind, then: Kind) -> list[tuple[str, str]]:
+    """Paths of two modules, the second of which alone reads the output of the first, in order of execution.
+
+    Both are called once, and share no parameter with others. A module that changes its input in place
+    (``inplace``) may be followed by readers of what it has made of it.
+
+    Args:
+        model: The network, in memory; left as it is.
+        inputs: Keyword arguments of its forward.
+        first: Which modules are looked at.
+        then: Which modules may follow them.
+    """
+    paths: dict[nn.Module, str] = {}
+    for path, module in model.named_modules():
+        paths.setdefault(module, path)
+    made: dict[int, tuple[nn.Module, Tensor]] = {}
+    read: list[tuple[nn.Module, Tensor, int]] = []
+    calls: Counter[nn.Module] = Counter()
+    uses = _Uses()
+
+    def note_output(module: nn.Module, _: Any, output: Any) -> None:
+        calls[module] += 1
+        if isinstance(output, Tensor):
+            made[id(output)] = module, output  # held, so that no other tensor gets its place
+
+    def note_input(module: nn.Module, args: tuple[Any, ...]) -> None:
+        calls[module] += 1
+        if args and isinstance(args[0], Tensor):
+            read.append((module, args[0], uses.of(args[0])))
+
+    alone = _owning_alone(model)
+    hooks = [module.register_forward_hook(note_output) for module in paths if module in alone and first(module)]
+    hooks += [module.register_forward_pre_hook(note_input) for module in paths if module in alone and then(module)]
+    try:
+        with evaluating(model), torch.inference_mode(False), torch.no_grad(), uses:
+            output = model(**inputs)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    given = {id(tensor) for tensor in tensors_in(output)}
+    found = []
+    for follower, x, earlier in read:
+        maker = made.get(id(x), (None, x))[0]
+        if maker is None or calls[maker] != 1 or calls[follower] != 1 or earlier:
+            continue
+        if getattr(follower, "inplace", False) or (uses.of(x) == 1 and id(x) not in given):
+            found.append((paths[maker], paths[follower]))
+    return found
+
+
+class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts how many operators read each tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._counted: Counter[int] = Counter()
+        self._held: list[Any] = []
+
+    def of(self, tensor: Tensor) -> int:
+        """How many operators have read it."""
+        return self._counted[id(tensor)]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [value for value in tree_leaves((args, kwargs or {})) if isinstance(value, Tensor)]
+        self._counted.update({id(tensor) for tensor in tensors})
+        self._held += tensors  # held, so that no other tensor gets its place
+        return func(*args, **(kwargs or {}))
+
+
+def _owning_alone(model: nn.Module) -> set[nn.Module]:
+    """Modules none of whose parameters is that of another module too."""
+    owners: Counter[int] = Counter()
+    modules = list(model.modules())
+    for module in modules:
+        owners.update({id(parameter) for parameter in module._parameters.values() if parameter is not None})
+    return {
+        module
+        for module in modules
+        if all(owners[id(one)] == 1 for one in module._parameters.values() if one is not None)
+    }
