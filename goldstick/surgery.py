@@ -10,7 +10,7 @@ from torch import nn
 from goldstick.core.edits import Edit, Fold, FoldNorm, Prune, Quantize, Rotate, SetWeight
 from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
-from goldstick.kernels.prepared_convolution import Bounds
+from goldstick.kernels.prepared_convolution import UNBOUNDED, Bounds
 from goldstick.nn import (
     FusedLinears,
     PackedWeight,
@@ -21,9 +21,9 @@ from goldstick.nn import (
 from goldstick.nn.derived import derived, in_place_of, sharing, tied_to, turn_into
 from goldstick.nn.encoder import PaddedEncoder
 from goldstick.nn.fused.decode_block import FusedDecodeBlock
+from goldstick.nn.fused.epilogue import DoneBefore, Epilogue
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward
 from goldstick.nn.fused.fused_linears import obstacle
-from goldstick.nn.fused.passed_on import PassedOn
 from goldstick.nn.fused.token_attention import TokenAttention
 from goldstick.nn.parameter import hold_parameter
 from goldstick.structure.network import Network, Site
@@ -111,18 +111,33 @@ def run_through(module: nn.Module, forward: Forward) -> Callable[[], None]:
     return undo
 
 
-def bound_outputs(convolution: QuantizedConvolution, activation: nn.Module, bounds: Bounds) -> Callable[[], None]:
-    """Let a convolution keep its outputs between bounds, and the activation that did so pass them on.
+def take_over(model: nn.Module, convolution: str, behind: str, bounds: Bounds | None = None) -> Callable[[], None]:
+    """Let a quantized convolution do the work of a module behind it, as long as the two stay as they are.
+
+    Args:
+        model: The network.
+        convolution: Path of the convolution.
+        behind: Path of a batch norm, or of an activation behind the convolution or the norm that was taken over.
+        bounds: Between what the activation keeps its input; ``None`` of a norm.
 
     Returns:
         What undoes that.
     """
-    convolution.bounds = bounds
-    activation.__dict__["forward"] = PassedOn()
+    layer: Any = model.get_submodule(convolution)
+    parent, _, name = behind.rpartition(".")
+    siblings = model.get_submodule(parent)._modules
+    module: Any = siblings[name]
+    before = layer.epilogue
+    epilogue = before or Epilogue(None if bounds is not None else module)
+    place, old = (siblings, name, module), epilogue.bounds
+    layer.epilogue, epilogue.bounds = epilogue, bounds or UNBOUNDED
+    epilogue.behind.append(place)
+    module.__dict__["forward"] = DoneBefore(module, epilogue)
 
     def undo() -> None:
-        del convolution.bounds
-        del activation.__dict__["forward"]
+        layer.epilogue, epilogue.bounds = before, old
+        epilogue.behind.remove(place)
+        del module.__dict__["forward"]
 
     return undo
 

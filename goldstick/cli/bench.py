@@ -31,8 +31,8 @@ from goldstick.cli.processors import THREADS, use_processors
 @click.option("--threads", type=THREADS, help="How many to use; as many as torch has by default.")
 @click.option("--as-loaded", is_flag=True, help="Time layers with weights as they are loaded, not as optimized models "
               "have them.")  # fmt: skip
-@click.option("--baseline", metavar="MODEL", help="The float model that the checkpoint was made of: a forward pass of it "
-              "is timed, too.")  # fmt: skip
+@click.option("--baseline", metavar="MODEL", help="The float model that the checkpoint was made of, to time beside "
+              "it.")  # fmt: skip
 @INPUTS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def bench(
@@ -50,18 +50,18 @@ def bench(
     """Time quantized layers and networks beside float ones: of WHAT, a checkpoint, 'kernels' or 'decode'.
 
     'kernels' are random layers; 'decode' are random Llamas, decoding one token at a time. Of a checkpoint every kind of
-    linear layer is timed, and decoding, as loaded and optimized, if it is a causal language model. These run in turn with
-    float ones and a plain loop over memory, on weights that no cache holds. Of other models, and where --inputs or
-    --baseline is given, a whole forward pass is timed. What is no faster than float is called so.
+    linear layer is timed, and decoding, as loaded and optimized, if it is a causal language model. These run in turn
+    with float ones and a plain loop over memory, on weights that no cache holds. Of other models, and where --inputs
+    or --baseline is given, a whole forward pass is timed. What is no faster than float is called so.
     """
     from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
+    from goldstick.hf.example_inputs import read_inputs
     from goldstick.jobs.bench.bench import LayerTime, bench_checkpoint, bench_kernels
     from goldstick.jobs.bench.decode import NetworkTime, bench_decode
     from goldstick.jobs.bench.forward import ForwardTime, bench_forward
     from goldstick.jobs.bench.stopwatch import clock_in_words
-    from goldstick.hf.example_inputs import read_inputs
     from goldstick.jobs.load.find_model import find_model
 
     if what in ("kernels", "decode") and (baseline is not None or inputs is not None):

@@ -12,7 +12,8 @@ from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.kernels.convolution import Geometry
-from goldstick.kernels.prepared_convolution import UNBOUNDED, Bounds, PreparedConvolution
+from goldstick.kernels.prepared_convolution import PreparedConvolution
+from goldstick.nn.fused.epilogue import Epilogue
 from goldstick.nn.input_range import hold_input_range
 from goldstick.nn.packed import PackedWeight, bias_of
 
@@ -25,14 +26,14 @@ class QuantizedConvolution(PackedWeight):
     Stands for ``nn.Conv1d`` and ``nn.Conv2d``. The scheme's dynamic input has one scale for each sample.
 
     Attributes:
-        bounds: Between what outputs are kept: what an activation behind the layer was taken over for.
+        epilogue: What it does in the place of modules behind it.
     """
 
     stands_for = frozenset({nn.Conv1d, nn.Conv2d})
     input_scale: Tensor | None
     input_zero_point: Tensor | None
     padded_before: bool
-    bounds: Bounds = UNBOUNDED
+    epilogue: Epilogue | None = None
 
     def hold(
         self, tensor: QuantizedTensor, scheme: Scheme, layout: Layout, shape: torch.Size, **inputs: Tensor | None
@@ -82,7 +83,12 @@ class QuantizedConvolution(PackedWeight):
             x = F.pad(x, own._reversed_padding_repeated_twice, mode=mode)
         inputs = buffers["input_scale"], buffers["input_zero_point"]
         weight = packed, scale, buffers["weight_zero_point"], bias, *inputs
-        found = prepared(x, weight, self.bounds)
+        epilogue, found = self.epilogue, None
+        if epilogue is not None and not self._forward_hooks and (more := epilogue.operands(weight)) is not None:
+            found = prepared(x, more, epilogue.bounds)
+        finished = found is not None
+        if found is None:
+            found = prepared(x, weight)
         if found is None:
             bits, group_size, activation, _ = prepared.settings
             found = torch.ops.goldstick.quantized_convolution(
@@ -99,9 +105,11 @@ class QuantizedConvolution(PackedWeight):
                 geometry.dilation,
                 *inputs,
             )
-            found = found if self.bounds == UNBOUNDED else found.clamp(*self.bounds)
         found = found.squeeze(0) if alone else found
-        return found if found.dtype is given else found.to(given)
+        found = found if found.dtype is given else found.to(given)
+        if epilogue is not None and finished:
+            epilogue.mark(found)
+        return found
 
 
 def _geometry_of(layer: Any) -> tuple[bool, Geometry]:

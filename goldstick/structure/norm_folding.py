@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from goldstick.core.batch_norm import gain_and_shift
 from goldstick.core.edits import FoldNorm
 from goldstick.errors import StructureError
 from goldstick.structure.following import find_followers
@@ -31,7 +32,7 @@ def find_norm_folds(model: nn.Module, inputs: Mapping[str, Any]) -> list[FoldNor
         model: The network, in memory; left as it is.
         inputs: Keyword arguments of its forward.
     """
-    pairs = find_followers(model, inputs, _convolves, _normalises)
+    pairs = find_followers(model, inputs, _convolves, normalises)
     return [FoldNorm(convolution=convolution, norm=norm) for convolution, norm in pairs]
 
 
@@ -44,14 +45,12 @@ def fold_norm(convolution: Any, norm: Any) -> None:
     Raises:
         StructureError: The two have other numbers of channels, or are no convolution and no batch norm.
     """
-    if not _convolves(convolution) or not _normalises(norm) or convolution.out_channels != norm.num_features:
+    if not _convolves(convolution) or not normalises(norm) or convolution.out_channels != norm.num_features:
         raise StructureError(f"A {type(norm).__name__} cannot be folded into this {type(convolution).__name__}.")
-    weight, mean = convolution.weight, norm.running_mean.double()
-    gain = (norm.running_var.double() + norm.eps).rsqrt()
-    if norm.weight is not None:
-        gain = gain * norm.weight.double()
-    bias = (0.0 if convolution.bias is None else convolution.bias.double()) - mean
-    shift = bias * gain + (0.0 if norm.bias is None else norm.bias.double())
+    weight = convolution.weight
+    gain, shift = gain_and_shift(norm)
+    if convolution.bias is not None:
+        shift = shift + convolution.bias.double() * gain
     weight.copy_(weight.double() * gain.view(-1, *[1] * (weight.ndim - 1)))
     convolution.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=weight.requires_grad)
 
@@ -72,6 +71,7 @@ def _convolves(module: Any) -> bool:
     return isinstance(module, _CONVOLUTIONS) and isinstance(module.weight, nn.Parameter) and inherits_forward(module)
 
 
-def _normalises(module: Any) -> bool:
+def normalises(module: Any) -> bool:
+    """Whether this is a batch norm of torch that keeps running statistics."""
     plain = isinstance(module, _BatchNorm) and type(module).forward is _BatchNorm.forward
     return plain and module.running_mean is not None and module.running_var is not None

@@ -1,9 +1,9 @@
-"""Activations that the quantized convolutions before them take over: outputs are bounded before they are written."""
+"""Batch norms and activations whose work the quantized convolutions before them do as they write their outputs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,41 +14,76 @@ from goldstick.jobs.optimize.optimization import Change, Step
 from goldstick.kernels.prepared_convolution import Bounds
 from goldstick.nn import QuantizedConvolution
 from goldstick.structure.following import find_followers
+from goldstick.structure.norm_folding import normalises
 
 _FORWARDS = {nn.ReLU: nn.ReLU.forward, nn.Hardtanh: nn.Hardtanh.forward, nn.ReLU6: nn.ReLU6.forward}
 
 
-def bounded(model: nn.Module, inputs: Mapping[str, Any]) -> list[Step]:
+def folded(model: nn.Module, inputs: Mapping[str, Any]) -> list[Step]:
+    """Let convolutions take over the batch norms that alone read them, as a forward pass with ``inputs`` shows.
+
+    Modules with hooks are left alone.
+    """
+    steps: list[Step] = []
+    if _any_convolution(model):
+        for paths in find_followers(model, inputs, _takes_over, lambda norm: normalises(norm) and _as_written(norm)):
+            undo = surgery.take_over(model, *paths)
+            steps.append((Change(what="one convolution and batch norm", modules=paths), undo))
+    return steps
+
+
+def bounded(model: nn.Module, inputs: Mapping[str, Any], normed: Sequence[Change]) -> list[Step]:
     """Let convolutions keep their outputs within the bounds of what alone reads them: a ReLU, ReLU6 or Hardtanh.
 
-    Which ones, a forward pass with ``inputs`` shows. Layers with hooks are left alone, and so are bounds that the dtype
-    of the layer does not have.
+    Bounds that the dtype of the layer does not have are left to the activation.
+
+    Args:
+        model: The network.
+        inputs: Keyword arguments of its forward.
+        normed: Convolutions and the norms that they have taken over, which activations may follow.
     """
-    if not any(isinstance(module, QuantizedConvolution) for module in model.modules()):
+    if not _any_convolution(model):
         return []
+    norms = {change.modules[1]: change.modules[0] for change in normed if change.reason is None}
+    behind = {model.get_submodule(path) for path in norms}
     steps: list[Step] = []
-    for paths in find_followers(model, inputs, _takes_over, lambda module: bounds_of(module) is not None):
-        convolution, activation = (model.get_submodule(path) for path in paths)
-        bounds = bounds_of(activation)
-        assert isinstance(convolution, QuantizedConvolution) and bounds is not None
-        exact = torch.tensor(bounds, dtype=torch.float64)
-        if torch.equal(exact.to(convolution.weight_scale.dtype).double(), exact):
-            undo = surgery.bound_outputs(convolution, activation, bounds)
-            steps.append((Change(what="one convolution and activation", modules=paths), undo))
+    for before, after in find_followers(
+        model,
+        inputs,
+        lambda module: module in behind or _takes_over(module),
+        lambda module: bounds_of(module) is not None,
+    ):
+        path = norms.get(before, before)
+        layer: Any = model.get_submodule(path)
+        bounds = bounds_of(model.get_submodule(after))
+        if bounds is not None and _has(layer.weight_scale.dtype, bounds):
+            undo = surgery.take_over(model, path, after, bounds)
+            steps.append((Change(what="one convolution and activation", modules=(path, after)), undo))
     return steps
 
 
 def bounds_of(module: Any) -> Bounds | None:
     """Between what an activation keeps its input; ``None`` of a module that does anything else, or is hooked."""
     kind = next((kind for kind in _FORWARDS if isinstance(module, kind)), None)
-    if kind is None or type(module).forward is not _FORWARDS[kind] or "forward" in vars(module) or _hooked(module):
+    if kind is None or type(module).forward is not _FORWARDS[kind] or not _as_written(module):
         return None
     return (0.0, math.inf) if kind is nn.ReLU else (float(module.min_val), float(module.max_val))
 
 
+def _has(dtype: torch.dtype, bounds: Bounds) -> bool:
+    exact = torch.tensor(bounds, dtype=torch.float64)
+    return torch.equal(exact.to(dtype).double(), exact)
+
+
+def _any_convolution(model: nn.Module) -> bool:
+    return any(isinstance(module, QuantizedConvolution) for module in model.modules())
+
+
 def _takes_over(module: nn.Module) -> bool:
-    return isinstance(module, QuantizedConvolution) and module.only_multiplies and not _hooked(module)
+    plain = isinstance(module, QuantizedConvolution) and module.only_multiplies and module.epilogue is None
+    return plain and _as_written(module)
 
 
-def _hooked(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
+def _as_written(module: nn.Module) -> bool:
+    """Whether nothing looks on or does something else in a call of this very module."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))

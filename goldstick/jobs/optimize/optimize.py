@@ -24,7 +24,7 @@ from goldstick.jobs.optimize.faster_blocks import (
     in_float32,
     norms,
 )
-from goldstick.jobs.optimize.faster_convolutions import bounded
+from goldstick.jobs.optimize.faster_convolutions import bounded, folded
 from goldstick.jobs.optimize.faster_layers import interleaved, share_inputs
 from goldstick.jobs.optimize.optimization import Change, Optimization, Step, nothing
 from goldstick.jobs.proof.observation import first_output
@@ -39,7 +39,8 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
       multiplication of their stacked weights. Which ones, a traced forward pass shows. To the bit.
     - With AVX2, quantized linear layers read a copy of their weight, rows side by side. To the bit. The copies take as
       much memory as the codes, and twice that of 16-bit scales.
-    - Quantized convolutions whose output only a ReLU, ReLU6 or Hardtanh reads apply it before they write. To the bit.
+    - On the CPU, quantized convolutions take over batch norms that alone read them, and ReLU, ReLU6 and Hardtanh after
+      that: scales and bounds of what they write anyway. Activations to the bit.
     - On the CPU, root-mean-square norms, silu(gate) · up, and rotation, cache and attention of single tokens run as one
       C++ operation each; sums are taken in another order. A block of these runs as a whole for a single token.
 
@@ -73,7 +74,9 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
         changes = trial.keep(share_inputs(model, found), same_bits=True)
         groups = {_parent(change.modules): change.modules for change in changes if change.reason is None}
         changes += trial.keep(interleaved(model) if interleave else [], same_bits=True)
-        changes += trial.keep(bounded(model, found), same_bits=True)
+        normed = trial.keep(folded(model, found))
+        changes += normed
+        changes += trial.keep(bounded(model, found, normed), same_bits=not normed)
         steps = _faster(model, "one norm", norms(model))
         steps += _faster(model, "one gated activation", feed_forwards(model, groups))
         steps += _faster(model, "one token's attention", attentions(model, groups, trial.decode))

@@ -1,4 +1,4 @@
-"""goldstick.optimize: quantized convolutions take over the activations that alone read them."""
+"""goldstick.optimize: quantized convolutions take over the batch norms and activations that alone read them."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from goldstick.kernels.cpu import _C
 from goldstick.structure.following import find_followers
 
 TAKEN_OVER = "one convolution and activation"
+NORMED = "one convolution and batch norm"
 compiled = pytest.mark.skipif(_C is None, reason="no compiled kernels")
 
 
@@ -72,7 +73,7 @@ def test_outputs_are_the_same_bits_without_the_activations(recipe: str, dtype: t
         pairs = taken_over(model, x)
         assert pairs == [("first", "relu"), ("depthwise", "relu6"), ("point", "hard"), ("line", "end")]
         assert torch.equal(model(x), before)
-        assert model.first(x).min() == 0 and torch.equal(model.relu(x), x)
+        assert model.first(x).min() == 0 and model.relu(model.first(x)) is not model.relu(x)
         for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
             assert torch.equal(twin(x), before)
         assert taken_over(model, x) == []  # once is enough
@@ -119,3 +120,100 @@ def test_a_follower_reads_alone_or_changes_what_others_read_after_it() -> None:
     )
     assert ("read_twice", "after") not in pairs and ("read_before", "in_place") not in pairs
     assert {("first", "relu"), ("depthwise", "relu6"), ("smooth", "silu"), ("line", "end")} <= set(pairs)
+
+
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.relu = nn.Conv2d(3, 40, 3, bias=False), nn.BatchNorm2d(40), nn.ReLU(inplace=True)
+        self.depthwise, self.plain = nn.Conv2d(40, 40, 3, groups=40), nn.BatchNorm2d(40, affine=False)
+        self.read_twice, self.after = nn.Conv2d(40, 8, 1), nn.BatchNorm2d(8)
+        for norm in (self.norm, self.plain, self.after):
+            assert norm.running_mean is not None and norm.running_var is not None
+            norm.running_mean.normal_()
+            norm.running_var.uniform_(0.1, 4)
+        nn.init.normal_(self.norm.weight)  # half of them negative
+        nn.init.normal_(self.norm.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.plain(self.depthwise(self.relu(self.norm(self.first(x)))))
+        y: Tensor = self.read_twice(x)
+        found: Tensor = self.after(y) + y
+        return found
+
+
+@pytest.fixture
+def normed() -> Any:
+    torch.manual_seed(0)
+    model = goldstick.apply(Normed().eval(), "rtn-w8a16").model
+    return model, torch.randn(2, 3, 12, 12).contiguous(memory_format=torch.channels_last)
+
+
+def close(found: Tensor, wanted: Tensor) -> bool:
+    return float((found - wanted).square().sum() / wanted.square().sum()) < 1e-8
+
+
+@compiled
+def test_norms_are_scales_of_what_convolutions_write(normed: Any) -> None:
+    model, x = normed
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        before = model(x)
+        found = goldstick.optimize(model, {"x": x}).done
+        assert [change.modules for change in found if change.what == NORMED] == [
+            ("first", "norm"),
+            ("depthwise", "plain"),
+        ]
+        assert [change.modules for change in found if change.what == TAKEN_OVER] == [("first", "relu")]
+        assert close(model(x), before)
+        made = model.first(x)
+        assert made.min() == 0 and model.norm(made) is made and model.relu(made) is made
+        for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+            assert torch.equal(twin(x), model(x))
+        with torch.inference_mode():
+            assert torch.equal(model(x), twin(x)) and model.norm(made := model.first(x)) is made
+    after = model.state_dict()
+    assert state.keys() == after.keys() and all(torch.equal(state[name], after[name]) for name in state)
+
+
+@compiled
+def test_what_changes_later_is_seen(normed: Any) -> None:
+    model, x = normed
+    untouched, other = copy.deepcopy(model), Normed().norm.state_dict()
+    goldstick.optimize(model, {"x": x})
+
+    def same(change: Any) -> None:
+        """Both networks give the same after a change of both."""
+        with torch.no_grad():
+            for one in (untouched, model):
+                change(one)
+            assert close(model(x).float(), untouched(x).float())
+
+    def seen(module: nn.Module) -> list[Tensor]:
+        kept: list[Tensor] = []
+        module.register_forward_hook(lambda _, args, output: kept.append(args[0].clone()))
+        return kept
+
+    with torch.no_grad():
+        model(x), untouched(x)
+    same(lambda one: one.norm.running_mean.add_(1))
+    same(lambda one: one.norm.weight.mul_(-2))
+    same(lambda one: one.norm.load_state_dict(other))
+    same(lambda one: one.first.weight_scale.mul_(2))
+    same(lambda one: setattr(one, "relu", nn.Identity()))
+    twins = [(seen(one.norm), seen(one.plain)) for one in (untouched, model)]
+    same(lambda _: None)
+    for one, another in zip(*twins, strict=True):
+        assert close(another[-1], one[-1])  # what the convolution alone gives
+
+
+@compiled
+def test_training_and_gradients_go_through_the_norms_themselves(normed: Any) -> None:
+    model, x = normed
+    goldstick.optimize(model, {"x": x})
+    model(x).square().sum().backward()
+    assert model.norm.weight.grad.abs().sum() > 0 and model.norm.bias.grad.abs().sum() > 0
+    before = model.norm.running_mean.clone()
+    with torch.no_grad():
+        model.train()(x)
+    assert not torch.equal(model.norm.running_mean, before)
