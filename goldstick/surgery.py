@@ -10,7 +10,6 @@ from torch import nn
 from goldstick.core.edits import Edit, Fold, FoldNorm, Prune, Quantize, Rotate, SetWeight
 from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
-from goldstick.kernels.prepared_convolution import UNBOUNDED, Bounds
 from goldstick.nn import (
     FusedLinears,
     PackedWeight,
@@ -111,7 +110,9 @@ def run_through(module: nn.Module, forward: Forward) -> Callable[[], None]:
     return undo
 
 
-def take_over(model: nn.Module, convolution: str, behind: str, bounds: Bounds | None = None) -> Callable[[], None]:
+def take_over(
+    model: nn.Module, convolution: str, behind: str, bounds: tuple[float, float] | None = None
+) -> Callable[[], None]:
     """Let a quantized convolution do the work of a module behind it, as long as the two stay as they are.
 
     Args:
@@ -130,7 +131,7 @@ def take_over(model: nn.Module, convolution: str, behind: str, bounds: Bounds | 
     before = layer.epilogue
     epilogue = before or Epilogue(None if bounds is not None else module)
     place, old = (siblings, name, module), epilogue.bounds
-    layer.epilogue, epilogue.bounds = epilogue, bounds or UNBOUNDED
+    layer.epilogue, epilogue.bounds = epilogue, bounds or old
     epilogue.behind.append(place)
     module.__dict__["forward"] = DoneBefore(module, epilogue)
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.docs import comparison, consumers
+from tools.docs import comparison, consumers, convolutions
 from tools.docs.marked import replaced
 from tools.docs.recipe_options import recipe_options
 from tools.docs.results import results
@@ -32,6 +32,12 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "instructions": consumers.instructions,
         "graphs": consumers.graphs,
         "refusals": consumers.refusals,
+    },
+    "docs/kernels.md": {
+        "convolutions-avx2": convolutions.layers_avx2,
+        "convolutions-vnni": convolutions.layers_vnni,
+        "networks-vnni": convolutions.networks_vnni,
+        "networks-avx2": convolutions.networks_avx2,
     },
     "docs/learn.md": {"frontier": comparison.frontier},
     "docs/reference/recipe-options.md": {"options": recipe_options},

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 import goldstick
 from goldstick.cli import main
@@ -17,6 +19,7 @@ from goldstick.errors import UsageError
 from goldstick.jobs.bench import bench, stopwatch
 from goldstick.jobs.bench import decode as bench_decode
 from goldstick.jobs.bench.bench import LayerTime, bench_checkpoint, bench_kernels
+from goldstick.jobs.bench.forward import bench_forward
 from goldstick.kernels.cpu import _C
 from tests.support.tiny_models import FAMILIES
 
@@ -99,8 +102,46 @@ def test_decoding_of_random_networks_is_timed_beside_the_float_one() -> None:
 
 
 def test_a_float_checkpoint_has_nothing_to_time(checkpoint: Path) -> None:
-    with pytest.raises(UsageError, match="no quantized linear layer"):
+    with pytest.raises(UsageError, match="no quantized layer"):
         bench_checkpoint(checkpoint.parent / "float", [1], 0.0)
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A MobileNet, which holds nothing but convolutions in its blocks, and inputs that it takes."""
+    folder = tmp_path_factory.mktemp("forward")
+    torch.manual_seed(0)
+    config = transformers.MobileNetV1Config(image_size=32, depth_multiplier=0.25, num_labels=3)
+    model: Any = transformers.MobileNetV1ForImageClassification(config)
+    model.save_pretrained(folder / "float")
+    goldstick.quantize(folder / "float", "rtn-w8a8-dynamic", output=folder / "out", proof="tensors")
+    save_file({"pixel_values": torch.randn(2, 3, 48, 48)}, folder / "inputs.safetensors")
+    return folder
+
+
+def test_a_forward_pass_of_other_networks_is_timed_beside_the_float_model(classifier: Path) -> None:
+    alone = bench_forward(classifier / "out", 0.0)
+    assert [(time.network, time.times_float, time.verdict) for time in alone] == [
+        ("as loaded", None, None),
+        ("optimized", None, None),
+    ]
+    found = bench_forward(classifier / "out", 0.0, baseline=classifier / "float")
+    assert [time.network for time in found] == ["as loaded", "optimized", "float"]
+    assert found[2].times_float == 1 and found[2].verdict is None and found[0].verdict is not None
+    assert all(time.ms > 0 for time in found)
+    with pytest.raises(UsageError, match="is quantized"):
+        bench_forward(classifier / "out", 0.0, baseline=classifier / "out")
+
+
+def test_the_command_times_a_forward_on_given_inputs(run: Any, classifier: Path) -> None:
+    out = ["bench", str(classifier / "out"), "--seconds", "0", "--tokens", "1"]
+    found = run.invoke(main, [*out, "--baseline", str(classifier / "float")])
+    assert found.exit_code == 0, found.output
+    assert found.output.count("forward pass, ") == 3 and found.output.count("× float (") == 3
+    found = run.invoke(main, [*out, "--inputs", str(classifier / "inputs.safetensors"), "--json"])
+    assert [one["network"] for one in json.loads(found.output)["forward"]] == ["as loaded", "optimized"]
+    found = run.invoke(main, ["bench", "kernels", "--inputs", str(classifier / "inputs.safetensors")])
+    assert found.exit_code == 2 and "belong to a checkpoint" in found.output
 
 
 @pytest.fixture
