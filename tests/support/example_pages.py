@@ -192,7 +192,7 @@ def _named_model(folder: Path, names: dict[str, Any]) -> None:
 def _optimize(folder: Path, names: dict[str, Any]) -> None:
     goldstick.quantize("model", "rtn-w4a16-g128", output="out", proof="tensors")
     shutil.copytree("out", "reference-w4")
-    names["model"] = goldstick.load("out")
+    names |= {"model": goldstick.load("out"), "network": trained(), "images": [images for images, _ in batches(2)]}
 
 
 def _recipes(folder: Path, names: dict[str, Any]) -> None:
