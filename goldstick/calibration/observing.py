@@ -15,6 +15,7 @@ from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.input_ends import InputEnds
 from goldstick.core.inputs import InputObserver
 from goldstick.core.layout import Layout
+from goldstick.errors import DataError
 from goldstick.structure.network import Network, Site
 
 Rows = tuple[Tensor, Tensor | None, Tensor | None]  # of a batch, which of them count, those of the float model
@@ -35,6 +36,12 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
     for look in looks:  # one batch at a time cannot be held, so its range is looked at first
         for captured in passes.captured_inputs():
             rows = rows_read_by(captured.module, captured.tensor)
+            if rows is not None and rows.shape[-1] != group[0].site.in_features:
+                raise DataError(
+                    f"Batch {captured.batch + 1} of the calibration data reaches {group[0].site.name} as "
+                    f"{list(captured.tensor.shape)}, which it does not take. Give batches that the model's forward "
+                    "takes, or leave that one out."
+                )
             if rows is not None:
                 look(rows, _fitting(masks[captured.batch], rows))
         if look == observer.observe_range:

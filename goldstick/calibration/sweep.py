@@ -26,7 +26,7 @@ from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
 from goldstick.calibration.task import Assignment, Work
 from goldstick.core.progress import Progress
-from goldstick.errors import StructureError
+from goldstick.errors import DataError, StructureError
 from goldstick.structure.calls import first_call
 from goldstick.structure.network import Network
 from goldstick.structure.trace import evaluating, tensors_in
@@ -157,9 +157,18 @@ def find_fold_targets(network: Network, chain: Sequence[str], batch: Mapping[str
 
 
 def _whole_runs(model: nn.Module, batches: Batches) -> list[Callable[[], Tensor]]:
-    return [partial(_last_output, model, batch) for batch in batches]
+    return [partial(_last_output, model, batch, place) for place, batch in enumerate(batches, 1)]
 
 
-def _last_output(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
-    output = model(**batch)
+def _last_output(model: nn.Module, batch: Mapping[str, Tensor], place: int) -> Tensor:
+    try:
+        output = model(**batch)
+    except torch.OutOfMemoryError:
+        raise
+    except (RuntimeError, TypeError, ValueError, LookupError) as error:  # what wrong shapes cause
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in batch.items())
+        raise DataError(
+            f"Batch {place} of the calibration data ({shapes}) does not run through this {type(model).__name__}: "
+            f"{error}. Give batches that its forward takes, or leave that one out."
+        ) from error
     return next(tensors_in(output))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import types
-from collections.abc import Iterator
+import weakref
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -63,6 +64,38 @@ def stray_module(model: nn.Module, strange: nn.Module) -> str | None:
             return path
         waiting += [(f"{path}{step}".removeprefix("."), held) for step, held in _held(value)]
     return None
+
+
+def parameters_of(model: nn.Module) -> dict[str, weakref.ref[nn.Parameter]]:
+    """The parameters by name, none kept alive."""
+    return {name: weakref.ref(parameter) for name, parameter in model.named_parameters()}
+
+
+def left_behind(model: nn.Module, parameters: Mapping[str, weakref.ref[nn.Parameter]]) -> dict[str, str]:
+    """Paths by which lists, tuples and dictionaries of modules refer to parameters that the model had, and has no more.
+
+    What reads such a parameter reads the float numbers that it held.
+
+    Args:
+        model: The model.
+        parameters: What :func:`parameters_of` found before.
+
+    Returns:
+        The name of the parameter by the path.
+    """
+    now = {id(parameter) for parameter in model.parameters()}
+    gone = {id(one): name for name, held in parameters.items() if (one := held()) is not None and id(one) not in now}
+    found: dict[str, str] = {}
+    for name, module in model.named_modules():
+        waiting = [(f"{name}.{key}".removeprefix("."), value) for key, value in vars(module).items()]
+        while waiting:
+            path, value = waiting.pop()
+            if isinstance(value, nn.Parameter):
+                if id(value) in gone:
+                    found[path] = gone[id(value)]
+            elif isinstance(value, dict | list | tuple | set | frozenset) and not path.endswith("._parameters"):
+                waiting += [(path + step, held) for step, held in _held(value)]
+    return found
 
 
 def _held(value: Any) -> Iterator[tuple[str, Any]]:

@@ -12,6 +12,7 @@ from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.kernels.convolution import Geometry
+from goldstick.kernels.prepared import runs_at_once
 from goldstick.kernels.prepared_convolution import PreparedConvolution
 from goldstick.nn.fused.epilogue import Epilogue
 from goldstick.nn.input_range import hold_input_range
@@ -83,12 +84,11 @@ class QuantizedConvolution(PackedWeight):
             x = F.pad(x, own._reversed_padding_repeated_twice, mode=mode)
         inputs = buffers["input_scale"], buffers["input_zero_point"]
         weight = packed, scale, buffers["weight_zero_point"], bias, *inputs
-        epilogue, found = self.epilogue, None
-        if epilogue is not None and not self._forward_hooks and (more := epilogue.operands(weight)) is not None:
-            found = prepared(x, more, epilogue.bounds)
-        finished = found is not None
-        if found is None:
-            found = prepared(x, weight)
+        epilogue, more = self.epilogue, None
+        if epilogue is not None and runs_at_once(x) and not self._forward_hooks:
+            more = epilogue.operands(weight)
+        found = prepared(x, weight) if epilogue is None or more is None else prepared(x, more, epilogue.bounds)
+        finished = more is not None and found is not None
         if found is None:
             bits, group_size, activation, _ = prepared.settings
             found = torch.ops.goldstick.quantized_convolution(

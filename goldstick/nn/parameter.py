@@ -49,6 +49,7 @@ def hold_parameter(
     if not indexed:
         kind, names = getattr(host, "_hosts", (type(host), frozenset()))
         host.__class__ = hosting(kind, names | {name})
+        host.__dict__.pop("_flat_weights", None)  # a list that would keep the float weights of an LSTM alive
 
 
 def held_parameter(host: nn.Module, name: str) -> PackedWeight:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,9 +22,10 @@ from goldstick.checkpoint.source import sidecars_of
 from goldstick.checkpoint.staging import refuse_overlap, staged
 from goldstick.core.edits import FoldNorm, Prune
 from goldstick.core.error import WeightError
+from goldstick.core.notices import UnrecognisedWarning
 from goldstick.core.processes import rank
 from goldstick.core.progress import Progress, quiet
-from goldstick.core.references import copy_of
+from goldstick.core.references import copy_of, left_behind, parameters_of
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import given_inputs, inputs_for
 from goldstick.hf.model_in_memory import config_of, ignored, is_transformers, names_of
@@ -156,6 +159,7 @@ def apply_recipe(
     shapes, structure = shapes_of(original), structure_of(model)
     target = model if inplace else copy_of(model)
     network = Network(target, cut=original.cut)
+    held = parameters_of(target)
     whole = run_on_whole(network, resolution, rotation, batches, progress, training)
     network, resolution, results, account = whole.network, whole.resolution, whole.results, whole.account
     if whole.cuts and is_transformers(target):
@@ -163,9 +167,9 @@ def apply_recipe(
     errors = {name: result.error for name, result in results.items()}
     notes = {name: result.notes for name, result in results.items()}
     pieces = quantized_pieces(network, resolution, names_of(target))
-    storage, warnings = format_in_memory(target, recipe.export.format, pieces, resolution.ties)
+    storage, remarks = format_in_memory(target, recipe.export.format, pieces, resolution.ties)
     if is_transformers(target) and not whole.cuts:
-        warnings += loader_remarks(storage, [piece.layer for piece in pieces], target)
+        remarks += loader_remarks(storage, [piece.layer for piece in pieces], target)
     floats, quantized = stored_bytes(network, pieces, storage)
     layers = layer_records(network, shapes, resolution, errors, before, floats | quantized, notes, cut=bool(whole.cuts))
     report = Report(
@@ -180,7 +184,7 @@ def apply_recipe(
         search=recipe.search,
         calibration=count_batches(batches),
         **account,
-        warnings=(*warnings, *calibration_warnings(notes)),
+        warnings=(*remarks, *calibration_warnings(notes), *_left_behind(target, held)),
         environment=environment(),
     )
     return Result(
@@ -193,6 +197,18 @@ def apply_recipe(
         _cuts=whole.cuts,
         _folds=folds,
     )
+
+
+def _left_behind(model: nn.Module, parameters: Mapping[str, weakref.ref[nn.Parameter]]) -> list[str]:
+    """What is said, and told at once, of references to float weights that the quantized layers do not see."""
+    said = [
+        f"{path} refers to the parameter {name} itself, so what reads it there reads float numbers: let it read "
+        f"{name} from its module."
+        for path, name in left_behind(model, parameters).items()
+    ]
+    for sentence in said:
+        warnings.warn(sentence, UnrecognisedWarning, stacklevel=4)
+    return said
 
 
 def _a_batch(model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Any] | None:

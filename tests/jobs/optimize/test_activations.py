@@ -217,3 +217,14 @@ def test_training_and_gradients_go_through_the_norms_themselves(normed: Any) -> 
     with torch.no_grad():
         model.train()(x)
     assert not torch.equal(model.norm.running_mean, before)
+
+
+@compiled
+def test_the_compiler_and_export_see_the_modules_as_they_are(normed: Any) -> None:
+    model, x = normed
+    with torch.no_grad():
+        before = model(x)
+        goldstick.optimize(model, {"x": x})
+        whole: Any = torch.compile(model, backend="eager", fullgraph=True)
+        assert close(whole(x), before)
+        assert close(torch.export.export(model, (x,)).module()(x), before)
