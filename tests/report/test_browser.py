@@ -88,7 +88,8 @@ def test_the_page_of_a_search_draws_its_charts_and_its_slider_shows_the_recipe_a
 WRONG = """<!doctype html><html><head><style>body { background: #fff; color: #ddd }</style></head><body>
 <p>pale</p><div class="plot" id="empty" style="height: 300px"></div>
 <svg role="img" aria-label="narrow" width="50" height="20"><rect width="9" height="9"/></svg>
-<p style="width: 999px">wide</p><img src="nowhere.png"><input type="range" id="size" max="3" value="2"><output id="at">x</output>
+<p style="width: 999px">wide</p><img src="nowhere.png"><input type="range" id="size" max="3" value="2">
+<output id="at">x</output>
 <code id="command"></code><button id="back"></button><script>nonesuch()</script></body></html>"""
 
 

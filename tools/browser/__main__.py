@@ -67,9 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         wrong += len(found)
     if given.pictures is not None:
         look_at(pictures_of(pages, given.pictures))
-    print(
-        f"{counted(len(visits), 'visit')}, {counted(wrong, 'fault')}; pictures and prints are in {given.out / 'pictures'}"
-    )
+    print(f"{counted(len(visits), 'visit')}, {counted(wrong, 'fault')}; pictures and prints: {given.out / 'pictures'}")
     return int(wrong > 0)
 
 
