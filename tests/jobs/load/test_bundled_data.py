@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 from pathlib import Path
@@ -15,6 +16,7 @@ from goldstick.evaluation.hub import HubDataset, hub_answers, load_from_hub
 from goldstick.jobs.load.bundled_data import with_bundled_data
 from goldstick.jobs.load.find_model import find_model
 from goldstick.recipes.recipe import Calibration, Recipe
+from tests.support.commands import run
 
 WORDS = "gptq-w4a16-g128"
 
@@ -68,3 +70,13 @@ def test_a_machine_without_a_way_to_the_hub_says_so_and_tries_nothing(cut_off: N
 def test_a_slow_server_of_names_counts_as_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: time.sleep(5))
     assert hub_answers(timeout=0.05)
+
+
+def test_sensitivity_of_the_reference_is_measured_on_the_bundled_text(tmp_path: Path) -> None:
+    asked = ("sensitivity", "reference", "--bits", "4", "--samples", "1", "--seq-len", "8", "--json")
+    shown = run(*asked)
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)["inputs"] == "1 sample of 8 tokens from reference"
+    elsewhere = run(*asked, "--data-dir", str(tmp_path))
+    assert elsewhere.exit_code == 1
+    assert f"there is no wikitext2/wiki.train.raw (or .gz) under --data-dir {tmp_path}" in elsewhere.stderr
