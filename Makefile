@@ -219,7 +219,12 @@ $(CONSUMERS)/graphs/.installed:
 	$(CONSUMERS)/graphs/bin/pip install --quiet numpy onnxruntime openvino
 	@touch $@
 
-consumers: $(STAMP) $(CONSUMERS)/vllm/.installed $(CONSUMERS)/graphs/.installed $(PEERS)/gptqmodel/.installed $(LLAMA_CPP)/.installed ## vLLM, transformers, GPTQModel and llama.cpp run what goldstick writes: the same log-probabilities? (an hour or two)
+$(CONSUMERS)/encoders/.installed: constraints.txt
+	$(PYTHON3) -m venv $(CONSUMERS)/encoders
+	$(CONSUMERS)/encoders/bin/pip install --quiet $(PEER_TORCH) accelerate compressed-tensors==0.20.0 sentence-transformers==6.2.0
+	@touch $@
+
+consumers: $(STAMP) $(CONSUMERS)/vllm/.installed $(CONSUMERS)/graphs/.installed $(CONSUMERS)/encoders/.installed $(PEERS)/gptqmodel/.installed $(LLAMA_CPP)/.installed ## vLLM, transformers, GPTQModel and llama.cpp run what goldstick writes: the same log-probabilities? (an hour or two)
 	$(PYTHON) -m tools.consumers --vllm $(CURDIR)/$(CONSUMERS)/vllm/bin/python --transformers $(CURDIR)/$(PYTHON) \
 	    --gptqmodel $(CURDIR)/$(PEERS)/gptqmodel/bin/python --llama-cpp $(CURDIR)/$(LLAMA_CPP)/bin/python
 	$(PYTHON) -m tools.consumers.saturation --vllm $(CURDIR)/$(CONSUMERS)/vllm/bin/python

@@ -24,17 +24,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 import goldstick
 from goldstick import api
 from goldstick.errors import GoldstickError
 from goldstick.hf.names import quiet_libraries
+from goldstick.jobs.doctor.finding import Verdict
 from goldstick.jobs.save import finish
 from goldstick.jobs.save.records import environment
 from goldstick.nn import QuantizedLinear
 from goldstick.recipes import Recipe
 from goldstick.recipes.run import needs_data
 from tests.support.proofs import prove_here
+from tools.consumers import BUNDLED
 from tools.consumers.cells import MIXTURES, READERS, Cell, cells
 from tools.consumers.models import tokens, written
 
@@ -44,7 +47,10 @@ WORKERS = {
     "transformers": "transformers_worker.py",
     "gptqmodel": "transformers_worker.py",
     "llama.cpp": "llama_cpp_worker.py",
+    "sentence-transformers": "sentence_transformers_worker.py",
 }
+#: Who runs language models.
+LANGUAGE = ("vllm", "transformers", "gptqmodel", "llama.cpp")
 #: Whose rules ``goldstick doctor`` has for a reader.
 RULES = {"gptqmodel": "transformers"}
 #: Packages whose versions say who read.
@@ -53,6 +59,7 @@ PACKAGES = {
     "transformers": ("transformers", "compressed-tensors", "torch"),
     "gptqmodel": ("gptqmodel", "optimum", "transformers", "torch"),
     "llama.cpp": ("llama-cpp-python",),
+    "sentence-transformers": ("sentence-transformers", "transformers", "compressed-tensors", "torch"),
 }
 #: Who rounds the inputs of products to 8 bits, in blocks of 32 or 256.
 ROUNDS_INPUTS = ("llama.cpp",)
@@ -64,12 +71,13 @@ CALIBRATION = {"dataset": "reference", "samples": 16, "seq_len": 128}
 def main() -> int:
     """Print a line for each cell and reader; 1 where a program's answer is not what doctor says of it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for reader in WORKERS:
+    for reader in LANGUAGE:
         parser.add_argument(f"--{reader.replace('.', '-')}", metavar="PYTHON", dest=reader, help="a Python that has it")
     parser.add_argument("--only", nargs="*", default=[""], metavar="NAME", help="cells whose names begin so")
+    parser.add_argument("--decoded", type=int, default=32, metavar="N", help="greedy tokens that speeds are taken of")
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/consumers.json"))
     arguments = parser.parse_args()
-    pythons = {reader: getattr(arguments, reader) for reader in WORKERS if getattr(arguments, reader)}
+    pythons = {reader: getattr(arguments, reader) for reader in LANGUAGE if getattr(arguments, reader)}
     quiet_libraries()
     kept: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
     kept |= {"environment": environment(), "machine": machine()}
@@ -83,7 +91,8 @@ def main() -> int:
         ids = {model: tokens(model) for model in {cell.model for cell in made}}
         for reader, python in pythons.items():
             mine = [cell for cell in made if reader in READERS[cell.format]]
-            answers = ask(reader, python, {cell.name: made[cell] for cell in mine}, ids, Path(folder))
+            checkpoints = {cell.name: made[cell] for cell in mine}
+            answers = ask(reader, python, checkpoints, ids, Path(folder), decoded=arguments.decoded)
             for cell in mine:
                 told = judged(cell, made[cell], answers[cell.name], reader, ids[cell.model], found)
                 found[cell.name].setdefault("readers", {})[reader] = told
@@ -124,13 +133,22 @@ def write(chosen: Iterable[Cell], folder: Path, found: dict[str, Any]) -> dict[C
                 output.exists() or output.symlink_to(sources[cell.model], target_is_directory=True)
             else:
                 seen = needs_data(Recipe.load(cell.recipe()).stages)
-                recipe = cell.recipe() | ({"calibration": CALIBRATION} if seen else {})
+                recipe = cell.recipe() | ({"calibration": calibration(cell.model, folder)} if seen else {})
                 goldstick.quantize(sources[cell.model], recipe, output=output, proof="outputs" if seen else "tensors")
         except GoldstickError as error:
             entry["refused"] = str(error).replace(str(folder), "")
             continue
         made[cell] = output
     return made
+
+
+def calibration(model: str, folder: Path) -> dict[str, Any]:
+    """What inputs are calibrated on: bundled text, or for a model without a tokenizer drawn tokens."""
+    if model == BUNDLED:
+        return CALIBRATION
+    seen = folder / f"{model}-seen.safetensors"
+    save_file({"input_ids": torch.tensor(tokens(model, rows=16))}, seen)
+    return {"dataset": str(seen), "samples": 16}
 
 
 def ask(
@@ -167,7 +185,7 @@ def judged(
     verdict = None
     if cell.format != "float":
         verdict = api.doctor(directory, runtime=RULES.get(reader, reader)).verdict
-    doctor = {"loads": verdict.loads, "cpu": verdict.hardware.get("CPU", verdict.not_on.get("CPU"))} if verdict else {}
+    doctor = {"runs": runs_here(verdict), "cpu": cpu_words(verdict)} if verdict else {}
     if "error" in answer:
         return {"loads": False, "error": shortened(answer["error"]), "doctor": doctor}
     dtype = getattr(torch, answer["dtype"].removeprefix("torch."))
@@ -179,11 +197,23 @@ def judged(
     told = {"loads": True, "mean": float(apart.mean()), "largest": float(apart.max()), "dtype": str(dtype)}
     told |= {"own_mean": float((coarse - exact).abs().mean()), "doctor": doctor}
     told |= {"from_float32": float((theirs - exact).abs().mean())}
-    told["seconds_to_load"] = round(answer["seconds_to_load"], 2)
+    told |= {name: round(answer[name], 2) for name in ("seconds_to_load", "tokens_s", "load") if name in answer}
     floats = found.get(f"{cell.model}/float/float", {}).get("readers", {}).get(reader, told if not doctor else {})
     told["bound"] = 2 * max(told["own_mean"], floats.get("mean", 0.0), FLOOR)
     told["agrees"] = told["mean"] <= told["bound"]
     return {key: round(value, 6) if isinstance(value, float) else value for key, value in told.items()}
+
+
+def runs_here(verdict: Verdict) -> bool:
+    """Whether doctor says that it runs on this processor; AVX-512 and AMX are looked for."""
+    words = verdict.hardware.get("CPU")
+    lacks = [name for name in ("AVX-512", "AMX") if words is not None and name in words and name not in machine()]
+    return verdict.loads and words is not None and not lacks
+
+
+def cpu_words(verdict: Verdict) -> str | None:
+    """What doctor says of processors."""
+    return verdict.hardware.get("CPU", verdict.not_on.get("CPU"))
 
 
 def logprobs(directory: Path, ids: list[list[int]], dtype: torch.dtype, *, block: int = 0) -> torch.Tensor:

@@ -26,7 +26,7 @@ MIXTURES = ("q4_k_m", "q5_k_m", "q6_k", "q3_k_m")
 #: Schemes of the architectures beside the bundled model: the ones most people take, one for each kind of arithmetic.
 COMMON: dict[str, tuple[str, ...]] = {
     "float": ("float",),
-    "compressed-tensors": ("w4a16-g128", "w8a8-dynamic", "fp8-dynamic"),
+    "compressed-tensors": ("w4a16-g128", "w8a8-dynamic", "w8a8-static", "fp8-dynamic", "fp8"),
     "gptq": ("w4a16-g128",),
     "awq": ("w4a16-g128-asym",),
     "gguf": ("w4a16-g32",),

@@ -79,11 +79,11 @@ def written(name: str, directory: Path) -> Path:
     return directory
 
 
-def tokens(name: str) -> list[list[int]]:
-    """Two rows of 48 token ids: text for the bundled model, drawn for the others."""
+def tokens(name: str, *, rows: int = 2) -> list[list[int]]:
+    """Rows of 48 token ids: two of text for the bundled model, drawn for the others."""
     if name == BUNDLED:
         tokenizer = hf.AutoTokenizer.from_pretrained(reference_directory())
         text = (reference_directory() / "data" / "text" / "heldout.txt").read_text(encoding="utf-8")
         ids = tokenizer(text[:4000], add_special_tokens=False)["input_ids"]
         return [ids[:48], ids[200:248]]
-    return torch.randint(2, 512, (2, 48), generator=torch.Generator().manual_seed(1)).tolist()
+    return torch.randint(2, 512, (rows, 48), generator=torch.Generator().manual_seed(1)).tolist()

@@ -1,13 +1,15 @@
 """What every worker does around its checkpoints. Any Python imports it from beside the worker; nothing of goldstick.
 
 ``PYTHON worker.py SPEC.json``: for each of ``checkpoints`` a line of JSON goes to ``out``, with what the program
-answered, or the error it ended with. A line that begins comes first, so that whoever reads knows where a process died.
+answered and the load of the machine then, or the error it ended with. A line that begins comes first, so that whoever
+reads knows where a process died.
 """
 
 from __future__ import annotations
 
 import gc
 import json
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +23,7 @@ def go_through(answered: Callable[[str, dict[str, Any]], dict[str, Any]]) -> Non
         for name, directory in spec["checkpoints"].items():
             print(json.dumps({"begins": name}), file=out)
             try:
-                found = answered(directory, spec)
+                found = answered(directory, spec) | {"load": os.getloadavg()[0]}
             except Exception as error:  # whatever a runtime raises is its answer
                 found = {"error": f"{type(error).__name__}: {error}"}
             print(json.dumps({"name": name, **found}), file=out)

@@ -23,12 +23,15 @@ from goldstick.jobs.doctor.runtimes.runtime import (
     Runtime,
     from_capability,
     names_in,
+    no,
     refused,
     yes,
 )
 from goldstick.jobs.doctor.runtimes.subject import Subject
 
 _SINGLE = "model.safetensors"
+#: Sizes of groups that torch's product of 4 bits takes on processors (_weight_int4pack_mm_for_cpu).
+_CHANNELS_OF_TORCH = (32, 64, 128, 256)
 
 
 def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
@@ -37,10 +40,11 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
         for group in groups_of(table):
             yield group.words, _everywhere("in 16 bits, decompressed at the first pass; package compressed-tensors")
     elif method == GPTQ.method:
-        yield "GPTQ", _everywhere("packages gptqmodel and optimum")
+        yield "GPTQ", _by_gptqmodel(subject, "packages gptqmodel and optimum")
     elif method == AWQ.method:
         bits = table.get("bits", table.get("w_bit"))
-        yield "AWQ", _everywhere("packages gptqmodel and accelerate") if bits == 4 else refused("it loads 4 bits")
+        words = "packages gptqmodel and accelerate"
+        yield "AWQ", _by_gptqmodel(subject, words) if bits == 4 else refused("it loads 4 bits")
     elif method == FP8.method:
         dequantized = yes("dequantized to bfloat16 while it is loaded; package accelerate")
         fp8 = from_capability("8.9", "dequantized to bfloat16 before; package accelerate")
@@ -56,6 +60,18 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
 
 def _everywhere(words: str) -> Answers:
     return {hardware: yes(words) for hardware in (NVIDIA, AMD, CPU)}
+
+
+def _by_gptqmodel(subject: Subject, words: str) -> Answers:
+    """GPTQModel 7.7.0 multiplies 4 bits by channel on processors in torch, whose product takes few widths."""
+    table = subject.table
+    four = table.get("bits", table.get("w_bit")) == 4
+    by_channel = table.get("group_size", table.get("q_group_size")) == -1
+    wide = [module.name for module in subject.quantized if module.shape[-1] not in _CHANNELS_OF_TORCH]
+    if four and by_channel and wide:
+        reason = f"channels of 4 bits have 32, 64, 128 or 256 inputs there, not that of {wide[0]}"
+        return {**_everywhere(words), CPU: no(reason)}
+    return _everywhere(words)
 
 
 def _asymmetric(subject: Subject) -> Iterator[str]:
@@ -93,6 +109,12 @@ def _initialisers(subject: Subject) -> Iterator[str]:
     reason = initialisers_fail(subject.model, packed) if packed else None
     if reason is not None:
         yield f"{subject.architecture}: {reason}"
+
+
+def _embedded(subject: Subject) -> Iterator[str]:
+    packed = subject.method == COMPRESSED_TENSORS.method and subject.table.get("dequantize") is not True
+    if packed and "modules.json" in subject.files:
+        yield from (group.words for group in groups_of(subject.table))
 
 
 def _no_texts(subject: Subject) -> Iterator[str]:
@@ -176,6 +198,16 @@ TRANSFORMERS = Runtime(
             remedy="load it with goldstick.load; or leave these layers in float",
             read_in="transformers/modeling_utils.py (initialize_weights)",
             find=_initialisers,
+        ),
+        Rule(
+            check="sentence-transformers",
+            severity="remark",
+            what="sentence-transformers ends with an error in the first call, since it calls 'forward' past the hook "
+            "that decompresses the weights",
+            remedy="after loading, call the model within once: model[0].auto_model(**model.tokenizer(['a'], "
+            "return_tensors='pt'))",
+            read_in="sentence_transformers/base/modules/transformer.py (6.2.0), with compressed-tensors 0.20.0",
+            find=_embedded,
         ),
         Rule(
             check="texts",

@@ -6,9 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+import torch
 from click.testing import CliRunner
 
+from goldstick import api
 from goldstick.cli import main
+from goldstick.core.scheme import Scheme
+from goldstick.jobs.doctor.runtimes import RUNTIMES
+from goldstick.jobs.doctor.runtimes.subject import Module, Subject
 from tests.support.runtime_checkpoints import Workshop
 
 
@@ -42,3 +47,37 @@ def test_a_runtime_that_is_not_known_is_refused(tmp_path: Path) -> None:
     found = CliRunner().invoke(main, ["doctor", str(tmp_path), "--for", "nothing"])
     assert found.exit_code == 2
     assert "vllm" in found.stderr
+
+
+def test_channels_of_four_bits_that_gptqmodel_does_not_multiply_on_processors(workshop: Workshop) -> None:
+    """Its product there takes 32, 64, 128 or 256 inputs: seen with 512 (docs/consumers.md)."""
+    narrow = workshop.quantized("llama", "w4a16-channel", "gptq")
+    assert "CPU" in api.doctor(narrow, runtime="transformers").verdict.hardware
+    config = json.loads((narrow / "config.json").read_text())
+    table = config["quantization_config"]
+    shapes = [torch.Size([128, size]) for size in (256, 512)]
+    modules = [Module(name=f"layer_of_{size[-1]}", shape=size, scheme=Scheme.parse("w4a16")) for size in shapes]
+    found = [
+        RUNTIMES["transformers"].answers(Subject(config=config, table=table, modules=tuple(modules[:count])))["CPU"]
+        for count in (1, 2)
+    ]
+    assert [answer.runs for answer in found] == [True, False]
+    assert "layer_of_512" in found[1].words
+    grouped = Subject(config=config, table=table | {"group_size": 128}, modules=tuple(modules))
+    assert RUNTIMES["transformers"].answers(grouped)["CPU"].runs
+
+
+def test_what_sentence_transformers_stumbles_over_is_said_of_its_encoders_alone(workshop: Workshop) -> None:
+    """Seen with 6.2.0 (docs/consumers.md): it calls forward past the hook that decompresses the weights."""
+    directory = workshop.quantized("llama", "w8a8-dynamic", "compressed-tensors")
+    config = json.loads((directory / "config.json").read_text())
+    rule = next(one for one in RUNTIMES["transformers"].rules if one.check == "sentence-transformers")
+    table = config["quantization_config"]
+    files = frozenset({"model.safetensors", "modules.json"})
+    found = [
+        rule.findings(Subject(config=config, table=table, files=files)),
+        rule.findings(Subject(config=config, table=table, files=files - {"modules.json"})),
+        rule.findings(Subject(config=config, table=table | {"dequantize": True}, files=files)),
+    ]
+    assert [len(hits) for hits in found] == [1, 0, 0]
+    assert found[0][0].severity == "remark"

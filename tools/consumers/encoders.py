@@ -1,0 +1,159 @@
+"""Encoders in sentence-transformers: ``python -m tools.consumers.encoders --python PYTHON --minilm DIR``.
+
+goldstick compresses a published sentence encoder and small ones of random numbers of other architectures, and
+sentence-transformers loads each from its directory alone. Kept are 1 − cosine between its embeddings and those of
+goldstick's plain backend, and, for scale, between goldstick's and those of the float model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers as hf
+from torch import Tensor
+from torch.nn.functional import normalize
+
+import goldstick
+from goldstick import api
+from goldstick.errors import GoldstickError
+from goldstick.hf.names import quiet_libraries
+from goldstick.jobs.load.find_model import reference_directory
+from goldstick.jobs.save import finish
+from goldstick.recipes import Recipe
+from goldstick.recipes.run import needs_data
+from goldstick.recipes.sentence import parse
+from tests.support.proofs import prove_here
+from tools.consumers.__main__ import ask, cpu_words, runs_here, shortened, versions
+
+_BERT: dict[str, Any] = {
+    "vocab_size": 30522, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512,
+}  # fmt: skip
+_DISTILLED = {"vocab_size": 30522, "dim": 256, "n_layers": 2, "n_heads": 4, "hidden_dim": 512}
+#: Encoders of random numbers beside the published one. Each has the published one's tokenizer.
+MODELS = {
+    "distilbert": lambda: hf.DistilBertModel(hf.DistilBertConfig(**_DISTILLED)),
+    "mpnet": lambda: hf.MPNetModel(hf.MPNetConfig(**_BERT)),
+    "roberta": lambda: hf.RobertaModel(hf.RobertaConfig(**_BERT, pad_token_id=0)),
+    "modernbert": lambda: hf.ModernBertModel(hf.ModernBertConfig(**_BERT, pad_token_id=0)),
+}
+PUBLISHED = "all-MiniLM-L6-v2"
+SCHEMES = (
+    "w4a16-g128", "w4a16-g128-asym", "w4a16-g32", "w8a16", "w8a8-dynamic", "w8a8-static", "fp8-dynamic", "fp8",
+    "mxfp8", "mxfp4a16", "nvfp4a16",
+)  # fmt: skip
+#: Schemes of the others.
+COMMON = ("w4a16-g128", "w8a8-dynamic", "w8a8-static", "fp8-dynamic")
+#: What sentence-transformers keeps beside a model: its modules, and how states are pooled.
+BESIDE = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling")
+#: Of what compression costs, a runtime's own part is at most this; and at least this is none.
+SHARE, FLOOR = 0.02, 1e-6
+
+
+def main() -> int:
+    """Print a line for each encoder and scheme, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--python", required=True, help="a Python that has sentence-transformers")
+    parser.add_argument("--minilm", required=True, type=Path, metavar="DIR", help=f"the directory of {PUBLISHED}")
+    parser.add_argument("--only", nargs="*", default=[""], metavar="NAME", help="encoders whose names begin so")
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/consumers.json"))
+    arguments = parser.parse_args()
+    quiet_libraries()
+    torch.set_num_threads(1)
+    finish.prove = prove_here
+    kept = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    found = kept.setdefault("encoders", {})
+    with tempfile.TemporaryDirectory(prefix="goldstick-encoders-") as name:
+        folder, texts = Path(name), sentences()
+        made: dict[str, Path] = {}
+        for model in (PUBLISHED, *MODELS):
+            if model.startswith(tuple(arguments.only)):
+                made |= compressed(model, arguments.minilm, folder / model, found)
+        answers = ask("sentence-transformers", arguments.python, made, {}, folder, texts=texts)
+        floats: dict[str, Tensor] = {}
+        for cell, directory in made.items():
+            model = cell.partition("/")[0]
+            ours = embeddings(directory, texts)
+            exact = floats.setdefault(model, ours)  # the float model comes first
+            found[cell] = told = judged(answers[cell], ours, exact, directory)
+            print(f"{cell:36} {told.get('error') or told['apart']}", flush=True)
+    kept.setdefault("versions", {})["sentence-transformers"] = versions(arguments.python, "sentence-transformers")
+    arguments.out.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    return 0
+
+
+def sentences() -> list[str]:
+    """Sentences of the bundled text that the bundled model has not seen, of many lengths."""
+    text = (reference_directory() / "data" / "text" / "heldout.txt").read_text(encoding="utf-8")
+    found = [one.strip() for one in text.replace("\n", " ").split(". ")]
+    return [one for one in found if 20 < len(one) < 300][:48]
+
+
+def compressed(model: str, published: Path, folder: Path, found: dict[str, Any]) -> dict[str, Path]:
+    """Directories of an encoder, the float one first; where goldstick does not write one, its reason is kept."""
+    source = folder / "float"
+    shutil.copytree(published, source)
+    if model != PUBLISHED:
+        torch.manual_seed(0)
+        MODELS[model]().eval().save_pretrained(source)
+    made = {f"{model}/float": source}
+    for scheme in SCHEMES if model == PUBLISHED else COMMON:
+        recipe = {**parse(f"rtn-{scheme}").recipe(), "export": {"format": "compressed-tensors"}}
+        if seen := needs_data(Recipe.load(recipe).stages):
+            (folder / "seen.txt").write_text("\n\n".join(sentences()), encoding="utf-8")
+            recipe["calibration"] = {"dataset": str(folder / "seen.txt"), "samples": 8, "seq_len": 32}
+        cell, output = f"{model}/{scheme}", folder / scheme
+        try:
+            goldstick.quantize(source, recipe, output=output, proof="outputs" if seen else "tensors")
+        except GoldstickError as error:
+            found[cell] = {"refused": str(error).replace(str(folder), "")}
+            print(f"{cell:36} refused: {error}", flush=True)
+        else:
+            for beside in BESIDE:  # which goldstick does not carry on
+                copy = shutil.copytree if (source / beside).is_dir() else shutil.copy
+                copy(source / beside, output / beside)
+            made[cell] = output
+    return made
+
+
+@torch.inference_mode()
+def embeddings(directory: Path, texts: list[str]) -> Tensor:
+    """Means of the last states of a text's tokens, of length 1: [texts, width], by goldstick's plain backend."""
+    os.environ["GOLDSTICK_BACKEND"] = "reference"
+    tokenizer: Any = hf.AutoTokenizer.from_pretrained(directory)
+    model: Any = goldstick.load(directory, dtype=torch.float32).eval()
+    rows = []
+    for text in texts:
+        batch = tokenizer(text, truncation=True, max_length=256, return_tensors="pt")
+        rows.append(
+            model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"]).last_hidden_state.mean(1)
+        )
+    return normalize(torch.cat(rows))
+
+
+def judged(answer: dict[str, Any], ours: Tensor, exact: Tensor, directory: Path) -> dict[str, Any]:
+    """One answer beside goldstick's embeddings and the float model's."""
+    verdict = api.doctor(directory, runtime="transformers").verdict if ours is not exact else None
+    doctor = {"runs": runs_here(verdict), "cpu": cpu_words(verdict)} if verdict else {}
+    if "error" in answer:
+        return {"loads": False, "error": shortened(answer["error"]), "doctor": doctor}
+    theirs = torch.tensor(answer["embeddings"], dtype=torch.float64)
+    apart = float((1 - (normalize(theirs) * normalize(ours.double())).sum(-1)).mean())
+    cost = float((1 - (normalize(ours.double()) * normalize(exact.double())).sum(-1)).mean())
+    told = {name: answer[name] for name in ("dtype", "modules")}
+    told |= {name: round(answer[name], 2) for name in ("seconds_to_load", "milliseconds", "load")}
+    told |= {"apart": float(f"{apart:.2g}"), "cost": float(f"{cost:.2g}"), "loads": True, "doctor": doctor}
+    if "error_as_loaded" in answer:
+        told["error_as_loaded"] = shortened(answer["error_as_loaded"])
+    return told | {"agrees": apart <= max(SHARE * cost, FLOOR)}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
