@@ -26,9 +26,26 @@ class Spilled(Sequence[Tensor]):
         weakref.finalize(self, self._file.close)
         self._places: list[tuple[int, torch.Size, torch.dtype]] = []
         for tensor in tensors:
-            self._places.append((self._file.tell(), tensor.shape, tensor.dtype))
-            self._file.write(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+            self._write(tensor)
         self._file.flush()
+
+    def append(self, tensor: Tensor) -> int:
+        """Write another one; returns its place.
+
+        Args:
+            tensor: On the CPU.
+
+        Raises:
+            OSError: There is no room for it.
+        """
+        self._file.seek(0, 2)
+        self._write(tensor)
+        self._file.flush()
+        return len(self) - 1
+
+    def _write(self, tensor: Tensor) -> None:
+        self._places.append((self._file.tell(), tensor.shape, tensor.dtype))
+        self._file.write(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
 
     def __len__(self) -> int:
         return len(self._places)

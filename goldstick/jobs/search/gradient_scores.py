@@ -11,21 +11,19 @@ where x_t are a layer's inputs and g_t the gradients of its outputs (1301.3584, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from goldstick.core.layout import Layout
+from goldstick.calibration.end_gradients import FloatBlocks, InMemory
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
+from goldstick.jobs.search.chain import find_chain
+from goldstick.jobs.search.reverse_sweep import ReverseSweep
 from goldstick.structure.network import Network, Site
-
-#: Bytes of the changes Δ that are held at a time; with more of them the backward passes are repeated.
-MOST_HELD = 1_000_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +50,12 @@ def gradient_scores(
     seed: int = 0,
     progress: Progress = quiet,
     ranks: Ranks | None = None,
+    floats: FloatBlocks | None = None,
 ) -> dict[tuple[str, str], GradientScore]:
     """The scores of every candidate of every group of layers, (group, scheme) → score.
 
-    Every layer of a group changes at once. One sequence runs at a time; of each, ``draws`` sets of labels.
+    Every layer of a group changes at once. Of each sequence there are ``draws`` sets of labels. A reverse sweep takes
+    the gradients, with one block and its changes in memory; where blocks do not feed one another, with all of them.
 
     Args:
         network: The model, in float32.
@@ -67,116 +67,54 @@ def gradient_scores(
         seed: Of the labels.
         progress: Told what is done.
         ranks: Who does it together, each some of the sequences; what these give is added up in their order.
+        floats: Loads the model's blocks, where they are not in memory.
     """
     ranks = ranks or Ranks()
-    rows = [{key: value[row : row + 1] for key, value in batch.items()} for batch in batches for row in _rows(batch)]
-    tokens = sum(row["input_ids"].numel() for row in rows)
-    found: dict[tuple[str, str], GradientScore] = {}
-    parts = list(_parts(changes, candidates))
-    for number, part in enumerate(parts):
-        held = {
-            site.name: torch.stack(
-                [(rounded.matrix(site, scheme) - network.weight(site)).flatten() for scheme in candidates[name]]
-            )
-            for name in part
-            for site in changes[name]
-        }
-        sizes = {name: change.abs() for name, change in held.items()}
-        zeros = {name: torch.zeros(len(candidates[name]), dtype=torch.float64) for name in part}
-        generator = torch.Generator().manual_seed(seed)
-        sites = [site for name in part for site in changes[name]]
-        terms: list[tuple[str, list[Tensor], Tensor]] = []  # of each set of labels and group: first order, second
-        own = ranks.share(len(rows))
-        passed = [row["input_ids"].numel() for row in rows[: own.start]]
-        for done in own:
-            progress("gradient scores", number * len(rows) + done, len(parts) * len(rows))
-            for gradients in _gradients(network, rows[done], sites, draws, generator, passed):
-                for name in part:
-                    inner, sums = torch.zeros_like(zeros[name]), []
-                    for site in changes[name]:
-                        G = gradients[site.name].flatten()  # noqa: N806
-                        inner += (held[site.name] @ G).double()
-                        sums.append((sizes[site.name] @ G.abs()).double())
-                    terms.append((name, sums, inner.square()))
-            passed = []
-        first, second = ({name: zero.clone() for name, zero in zeros.items()} for _ in range(2))
-        for name, sums, square in (term for each in ranks.gather(terms) for term in each):
-            for one in sums:
-                first[name] += one
-            second[name] += square
-        for name in part:
-            for place, scheme in enumerate(candidates[name]):
-                found[name, scheme] = GradientScore(
-                    first=float(first[name][place]) / (draws * tokens),
-                    second=float(second[name][place]) / (2 * draws * tokens),
-                )
-    progress("gradient scores", len(parts) * len(rows), len(parts) * len(rows))
+    floats = floats or InMemory(network.model)
+    rows: list[dict[str, Any]] = [
+        {**{key: value[row : row + 1] for key, value in batch.items()}, "use_cache": False}
+        for batch in batches
+        for row in range(len(batch["input_ids"]))
+    ]
+    lengths = [row["input_ids"].numel() for row in rows]
+    own = ranks.share(len(rows))
+    sweep = ReverseSweep(
+        network,
+        find_chain(network, rows[0], floats),
+        floats,
+        rows[own.start : own.stop],
+        _Labels(seed, [tokens for tokens in lengths[: own.start] for _ in range(draws)]),
+        changes=changes,
+        candidates=candidates,
+        rounded=rounded,
+        draws=draws,
+        progress=progress,
+    )
+    every = ranks.gather(sweep.run())
+    sets = draws * sum(lengths)
+    found = {}
+    for name, schemes in candidates.items():
+        first = torch.cat([products[name].first for products in every]).sum(0) / sets
+        second = torch.cat([products[name].inner for products in every]).square().sum(0) / (2 * sets)
+        for place, scheme in enumerate(schemes):
+            found[name, scheme] = GradientScore(first=float(first[place]), second=float(second[place]))
     return found
 
 
-def _rows(batch: Mapping[str, Tensor]) -> range:
-    return range(len(batch["input_ids"]))
+class _Labels:
+    """Sets of labels y ~ p, one after the other.
 
-
-def _parts(changes: Mapping[str, Sequence[Site]], candidates: Mapping[str, Sequence[str]]) -> Iterator[list[str]]:
-    """Groups whose changes are held together."""
-    part: list[str] = []
-    size = 0
-    for name, sites in changes.items():
-        own = sum(site.shape.numel() for site in sites) * len(candidates[name]) * 4
-        if part and size + own > MOST_HELD:
-            yield part
-            part, size = [], 0
-        part.append(name)
-        size += own
-    if part:
-        yield part
-
-
-def _gradients(
-    network: Network,
-    row: Mapping[str, Tensor],
-    sites: Sequence[Site],
-    draws: int,
-    generator: torch.Generator,
-    passed: Sequence[int],
-) -> Iterator[dict[str, Tensor]]:
-    """The gradient of Σ log p(y) of a sequence in the canonical matrix of each site, for sets of labels y ~ p.
-
-    ``passed`` are the tokens of sequences before, whose labels others draw: the generator goes on as if it had.
+    Args:
+        seed: Of chance.
+        passed: Tokens of each set of labels before, which others draw: the generator goes on as if it had.
     """
-    model: Any = network.model
-    parameters = {site.name: getattr(network.module(site), site.parameter) for site in sites}
-    with torch.enable_grad(), _learning(parameters.values()):
-        logits = model(**row, use_cache=False).logits[0].float()
-        log_p = torch.log_softmax(logits, dim=-1)
-        for tokens in passed:
-            for _ in range(draws):  # as many numbers as a draw of labels takes
-                torch.empty(tokens, log_p.shape[-1], dtype=log_p.dtype).exponential_(generator=generator)
-        for draw in range(draws):
-            labels = torch.multinomial(log_p.detach().exp(), 1, generator=generator)
-            found: Sequence[Tensor | None] = torch.autograd.grad(
-                log_p.gather(1, labels).sum(), list(parameters.values()), retain_graph=draw + 1 < draws,
-                allow_unused=True,
-            )  # fmt: skip
-            yield {
-                site.name: torch.zeros(site.matrix_shape) if one is None else _matrix(site, one)
-                for site, one in zip(sites, found, strict=True)
-            }
 
+    def __init__(self, seed: int, passed: Sequence[int]) -> None:
+        self._generator, self._passed = torch.Generator().manual_seed(seed), list(passed)
 
-def _matrix(site: Site, gradient: Tensor) -> Tensor:
-    return gradient if site.layout is Layout.LINEAR else site.layout.to_matrix(gradient)
-
-
-@contextmanager
-def _learning(parameters: Any) -> Iterator[None]:
-    chosen: list[nn.Parameter] = list(parameters)
-    before = [parameter.requires_grad for parameter in chosen]
-    try:
-        for parameter in chosen:
-            parameter.requires_grad_(True)
-        yield
-    finally:
-        for parameter, was in zip(chosen, before, strict=True):
-            parameter.requires_grad_(was)
+    def __call__(self, log_p: Tensor) -> Tensor:
+        """Labels [tokens, 1] of log-probabilities [tokens, vocabulary]."""
+        for tokens in self._passed:  # as many numbers as a draw of labels takes
+            torch.empty(tokens, log_p.shape[-1], dtype=log_p.dtype).exponential_(generator=self._generator)
+        self._passed = []
+        return torch.multinomial(log_p.exp(), 1, generator=self._generator)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from statistics import fmean, median
 
+from goldstick.calibration.end_gradients import FloatBlocks
 from goldstick.core.division import windows
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
@@ -47,6 +48,7 @@ class Scores:
         seed: Of the labels that gradients are taken of.
         progress: Told what is done.
         ranks: Who measures together: the rows of gradients, and the candidates, are divided over them.
+        floats: Loads the model's blocks, where they are not in memory.
     """
 
     def __init__(
@@ -60,7 +62,9 @@ class Scores:
         seed: int = 0,
         progress: Progress = quiet,
         ranks: Ranks | None = None,
+        floats: FloatBlocks | None = None,
     ) -> None:
+        self._floats = floats
         self._ranks = ranks or Ranks()
         self.layers, self._network, self._rounded, self._rows = layers, network, rounded, rows
         self._journal, self._progress = journal, progress
@@ -176,6 +180,7 @@ class Scores:
             seed=seed,
             progress=self._progress,
             ranks=self._ranks,
+            floats=self._floats,
         )
         kept = {
             key: GradientScore(first=_rounded_number(one.first), second=_rounded_number(one.second))

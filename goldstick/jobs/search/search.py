@@ -22,6 +22,7 @@ from goldstick.jobs.save.result import apply_recipe
 from goldstick.jobs.search.beside import judge_beside
 from goldstick.jobs.search.bound import MOST_LOOKS, upper_bound
 from goldstick.jobs.search.exchange import exchange
+from goldstick.jobs.search.in_turn import SearchedModel
 from goldstick.jobs.search.journal import Journal, states_of
 from goldstick.jobs.search.knapsack import Choice
 from goldstick.jobs.search.layer_inputs import inputs_as_calibrated
@@ -37,7 +38,6 @@ from goldstick.jobs.search.target import Found, Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
 from goldstick.recipes.effort import Effort
 from goldstick.recipes.recipe import Calibration, Recipe
-from goldstick.structure.network import Network
 
 #: Times that the choice is made anew after what it chose was measured.
 _ROUNDS = {"fast": 0, "default": 6, "best": 0}
@@ -120,15 +120,13 @@ class Search:
     ) -> None:
         self.layers, self.target, self.effort, self.progress, self.text = layers, target, effort, progress, text
         self.data_dir = data_dir
-        model = load_float(layers.directory)
-        dtypes = {site.name: site.dtype for site in Network(model).sites}
+        searched = SearchedModel(layers.directory, layers.weights)
+        model, network = searched.model, searched.network
         rows = draw_rows(model, layers.directory, text, held_out, held_out_rows, data_dir)
         asked = {"target": repr(target), "effort": effort, "method": layers.method, "text": rows.fingerprint}
         require_same(ranks, asked | {"model": sizes_of(layers.directory)})
-        model = model.float().eval().requires_grad_(False)
-        network = Network(model)
-        inputs = inputs_as_calibrated(layers, network, data_dir, progress, ranks)
-        self.rounded = RoundedLayers(network, layers.runtime, dtypes, inputs)
+        inputs = inputs_as_calibrated(layers, searched, data_dir, progress, ranks)
+        self.rounded = RoundedLayers(network, layers.runtime, searched.dtypes, inputs, searched)
         self.tuning = RowLosses(model, in_batches(rows.tuning), ranks)
         self.check = RowLosses(model, in_batches(rows.check), ranks)
         self.held_out = held_out or f"{text.dataset}, rows that were not searched on"
@@ -142,7 +140,7 @@ class Search:
         self.journal = Journal(journal, identity, ranks)
         self.scores = Scores(
             layers, network, self.rounded, RowLosses(model, in_batches(rows.searched)), self.journal,
-            seed=text.seed, progress=progress, ranks=ranks,
+            seed=text.seed, progress=progress, ranks=ranks, floats=searched,
         )  # fmt: skip
 
     def run(self) -> Found:
