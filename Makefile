@@ -224,11 +224,14 @@ $(CONSUMERS)/encoders/.installed: constraints.txt
 	$(CONSUMERS)/encoders/bin/pip install --quiet $(PEER_TORCH) accelerate compressed-tensors==0.20.0 sentence-transformers==6.2.0
 	@touch $@
 
-consumers: $(STAMP) $(CONSUMERS)/vllm/.installed $(CONSUMERS)/graphs/.installed $(CONSUMERS)/encoders/.installed $(PEERS)/gptqmodel/.installed $(LLAMA_CPP)/.installed ## vLLM, transformers, GPTQModel and llama.cpp run what goldstick writes: the same log-probabilities? (an hour or two)
+consumers: $(STAMP) $(ENCODER)/config.json $(foreach one,vllm graphs encoders,$(CONSUMERS)/$(one)/.installed) $(PEERS)/gptqmodel/.installed $(LLAMA_CPP)/.installed ## vLLM, transformers, GPTQModel, llama.cpp and others run what goldstick writes: the same numbers? ONLY=reference/ for some (an hour or two)
 	$(PYTHON) -m tools.consumers --vllm $(CURDIR)/$(CONSUMERS)/vllm/bin/python --transformers $(CURDIR)/$(PYTHON) \
-	    --gptqmodel $(CURDIR)/$(PEERS)/gptqmodel/bin/python --llama-cpp $(CURDIR)/$(LLAMA_CPP)/bin/python
+	    --gptqmodel $(CURDIR)/$(PEERS)/gptqmodel/bin/python --llama-cpp $(CURDIR)/$(LLAMA_CPP)/bin/python $(if $(ONLY),--only $(ONLY))
+ifndef ONLY
+	$(PYTHON) -m tools.consumers.encoders --python $(CURDIR)/$(CONSUMERS)/encoders/bin/python --minilm $(ENCODER)
 	$(PYTHON) -m tools.consumers.saturation --vllm $(CURDIR)/$(CONSUMERS)/vllm/bin/python
 	$(PYTHON) -m tools.consumers.graphs --python $(CURDIR)/$(CONSUMERS)/graphs/bin/python
+endif
 	$(PYTHON) -m tools.docs
 
 miniatures: $(STAMP) $(INSTALLED) ## let these tools write the files in tests/data/other_tools anew

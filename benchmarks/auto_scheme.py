@@ -30,7 +30,8 @@ from scipy.stats import t as student
 
 import goldstick
 from benchmarks.accuracy_cases import Subject
-from benchmarks.budget import ROWS, made, searched_subjects
+from benchmarks.budget import ROWS, made
+from benchmarks.searched_models import searched_subjects
 from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.load import load_float

@@ -4,8 +4,9 @@ Makes checkpoints of equal blocks as ``memory.py`` does, with a small tokenizer,
 weight in a process of its own, with GPTQ and the default effort: inputs of layers, gradient scores, measuring,
 exchanges, and judging on held-out rows. Three candidates for each layer, and few rows of 64 tokens: what is looked at
 is memory. A peak that grew with the number of blocks would mean that some step holds the whole model. The limits of
-what a search holds (a model as a whole, changes, rounded weights) are a tenth of those that it has otherwise, so that
-models of moderate size go beyond them. Writes ``benchmarks/results/search-memory.json`` and a table of docs/search.md.
+what a search holds (a model as a whole, changes, rounded weights) are a twentieth of those that it has otherwise, so
+that models of moderate size go beyond them. Writes ``benchmarks/results/search-memory.json`` and a table of
+docs/search.md.
 """
 
 from __future__ import annotations
@@ -36,9 +37,9 @@ import torch
 import goldstick
 from goldstick.calibration.memory_budget import peak_memory
 from goldstick.jobs.search import in_turn, reverse_sweep, rounding
-in_turn.MOST_WHOLE //= 10
-reverse_sweep.MOST_HELD //= 10
-rounding.MOST_KEPT //= 10
+in_turn.MOST_WHOLE //= 20
+reverse_sweep.MOST_HELD //= 20
+rounding.MOST_KEPT //= 20
 torch.set_num_threads(1)
 recipe = goldstick.search(
     sys.argv[1], bits=4.25, dataset=sys.argv[2], samples=2, seq_len=64, held_out_rows=4, method=sys.argv[3],
@@ -82,20 +83,23 @@ def main() -> None:
     """Measure every block count, print a table, write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--blocks", type=int, nargs="+", default=[4, 8, 16, 32])
-    parser.add_argument("--megabytes", type=float, default=8, help="of one block in bfloat16")
+    parser.add_argument("--megabytes", type=float, default=4, help="of one block in bfloat16")
     parser.add_argument("--method", default="gptq")
     parser.add_argument("--effort", default="fast")
     parser.add_argument("--folder", type=Path, help="where the checkpoints are made; a temporary one by default")
     parser.add_argument("--report", action="store_true", help="write the document from what is there")
     arguments = parser.parse_args()
     if not arguments.report:
-        runs = []
+        settings = {key: getattr(arguments, key) for key in ("megabytes", "method", "effort")}
         with tempfile.TemporaryDirectory(prefix="goldstick-search-", dir=arguments.folder) as folder:
             for blocks in arguments.blocks:
                 block_bytes = int(arguments.megabytes * 1e6)
-                runs.append(run(blocks, block_bytes, arguments.method, arguments.effort, Path(folder)))
-                print(json.dumps(runs[-1]), flush=True)
-                settings = {key: getattr(arguments, key) for key in ("megabytes", "method", "effort")}
+                found = run(blocks, block_bytes, arguments.method, arguments.effort, Path(folder))
+                print(json.dumps(found), flush=True)
+                known = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+                others = known.get("runs", []) if settings.items() <= known.items() else []
+                runs = [one for one in others if one["blocks"] != blocks] + [found]
+                runs.sort(key=lambda one: int(one["blocks"]))
                 RESULTS.write_text(json.dumps({**settings, "runs": runs}, indent=1) + "\n")
     text = table(json.loads(RESULTS.read_text()))
     print(text)

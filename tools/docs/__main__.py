@@ -26,12 +26,16 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "reading": comparison.reading,
     },
     "docs/consumers.md": {
+        "summary": consumers.summary,
         "counts": consumers.counts,
         "bundled": consumers.bundled,
+        "speeds": consumers.speeds,
         "architectures": consumers.architectures,
+        "encoders": consumers.encoders,
         "instructions": consumers.instructions,
         "graphs": consumers.graphs,
         "refusals": consumers.refusals,
+        "unwritten": consumers.unwritten,
     },
     "docs/kernels.md": {
         "convolutions-avx2": convolutions.layers_avx2,

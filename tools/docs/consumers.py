@@ -9,6 +9,7 @@ from typing import Any
 from tools.consumers import BUNDLED
 from tools.docs.results import read, table
 
+ENCODED = {"sentence-transformers": "sentence-transformers"}
 READERS = {"vllm": "vLLM", "transformers": "transformers", "gptqmodel": "GPTQModel", "llama.cpp": "llama.cpp"}
 
 
@@ -37,20 +38,20 @@ def bundled() -> str:
 
 
 def architectures() -> str:
-    """A row for each architecture, and a column for each format and scheme with the program that read it."""
-    cells = [cell for cell in _cells().values() if cell["model"] != BUNDLED]
-    columns = dict.fromkeys((cell["format"], cell["scheme"], reader) for cell in cells for reader in cell["readers"])
-    ordered = sorted(columns, key=lambda one: (list(READERS).index(one[2]), one[0] != "float", one))
-    by_model: dict[str, dict[tuple[str, str, str], str]] = {}
-    for cell in cells:
+    """A row for each program and architecture, and a column for each format and scheme."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
+    columns: dict[str, None] = {}
+    for cell in _cells().values():
+        if cell["model"] == BUNDLED:
+            continue
+        title = "float" if cell["format"] == "float" else f"`{cell['format']}` `{cell['scheme']}`"
+        columns[title] = None
         for reader, told in cell["readers"].items():
-            by_model.setdefault(cell["model"], {})[cell["format"], cell["scheme"], reader] = _shown(told)
-    head = ["architecture", *(_title(*one) for one in ordered)]
-    return table(head, [[f"`{model}`", *(row.get(one, "") for one in ordered)] for model, row in by_model.items()])
-
-
-def _title(form: str, scheme: str, reader: str) -> str:
-    return f"{READERS[reader]}: float" if form == "float" else f"{READERS[reader]}: `{form}` `{scheme}`"
+            rows.setdefault((reader, cell["model"]), {})[title] = _shown(told)
+    ordered = sorted(columns, key=lambda title: (title != "float", title))
+    by_program = sorted(rows.items(), key=lambda one: (list(READERS).index(one[0][0]), one[0][1]))
+    body = [[READERS[who], f"`{model}`", *(row.get(one, "") for one in ordered)] for (who, model), row in by_program]
+    return table(["program", "architecture", *ordered], body)
 
 
 def refusals() -> str:
@@ -83,14 +84,16 @@ def instructions() -> str:
 
 def _verdicts() -> Iterator[bool]:
     """Of each answer: whether doctor had said so."""
+    for told in _all_told():
+        if "runs" in told.get("doctor", {}):
+            yield told["doctor"]["runs"] == told["loads"]
+
+
+def _all_told() -> Iterator[dict[str, Any]]:
+    """Every answer of a program that a rule of doctor's is of."""
     for cell in _cells().values():
-        for told in cell["readers"].values():
-            if told["doctor"]:
-                cpu = told["doctor"]["cpu"] or ""
-                elsewhere = re.match(r"there is no|weights of 4|its kernel|with AMX|Arm$", cpu)
-                says = told["doctor"]["loads"] and not elsewhere
-                yes = says if told["doctor"]["loads"] is not None else False
-                yield yes == told["loads"]
+        yield from cell["readers"].values()
+    yield from (told for told in _encoders().values() if "loads" in told)
 
 
 def graphs() -> str:
@@ -110,18 +113,110 @@ def graphs() -> str:
 
 
 def counts() -> str:
-    """How many cells there are, how many agree, and how many doctor had right; who read them."""
+    """How many answers there are, how many agree, and how many doctor had right; who read them."""
     result = read("consumers")
-    told = [one for cell in _cells().values() for one in cell["readers"].values()]
+    told = list(_all_told())
     loaded = [one for one in told if one["loads"]]
-    apart = [one for one in loaded if not one["agrees"]]
+    agree = [one for one in loaded if one["agrees"]]
     versions = "; ".join(
-        f"{READERS[reader]}: " + ", ".join(f"{name} {number}" for name, number in packages.items())
+        f"{(READERS | ENCODED)[reader]}: " + ", ".join(f"{name} {number}" for name, number in packages.items())
         for reader, packages in result["versions"].items()
     )
     right = list(_verdicts())
     return (
-        f"{len(told)} answers: {len(loaded)} load, {len(loaded) - len(apart)} of them within the program's precision. "
-        f"`goldstick doctor --for` had said {sum(right)} of {len(right)} right.\n\n"
+        f"{len(told)} answers: {len(loaded)} load, {len(agree)} of them within the program's precision. "
+        f"`goldstick doctor --for` says {sum(right)} of {len(right)} right.\n\n"
         f"Machine: {result['machine']}. {versions}."
     )
+
+
+def summary() -> str:
+    """A row for each program and format."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for cell in _cells().values():
+        for reader in READERS:
+            if reader in cell["readers"]:
+                of = "float" if cell["format"] == "float" else f"`{cell['format']}`"
+                groups.setdefault((READERS[reader], of), []).append(cell["readers"][reader] | cell)
+    for name, told in _encoders().items():
+        if "loads" in told:
+            model, _, scheme = name.partition("/")
+            of = "float" if scheme == "float" else "`compressed-tensors`"
+            groups.setdefault((ENCODED["sentence-transformers"], of), []).append(
+                told | {"model": model, "scheme": scheme}
+            )
+    order = [*READERS.values(), *ENCODED.values()]
+    rows = []
+    for (who, of), told in sorted(groups.items(), key=lambda one: (order.index(one[0][0]), one[0][1] != "float")):
+        loaded = [one for one in told if one["loads"]]
+        counted = [len({one[part] for one in told}) for part in ("model", "scheme")]
+        rows.append([who, of, *map(str, counted), f"{len(loaded)} of {len(told)}",
+                     f"{sum(one['agrees'] for one in loaded)} of {len(loaded)}"])  # fmt: skip
+    return table(["program", "format", "models", "schemes", "load and run", "within its precision"], rows)
+
+
+def speeds() -> str:
+    """Tokens of a second of processor time, of the bundled model."""
+    rows = []
+    for cell in _cells().values():
+        found = [cell["readers"].get(reader, {}).get("tokens_s") for reader in READERS]
+        if cell["model"] == BUNDLED and any(found):
+            shown = ["" if one is None else f"{one:.0f}" for one in found]
+            rows.append([f"`{cell['format']}`", f"`{cell['scheme']}`", *shown])
+    return table(["format", "scheme", *READERS.values()], rows)
+
+
+def _encoders() -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = read("consumers").get("encoders", {})
+    return found
+
+
+def encoders() -> str:
+    """A row for each encoder and scheme in sentence-transformers."""
+    rows = []
+    for name, told in _encoders().items():
+        model, _, scheme = name.partition("/")
+        if "refused" in told or not told["loads"]:
+            rows.append([model, f"`{scheme}`", _words(told.get("refused") or told["error"]), "", "", "", ""])
+            continue
+        apart = f"{told['apart']:.0e}"
+        first = _words(told["error_as_loaded"]) if "error_as_loaded" in told else "runs"
+        cost = f"{told['cost']:.0e}" if scheme != "float" else ""
+        shown = apart if told["agrees"] else f"**{apart}**"
+        rows.append([model, f"`{scheme}`", first, shown, f"{told['own']:.0e}", cost, f"{told['milliseconds']:.0f}"])
+    head = [
+        "encoder",
+        "scheme",
+        "the first call",
+        "1 − cosine to goldstick",
+        "goldstick's own",
+        "cost of compression",
+        "ms a text",
+    ]
+    return table(head, rows)
+
+
+def unwritten() -> str:
+    """What goldstick does not write, by format and reason."""
+    found: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for cell in read("consumers")["cells"].values():
+        if "refused" in cell:
+            reason = _reason(cell["refused"])
+            found.setdefault((cell["format"], reason), {}).setdefault(cell["model"], []).append(f"`{cell['scheme']}`")
+    rows = [
+        [f"`{form}`", reason, "; ".join(_of(model, schemes) for model, schemes in by_model.items())]
+        for (form, reason), by_model in sorted(found.items())
+    ]
+    return table(["format", "why", "schemes"], rows)
+
+
+def _of(model: str, schemes: list[str]) -> str:
+    return ", ".join(schemes) if model == BUNDLED else f"{model}: {', '.join(schemes)}"
+
+
+def _reason(words: str) -> str:
+    """Why, without the layer's name and its scheme."""
+    plain = re.sub(r"[|`<>\n]", " ", re.sub(r" \(and \d+ more\).*| Use --format .*", "", words))
+    plain = re.sub(r"^\S+ cannot hold this: [\w.]+: ", "", plain)
+    plain = re.sub(r",? and its scheme is [\w-]+|, not \d+$", "", plain)
+    return " ".join(re.sub(r"its scheme is [\w-]+,? and ", "", plain).split()).rstrip(".")[:200]

@@ -58,7 +58,8 @@ def search(
     ``size``, ``bits``, ``share`` and ``max_loss`` is given.
 
     Args:
-        model: A float causal language model: a directory, a hub id or ``reference``. It is in memory, in float32.
+        model: A float causal language model: a directory, a hub id or ``reference``. Of one of
+            more than 1 GB in float32, one block is in memory at a time.
         size: Bytes of the weight files, at most.
         bits: Bits of those files for each weight of the model, at most.
         share: Part of the bytes of the source's tensors, at most, such as 0.6.

@@ -67,7 +67,7 @@ def search_recipe(
     """Find which layer becomes what.
 
     Args:
-        directory: A float checkpoint of a causal language model; it is in memory as a whole, in float32.
+        directory: A float checkpoint of a causal language model.
         target: What is asked for.
         text: The rows that changes are measured on, and their seed.
         runtime: What the result is for.
