@@ -124,7 +124,8 @@ def quantize(
     evaluate: Sequence[str | Task] | None = None, data_dir: str | Path | None = None, limit: int | None = None,
     device: str = "cpu", proof: ProofMethod = "outputs", resume: bool = False, max_memory: int | None = None,
     inputs: Mapping[str, Tensor] | str | Path | None = None, runtime: str | None = None, tensor_parallel: int = 1,
-    save_importance: str | Path | None = None, cache: Path | None = None, progress: Progress = quiet,
+    save_importance: str | Path | None = None, cache: Path | None = None, examples: int | Sequence[str] = 3,
+    progress: Progress = quiet,
 ) -> Quantized:  # fmt: skip
     """Compress a checkpoint directory into another, tensor by tensor; in several processes together (docs/scale.md).
 
@@ -147,6 +148,7 @@ def quantize(
         tensor_parallel: As :func:`plan` takes it.
         save_importance: A GGUF file in which to keep how large inputs were, as llama.cpp's tools take it.
         cache: Where results of tasks are kept and looked up; nowhere where ``None``.
+        examples: How many items of each task the report shows with both answers; or prompts, in the place of items.
         progress: Called with (description, done, total).
 
     Raises:
@@ -168,7 +170,7 @@ def quantize(
         tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
         refuse_overlap(Path(output), {"data directory": local, "calibration data": planned.recipe.calibration.dataset})
         check_output(Path(output), overwrite, resume)
-        measure = before_and_after(directory, tasks, local, limit, progress, cache) if tasks else None
+        measure = before_and_after(directory, tasks, local, limit, progress, cache, examples) if tasks else None
         made = execute(
             planned, Path(output), base_model=str(model), overwrite=overwrite, device=device, proof=proof,
             resume=resume, max_memory=max_memory, progress=progress, calibrate=calibrate, evaluate=measure,
@@ -268,15 +270,9 @@ def load(
 
 
 def evaluate(
-    model: str | Path | nn.Module,
-    tasks: Sequence[str | Task],
-    *,
-    tokenizer: str | Path | None = None,
-    data_dir: str | Path | None = None,
-    limit: int | None = None,
-    cache: Path | None = None,
-    progress: Progress = quiet,
-) -> Evaluation:
+    model: str | Path | nn.Module, tasks: Sequence[str | Task], *, tokenizer: str | Path | None = None,
+    data_dir: str | Path | None = None, limit: int | None = None, cache: Path | None = None, progress: Progress = quiet,
+) -> Evaluation:  # fmt: skip
     """Run evaluation tasks on a model; in several processes together, each of which gets the results (docs/scale.md).
 
     Args:

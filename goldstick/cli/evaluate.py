@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from goldstick.cli.console import console, finite_or_none, print_json, progress_bar, split_names
+from goldstick.cli.examples_option import EXAMPLES, asked_examples, echo_examples
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.several import prints
 from goldstick.cli.streams import showing
@@ -43,6 +44,7 @@ from goldstick.cli.streams import showing
     metavar="FILE",
     help="Write what every single item gave, a line of JSON each.",
 )
+@EXAMPLES
 @click.option("--overwrite", is_flag=True, help="Replace FILE, and report.json and report.html there.")
 @click.option("--cache/--no-cache", default=True, show_default=True, help="Use and keep results of earlier runs.")
 @click.option("--threads", type=THREADS, help="CPU threads.")
@@ -56,6 +58,8 @@ def evaluate(
     limit: int | None,
     report_dir: Path | None,
     items_file: Path | None,
+    examples: int | None,
+    prompts: tuple[str, ...],
     overwrite: bool,
     cache: bool,
     threads: int | None,
@@ -81,6 +85,7 @@ def evaluate(
     from goldstick.jobs.evaluate.about import about_model
     from goldstick.jobs.evaluate.cache import cache_directory
     from goldstick.jobs.evaluate.divergence import compare_predictions
+    from goldstick.jobs.evaluate.examples import compare_examples
     from goldstick.jobs.load.find_model import REFERENCE, check_model, data_directory, find_model
     from goldstick.report.divergence_view import divergence_words
     from goldstick.report.page import PAGE_NAME, write_page
@@ -89,6 +94,12 @@ def evaluate(
 
     if max_loss is not None and baseline is None:
         raise click.UsageError("--max-loss is against a model to compare with; say --baseline, too.")
+    asked = asked_examples(examples, prompts)
+    chosen = examples is not None or bool(prompts)
+    if chosen and baseline is None:
+        raise click.UsageError("--examples and --prompt show two models side by side; say --baseline, too.")
+    if not (chosen or as_json or report_dir):
+        asked = 0  # nobody would see them
     allowed = DEFAULT_LOSS if max_loss is None else max_loss
     if not prints():
         report_dir = items_file = None
@@ -127,6 +138,12 @@ def evaluate(
                     progress=progress,
                     ranks=Ranks.joined(),
                 )
+            if prints():
+                shown = compare_examples(
+                    find_model(baseline), find_model(model), tasks, asked,
+                    data_dir=data_directory(data_dir, model), limit=limit, progress=progress,
+                )  # fmt: skip
+                result |= {"examples": shown} if shown else {}
     if not prints():
         return
     rows = compare(found, before) if before is not None else []
@@ -140,6 +157,8 @@ def evaluate(
             print_comparison(console(), rows)
             for line in divergence_words(result):
                 click.echo(line)
+            if result.get("examples"):
+                echo_examples(result["examples"], whole=chosen)
             for one in judged:
                 click.echo(f"{one.task}, {one.metric}: {one.words}")
             if judged:

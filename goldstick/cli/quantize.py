@@ -9,6 +9,7 @@ from typing import Any, Literal
 import click
 
 from goldstick.cli.console import console, print_json, progress_bar, split_names
+from goldstick.cli.examples_option import EXAMPLES, asked_examples, echo_examples
 from goldstick.cli.further_formats import export_further, further_directories, refuse_formats
 from goldstick.cli.importance_options import SAVE_IMPORTANCE
 from goldstick.cli.in_place import naming_what_is_in_place
@@ -32,6 +33,7 @@ from goldstick.cli.unused import note_unused
 @click.option("--evaluate", "tasks", metavar="TASKS", callback=split_names, help="Tasks to run before and after.")
 @click.option("--data-dir", metavar="DIR", help="Where the tasks' data lie; 'reference' for the bundled data.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many items of each task.")
+@EXAMPLES
 @click.option("--device", default="cpu", show_default=True, help="Where weights are rounded.")
 @click.option("--threads", type=THREADS, help="CPU threads.")
 @click.option(
@@ -56,7 +58,8 @@ from goldstick.cli.unused import note_unused
 @click.option("--search-seq-len", type=click.IntRange(2), default=256, show_default=True, help="Tokens of such a row.")
 @RECIPE_OPTIONS
 def quantize(
-    model: str, output: Path, tasks: tuple[str, ...] | None, data_dir: str | None, limit: int | None, device: str,
+    model: str, output: Path, tasks: tuple[str, ...] | None, data_dir: str | None, limit: int | None,
+    examples: int | None, prompts: tuple[str, ...], device: str,
     threads: int | None, proof: Literal["outputs", "tensors"], resume: bool, max_memory: int | None,
     save_importance: Path | None, overwrite: bool, repository: str | None, private: bool, dry_run: bool,
     inputs: Path | None, tensor_parallel: int, as_json: bool, **options: Any,
@@ -74,6 +77,7 @@ def quantize(
     from goldstick.checkpoint.staging import check_output
 
     check_repository(repository)
+    asked = asked_examples(examples, prompts)
     formats: tuple[str, ...] = options["formats"]
     runtime: str | None = options["runtime"]
     if searched := is_searched(context):
@@ -85,7 +89,7 @@ def quantize(
         recipe = chosen_recipe(**{name: value for name, value in options.items() if name not in others})
     note_unused(
         recipe, evaluates=bool(recipe.evaluate if tasks is None else tasks), pushes=repository is not None,
-        limit=limit, data_dir=data_dir, private=private,
+        limit=limit, data_dir=data_dir, private=private, examples=examples is not None or bool(prompts),
     )  # fmt: skip
     further = further_directories(output, formats)
     for directory in (output, *further.values()):
@@ -119,7 +123,7 @@ def quantize(
             model, recipe, output=output, overwrite=overwrite, evaluate=tasks, data_dir=data_dir, limit=limit,
             device=device, proof=proof, resume=resume, max_memory=max_memory,
             inputs=inputs, runtime=runtime, tensor_parallel=tensor_parallel, save_importance=save_importance,
-            cache=cache_directory(), progress=progress,
+            cache=cache_directory(), examples=asked, progress=progress,
         )  # fmt: skip
         if not prints():
             return
@@ -142,6 +146,8 @@ def quantize(
             if evaluation.get("divergence"):
                 for line in divergence_words({**evaluation, "baseline": evaluation["before"]}):
                     click.echo(line)
+            if evaluation.get("examples"):
+                echo_examples(evaluation["examples"], whole=bool(prompts))
             if evaluation.get("speed"):
                 click.echo(f"speed: {speed_words(evaluation['speed'])}")
             if searched:

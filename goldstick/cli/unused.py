@@ -18,6 +18,7 @@ def note_unused(
     limit: int | None,
     data_dir: str | None,
     private: bool,
+    examples: bool = False,
 ) -> None:
     """Say on standard error which options of a quantization change nothing.
 
@@ -32,6 +33,8 @@ def note_unused(
     looks = needs_data(recipe.stages)
     if limit is not None and not evaluates:
         _note("--limit", "without --evaluate")
+    if examples and not evaluates:
+        _note("--examples or --prompt", "without --evaluate")
     if data_dir is not None and not (evaluates or looks):
         _note("--data-dir", "without --evaluate, since no stage of this recipe looks at data")
     note_private(private, pushes)

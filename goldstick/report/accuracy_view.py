@@ -9,6 +9,7 @@ from goldstick.core.counts import counted
 from goldstick.errors import DataError
 from goldstick.evaluation.compare import SAME_LOSS, ComparisonRow, compare, losses
 from goldstick.evaluation.threshold import DEFAULT_LOSS, judge
+from goldstick.report.examples_view import examples_view
 from goldstick.report.loss_view import loss_rows, verdict_figure
 from goldstick.report.words import format_bytes, verdict
 
@@ -81,6 +82,7 @@ def evaluation_view(data: Mapping[str, Any]) -> dict[str, Any]:
         "figures": accuracy["figures"],
         "accuracy": accuracy,
         "categories": categories_of(data, data.get("baseline") or {}),
+        "examples": examples_view(data.get("examples") or ()),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from goldstick.report.accuracy_view import accuracy_view, categories_of, headline_of
+from goldstick.report.examples_view import examples_view
 from goldstick.report.grouping import LayerGroup, group_layers
 from goldstick.report.heat_map import heat_map
 from goldstick.report.pruning_view import pruning_view
@@ -51,6 +52,7 @@ def report_view(report: Report) -> dict[str, Any]:
         "warnings": report.warnings,
         "accuracy": accuracy,
         "categories": categories_of(found.get("after", {}), found.get("before", {})) if accuracy else [],
+        "examples": examples_view(found.get("examples", ())),
         "weight_errors": _weight_errors(report.layers),
         "worst_channels": _worst_channels(report.layers),
         "sensitivity": heat_map(Sensitivity.from_dict(report.sensitivity)) if report.sensitivity else None,

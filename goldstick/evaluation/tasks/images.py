@@ -139,6 +139,10 @@ class Cifar10:
             for index, (encoded, label) in enumerate(zip(files, labels, strict=True))
         ]
 
+    def class_names(self, data: DataSource) -> tuple[str, ...]:
+        """Return the names of the classes."""
+        return CIFAR10_CLASSES
+
     def _from_hub(self, data: DataSource) -> tuple[list[bytes], list[int]]:
         rows = data.rows(self.dataset, ["img", "label"])
         return [row["img"]["bytes"] for row in rows], [int(row["label"]) for row in rows]
@@ -186,8 +190,11 @@ class ImageFolder:
     def run(self, model: ImageClassifier, data: DataSource, limit: int | None, progress: Progress | None) -> TaskResult:
         """Score ``limit`` images, evenly spaced."""
         images = evenly_spaced(self.load(data), limit)
-        names = [folder.name for folder in self._folders(data)]
-        return classify(self.name, self.protocol, model, images, names, progress)
+        return classify(self.name, self.protocol, model, images, self.class_names(data), progress)
+
+    def class_names(self, data: DataSource) -> tuple[str, ...]:
+        """Return the names of the folders."""
+        return tuple(folder.name for folder in self._folders(data))
 
     def _folders(self, data: DataSource) -> list[Path]:
         root = None if data.data_dir is None else data.data_dir / "images"

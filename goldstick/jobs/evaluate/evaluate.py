@@ -18,11 +18,13 @@ from goldstick.errors import UsageError
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.evaluate import Evaluation
 from goldstick.evaluation.evaluate import evaluate as run_tasks
+from goldstick.evaluation.examples import COUNT
 from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.evaluation.measurable import measurable
 from goldstick.evaluation.protocol import Task
 from goldstick.jobs.evaluate.cache import evaluate_with_cache
 from goldstick.jobs.evaluate.divergence import compare_predictions
+from goldstick.jobs.evaluate.examples import compare_examples
 from goldstick.jobs.evaluate.speed import compare_speed
 from goldstick.jobs.load.runnable import load_with_inputs
 
@@ -100,12 +102,17 @@ def before_and_after(
     limit: int | None,
     progress: Progress,
     cache: Path | None,
+    asked: int | Sequence[str] = COUNT,
 ) -> Callable[[Path], Mapping[str, Any]]:
     """Measure a float model at once, and what becomes of it, beside it, when that is there.
 
+    Args:
+        source, tasks, directory, limit, progress, cache: As above.
+        asked: How many items of each task are shown with both answers, or prompts.
+
     Returns:
         From the compressed checkpoint to the results ``before`` and ``after``, the ``divergence`` of what both
-        predict, and the ``speed`` of both where they write.
+        predict, ``examples``, and the ``speed`` of both where they write.
     """
     find_tasks(tasks)
     before = evaluate_directory(source, tasks, directory, limit, progress, cache)
@@ -113,7 +120,9 @@ def before_and_after(
     def measure(checkpoint: Path) -> Mapping[str, Any]:
         after = evaluate_directory(checkpoint, tasks, directory, limit, progress, cache)
         apart = compare_predictions(source, checkpoint, tasks, data_dir=directory, limit=limit, progress=progress)
-        found = {"before": before.to_dict(), "after": after.to_dict(), "divergence": apart}
+        found: dict[str, Any] = {"before": before.to_dict(), "after": after.to_dict(), "divergence": apart}
+        shown = compare_examples(source, checkpoint, tasks, asked, data_dir=directory, limit=limit, progress=progress)
+        found |= {"examples": shown} if shown else {}
         speed = compare_speed(source, checkpoint)
         return found | ({"speed": speed} if speed else {})
 
