@@ -29,7 +29,12 @@ _SIZES: dict[str, Any] = {
 _GROUPED: dict[str, Any] = {**_SIZES, "num_key_value_heads": 2}
 _GEMMA: dict[str, Any] = {**_GROUPED, "head_dim": 64, "query_pre_attn_scalar": 64, "sliding_window": 128}
 _LAYERS = ["sliding_attention", "full_attention"]
-_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 256}
+_EXPERTS: dict[str, Any] = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 256,
+    "norm_topk_prob": True,
+}
 
 #: Name → class and config. Each has layers that others have not.
 MODELS: dict[str, tuple[type[PreTrainedModel], Callable[[], Any]]] = {

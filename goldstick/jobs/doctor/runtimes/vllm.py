@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from goldstick.checkpoint.safetensors_file import read_header
 from goldstick.formats.awq import AWQ
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.formats.fp8 import FP8
@@ -80,6 +81,16 @@ def _cache(subject: Subject) -> Iterator[str]:
         yield ", ".join(f"{name} {value}" for name, value in told.items())
 
 
+def _input_scales(subject: Subject) -> Iterator[str]:
+    if subject.method != FP8.method or subject.table.get("activation_scheme") != "static":
+        return
+    if subject.directory is None:  # planned: named as goldstick names them
+        yield from (module.name for module in subject.quantized if module.scheme and module.scheme.activation)
+        return
+    for file in sorted(name for name in subject.files if name.endswith(".safetensors")):
+        yield from (name for name in read_header(subject.directory / file) if name.endswith(".activation_scale"))
+
+
 def _sparse(subject: Subject) -> Iterator[str]:
     sparsity = subject.table.get("sparsity_config")
     if isinstance(sparsity, dict) and sparsity.get("targets"):
@@ -126,6 +137,14 @@ VLLM = Runtime(
             remedy="remove 'kv_cache_scheme' from quantization_config, or quantize the cache to FP8",
             read_in=f"{_GROUPS} (validate_kv_cache_scheme)",
             find=_cache,
+        ),
+        Rule(
+            check="input-scales",
+            severity="fault",
+            what="static scales of inputs under transformers' name, activation_scale; vLLM reads input_scale alone",
+            remedy="store it as compressed-tensors ('goldstick export'), or quantize to fp8-dynamic or fp8-block",
+            read_in=f"{_QUANTIZATION}/fp8.py (Fp8LinearMethod)",
+            find=_input_scales,
         ),
         Rule(
             check="sparsity",

@@ -84,6 +84,8 @@ def _weight_only_on_cpu(weights: Arguments, subject: Subject) -> Answer:
     if weights.group_size is not None and weights.group_size % 2:
         return no("group sizes are even there")
     odd = [module.name for module in subject.quantized if any(size % 32 for size in module.shape[-2:])]
+    if not odd and any(module.expert for module in subject.quantized):
+        return yes("with AMX tiles")
     return no(f"inputs and outputs are multiples of 32 there, not those of {odd[0]}") if odd else yes("with AVX-512")
 
 
@@ -109,14 +111,15 @@ def _fp8(weights: Arguments, inputs: Arguments | None) -> Answers | None:
     static = inputs.strategy == "tensor" and not inputs.dynamic and inputs.symmetric
     if inputs.kind != "float" or not (inputs.dynamic or static) or (static and weights.strategy == "block"):
         return None
-    return _fp8_products(block=weights.strategy == "block")
+    return _fp8_products(block=weights.strategy == "block", static=static)
 
 
-def _fp8_products(*, block: bool) -> Answers:
+def _fp8_products(*, block: bool, static: bool) -> Answers:
+    cpu = no("its build for CPUs rounds no inputs to FP8 by static scales") if static else yes("any")
     return {
         NVIDIA: from_capability("7.5", "FP8 products from 8.9 on, weights alone before"),
         AMD: yes("MI300 or later"),
-        CPU: yes("with AMX tiles") if block else yes("any"),
+        CPU: yes("with AMX tiles") if block else cpu,
     }
 
 
@@ -127,7 +130,7 @@ def fine_grained_fp8(table: Mapping[str, Any]) -> Answers:
         return refused(f"activation_scheme is static or dynamic, not {scheme}")
     if block is not None and (len(block) != 2 or scheme != "dynamic"):
         return refused("weights in blocks of two sizes take dynamic inputs alone")
-    return _fp8_products(block=block is not None)
+    return _fp8_products(block=block is not None, static=scheme == "static")
 
 
 def gptq(table: Mapping[str, Any], subject: Subject) -> Iterator[tuple[str, Answers]]:
@@ -179,7 +182,8 @@ def model_optimizer(table: Mapping[str, Any]) -> Answers:
         words = "FP4 products from 10.0 on, weights alone before"
         return {NVIDIA: from_capability("7.5", words), AMD: _EMULATED, CPU: _NO_CPU}
     if algorithm in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "MXFP8"):
-        cpu = yes("any") if algorithm in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN") else _NO_CPU
+        cpu = _fp8_products(block=False, static=algorithm == "FP8")[CPU]
+        cpu = cpu if algorithm in ("FP8", "FP8_PER_CHANNEL_PER_TOKEN") else _NO_CPU
         return {NVIDIA: from_capability("8.0", "FP8 products from 8.9 on"), AMD: yes("MI300 or later"), CPU: cpu}
     if algorithm == "MIXED_PRECISION":
         return {NVIDIA: from_capability("8.0"), AMD: _NO_AMD, CPU: _NO_CPU}

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 from goldstick import api
 from goldstick.cli import main
@@ -81,3 +82,37 @@ def test_what_sentence_transformers_stumbles_over_is_said_of_its_encoders_alone(
     ]
     assert [len(hits) for hits in found] == [1, 0, 0]
     assert found[0][0].severity == "remark"
+
+
+def test_static_inputs_of_fp8_have_no_kernel_on_processors_in_vllm(workshop: Workshop) -> None:
+    """Seen with 0.32.0 (docs/consumers.md)."""
+    config = json.loads((workshop.quantized("llama", "fp8-dynamic", "compressed-tensors") / "config.json").read_text())
+    table = config["quantization_config"]
+    assert RUNTIMES["vllm"].answers(Subject(config=config, table=table))["CPU"].runs
+    for group in table["config_groups"].values():
+        group["input_activations"] |= {"dynamic": False, "strategy": "tensor"}
+    found = RUNTIMES["vllm"].answers(Subject(config=config, table=table))
+    assert (found["CPU"].runs, found["NVIDIA GPU"].runs) == (False, True)
+
+
+@pytest.mark.parametrize(("name", "faults"), [("activation_scale", 1), ("input_scale", 0)])
+def test_static_scales_of_the_format_fp8_are_read_by_vllm_under_one_name(
+    name: str, faults: int, tmp_path: Path
+) -> None:
+    """Seen with 0.32.0 (docs/consumers.md): there is no parameter named activation_scale."""
+    save_file({f"model.layers.0.mlp.down_proj.{name}": torch.ones(())}, tmp_path / "model.safetensors")
+    table = {"quant_method": "fp8", "activation_scheme": "static"}
+    written = Subject(config={}, table=table, files=frozenset({"model.safetensors"}), directory=tmp_path)
+    rule = next(one for one in RUNTIMES["vllm"].rules if one.check == "input-scales")
+    assert len(rule.findings(written)) == faults
+    module = Module(name="layer", shape=torch.Size([128, 128]), scheme=Scheme.parse("fp8"))
+    assert len(rule.findings(Subject(config={}, table=table, modules=(module,)))) == 1
+    assert not rule.findings(Subject(config={}, table=table | {"activation_scheme": "dynamic"}, modules=(module,)))
+
+
+def test_experts_of_four_bits_take_amx_on_processors_in_vllm(workshop: Workshop) -> None:
+    """Seen with 0.32.0 (docs/consumers.md): no backend without AMX tiles."""
+    verdict = api.doctor(workshop.quantized("mixtral", "w4a16-g128", "compressed-tensors"), runtime="vllm").verdict
+    assert verdict.hardware["CPU"] == "with AMX tiles"
+    dense = api.doctor(workshop.quantized("llama", "w4a16-g128", "compressed-tensors"), runtime="vllm").verdict
+    assert dense.hardware["CPU"] == "with AVX-512"
