@@ -75,6 +75,9 @@ def main() -> int:
         parser.add_argument(f"--{reader.replace('.', '-')}", metavar="PYTHON", dest=reader, help="a Python that has it")
     parser.add_argument("--only", nargs="*", default=[""], metavar="NAME", help="cells whose names begin so")
     parser.add_argument("--decoded", type=int, default=32, metavar="N", help="greedy tokens that speeds are taken of")
+    parser.add_argument(
+        "--doctor", action="store_true", help="ask doctor anew of what was run, after its rules changed"
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/consumers.json"))
     arguments = parser.parse_args()
     pythons = {reader: getattr(arguments, reader) for reader in LANGUAGE if getattr(arguments, reader)}
@@ -89,6 +92,11 @@ def main() -> int:
         found = kept.setdefault("cells", {})
         made = write(chosen, Path(folder), found)
         ids = {model: tokens(model) for model in {cell.model for cell in made}}
+        if arguments.doctor:
+            for cell, directory in made.items():
+                for reader, told in found[cell.name].get("readers", {}).items():
+                    told["doctor"] = said(cell, directory, reader)
+            arguments.out.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
         for reader, python in pythons.items():
             mine = [cell for cell in made if reader in READERS[cell.format]]
             checkpoints = {cell.name: made[cell] for cell in mine}
@@ -182,10 +190,7 @@ def judged(
     cell: Cell, directory: Path, answer: dict[str, Any], reader: str, ids: list[list[int]], found: dict[str, Any]
 ) -> dict[str, Any]:
     """One reader's answer beside goldstick's, and what doctor says."""
-    verdict = None
-    if cell.format != "float":
-        verdict = api.doctor(directory, runtime=RULES.get(reader, reader)).verdict
-    doctor = {"runs": runs_here(verdict), "cpu": cpu_words(verdict)} if verdict else {}
+    doctor = said(cell, directory, reader)
     if "error" in answer:
         return {"loads": False, "error": shortened(answer["error"]), "doctor": doctor}
     dtype = getattr(torch, answer["dtype"].removeprefix("torch."))
@@ -202,6 +207,12 @@ def judged(
     told["bound"] = 2 * max(told["own_mean"], floats.get("mean", 0.0), FLOOR)
     told["agrees"] = told["mean"] <= told["bound"]
     return {key: round(value, 6) if isinstance(value, float) else value for key, value in told.items()}
+
+
+def said(cell: Cell, directory: Path, reader: str) -> dict[str, Any]:
+    """What doctor says of a reader; nothing of float models."""
+    verdict = api.doctor(directory, runtime=RULES.get(reader, reader)).verdict if cell.format != "float" else None
+    return {"runs": runs_here(verdict), "cpu": cpu_words(verdict)} if verdict else {}
 
 
 def runs_here(verdict: Verdict) -> bool:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from statistics import median
 from typing import Any
 
 from tools.consumers import BUNDLED
+from tools.consumers.cells import READERS as CELL_READERS
+from tools.consumers.cells import cells
 from tools.docs.results import read, table
 
+#: From which load on others used the machine.
+BUSY = 1.5
 ENCODED = {"sentence-transformers": "sentence-transformers"}
 READERS = {"vllm": "vLLM", "transformers": "transformers", "gptqmodel": "GPTQModel", "llama.cpp": "llama.cpp"}
 
@@ -123,11 +128,25 @@ def counts() -> str:
         for reader, packages in result["versions"].items()
     )
     right = list(_verdicts())
-    return (
+    left = [
+        f"{cell.model}: `{cell.format}` in {READERS[reader]}"
+        for cell in cells()
+        for reader in CELL_READERS[cell.format]
+        if not _asked(result["cells"].get(cell.name, {}), reader)
+    ]
+    partial = (
+        f"**This is a part: {len(left)} answers are missing,** of {', '.join(dict.fromkeys(left))}.\n\n" if left else ""
+    )
+    return partial + (
         f"{len(told)} answers: {len(loaded)} load, {len(agree)} of them within the program's precision. "
         f"`goldstick doctor --for` says {sum(right)} of {len(right)} right.\n\n"
         f"Machine: {result['machine']}. {versions}."
     )
+
+
+def _asked(cell: Mapping[str, Any], reader: str) -> bool:
+    """Whether a program was asked, or there is a reason that it was not."""
+    return "refused" in cell or reader in cell.get("readers", {})
 
 
 def summary() -> str:
@@ -163,7 +182,18 @@ def speeds() -> str:
         if cell["model"] == BUNDLED and any(found):
             shown = ["" if one is None else f"{one:.0f}" for one in found]
             rows.append([f"`{cell['format']}`", f"`{cell['scheme']}`", *shown])
-    return table(["format", "scheme", *READERS.values()], rows)
+    loads = [
+        told["load"]
+        for cell in _cells().values()
+        for told in cell["readers"].values()
+        if cell["model"] == BUNDLED and "tokens_s" in told and "load" in told
+    ]
+    cores = read("consumers")["machine"].rpartition(", ")[2]
+    busy = (
+        f"Others used the machine: its load was {median(loads):.0f} on {cores}, so that numbers within a factor of two of "
+        "each other say nothing. `make consumers ONLY=reference/` on a quiet machine takes them again.\n\n"
+    )
+    return (busy if median(loads) > BUSY else "") + table(["format", "scheme", *READERS.values()], rows)
 
 
 def _encoders() -> dict[str, dict[str, Any]]:
@@ -183,7 +213,17 @@ def encoders() -> str:
         first = _words(told["error_as_loaded"]) if "error_as_loaded" in told else "runs"
         cost = f"{told['cost']:.0e}" if scheme != "float" else ""
         shown = apart if told["agrees"] else f"**{apart}**"
-        rows.append([model, f"`{scheme}`", first, shown, f"{told['own']:.0e}", cost, f"{told['milliseconds']:.0f}"])
+        rows.append(
+            [
+                model,
+                f"`{scheme}`",
+                first,
+                shown,
+                f"{told['own']:.0e}",
+                cost,
+                f"{told['milliseconds']:.0f}" if "milliseconds" in told else "",
+            ]
+        )
     head = [
         "encoder",
         "scheme",
@@ -191,7 +231,7 @@ def encoders() -> str:
         "1 − cosine to goldstick",
         "goldstick's own",
         "cost of compression",
-        "ms a text",
+        "ms of processor time a text",
     ]
     return table(head, rows)
 

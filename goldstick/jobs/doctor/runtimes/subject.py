@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,9 @@ from typing import Any
 import torch
 
 from goldstick.checkpoint.gguf.file import GgufFile
+from goldstick.checkpoint.safetensors_file import TensorInfo, read_header
 from goldstick.core.scheme import Scheme
+from goldstick.errors import GoldstickError
 from goldstick.structure.network import Role
 from goldstick.structure.run_together import RUN_TOGETHER
 
@@ -96,6 +99,14 @@ class Subject:
     def quantized(self) -> tuple[Module, ...]:
         """Its quantized matrices."""
         return tuple(module for module in self.modules if module.scheme is not None)
+
+    @property
+    def stored(self) -> Iterator[TensorInfo]:
+        """What its weight files hold; nothing of a file that cannot be read, which other checks tell."""
+        for name in sorted(self.files):
+            if self.directory is not None and name.endswith(".safetensors"):
+                with suppress(GoldstickError):
+                    yield from read_header(self.directory / name).values()
 
     def fused(self) -> Iterator[tuple[str, tuple[Module, ...]]]:
         """Layers that runtimes make one of, experts apart: what they are called together, and they."""

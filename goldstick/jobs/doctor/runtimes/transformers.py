@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
+
 from goldstick.formats import FALLBACK
 from goldstick.formats.awq import AWQ
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
@@ -93,11 +95,19 @@ def _experts(subject: Subject) -> Iterator[str]:
 
 
 def _dtype(subject: Subject) -> Iterator[str]:
-    dtype = subject.config.get("dtype", subject.config.get("torch_dtype"))
+    dtype = subject.config.get("dtype", subject.config.get("torch_dtype")) or _stored_dtype(subject)
     if subject.method == COMPRESSED_TENSORS.method and dtype not in (None, "bfloat16"):
         for group in groups_of(subject.table):
             if group.weights.nvfp4 or group.weights.mxfp4 or group.weights.scale_dtype == "torch.uint8":
                 yield f"{group.words}; the model is {dtype}"
+
+
+def _stored_dtype(subject: Subject) -> str | None:
+    """The dtype of the float matrices in the files, which transformers takes where the config names none."""
+    for info in subject.stored:
+        if info.name.endswith(".weight") and info.dtype in (torch.float32, torch.float16, torch.bfloat16):
+            return str(info.dtype).removeprefix("torch.")
+    return None
 
 
 def _initialisers(subject: Subject) -> Iterator[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from goldstick.checkpoint.safetensors_file import read_header
 from goldstick.formats.awq import AWQ
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.formats.fp8 import FP8
@@ -87,8 +86,7 @@ def _input_scales(subject: Subject) -> Iterator[str]:
     if subject.directory is None:  # planned: named as goldstick names them
         yield from (module.name for module in subject.quantized if module.scheme and module.scheme.activation)
         return
-    for file in sorted(name for name in subject.files if name.endswith(".safetensors")):
-        yield from (name for name in read_header(subject.directory / file) if name.endswith(".activation_scale"))
+    yield from (info.name for info in subject.stored if info.name.endswith(".activation_scale"))
 
 
 def _sparse(subject: Subject) -> Iterator[str]:

@@ -116,3 +116,17 @@ def test_experts_of_four_bits_take_amx_on_processors_in_vllm(workshop: Workshop)
     assert verdict.hardware["CPU"] == "with AMX tiles"
     dense = api.doctor(workshop.quantized("llama", "w4a16-g128", "compressed-tensors"), runtime="vllm").verdict
     assert dense.hardware["CPU"] == "with AVX-512"
+
+
+@pytest.mark.parametrize(("dtype", "faults"), [(torch.float32, 1), (torch.bfloat16, 0)])
+def test_mx_layers_of_a_model_whose_config_names_no_dtype(
+    dtype: torch.dtype, faults: int, workshop: Workshop, tmp_path: Path
+) -> None:
+    """Seen with an encoder of 2021 (docs/consumers.md): transformers takes the dtype of the files."""
+    config = json.loads((workshop.quantized("llama", "mxfp8", "compressed-tensors") / "config.json").read_text())
+    config.pop("dtype")
+    save_file({"embeddings.weight": torch.ones(2, 2, dtype=dtype)}, tmp_path / "model.safetensors")
+    rule = next(one for one in RUNTIMES["transformers"].rules if one.check == "dtype")
+    files, table = frozenset({"model.safetensors"}), config["quantization_config"]
+    assert len(rule.findings(Subject(config=config, table=table, files=files, directory=tmp_path))) == faults
+    assert not rule.findings(Subject(config=config, table=table))
