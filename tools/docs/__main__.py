@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.docs import comparison, consumers
+from tools.docs import comparison, consumers, gguf
 from tools.docs.marked import replaced
 from tools.docs.recipe_options import recipe_options
 from tools.docs.results import results
@@ -33,6 +33,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "graphs": consumers.graphs,
         "refusals": consumers.refusals,
     },
+    "docs/k-quants.md": {"running": gguf.running, "making": gguf.making},
     "docs/learn.md": {"frontier": comparison.frontier},
     "docs/reference/recipe-options.md": {"options": recipe_options},
 }
