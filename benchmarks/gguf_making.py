@@ -90,6 +90,7 @@ def summary(runs: dict[str, list[Run]], proofs: list[float]) -> dict[str, Any]:
         "rounds": len(proofs),
         "seconds": _medians(clock),
         "processor_seconds": _medians(processor),
+        "proof_seconds": round(statistics.median(proofs), 1),
         "seconds_without_proof": round(statistics.median(without), 1),
         "ratio_without_proof": _ratios(without, clock),
         "processor_ratio_with_proof": _ratios(processor["goldstick"], processor),

@@ -1,19 +1,24 @@
 """GGUF files of a large model: how long goldstick and llama.cpp take to make them, and to run them.
 
-    OMP_NUM_THREADS=2 python -m benchmarks.gguf_speed --llama-cpp PYTHON [--types q4_k_m q6_k q4_0]
+    OMP_NUM_THREADS=2 python -m benchmarks.gguf_speed --llama-cpp PYTHON [--types q4_k_m q6_k q4_0] [--isas avx512 avx2]
 
 Makes a Llama with random weights in bfloat16 once (``--folder`` keeps it), quantizes it without data with both, by
 turns and each in a process of its own (``--makings`` rounds, :mod:`benchmarks.gguf_making`), and runs goldstick's
 file in both, by turns: some tokens of decoding, or a pass over a prompt. ``PYTHON`` has llama-cpp-python. Figures are
 medians of rounds, ratios medians of the rounds' ratios. The floor of a token is the time of a plain read of as many
-bytes as all matrices have but the embedding, measured in the same run.
+bytes as all matrices have but the embedding, measured in the same run. goldstick runs once for each of ``--isas``, in
+a process of its own; llama.cpp is what was built, for the machine at hand. ``python -m tools.docs`` writes the tables
+of docs/k-quants.md and docs/comparison.md from the results.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -29,6 +34,7 @@ from goldstick.checkpoint.gguf.shards import read_model
 from goldstick.formats.gguf import GGUF_NAME
 from goldstick.jobs.save.records import environment
 from goldstick.kernels import cpu
+from tools.real_models.measure import processor_name
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gguf-speed.json"
 
@@ -64,7 +70,12 @@ def run(folder: Path, name: str, options: argparse.Namespace) -> dict[str, Any]:
         }
         if what == "decode":
             floor = statistics.median(a / b for a, b in zip(times["read"], times["goldstick"], strict=True))
-            found[what] |= {"floor_ms": round(1e3 * statistics.median(times["read"]), 2), "fraction": round(floor, 3)}
+            plain = statistics.median(times["read"])
+            found[what] |= {
+                "floor_ms": round(1e3 * plain, 2),
+                "bandwidth_gb_s": round(words.nbytes / plain / 1e9, 1),
+                "fraction": round(floor, 3),
+            }
         print(name, what, found[what], flush=True)
     return found
 
@@ -76,6 +87,7 @@ def main() -> None:
     parser.add_argument("--shape", choices=SHAPES, default="1.1B")
     parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
     parser.add_argument("--what", nargs="+", choices=["make", "run"], default=["make", "run"])
+    parser.add_argument("--isas", nargs="+", choices=["amx", "avx512", "avx2"], default=[cpu.chosen_isa()])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--makings", type=int, default=3, help="rounds of making files")
     parser.add_argument("--rounds", type=int, default=9, help="of decoding")
@@ -92,10 +104,16 @@ def main() -> None:
         if "make" in options.what:
             entry["make"] = made(options.folder, source, name, str(Path(options.llama_cpp).absolute()), options.makings)
             print(name, entry["make"], flush=True)
-        if "run" in options.what:
-            entry["run"] = run(options.folder, name, options) | {"threads": options.threads, "isa": cpu.chosen_isa()}
-        entry["environment"] = environment()
+        if "run" in options.what and cpu.chosen_isa() in options.isas:
+            found = run(options.folder, name, options) | {"threads": options.threads}
+            entry.setdefault("runs", {})[cpu.chosen_isa()] = found
+        entry |= {"environment": environment(), "processor": processor_name()}
         options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    if "run" in options.what:
+        for isa in [each for each in options.isas if each != cpu.chosen_isa()]:
+            arguments = [*sys.argv[1:], "--what", "run", "--isas", isa]  # of options given twice the last counts
+            command = [sys.executable, "-m", "benchmarks.gguf_speed", *arguments]
+            subprocess.run(command, env=os.environ | {"GOLDSTICK_ISA": isa}, check=True)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.docs import comparison, consumers, convolutions
+from tools.docs import comparison, consumers, convolutions, gguf
 from tools.docs.marked import replaced
 from tools.docs.recipe_options import recipe_options
 from tools.docs.results import results
@@ -43,6 +43,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "networks-vnni": convolutions.networks_vnni,
         "networks-avx2": convolutions.networks_avx2,
     },
+    "docs/k-quants.md": {"running": gguf.running, "making": gguf.making},
     "docs/learn.md": {"frontier": comparison.frontier},
     "docs/reference/recipe-options.md": {"options": recipe_options},
 }

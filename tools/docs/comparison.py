@@ -91,9 +91,9 @@ def decoding() -> str:
 
 def gguf() -> str:
     """A file of Q4_K_M: made and run by both."""
-    (found,) = read("gguf-speed").values()
+    found = read("gguf-speed")["1.1B q4_k_m"]
     both = ("goldstick", "llama.cpp")
-    run, make = found["run"], found["make"]
+    run, make = found["runs"]["avx512"], found["make"]
     seconds = make["seconds"]
     return table(["Q4_K_M, 1.1 billion weights", *both], [
         ["tokens a second, one at a time", *(f"{run['decode']['tokens_s'][one]:.1f}" for one in both)],

@@ -25,11 +25,12 @@ import torch
 
 import goldstick.kernels.ops  # noqa: F401  (registers the compiled fits)
 from goldstick.algorithms.ggml.rounding import quantize_as_ggml
-from goldstick.formats.gguf_blocks import BLOCK_TYPES, BlockType, pack_blocks
+from goldstick.formats.gguf_blocks import BLOCK_TYPES, NVFP4, BlockType, pack_blocks
 from tools.ggml.library import TYPES, Ggml
 from tools.ggml.weights import KINDS, importance_of, rows_of
 
 COLUMNS = 1024
+COMPARED = (*BLOCK_TYPES, NVFP4)
 #: Share of the blocks of a type that must be equal.
 LEAST = 0.999
 
@@ -49,7 +50,7 @@ def main() -> int:
         if arguments.write:
             _write(ggml, arguments.write)
             return 0
-        found = {kind.name: _compared(ggml, kind, arguments.blocks) for kind in BLOCK_TYPES}
+        found = {kind.name: _compared(ggml, kind, arguments.blocks) for kind in COMPARED}
     if arguments.out:
         kept = {"kinds of weights": list(KINDS), "types": found}
         arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
@@ -103,7 +104,7 @@ def _write(ggml: Ggml, file: Path) -> None:
     columns = 512
     kept: dict[str, np.ndarray] = {"importance": importance_of(0, columns)}
     kept["weight"] = np.concatenate([rows_of(name, seed, 3, columns) for seed, name in enumerate(KINDS)])
-    for kind in BLOCK_TYPES:
+    for kind in COMPARED:
         kept[kind.name] = ggml.quantize(kind.name, kept["weight"])
         kept[f"{kind.name}-importance"] = ggml.quantize(kind.name, kept["weight"], kept["importance"])
     file.parent.mkdir(parents=True, exist_ok=True)

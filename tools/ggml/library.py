@@ -28,6 +28,7 @@ TYPES = {
     "IQ4_NL": (20, 32, 18),
     "IQ4_XS": (23, 256, 136),
     "MXFP4": (39, 32, 17),
+    "NVFP4": (40, 64, 36),
 }
 _FUNCTION = {name: "quantize_" + name.lower().replace("_k", "_K") for name in TYPES}
 

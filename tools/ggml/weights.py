@@ -1,4 +1,4 @@
-"""Weights to round: ordinary, with outliers, tiny, mostly zeros, constant groups, of one sign, of far apart sizes."""
+"""Weights to round: ordinary, with outliers, tiny, large, mostly zeros, constant, of one sign, of far apart sizes."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ KINDS: dict[str, Weights] = {
         1e-4 * rng.standard_normal((rows, columns)) * np.exp(3 * rng.normal(size=columns))
     ),
     "zeros": lambda rng, rows, columns: np.zeros((rows, columns)),
+    "large": lambda rng, rows, columns: 2000 * rng.standard_normal((rows, columns)),
 }
 
 

@@ -4,9 +4,9 @@ Every architecture that goldstick writes is built small, with random numbers. ll
 of quantized weights to 8 bits in groups of 32, so outputs differ a little: they agree when the squared difference of
 all logits (of BERT, of the last hidden state) is at most 1e-4 of their sum of squares (NMSE). On float files the most
 likely next token of every position is the same, too; a model in several files gives what it gives in one, to the bit;
-and so transformers' own reader, where it knows the architecture. A text gives the same tokens with a tokenizer of every
-kind. Run by ``make llama-cpp-check``; ``--python`` names a Python with llama-cpp-python, and ``--out`` a file for what
-was found.
+and so transformers' own reader, where it knows the architecture; where it does not, its words are kept. A text gives
+the same tokens with a tokenizer of every kind. Run by ``make llama-cpp-check``; ``--python`` names a Python with
+llama-cpp-python, and ``--out`` a file for what was found.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ MULTIPLIED = ("llama", "mistral", "mixtral", "qwen3", "reference")
 #: Those that llama.cpp's own quantizer makes of whole files.
 MADE_THERE = ("Q4_0", "Q8_0")
 MIXTURE = "q4_k_m"
-#: Models that transformers' own reader knows, given the config.
+#: Models that transformers' own reader knows, given the config; Mistral's file is one of Llama, and read as that.
 READ_BY_TRANSFORMERS = (
-    *("llama", "qwen2", "qwen3", "starcoder2", "phi3", "gemma2", "gemma3"),
+    *("llama", "mistral", "qwen2", "qwen2_yarn", "qwen3", "starcoder2", "phi3", "phi3_longrope", "gemma2", "gemma3"),
     *("qwen2_moe", "qwen3_moe", "gpt2", "falcon", "reference"),
 )
 #: Whose files llama.cpp's own quantizer is given, too.
@@ -86,8 +86,12 @@ def main() -> int:
                 failed += not error <= BOUND
                 print(f"{name:16} {what:48} {error:.2e}{'' if error <= BOUND else f'  more than {BOUND}'}", flush=True)
                 kept.setdefault("models", {}).setdefault(name, {})[what] = float(f"{error:.3e}")
-                if arguments.out:
-                    arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+            if name in GGUF_MODELS and name not in READ_BY_TRANSFORMERS:
+                words = _words_of_transformers(Path(folder) / name)
+                print(f"{name:16} transformers: {words}", flush=True)
+                kept.setdefault("not read by transformers", {})[name] = words
+            if arguments.out:
+                arguments.out.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return int(failed > 0)
 
 
@@ -112,7 +116,7 @@ def _compared(name: str, folder: Path, python: str) -> Iterator[tuple[str, float
     parts = _in_parts(source, folder / "parts", plain.stat().st_size // 3)
     yield "share of outputs that differ, F32 in several files", float(np.mean(_found(parts, folder, python) != theirs))
     if name in READ_BY_TRANSFORMERS:
-        yield "NMSE, F32 read by transformers", _nmse(mine, _read_by_transformers(source, plain))
+        yield "NMSE, F32 read by transformers", _nmse(mine, _read_by_transformers(source, plain, name == "mistral"))
     yield "share of greedy tokens that differ, F32", float(np.mean(mine.argmax(-1) != theirs.argmax(-1)))
     for kind in MADE_THERE if name in QUANTIZED_THERE else ():
         file = folder / f"llama-cpp-{kind}.gguf"
@@ -216,13 +220,23 @@ def _found(file: Path, folder: Path, python: str) -> np.ndarray:
     return np.load(folder / "found.npy").astype(np.float64)
 
 
-def _read_by_transformers(source: Path, file: Path) -> np.ndarray:
-    """What the model that transformers' own reader finds in a file computes of the same tokens."""
-    config = AutoConfig.from_pretrained(source)  # the reader does not find all of it in every file
+def _read_by_transformers(source: Path, file: Path, alone: bool = False) -> np.ndarray:
+    """What a file's model computes, read by transformers' own reader, ``alone`` or with its config."""
+    config = None if alone else AutoConfig.from_pretrained(source)  # of which not every file has all
     model = AutoModelForCausalLM.from_pretrained(
         file.parent, gguf_file=file.name, config=config, dtype=torch.float32
     ).eval()
     return _answer(model, _tokens(model))[0]
+
+
+def _words_of_transformers(folder: Path) -> str:
+    """What transformers says of a float file that its reader does not take, or how far off is what it reads."""
+    try:
+        found = _read_by_transformers(folder / "float", folder / GGUF_NAME)
+    except Exception as error:  # whatever it is: it is kept, not handled
+        return f"{type(error).__name__}: {error}"
+    model: Any = goldstick.load(folder / GGUF_NAME, dtype=torch.float32)
+    return f"reads other numbers: NMSE {_nmse(_answer(model, _tokens(model))[0], found):.2e}"
 
 
 def _nmse(mine: np.ndarray, theirs: np.ndarray, left_out: int = 0) -> float:

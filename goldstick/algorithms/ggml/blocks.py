@@ -1,4 +1,4 @@
-"""ggml's quantizers of blocks of 32 weights: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL and MXFP4."""
+"""ggml's quantizers of small blocks: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, IQ4_NL, MXFP4 and NVFP4."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from goldstick.core.scheme import NUMBER_FORMATS
 from goldstick.errors import QuantizationError
 
 _MXFP4 = NUMBER_FORMATS["mxfp4a16"][0]
+_NVFP4 = NUMBER_FORMATS["nvfp4a16"][0]
+#: The least normal number of E4M3, and the step of those below it.
+_E4M3_NORMAL, _E4M3_STEP = 2.0**-6, 2.0**-9
+_E4M3_LARGEST, _E4M3_LAST_BINADE = 448.0, 256.0
 
 
 def quantize_blocks(
     rows: Tensor, grid: Grid, importance: Tensor | None = None, dtype: torch.dtype = torch.float32
 ) -> QuantizedTensor:
-    """Rows rounded in groups of 32 as ggml's quantizer of that type rounds them; scales are float16 numbers.
+    """Rows rounded in groups of 32 (NVFP4: 16) as ggml's quantizer of that type rounds them, with float16 scales.
 
     Those of a bfloat16 layer are rounded to bfloat16 first, in which it computes: its blocks have other scales than
     ggml's, by up to 0.2 %.
@@ -27,12 +31,14 @@ def quantize_blocks(
     Plain, a symmetric block has the scale v / −2^(bits−1), v being its value of largest magnitude (8 bits:
     max|w| / 127), and an asymmetric one (max − min) / (2^bits − 1). With an importance both are fitted, with errors
     weighted by importance · √(σ² + w²), where σ² is the mean square of the row. MXFP4 has the scale
-    2^(⌊log₂ max|w|⌋ − 2).
+    2^(⌊log₂ max|w|⌋ − 2), and NVFP4 max|w| / 6 rounded to E4M3, ties away from 0 and what would be less than 2⁻⁹ to 0,
+    with a scale of scales of 1; from 256 on, of weights above 1536, ggml takes the largest E4M3 number.
 
     Args:
         rows: float32 [rows, in], finite.
-        grid: Groups of 32, of integers, of an unsigned table or of FP4 with scales that are powers of two.
-        importance: float32 [in], what the error of each column counts, or ``None``. Q8_0 and MXFP4 do not look at it.
+        grid: Groups of 32, of integers, of an unsigned table or of FP4 with scales that are powers of two; or NVFP4.
+        importance: float32 [in], what the error of each column counts, or ``None``. Q8_0, MXFP4 and NVFP4 do not look
+            at it.
         dtype: What scales are kept in.
 
     Raises:
@@ -40,6 +46,8 @@ def quantize_blocks(
     """
     if grid == _MXFP4:
         return _powers_of_two(rows.reshape(len(rows), -1, BLOCK), grid, dtype)
+    if grid == _NVFP4:
+        return _scaled_scales(rows.reshape(len(rows), -1, grid.group_width(rows.shape[-1])), grid, dtype)
     if grid.group_size != BLOCK or grid.scale is not None:
         raise QuantizationError(f"ggml's blocks are of {BLOCK} weights; it has none of {grid.label}.")
     blocks = rows.reshape(len(rows), -1, BLOCK)
@@ -54,19 +62,38 @@ def quantize_blocks(
 
 
 def _powers_of_two(blocks: Tensor, grid: Grid, dtype: torch.dtype) -> QuantizedTensor:
-    element = grid.float_element
-    assert element is not None
     largest = blocks.abs().amax(-1)
     exponent = largest.double().log2().float().floor() - 2  # ⌊log2f⌋: what is just below a power of two counts as one
     least = -24 if dtype == torch.float16 else -127
     exponent = torch.where(largest == 0, least, exponent.clamp(min=least))
     scale = torch.ldexp(torch.ones_like(largest), exponent)
+    codes = _nearest_codes(blocks, scale, grid)
+    return QuantizedTensor(codes=codes.flatten(1), scale=scale.to(dtype), zero=None, grid=grid)
+
+
+def _scaled_scales(blocks: Tensor, grid: Grid, dtype: torch.dtype) -> QuantizedTensor:
+    wanted = blocks.abs().amax(-1)
+    wanted = wanted / torch.full_like(wanted, grid.steps_to_end)
+    # Four bits of the mantissa, ties away from 0: ⌊m + ½⌋ of a float32 of 24 bits is exact.
+    mantissa, exponent = torch.frexp(wanted)
+    normal = torch.ldexp((mantissa * 16 + 0.5).floor(), exponent - 4)
+    below = (wanted / _E4M3_STEP + 0.5).floor().clamp(max=7) * _E4M3_STEP  # 7.5 steps are no normal number
+    normal = torch.where(normal >= _E4M3_LAST_BINADE, _E4M3_LARGEST, normal)
+    scale = torch.where(wanted < _E4M3_NORMAL, below, normal)
+    codes, one = _nearest_codes(blocks, scale, grid), torch.ones(1, 1, device=scale.device)
+    return QuantizedTensor(codes=codes.flatten(1), scale=scale.to(dtype), zero=None, grid=grid, global_scale=one)
+
+
+def _nearest_codes(blocks: Tensor, scale: Tensor, grid: Grid) -> Tensor:
+    """Of numbers that are as near as each other that of the least code."""
+    element = grid.float_element
+    assert element is not None
     best, codes = torch.full_like(blocks, torch.inf), torch.zeros_like(blocks, dtype=torch.uint8)
     for code, value in enumerate(element.table().tolist()):
         error = (value * scale.unsqueeze(-1) - blocks).abs_()
-        better = error < best  # of two that are as near the first
+        better = error < best
         best, codes = torch.where(better, error, best), codes.masked_fill_(better, code)
-    return QuantizedTensor(codes=codes.flatten(1), scale=scale.to(dtype), zero=None, grid=grid)
+    return codes
 
 
 def _plain_symmetric(blocks: Tensor, grid: Grid, dtype: torch.dtype) -> QuantizedTensor:

@@ -14,11 +14,11 @@ from goldstick.algorithms.ggml.rounding import quantize_as_ggml
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError
-from goldstick.formats.gguf_blocks import BLOCK_TYPES, BlockType, pack_blocks
+from goldstick.formats.gguf_blocks import BLOCK_TYPES, NVFP4, BlockType, pack_blocks
 from tools.ggml.library import TYPES
 
 KEPT = np.load(Path(__file__).parents[2] / "data" / "ggml" / "blocks.npz")
-KINDS = pytest.mark.parametrize("kind", BLOCK_TYPES, ids=lambda kind: kind.name)
+KINDS = pytest.mark.parametrize("kind", (*BLOCK_TYPES, NVFP4), ids=lambda kind: kind.name)
 
 
 def numbers(blocks: np.ndarray, kind: BlockType) -> np.ndarray:
@@ -120,3 +120,17 @@ def test_scales_of_a_bfloat16_layer_are_its_numbers() -> None:
     found = quantize_as_ggml(weight, Scheme.parse("q8_0").weight)
     assert found.scale.dtype == torch.bfloat16
     assert found.scale.half().float().equal(found.scale.float())
+
+
+def test_an_nvfp4_tensor_of_ggml_has_a_scale_of_scales_of_one() -> None:
+    found = quantize_as_ggml(torch.from_numpy(KEPT["weight"]).reshape(3, -1, 512), NVFP4.grid)
+    assert found.global_scale is not None
+    assert found.global_scale.equal(torch.ones(3, 1, 1))
+
+
+def test_nvfp4_blocks_too_small_for_a_scale_are_zeros() -> None:
+    weight = torch.full((1, 64), 1e-3)
+    weight[:, 16:32] = 6 * 2.0**-9
+    found = quantize_as_ggml(weight, NVFP4.grid).dequantize()
+    assert found[:, 16:32].equal(weight[:, 16:32])
+    assert not found[:, :16].any()

@@ -15,6 +15,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import goldstick
 from goldstick import api
+from goldstick.algorithms.ggml.rounding import quantize_as_ggml
 from goldstick.checkpoint.gguf.architectures import ARCHITECTURES
 from goldstick.checkpoint.gguf.tensors import gguf_tensors
 from goldstick.core.qtensor import QuantizedTensor
@@ -97,3 +98,19 @@ def test_a_number_that_is_wrong_is_refused(tmp_path: Path) -> None:
         file.write(np.float32(-1).tobytes())
     with pytest.raises(FormatError, match=r"layers\.1\.mlp\.up_proj.* its NVFP4 scale is -1"):
         goldstick.load(tmp_path / "bad")
+
+
+def test_the_search_of_ggml_writes_its_blocks_and_a_scale_of_one(tmp_path: Path) -> None:
+    model = GGUF_MODELS["llama"]()
+    projection = model.get_submodule("model.layers.0.mlp.up_proj")
+    with torch.no_grad():
+        projection.weight[0, :16] = 1e-5  # a scale of 0
+    model.to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    stage = {"scheme": "nvfp4a16", "range_search": "ggml"}
+    made = {"stages": [{"rtn": stage}], "export": {"format": "gguf"}}
+    goldstick.quantize(tmp_path / "model", made, output=tmp_path / "gguf", proof="tensors")
+    tensors = {each.name: each.data for each in gguf.GGUFReader(tmp_path / "gguf" / GGUF_NAME).tensors}
+    expected = pack_blocks(quantize_as_ggml(projection.weight.detach().float(), NVFP4.grid), NVFP4).numpy()
+    assert np.array_equal(tensors["blk.0.ffn_up.weight"], expected)
+    assert tensors["blk.0.ffn_up.scale"].tolist() == [1.0]
+    assert goldstick.load(tmp_path / "gguf")(IDS).logits.isfinite().all()
