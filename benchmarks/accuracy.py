@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from transformers import AutoModelForCausalLM
 
 import goldstick
 from benchmarks.accuracy_cases import FLOAT, PLANTED_FACTORS, PLANTED_SEED, PLANTED_SHARE, Row, Subject, rows, subjects
-from benchmarks.accuracy_tables import tables
+from benchmarks.accuracy_tables import format_tables, tables
 from benchmarks.accuracy_verdicts import Results, verdicts
 from goldstick.algorithms import ALGORITHMS
 from goldstick.evaluation.data import DataSource
@@ -45,6 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "accuracy.json"
 DOCUMENT = ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- written by benchmarks/accuracy.py -->", "<!-- end -->"
+FORMATS_BEGIN, FORMATS_END = "<!-- written by benchmarks/number_formats.py -->", "<!-- end of number formats -->"
 SAMPLES, SEQ_LEN = 128, 256
 
 
@@ -63,6 +64,15 @@ def main() -> None:
     print(text)
     head, rest = DOCUMENT.read_text(encoding="utf-8").split(BEGIN)
     DOCUMENT.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
+
+
+def write_formats(results: Results, found: Iterable[Row]) -> None:
+    """Write the tables of number formats, which ``benchmarks/number_formats.py`` has measured."""
+    head, rest = DOCUMENT.read_text(encoding="utf-8").split(FORMATS_BEGIN)
+    text = format_tables(results, found)
+    DOCUMENT.write_text(
+        f"{head}{FORMATS_BEGIN}\n\n{text}\n\n{FORMATS_END}{rest.split(FORMATS_END)[1]}", encoding="utf-8"
+    )
 
 
 def measure(subject: Subject, patterns: Sequence[str]) -> None:
@@ -125,6 +135,7 @@ class Bench:
             "perplexity": found.metrics["perplexity"],
             "kl": round(apart[task]["metrics"]["token_kl"], 6),
             "kl_interval": [round(end, 6) for end in apart[task]["details"]["interval_95"]["token_kl"]],
+            "kl_items": [round(value, 5) for value in apart[task]["details"]["items"]["token_kl"]["values"]],
             "bits_per_weight": round(bits, 3),
             "seconds": round(seconds, 1),
             "protocol": found.protocol,

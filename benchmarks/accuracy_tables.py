@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from benchmarks.accuracy_cases import Row, rows, subjects
 from benchmarks.accuracy_verdicts import Results
@@ -12,6 +12,28 @@ def tables(results: Results) -> str:
     """A table of rounded weights for each model, one of 8-bit activations and caches for all, and what is missing."""
     parts = [table for model in results.names for table in _of_weights(results, model)]
     return "\n\n".join([*parts, _of_eight_bits(results), _of_divergence(results), _missing(results)])
+
+
+def format_tables(results: Results, found: Iterable[Row]) -> str:
+    """For each model: number formats down, methods across; the ratio of perplexity to the float model's.
+
+    Args:
+        results: what ``benchmarks/number_formats.py`` has measured.
+        found: its rows.
+    """
+    measured, parts = list(found), []
+    methods = [method for method in dict.fromkeys(row.method for row in measured) if method in _FORMAT_METHODS]
+    for model in results.names:
+        lines = [f"**{model}**, number formats; float {results.perplexity(model, 'float'):.4f}", ""]
+        lines += [_line("scheme", *methods), _rule(len(methods))]
+        for scheme in dict.fromkeys(row.scheme for row in measured):
+            ratios = [results.ratio(model, f"{method} {scheme}") for method in methods]
+            lines.append(_line(f"`{scheme}`", *(str(ratio or "–") for ratio in ratios)))
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+_FORMAT_METHODS = ("rtn minmax", "rtn", "gptq")
 
 
 def _measured(results: Results, model: str) -> list[Row]:

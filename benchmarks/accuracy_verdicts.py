@@ -68,6 +68,11 @@ class Results:
         """The models that were measured, in the order of the cases."""
         return [name for name in subjects() if name in self.models]
 
+    def row(self, model: str, row: str) -> Mapping[str, Any]:
+        """What was measured of a row; nothing where it was not."""
+        found: Mapping[str, Any] = self.models.get(model, {}).get("rows", {}).get(row, {})
+        return found
+
     def perplexity(self, model: str, row: str) -> float | None:
         """A perplexity, where it was measured."""
         found = self.models.get(model, {}).get("rows", {}).get(row)
@@ -93,6 +98,20 @@ class Results:
         low, high = bootstrap_interval(log_ratio, len(tokens)) or (-math.inf, math.inf)
         middle = log_ratio(np.arange(len(tokens)))
         return Ratio(value=math.exp(middle), low=math.exp(low), high=math.exp(high))
+
+    def kl_difference(self, model: str, row: str, other: str) -> tuple[float, float, float] | None:
+        """Mean KL of ``row`` less that of ``other`` and its 95 % interval, where both have it text by text."""
+        found = [self.row(model, name).get("kl_items") for name in (row, other)]
+        if None in found:
+            return None
+        tokens = np.asarray(self.models[model]["tokens"], dtype=np.float64)
+        difference = np.asarray(found[0]) - np.asarray(found[1])
+
+        def mean(chosen: np.ndarray[Any, Any]) -> float:
+            return float(difference[chosen].sum() / tokens[chosen].sum())
+
+        low, high = bootstrap_interval(mean, len(tokens)) or (-math.inf, math.inf)
+        return mean(np.arange(len(tokens))), low, high
 
 
 def verdicts(results: Results) -> Iterator[str]:

@@ -106,6 +106,17 @@ def test_gptq_rounds_to_every_grid(name: str) -> None:
     assert losses["gptq"] < 1.15 * losses["rtn"]
 
 
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_an_element_that_no_scheme_names_needs_nothing_else(method: str, tmp_path: Path) -> None:
+    scale = {"element": "e8m0", "granularity": "none"}
+    weight = {"element": "e3m2", "bits": 6, "granularity": "group", "group_size": 32, "scale": scale}
+    recipe = {"stages": [{method: {"scheme": {"weight": weight}}}]}
+    result = goldstick.apply(tiny(), recipe, data=None if method == "rtn" else batches())
+    result.save(tmp_path / "out")
+    with torch.no_grad():
+        assert torch.equal(goldstick.load(tmp_path / "out")(IDS).logits, result.model(IDS).logits)
+
+
 FUSED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj"))
 
 
