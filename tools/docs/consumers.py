@@ -190,8 +190,8 @@ def speeds() -> str:
     ]
     cores = read("consumers")["machine"].rpartition(", ")[2]
     busy = (
-        f"Others used the machine: its load was {median(loads):.0f} on {cores}, so that numbers within a factor of two of "
-        "each other say nothing. `make consumers ONLY=reference/` on a quiet machine takes them again.\n\n"
+        f"Others used the machine: its load was {median(loads):.0f} on {cores}, so that numbers within a factor of two "
+        "of each other say nothing. `make consumers ONLY=reference/` on a quiet machine takes them again.\n\n"
     )
     return (busy if median(loads) > BUSY else "") + table(["format", "scheme", *READERS.values()], rows)
 
