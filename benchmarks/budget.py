@@ -223,7 +223,7 @@ def cost(subject: Subject, folder: Path, _: int) -> Iterator[tuple[str, dict[str
     jobs = {
         "quantization": ["quantize", model, "-o", str(folder / "q"), "-r", "gptq-w4a16-channel", *data, *calibrated],
         "search, fast": ["search", model, "-o", str(folder / "f.yaml"), "--bits", "4.25", "--effort", "fast", *data],
-        "search, normal": ["search", model, "-o", str(folder / "n.yaml"), "--bits", "4.25", *data],
+        "search, default": ["search", model, "-o", str(folder / "n.yaml"), "--bits", "4.25", *data],
     }
     for name, words in jobs.items():
         process = subprocess.Popen(
