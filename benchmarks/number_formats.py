@@ -62,6 +62,7 @@ def rows() -> Iterator[Row]:
         yield _row("gptaq", scheme, {"gptq": {"gptaq": True}})
     for scheme in BALANCED:
         yield _row("awq+gptaq", scheme, {"awq": {"quantize": False}}, {"gptq": {"gptaq": True}})
+        yield _row("gptq: 8 cycles", scheme, {"gptq": {"cycles": 8}})
     yield from fp8_recipes()
 
 
@@ -75,9 +76,9 @@ def fp8_recipes() -> Iterator[Row]:
     ):
         yield _row(f"{name}+gptq", "fp8-dynamic", before, gptq)
     for name, patterns in _KINDS.items():
-        yield _row(f"gptq, {name} in 16 bits", "fp8-dynamic", {"gptq": {"targets": {"exclude": list(patterns)}}})
+        yield _row(f"gptq: {name} in 16 bits", "fp8-dynamic", {"gptq": {"targets": {"exclude": list(patterns)}}})
     integers = dict.fromkeys(_KINDS["gate and up"], "w8a8-dynamic")
-    yield _row("gptq, gate and up in int8", "fp8-dynamic", {"gptq": {"overrides": integers}})
+    yield _row("gptq: gate and up in int8", "fp8-dynamic", {"gptq": {"overrides": integers}})
 
 
 def _row(method: str, scheme: str, *stages: dict[str, dict[str, Any]]) -> Row:
@@ -156,7 +157,12 @@ def verdicts(results: Results) -> Iterator[str]:
             plain = results.kl(model, f"rtn minmax {scheme}")
             shares = {
                 word: kl / plain
-                for word, method in (("searched ranges", "rtn"), ("AWQ", "awq"), ("GPTQ", "gptq"))
+                for word, method in (
+                    ("searched ranges", "rtn"),
+                    ("AWQ", "awq"),
+                    ("GPTQ", "gptq"),
+                    ("and 8 cycles", "gptq: 8 cycles"),
+                )
                 if plain and (kl := results.kl(model, f"{method} {scheme}")) is not None
             }
             apart = results.kl_difference(model, f"gptq {scheme}", f"rtn {scheme}")
