@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -38,11 +39,11 @@ TYPES: dict[str, tuple[str, list[dict[str, Any]]]] = {
 
 
 def source_of(folder: Path, shape: str) -> Path:
-    """The float model, made where it is not there."""
+    """The float model, made where it is not there, in a process of its own: its memory would count in what follows."""
     source = folder / f"{shape}-bfloat16"
     if not (source / "config.json").exists():
-        torch.manual_seed(0)
-        float_llama(config(shape), torch.bfloat16).save_pretrained(source)
+        command = [sys.executable, "-m", "benchmarks.gguf_making", "--build", str(source), "--shape", shape]
+        subprocess.run(command, cwd=ROOT, check=True)
     return source
 
 
@@ -123,6 +124,7 @@ def main() -> None:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--llama-cpp", metavar="PYTHON", help="a Python that has llama-cpp-python")
     what.add_argument("--convert", nargs=2, type=Path, metavar=("SOURCE", "FOLDER"), help="write a float GGUF file")
+    what.add_argument("--build", type=Path, metavar="FOLDER", help="write the float model")
     parser.add_argument("--shape", choices=SHAPES, default="1.1B")
     parser.add_argument("--types", nargs="+", choices=TYPES, default=["q4_k_m"])
     parser.add_argument("--rounds", type=int, default=3)
@@ -130,6 +132,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.convert:
         float_file(*options.convert)
+        return
+    if options.build:
+        torch.manual_seed(0)
+        float_llama(config(options.shape), torch.bfloat16).save_pretrained(options.build)
         return
     options.folder.mkdir(parents=True, exist_ok=True)
     source = source_of(options.folder, options.shape)

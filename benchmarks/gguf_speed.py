@@ -99,16 +99,18 @@ def main() -> None:
     options.folder.mkdir(parents=True, exist_ok=True)
     source = source_of(options.folder, options.shape)
     results = json.loads(options.out.read_text()) if options.out.exists() else {}
-    for name in options.types:
-        entry = results.setdefault(f"{options.shape} {name}", {})
-        if "make" in options.what:
-            entry["make"] = made(options.folder, source, name, str(Path(options.llama_cpp).absolute()), options.makings)
-            print(name, entry["make"], flush=True)
-        if "run" in options.what and cpu.chosen_isa() in options.isas:
-            found = run(options.folder, name, options) | {"threads": options.threads}
-            entry.setdefault("runs", {})[cpu.chosen_isa()] = found
-        entry |= {"environment": environment(), "processor": processor_name()}
-        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    for what in options.what:  # all files first: memory that this process held would count in what makes them
+        for name in options.types:
+            entry = results.setdefault(f"{options.shape} {name}", {})
+            if what == "make":
+                python = str(Path(options.llama_cpp).absolute())
+                entry["make"] = made(options.folder, source, name, python, options.makings)
+                print(name, entry["make"], flush=True)
+            elif cpu.chosen_isa() in options.isas:
+                found = run(options.folder, name, options) | {"threads": options.threads}
+                entry.setdefault("runs", {})[cpu.chosen_isa()] = found
+            entry |= {"environment": environment(), "processor": processor_name()}
+            options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if "run" in options.what:
         for isa in [each for each in options.isas if each != cpu.chosen_isa()]:
             arguments = [*sys.argv[1:], "--what", "run", "--isas", isa]  # of options given twice the last counts
