@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -82,3 +83,10 @@ def test_gguf_is_named_where_the_architecture_has_a_place_in_it(llama: str, tmp_
     assert json.loads(run("plan", "reference", *words).stdout)["exports"]["gguf"] is None
     FAMILIES["opt"]().save_pretrained(tmp_path / "other")
     assert json.loads(run("plan", str(tmp_path / "other"), *words).stdout)["exports"]["gguf"]
+
+
+def test_a_package_that_is_not_installed_keeps_no_plan_from_its_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)  # importing it fails, as without the extra
+    found = run("plan", "reference", "--recipe", "gptq-w4a16-g32", "--json")
+    assert "pip install 'goldstick[gguf]'" in json.loads(found.stdout)["exports"]["gguf"]
+    assert "goldstick[gguf]" not in run("plan", "reference", "--recipe", "gptq-w4a16-g32").stderr

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from goldstick.errors import FormatError
+from goldstick.errors import FormatError, UsageError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StorageFormat
 from goldstick.jobs.plan.choose_format import refusals
@@ -29,6 +29,6 @@ def _refusal(plan: Plan, storage: StorageFormat) -> str:
     tensors = tuple(with_outputs(tensor, storage) for tensor in plan.tensors)
     try:
         planned_gguf(dataclasses.replace(plan, format=storage, tensors=tensors))
-    except FormatError as error:
+    except (FormatError, UsageError) as error:  # the latter where the package that writes it is not installed
         return str(error)
     return ""
