@@ -29,17 +29,15 @@ from safetensors.torch import save_file
 import goldstick
 from goldstick import api
 from goldstick.errors import GoldstickError
-from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.doctor.finding import Verdict
-from goldstick.jobs.save import finish
 from goldstick.jobs.save.records import environment
 from goldstick.nn import QuantizedLinear
 from goldstick.recipes import Recipe
 from goldstick.recipes.run import needs_data
-from tests.support.proofs import prove_here
 from tools.consumers import BUNDLED
 from tools.consumers.cells import MIXTURES, READERS, Cell, cells
 from tools.consumers.models import tokens, written
+from tools.consumers.results import RESULTS, begun
 
 HERE = Path(__file__).parent
 WORKERS = {
@@ -78,16 +76,13 @@ def main() -> int:
     parser.add_argument(
         "--doctor", action="store_true", help="ask doctor anew of what was run, after its rules changed"
     )
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/consumers.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
     pythons = {reader: getattr(arguments, reader) for reader in LANGUAGE if getattr(arguments, reader)}
-    quiet_libraries()
-    kept: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    kept = begun(arguments.out)
     kept |= {"environment": environment(), "machine": machine()}
     kept.setdefault("versions", {}).update({name: versions(python, name) for name, python in pythons.items()})
     chosen = [cell for cell in cells() if cell.name.startswith(tuple(arguments.only))]
-    torch.set_num_threads(1)
-    finish.prove = prove_here  # in this process, which saves most of the time
     with tempfile.TemporaryDirectory(prefix="goldstick-consumers-") as folder:
         found = kept.setdefault("cells", {})
         made = write(chosen, Path(folder), found)

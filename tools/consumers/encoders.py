@@ -26,14 +26,12 @@ from torch.nn.functional import normalize
 import goldstick
 from goldstick import api
 from goldstick.errors import GoldstickError
-from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.load.find_model import reference_directory
-from goldstick.jobs.save import finish
 from goldstick.recipes import Recipe
 from goldstick.recipes.run import needs_data
 from goldstick.recipes.sentence import parse
-from tests.support.proofs import prove_here
 from tools.consumers.__main__ import ask, cpu_words, runs_here, shortened, versions
+from tools.consumers.results import RESULTS, begun
 
 _BERT: dict[str, Any] = {
     "vocab_size": 30522, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512,
@@ -65,12 +63,9 @@ def main() -> int:
     parser.add_argument("--python", required=True, help="a Python that has sentence-transformers")
     parser.add_argument("--minilm", required=True, type=Path, metavar="DIR", help=f"the directory of {PUBLISHED}")
     parser.add_argument("--only", nargs="*", default=[""], metavar="NAME", help="encoders whose names begin so")
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/consumers.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    quiet_libraries()
-    torch.set_num_threads(1)
-    finish.prove = prove_here
-    kept = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    kept = begun(arguments.out)
     found = kept.setdefault("encoders", {})
     with tempfile.TemporaryDirectory(prefix="goldstick-encoders-") as name:
         folder, texts = Path(name), sentences()

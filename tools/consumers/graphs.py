@@ -20,10 +20,8 @@ import transformers as hf
 from safetensors.torch import save_file
 
 import goldstick
-from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.export import graph
-from goldstick.jobs.save import finish
-from tests.support.proofs import prove_here
+from tools.consumers.results import RESULTS, begun
 
 HERE = Path(__file__).parent
 _TEXT: dict[str, Any] = {
@@ -49,12 +47,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--python", required=True, help="a Python that has onnxruntime and OpenVINO")
     parser.add_argument("--models", nargs="*", default=list(MODELS))
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/consumers.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    quiet_libraries()
-    torch.set_num_threads(1)
-    finish.prove = prove_here
-    kept = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    kept = begun(arguments.out)
     with tempfile.TemporaryDirectory(prefix="goldstick-graphs-") as name:
         folder = Path(name)
         graphs = {}

@@ -18,13 +18,11 @@ from pathlib import Path
 import torch
 
 import goldstick
-from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.load.find_model import reference_directory
-from goldstick.jobs.save import finish
-from tests.support.proofs import prove_here
 from tools.consumers import BUNDLED
 from tools.consumers.__main__ import ask, logprobs, machine
 from tools.consumers.models import tokens
+from tools.consumers.results import RESULTS, begun
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 
@@ -34,12 +32,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vllm", required=True, metavar="PYTHON", help="a Python that has vLLM")
     parser.add_argument("--isa", nargs="*", default=["AVX512_CORE_VNNI", "AVX512_CORE", "AVX2"])
-    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/consumers.json"))
+    parser.add_argument("--out", type=Path, default=RESULTS)
     arguments = parser.parse_args()
-    quiet_libraries()
-    torch.set_num_threads(1)
-    finish.prove = prove_here
-    kept = json.loads(arguments.out.read_text()) if arguments.out.is_file() else {}
+    kept = begun(arguments.out)
     found = kept.setdefault("vllm_w8a8_by_instructions", {})
     kept["machine"] = machine()
     ids = tokens(BUNDLED)

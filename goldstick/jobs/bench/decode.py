@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,7 +14,7 @@ from torch import nn
 
 from goldstick.errors import UsageError
 from goldstick.hf.random_models import float_llama, llama_config, quantized_llama
-from goldstick.jobs.bench.stopwatch import PlainRead, seconds_of, verdict
+from goldstick.jobs.bench.stopwatch import PlainRead, in_turn, seconds_of, verdict
 from goldstick.jobs.optimize.optimize import optimize
 from goldstick.nn import QuantizedLinear
 
@@ -152,12 +151,7 @@ class _Turns:
 
     def rounds(self, seconds: float, between: Callable[[], object] = bool) -> list[dict[str, float]]:
         """Seconds a token of each, a round at a time for so many seconds, but for the first, which warms up."""
-        taken: list[dict[str, float]] = []
-        started = time.perf_counter()
-        while len(taken) < 4 or time.perf_counter() - started < seconds:
-            taken.append({name: self._one(*turn) for name, turn in self._turns.items()})
-            between()
-        return taken[1:]
+        return in_turn({name: partial(self._one, *turn) for name, turn in self._turns.items()}, seconds, between)
 
     def _one(self, network: Any, cache: Any) -> float:
         taken = seconds_of(partial(_steps, network, cache)) / _TOKENS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import statistics
-import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -16,7 +15,7 @@ from torch import Tensor
 
 from goldstick.errors import UsageError
 from goldstick.hf.example_inputs import fixed_inputs, give_inputs
-from goldstick.jobs.bench.stopwatch import seconds_of, verdict
+from goldstick.jobs.bench.stopwatch import in_turn, seconds_of, verdict
 from goldstick.jobs.load.load import load
 from goldstick.jobs.optimize.optimize import optimize
 from goldstick.nn import PackedWeight
@@ -74,11 +73,8 @@ def bench_forward(
         networks[FLOAT] = load(baseline)
         if any(isinstance(module, PackedWeight) for module in networks[FLOAT].modules()):
             raise UsageError(f"{baseline} is quantized: give the float model that {directory} was made of.")
-    taken: list[dict[str, float]] = []
-    started = time.perf_counter()
-    while len(taken) < 4 or time.perf_counter() - started < seconds * len(networks):
-        taken.append({name: seconds_of(partial(network, **given)) for name, network in networks.items()})
-    kept = taken[1:]  # the first round warms up
+    timed = {name: partial(seconds_of, partial(network, **given)) for name, network in networks.items()}
+    kept = in_turn(timed, seconds * len(networks))
     return [
         ForwardTime(
             network=name,

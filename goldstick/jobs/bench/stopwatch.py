@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -21,6 +21,24 @@ def seconds_of(call: Callable[[], object]) -> float:
     start = clock()
     call()
     return max(clock() - start, 1e-9)
+
+
+def in_turn(
+    timed: Mapping[str, Callable[[], float]], seconds: float, between: Callable[[], object] = bool
+) -> list[dict[str, float]]:
+    """Rounds in which each is timed once, for so many seconds and three at least; one before them warms up.
+
+    Args:
+        timed: By name, what runs something and returns the seconds that it took.
+        seconds: For all rounds.
+        between: Called after each round.
+    """
+    taken: list[dict[str, float]] = []
+    started = time.perf_counter()
+    while len(taken) < 4 or time.perf_counter() - started < seconds:
+        taken.append({name: one() for name, one in timed.items()})
+        between()
+    return taken[1:]
 
 
 def clock_in_words() -> str:
