@@ -40,6 +40,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/kernels.md": {
         "convolutions-avx2": convolutions.layers_avx2,
         "convolutions-vnni": convolutions.layers_vnni,
+        "convolutions-slower": convolutions.slower,
         "networks-vnni": convolutions.networks_vnni,
         "networks-avx2": convolutions.networks_avx2,
     },

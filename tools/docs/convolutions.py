@@ -37,6 +37,19 @@ def networks_vnni() -> str:
     return _networks("networks")
 
 
+def slower() -> str:
+    """How many single layers take more than 2 % longer than in float32, and how much longer at most."""
+    rows = []
+    for title, name in (("VNNI", "convolutions-vnni"), ("AVX2", "convolutions")):
+        layers = [layer["ms"] for network in read(name)["networks"].values() for layer in network["layers"]]
+        row = [title]
+        for last in ("", LAST):
+            ratios = [ms[scheme + last] / ms[f"float32{last}"] for ms in layers for scheme in SCHEMES]
+            row += [f"{sum(ratio > 1.02 for ratio in ratios)} of {len(ratios)}", f"{max(ratios):.1f} ×"]
+        rows.append(row)
+    return table(["single layers, three recipes", "slower", "at most", "slower, channels last", "at most"], rows)
+
+
 def _layers(name: str) -> str:
     found: dict[str, Any] = read(name)["networks"]
     rows = {title + (", channels last" if last else ""): key + last for title, key in _own() for last in ("", LAST)}
