@@ -33,7 +33,7 @@ def format_tables(results: Results, found: Iterable[Row]) -> str:
     return "\n\n".join(parts)
 
 
-_FORMAT_METHODS = ("rtn minmax", "rtn", "gptq")
+_FORMAT_METHODS = ("rtn minmax", "rtn", "descent", "gptq")
 
 
 def _measured(results: Results, model: str) -> list[Row]:

@@ -5,8 +5,9 @@
 Each row loads a model in float32, applies a recipe in memory and compares its next tokens with the float model's: the
 mean KL divergence over the held-out text, with a 95 % interval of documents drawn again, and perplexity as a ratio to
 the float model's. The models, with their data, are those of :mod:`benchmarks.accuracy`. ``rtn minmax`` is plain
-rounding as compressed-tensors does it; ``rtn`` searches ranges among the scales that can be stored; ``gptq`` rounds
-column by column. Differences between two rows are of the same documents.
+rounding as compressed-tensors does it; ``rtn`` searches ranges among the scales that can be stored; ``descent``
+searches codes and scales by the error of outputs; ``gptq`` rounds column by column. Differences between two rows are
+of the same documents.
 
 Writes ``benchmarks/results/number-formats.json`` after each row, and the tables of ``docs/number-formats.md``
 and, of perplexity, of ``docs/accuracy.md``. ``--report`` measures nothing, ``--missing`` what is not in the results.
@@ -55,6 +56,8 @@ def rows() -> Iterator[Row]:
     for scheme in (*SOLVED, *FOUR_BITS):
         yield _row("rtn", scheme, {"rtn": {"range_search": "mse"}})
         yield _row("imatrix", scheme, {"rtn": {"range_search": "imatrix"}})
+    for scheme in FLOAT_FOUR_BITS:
+        yield _row("descent", scheme, {"descent": {}})
     for scheme in (*EIGHT_BITS, *FOUR_BITS):
         yield _row("gptq", scheme, {"gptq": {}})
     for scheme in (*BALANCED, *SOLVED):
@@ -159,6 +162,7 @@ def verdicts(results: Results) -> Iterator[str]:
                 word: kl / plain
                 for word, method in (
                     ("searched ranges", "rtn"),
+                    ("descent", "descent"),
                     ("AWQ", "awq"),
                     ("GPTQ", "gptq"),
                     ("and 8 cycles", "gptq: 8 cycles"),

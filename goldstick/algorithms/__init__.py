@@ -11,6 +11,7 @@ from goldstick.algorithms.base import (
 )
 from goldstick.algorithms.bias_correction import BiasCorrection
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
+from goldstick.algorithms.descent import Descent
 from goldstick.algorithms.equalization import CrossLayerEqualization
 from goldstick.algorithms.finetune import Finetune
 from goldstick.algorithms.fold_batch_norm import FoldBatchNorm
@@ -35,6 +36,7 @@ ALGORITHMS: Registry[type[Stage]] = Registry(
     {
         "rtn": RTN,
         "gptq": GPTQ,
+        "descent": Descent,
         "awq": AWQ,
         "smoothquant": SmoothQuant,
         "fold_batch_norm": FoldBatchNorm,
@@ -63,6 +65,7 @@ __all__ = [
     "BlockReconstruction",
     "CrossLayerEqualization",
     "DataRequirement",
+    "Descent",
     "Finetune",
     "FoldBatchNorm",
     "KVCache",

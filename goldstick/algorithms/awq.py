@@ -61,7 +61,7 @@ def weight_importance(members: Sequence[Member]) -> Tensor:
             grouped = in_groups(member.weight[part].float().abs(), member.scheme.weight)  # [rows, groups, width]
             largest = grouped.amax(-1, keepdim=True)
             share = torch.where(largest > 0, grouped / largest, 0).flatten(-2).double()
-            total += (share * _WHOLE).round_().long().sum(0).cpu()
+            total += (share * _WHOLE).round_().long().sum(0)[: len(total)].cpu()
     return total.double() / (_WHOLE * sum(len(member.weight) for member in members))
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms.base import DataRequirement, Quantizer
-from goldstick.algorithms.column_importance import OF_GGML, WITH_IMPORTANCE, without_importance
+from goldstick.algorithms.column_importance import OF_GGML
 from goldstick.algorithms.column_loop import solve_columns
 from goldstick.algorithms.coordinate_descent import damped_hessian, descend
 from goldstick.algorithms.gptaq import gptaq_target
@@ -25,16 +25,15 @@ from goldstick.algorithms.output_error import (
     output_error,
     undamped_error,
 )
-from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
+from goldstick.algorithms.ranges import RangeSearch
+from goldstick.algorithms.roundings import not_finite, rounded_without_data, roundings, too_few_inputs
 from goldstick.algorithms.solution import Solution, effective_rank, finite_or_none, never_worse, solve_each, solve_parts
-from goldstick.core.counts import counted
 from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.freed_memory import make_room
 from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups
-from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Site
@@ -94,28 +93,15 @@ def solve_gptq(
     if drift is not None and drift.shape != hessian.shape:
         raise QuantizationError(f"A Hessian {tuple(hessian.shape)} needs a drift alike, not {tuple(drift.shape)}.")
     hessian = hessian.double()
-    for name, statistic in (("Hessian", hessian), ("drift", drift)):
-        bad = 0
-        if statistic is not None and not torch.isfinite(statistic.sum()):
-            bad = int((~torch.isfinite(statistic)).sum())
-        if bad:
-            return Solution(
-                tensor=_rounded_without_data(weight, grid, search, largest),
-                fallback=f"{bad} values of the {name} are NaN or infinite",
-            )
-    # The diagonal of a Hessian that cannot be used may be negative.
-    importance = hessian.diagonal().clamp(min=0) if search in WITH_IMPORTANCE else None
-    rounded = quantize_with_search(weight, grid, search, importance, largest)
+    if (bad := not_finite(Hessian=hessian, drift=drift)) is not None:
+        return rounded_without_data(weight, grid, search, largest, bad)
+    rivals = roundings(weight, grid, search, hessian.diagonal(), largest)
+    rounded = rivals[search]
     dead = hessian.diagonal() == 0
     count = int(dead.sum())
     if count == len(dead):
         return Solution(tensor=rounded, dead=count, fallback="the Hessian is zero: no input ever reached the layer")
     mean = float(hessian.diagonal()[~dead].mean())
-    rivals: dict[str, QuantizedTensor] = {search: rounded}
-    if search == "ggml-imatrix":
-        rivals["ggml"] = quantize_with_search(weight, grid, "ggml", largest=largest)
-    elif search not in ("minmax", "ggml"):
-        rivals["minmax"] = quantize_with_search(weight, grid, "minmax", largest=largest)
     columns = column_order(hessian.diagonal(), grid, order)
     memo = {} if memo is None else memo
     drifted = None if drift is None else weight.double() @ drift.double()
@@ -153,13 +139,6 @@ def solve_gptq(
     reason = f"the Hessian is not positive definite, even damped by {ladder[-1]:g} of its mean diagonal"
     least = finite_or_none(rival[2])
     return Solution(tensor=rival[1], dead=count, fallback=reason, loss=least, rtn_loss=least)
-
-
-def _rounded_without_data(
-    weight: Tensor, grid: Grid, search: RangeSearch, largest: Tensor | None = None
-) -> QuantizedTensor:
-    """Rounding to nearest where the inputs cannot be trusted to say what is important."""
-    return quantize_with_search(weight, grid, without_importance(search), largest=largest)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,13 +259,8 @@ class GPTQ(Quantizer):
     def _solve_matrix(
         self, weight: Tensor, observer: InputObserver, grid: Grid, *, keep: bool, largest: Tensor | None = None
     ) -> Solution:
-        observer.refuse_too_many_dropped()  # few inputs are left then, too, and that is not the reason
-        if observer.tokens < self.token_floor * observer.in_features:
-            return Solution(
-                tensor=_rounded_without_data(weight, grid, self.range_search, largest),
-                fallback=f"{counted(observer.tokens, 'input')} seen, fewer than {self.token_floor:g} of "
-                f"{observer.in_features}",
-            )
+        if (few := too_few_inputs(observer, self.token_floor)) is not None:
+            return rounded_without_data(weight, grid, self.range_search, largest, few)
         alone = not keep or (observer.last_use and not observer.memo)
         hessian = (observer.take_hessian() if alone else observer.hessian()).to(weight.device)
         drift = None

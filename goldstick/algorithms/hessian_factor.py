@@ -23,16 +23,19 @@ def column_order(diagonal: Tensor, grid: Grid, order: Order) -> Tensor:
 
     ``activation``: by descending diag(H) (``desc_act``). ``gar`` (arXiv 2505.14638): by descending diag(H) inside each
     group, and groups by their largest, so that groups stay together. ``natural``: as they are.
+    The last block of a row may be cut off.
     """
     if order == "natural":
         return torch.arange(len(diagonal), device=diagonal.device)
     if order == "activation":
         return diagonal.argsort(descending=True, stable=True)
     width = grid.group_width(len(diagonal))
-    grouped = diagonal.reshape(-1, width)  # [groups, width]
+    whole = torch.nn.functional.pad(diagonal, (0, -len(diagonal) % width), value=-torch.inf)
+    grouped = whole.reshape(-1, width)  # [groups, width]
     inside = grouped.argsort(dim=-1, descending=True, stable=True)
-    first = torch.arange(0, len(diagonal), width, device=diagonal.device).unsqueeze(-1)
-    return (inside + first)[grouped.amax(-1).argsort(descending=True, stable=True)].flatten()
+    first = torch.arange(0, len(whole), width, device=diagonal.device).unsqueeze(-1)
+    order = (inside + first)[grouped.amax(-1).argsort(descending=True, stable=True)].flatten()
+    return order[order < len(diagonal)]
 
 
 def inverse_factor(

@@ -6,7 +6,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Literal
 
-from goldstick.algorithms import GPTQ, RTN, BlockReconstruction, DataRequirement, Learn, Stage, Validate
+from goldstick.algorithms import (
+    GPTQ,
+    RTN,
+    BlockReconstruction,
+    DataRequirement,
+    Descent,
+    Learn,
+    Stage,
+    Validate,
+)
 from goldstick.algorithms.base import Quantizer, rounds, smooths
 from goldstick.algorithms.stage import Place
 
@@ -20,8 +29,9 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
     """The stages, with what an effort adds to those that are calibrated; see docs/effort.md.
 
     ``fast`` leaves all as it is. ``default`` lets GPTQ make up for the errors of earlier layers, damps its Hessian
-    more from 4 bits on, so that codes fit other texts, too, and lets two cycles of coordinate descent follow; and it
-    judges layers on rows held out. ``best`` learns the codes of each block on top of that, where activations are float.
+    more from 4 bits on, as that of coordinate descent, so that codes fit other texts, too, and lets two cycles of
+    coordinate descent follow; and it judges layers on rows held out. ``best`` learns the codes of each block on top of
+    that, where activations are float.
 
     Recipes that look at no data, or whose data say ranges alone, or that train the network, stay as they are. GGUF's
     blocks hold scales of float16, which neither cycles nor learning keep.
@@ -41,10 +51,12 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
 
 
 def _solving_well(stage: Stage) -> Stage:
-    if not isinstance(stage, GPTQ):
+    if not isinstance(stage, GPTQ | Descent):
         return stage
     fewest = min(scheme.weight.bits for scheme in stage.schemes())
     damping = max(stage.damping, _DAMPING) if fewest >= _DAMPED_FROM else stage.damping
+    if isinstance(stage, Descent):
+        return dataclasses.replace(stage, damping=damping)
     cycles = stage.cycles if stage.float16_ranges else max(stage.cycles, 2)
     return dataclasses.replace(stage, gptaq=True, cycles=cycles, damping=damping)
 

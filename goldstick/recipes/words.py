@@ -77,6 +77,10 @@ _WORDS = {
         title="GPTAQ",
         does="GPTQ that also makes up for the errors of earlier layers; observes twice the activations",
     ),
+    "descent": Word(
+        slot="method", stage="descent", for_blocks={"range_search": "ggml-imatrix"}, title="coordinate descent",
+        does="rounds to nearest, then moves codes and scales one by one to the least error of each layer's output",
+    ),
     "slb": Word(slot="method", stage="slb", title="SLB", does="finds codes by [training](training.md)"),
     "slb_finish": Word(
         slot="reconstruction", stage="slb_finish", options={"steps": 200}, title="SLB as block reconstruction",

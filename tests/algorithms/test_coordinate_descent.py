@@ -19,10 +19,9 @@ from goldstick.algorithms.gptq import GPTQ, solve_gptq
 from goldstick.algorithms.output_error import output_error, row_errors
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO, Grid
-from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
-from tests.support.gptq import correlated, hessian_of
+from tests.support.gptq import correlated, descended_slowly, hessian_of
 
 GRIDS = ["w4a16-g16", "w2a16-g32", "w3a16-channel", "w3a16-g16-asym", "nvfp4a16", "mxfp4a16", "nf4a16"]
 every_grid = pytest.mark.parametrize("name", GRIDS)
@@ -32,21 +31,6 @@ def problem(name: str, columns: int = 64) -> tuple[Tensor, Tensor, Grid]:
     """A weight, a damped Hessian, a grid."""
     h = hessian_of(correlated(300, columns))
     return torch.randn(6, columns), damped_hessian(h, 0.01 * float(h.diagonal().mean())), Scheme.parse(name).weight
-
-
-def descended_slowly(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor, columns: list[int]) -> Tensor:
-    """Every code tried at every column, one after the other, by the whole error of the row."""
-    codes = tensor.codes.clone()
-    for row in range(len(codes)):
-        for column in columns:
-            errors = []
-            for code in range(tensor.grid.code_max + 1):
-                tried = codes[row].clone()
-                tried[column] = code
-                delta = replace(tensor.rows(slice(row, row + 1)), codes=tried.unsqueeze(0)).dequantize() - weight[row]
-                errors.append(float(delta.double() @ hessian @ delta.double().T))
-            codes[row, column] = min(range(len(errors)), key=errors.__getitem__)
-    return codes
 
 
 @pytest.mark.parametrize("name", ["w3a16-g16", "w2a16-channel-asym", "nvfp4a16", "mxfp4a16"])

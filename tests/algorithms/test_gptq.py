@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch import Tensor
 
 from goldstick.algorithms import column_loop
 from goldstick.algorithms.gptq import GPTQ, solve_gptq
@@ -28,7 +27,7 @@ from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Network, Site
-from tests.support.gptq import correlated, eliminate_slowly, grid_of, hessian_of
+from tests.support.gptq import correlated, eliminate_slowly, grid_of, hessian_of, pathologies
 from tests.support.input_groups import experts_site
 
 every_width = pytest.mark.parametrize("bits", [2, 3, 4, 8])
@@ -250,38 +249,6 @@ def test_a_worse_answer_is_not_kept_and_said_to_be() -> None:
     assert solution.fallback is not None
     assert re.match(r"its output error \S+ is not below the \S+ of rounding with mse ranges", solution.fallback)
     assert never_worse(rounded, rival[2], least_error(weight, {"mse": worse}, h)).fallback is None
-
-
-def pathologies() -> dict[str, tuple[Tensor, str | None]]:
-    torch.manual_seed(0)
-    x = correlated(256, 32)
-    nan, inf, dead, twice, huge = (hessian_of(x) for _ in range(5))
-    nan[3, 4] = nan[4, 3] = math.nan
-    inf[0, 0] = math.inf
-    dead[5] = dead[:, 5] = 0
-    twins = x.clone()
-    twins[:, 7] = twins[:, 8]
-    twice = hessian_of(twins)
-    spiky = x.clone()
-    spiky[0] *= 1e20
-    huge = hessian_of(spiky)
-    one = hessian_of(x[:1])
-    zero = torch.zeros(32, 32, dtype=torch.float64)
-    constant = hessian_of(torch.ones(100, 32, dtype=torch.float64))
-    return {
-        "NaN": (nan, "2 values of the Hessian are NaN or infinite"),
-        "infinity": (inf, "1 values of the Hessian are NaN or infinite"),
-        "zero": (zero, "the Hessian is zero"),
-        "indefinite": (-torch.eye(32, dtype=torch.float64), "not positive definite, even damped by 1 "),
-        "overflow": (torch.full((32, 32), 1e308, dtype=torch.float64), "not positive definite"),
-        "8 tokens": (hessian_of(x[:8]), None),
-        "1 token": (one, None),
-        "identical columns": (twice, None),
-        "all columns identical": (constant, None),
-        "one dead column": (dead, None),
-        "one token 1e20 times the others": (huge, None),
-        "tiny": (hessian_of(x * 1e-30), None),
-    }
 
 
 @pytest.mark.parametrize("name", pathologies())

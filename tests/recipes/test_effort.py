@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 import goldstick
-from goldstick.algorithms import GPTQ, Learn, Validate
+from goldstick.algorithms import GPTQ, Descent, Learn, Validate
 from goldstick.cli import main
 from goldstick.recipes.effort import Effort
 
@@ -28,6 +28,7 @@ def stages(words: str, effort: Effort) -> list[str]:
         ("gptq-slb_finish-w2a16-g32", "gptq validate slb_finish", "gptq validate slb_finish"),
         ("smoothquant-gptq-w8a8-dynamic", "smoothquant gptq validate", "smoothquant gptq validate"),
         ("gptq-q4_k_m", "gptq rtn validate", "gptq rtn validate"),
+        ("descent-mxfp4a16", "descent validate", "descent validate learn"),
         ("imatrix-w4a16-g128", "rtn", "rtn"),
         ("rtn-w4a16-g128", "rtn", "rtn"),
         ("rtn-w8a8-static", "rtn", "rtn"),
@@ -44,11 +45,14 @@ def test_calibrated_recipes_are_judged_and_at_best_learn(words: str, default: st
 
 
 @pytest.mark.parametrize(("words", "damping"), [("gptq-w4a16-g128", 0.3), ("gptq-w3a16-g32", 0.01)])
-def test_gptq_is_damped_for_other_texts_from_4_bits_on(words: str, damping: float) -> None:
+def test_a_hessian_is_damped_for_other_texts_from_4_bits_on(words: str, damping: float) -> None:
     gptq, *rest = goldstick.Recipe.load(words).with_effort("best").stages
     assert isinstance(gptq, GPTQ)
     assert (gptq.gptaq, gptq.cycles, gptq.damping) == (True, 2, damping)
     assert [type(stage) for stage in rest] == [Validate, Learn]
+    descent = goldstick.Recipe.load(words.replace("gptq", "descent")).with_effort("best").stages[0]
+    assert isinstance(descent, Descent)
+    assert descent.damping == damping
 
 
 def test_an_effort_asked_for_twice_is_the_same() -> None:

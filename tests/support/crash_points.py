@@ -160,6 +160,7 @@ STAGES: dict[str, list[Any]] = {
     "gptq-slb_finish": [{"gptq": {"scheme": "w2a16-g32"}}, {"slb_finish": {"steps": 2}}],
     "gptq-learn": [{"gptq": {"scheme": "w3a16-g32", "cycles": 1}}, {"learn": {"steps": 2, "holdout": 0}}],
     "gptq-loss": [{"gptq": {"scheme": "w3a16-g32", "objective": "loss"}}],
+    "descent": [{"descent": {"scheme": "nvfp4a16"}}],
     "gptaq-validate": [{"gptq": {"scheme": "w3a16-g32", "gptaq": True}}, {"validate": {"holdout": 0.5}}],
     "rtn": [{"rtn": {"scheme": "w4a16-g32"}}],
     "gptq as gguf": [{"gptq": {"scheme": "q4_0", "range_search": "ggml-imatrix"}}],

@@ -1,0 +1,174 @@
+"""Coordinate descent from rounding to nearest: a search of codes and scales that can be stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from goldstick.algorithms.base import DataRequirement, Quantizer
+from goldstick.algorithms.column_importance import OF_GGML
+from goldstick.algorithms.coordinate_descent import damped_hessian, descend
+from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder
+from goldstick.algorithms.observers import Observers, observers_for
+from goldstick.algorithms.output_error import least_error, output_error
+from goldstick.algorithms.ranges import RangeSearch
+from goldstick.algorithms.roundings import not_finite, rounded_without_data, roundings, too_few_inputs
+from goldstick.algorithms.solution import Solution, never_worse, solve_each
+from goldstick.core.edits import Edit, Quantize
+from goldstick.core.grid import Grid
+from goldstick.core.inputs import InputObserver
+from goldstick.core.scheme import Scheme
+from goldstick.errors import QuantizationError, RecipeError
+from goldstick.structure.network import Site
+
+
+def solve_descent(
+    weight: Tensor,
+    hessian: Tensor,
+    grid: Grid,
+    *,
+    cycles: int = 8,
+    order: Order = "gar",
+    ladder: Sequence[float] = (0.01, 0.1, 1.0),
+    search: RangeSearch = "mse",
+) -> Solution:
+    """Quantize ``weight`` so that tr((W − Ŵ) A (W − Ŵ)ᵀ) falls from that of rounding, A = H + λ·mean(diag H)·I.
+
+    Of rounding with searched and with plain ranges the one of less error is where :func:`descend` begins. Each of its
+    steps is the exact minimum in one code or one scale, so that no cycle raises the error of any output.
+
+    Args:
+        weight: float [out, in].
+        hessian: H = (2/n) Σ x xᵀ, float64 [in, in].
+        grid: What the codes live on.
+        cycles: How many cycles at most; none is made after one that moved nothing.
+        order: In which order a cycle takes the columns: see :func:`column_order`.
+        ladder: Values of λ to try, in units of the mean of diag(H), until A is positive definite.
+        search: Where the first scales and zeros come from.
+
+    Raises:
+        QuantizationError: The weight holds NaN or infinity, or the shapes do not fit. A Hessian that cannot be used
+            is no error: the answer is then rounding to nearest, and ``fallback`` says why.
+    """
+    if hessian.shape != (weight.shape[-1], weight.shape[-1]) or weight.ndim != 2:
+        raise QuantizationError(f"A weight {tuple(weight.shape)} needs a Hessian [in, in], not {tuple(hessian.shape)}.")
+    hessian = hessian.double()
+    if (bad := not_finite(Hessian=hessian)) is not None:
+        return rounded_without_data(weight, grid, search, None, bad)
+    rivals = roundings(weight, grid, search, hessian.diagonal())
+    dead = hessian.diagonal() == 0
+    count = int(dead.sum())
+    if count == len(dead):
+        return Solution(
+            tensor=rivals[search], dead=count, fallback="the Hessian is zero: no input ever reached the layer"
+        )
+    mean = float(hessian.diagonal()[~dead].mean())
+    for damping in ladder:
+        damped = damped_hessian(hessian, damping * mean)
+        if not _is_positive(damped):
+            continue
+        rival = least_error(weight, rivals, hessian)
+        columns = column_order(hessian.diagonal(), grid, order)
+        solved = descend(weight, rival[1], damped, columns, cycles, scales=search not in OF_GGML)
+        loss = output_error(weight, solved, hessian)
+        return replace(never_worse(solved, loss, rival), damping=damping, dead=count)
+    reason = f"the Hessian is not positive definite, even damped by {ladder[-1]:g} of its mean diagonal"
+    return Solution(tensor=rivals[search], dead=count, fallback=reason)
+
+
+def _is_positive(hessian: Tensor) -> bool:
+    """Whether a matrix is positive definite, and of finite numbers."""
+    factor, failed = torch.linalg.cholesky_ex(hessian)
+    return not int(failed) and bool(torch.isfinite(factor.sum()))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Descent(Quantizer):
+    """Search codes and scales by coordinate descent on the error of the layer's output, from rounding to nearest.
+
+    Cyclic, as QuantEase (arXiv 2309.01885); codes and scales in turns, as LNQ (arXiv 2505.07004). Never worse than
+    rounding to nearest at the layer's output, on the inputs it saw.
+
+    Attributes:
+        range_search: Where the first scales come from: the ``minmax`` of the values, the shrunken range of least error
+            (``mse``), or the same with errors weighted by the diagonal of H (``imatrix``); for block types of GGUF
+            files, whose scales then stay, the published search, plain or so weighted (``ggml``, ``ggml-imatrix``).
+        cycles: How many cycles at most; it ends before, where nothing moves any more.
+        order: In which order a cycle takes the columns, as in GPTQ.
+        damping: Added to the diagonal of the Hessian, in units of its mean; times ten, up to 1, until it is positive
+            definite.
+        token_floor: A layer that saw fewer inputs than this fraction of its input features is rounded to nearest.
+        experts: What an expert of a mixture is solved on, as in GPTQ: ``routed`` or ``all``.
+    """
+
+    name: ClassVar[str] = "descent"
+    data_requirement: ClassVar[DataRequirement] = DataRequirement.BLOCKWISE
+    compensates: ClassVar[bool] = True
+
+    range_search: Literal["minmax", "mse", "imatrix", "ggml", "ggml-imatrix"] = "mse"
+    cycles: int = 8
+    order: Order = "gar"
+    damping: float = 0.01
+    token_floor: float = 0.5
+    experts: Literal["routed", "all"] = "routed"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.cycles < 1:
+            raise RecipeError(f"cycles is 1 or more, not {self.cycles}.")
+        if not 0 < self.damping <= 1:
+            raise RecipeError(f"damping is a fraction of the mean diagonal in (0, 1], not {self.damping}.")
+        if not self.token_floor >= 0:
+            raise RecipeError(f"token_floor is a fraction of the input features, 0 or more, not {self.token_floor}.")
+        if self.experts not in ("routed", "all"):
+            raise RecipeError(f"experts is routed or all, not {self.experts!r}.")
+        if self.order not in get_args(Order):
+            raise RecipeError(f"order is gar, activation or natural, not {self.order!r}.")
+
+    @property
+    def fractional_zeros(self) -> bool:
+        """True for minimums."""
+        return self.float16_ranges
+
+    @property
+    def float16_ranges(self) -> bool:
+        """True for the searches of ggml."""
+        return self.range_search in OF_GGML
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """The Hessian."""
+        return ("hessian",)
+
+    def attach(self, site: Site) -> InputObserver | list[InputObserver]:
+        """The Hessian of the site's inputs; for experts a list of them, one each."""
+        return observers_for(site)
+
+    def least_inputs(self, site: Site) -> float:
+        """As many as it does not round to nearest for; with ``experts: all`` there are never enough."""
+        return math.inf if self.experts == "all" else max(1.0, self.token_floor * site.in_features)
+
+    def solve(self, site: Site, weight: Tensor, state: Observers, scheme: Scheme) -> Sequence[Edit]:
+        """One ``Quantize`` edit for a matrix [..., out, in], with what was found out about it as notes.
+
+        Raises:
+            QuantizationError: The weight, or more than 1 % of the inputs, hold NaN or infinity.
+        """
+
+        def solve_matrix(matrix: Tensor, observer: InputObserver, keep: bool) -> Solution:
+            if (few := too_few_inputs(observer, self.token_floor)) is not None:
+                return rounded_without_data(matrix, scheme.weight, self.range_search, None, few)
+            alone = not keep or (observer.last_use and not observer.memo)
+            hessian = (observer.take_hessian() if alone else observer.hessian()).to(matrix.device)
+            return solve_descent(
+                matrix, hessian, scheme.weight, cycles=self.cycles, order=self.order,
+                ladder=damping_ladder(self.damping), search=self.range_search,
+            )  # fmt: skip
+
+        tensor, notes = solve_each(weight, state, solve_matrix)
+        return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
