@@ -34,8 +34,8 @@ def column_order(diagonal: Tensor, grid: Grid, order: Order) -> Tensor:
     grouped = whole.reshape(-1, width)  # [groups, width]
     inside = grouped.argsort(dim=-1, descending=True, stable=True)
     first = torch.arange(0, len(whole), width, device=diagonal.device).unsqueeze(-1)
-    order = (inside + first)[grouped.amax(-1).argsort(descending=True, stable=True)].flatten()
-    return order[order < len(diagonal)]
+    columns = (inside + first)[grouped.amax(-1).argsort(descending=True, stable=True)].flatten()
+    return columns[columns < len(diagonal)]
 
 
 def inverse_factor(

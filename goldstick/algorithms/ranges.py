@@ -77,7 +77,7 @@ def quantize_with_search(
             searched as if all columns counted alike.
         largest: For grids whose scales have a scale, the largest magnitude that this is made for, float [..., 1, 1];
             that of the weight where ``None``.
-        plain: Whether scales and codes of float elements are to be those of compressed-tensors, bit for bit: quotients
+        plain: Whether scales and codes of symmetric grids are to be those of compressed-tensors, bit for bit: quotients
             are taken in the weight's own dtype, and no room is left for a search.
 
     Raises:
@@ -122,7 +122,7 @@ def quantize_with_ranges(
     if grid.superblock is not None:
         return quantize_as_ggml(weight, grid)
     rows = as_rows(weight)
-    kept = ScaleDtype(scale_dtype(weight.dtype), own=weight.dtype if plain and not grid.integers else None)
+    kept = ScaleDtype(scale_dtype(weight.dtype), own=weight.dtype if plain and grid.symmetric else None)
     if not (grid.tensor_scaled or grid.granularity in ("block", "tensor")):
         pieces = [_quantize_rows(rows[part], grid, search, kept) for part in row_chunks(rows, copies)]
         return joined(pieces, weight.shape, grid)
@@ -152,7 +152,8 @@ def _quantize_rows(rows: Tensor, grid: Grid, search: FindRange, kept: ScaleDtype
         scale, zero = search(blocks, grid, kept)
         scale = scale.repeat_interleave(tall, dim=0)[: len(rows)]
     divisor = None if kept.global_scale is None else kept.global_scale.reshape(1, 1)
-    return quantize_on_grid(rows if kept.own else rows.float(), scale, zero, grid, divisor)
+    own = kept.own is not None
+    return quantize_on_grid(rows if own else rows.float(), scale, zero, grid, divisor, own=own)
 
 
 def minmax(grouped: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
@@ -276,6 +277,9 @@ def _range(low: Tensor, high: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
     dtype = kept.dtype
     if not grid.integers:
         return stored_scale(high.to(kept.own or high.dtype), grid, dtype, kept.global_scale), None
+    if kept.own is not None:
+        scale = high.to(kept.own) / grid.steps_to_end
+        return torch.where(scale == 0, torch.finfo(dtype).eps, scale).to(dtype), None
     span = (high - low) / grid.code_max
     # A group of zeros gets the scale 1: its codes are then its zero, exactly.
     scale = torch.where(span == 0, torch.ones_like(span), span.clamp(min=torch.finfo(dtype).tiny)).to(dtype)

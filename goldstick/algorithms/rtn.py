@@ -99,7 +99,7 @@ class RTN(Quantizer):
             QuantizationError: The weight, or more than 1 % of the inputs, hold NaN or infinity.
         """
         if self.range_search not in WITH_IMPORTANCE:
-            plain = self.range_search == "minmax"
+            plain = self.range_search == "minmax" and scheme.floats
             tensor, notes = quantize_with_search(weight, scheme.weight, self.range_search, plain=plain), {}
         elif state is None:
             raise QuantizationError(f"The search {self.range_search} needs the statistics of the layer's inputs.")

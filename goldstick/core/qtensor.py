@@ -199,7 +199,13 @@ def _each_once(order: Tensor, count: int) -> bool:
 
 
 def quantize_on_grid(
-    weight: Tensor, scale: Tensor, zero: Tensor | None, grid: Grid, global_scale: Tensor | None = None
+    weight: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    grid: Grid,
+    global_scale: Tensor | None = None,
+    *,
+    own: bool = False,
 ) -> QuantizedTensor:
     """Round ``weight`` to the nearest codes of a given scale and zero.
 
@@ -215,11 +221,12 @@ def quantize_on_grid(
         grid: The grid.
         global_scale: float32 [..., 1, 1], what scales are divided by, or what superblocks have; ``None`` where scales
             stand for themselves.
+        own: Whether quotients of integers are taken in the dtypes of weight and scale, too, as compressed-tensors does.
 
     Raises:
         QuantizationError: The group size does not divide ``in``, or the shapes do not fit each other.
     """
-    grouped = in_groups(weight.float() if grid.integers else weight, grid)  # [..., out, groups, width]
+    grouped = in_groups(weight.float() if grid.integers and not own else weight, grid)  # [..., out, groups, width]
     codes = torch.zeros(weight.shape, dtype=torch.uint8, device=weight.device)
     ranges = QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=grid, global_scale=global_scale)
     codes = codes_on_grid(grouped, ranges.steps(), ranges.shifts(), grid).to(torch.uint8).flatten(-2)

@@ -184,12 +184,17 @@ class Scheme:
         return self.activation is not None and not self.activation.dynamic
 
     @property
+    def floats(self) -> bool:
+        """Whether codes of weights or of activations stand for floats."""
+        return not (self.weight.integers and (self.activation is None or self.activation.integers))
+
+    @property
     def label(self) -> str:
         """The name of the scheme, as :meth:`parse` understands it; of float grids that have no name a description."""
         for name, (weight, grid, _) in NUMBER_FORMATS.items():
             if (weight, grid) == (self.weight, self.activation):
                 return name
-        if not (self.weight.integers and (self.activation is None or self.activation.integers)):
+        if self.floats:
             return f"w-{self.weight.label}-a-{self.activation.label if self.activation else '16'}"
         activation = "16"
         if self.activation:

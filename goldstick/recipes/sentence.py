@@ -221,7 +221,7 @@ def _described(name: str) -> str:
         return f"the mixture of K-quants that llama.cpp calls {MIXTURES[name].published}"
     scheme = Scheme.parse(name)
     weight, activation = scheme.weight, scheme.activation
-    if scheme.label in PRESETS and not (weight.integers and (activation is None or activation.integers)):
+    if scheme.label in PRESETS and scheme.floats:
         return PRESETS[scheme.label]
     words = [
         f"{weight.bits}-bit weights",

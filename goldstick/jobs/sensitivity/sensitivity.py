@@ -133,7 +133,8 @@ def _layer(
     stored: dict[Choice, float] = {}
     for choice, assignment in assigned.items():
         search = search_of(assignment)
-        rounded = quantize_with_search(weight, assignment.scheme.weight, search, plain=search == "minmax")
+        plain = search == "minmax" and assignment.scheme.floats
+        rounded = quantize_with_search(weight, assignment.scheme.weight, search, plain=plain)
         with _replaced(network, resolution, site, rounded.dequantize().float()):
             kl[choice] = apart()
         stored[choice] = stored_bits(rounded, halves=assignment.stage.float16_ranges)
