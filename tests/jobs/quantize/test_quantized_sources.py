@@ -24,6 +24,7 @@ from goldstick.report import Report
 from tests.support.proofs import answer, prove_here
 from tests.support.quantized_sources import SOURCES, llama
 from tests.support.tiny_mixtures import MIXTURES
+from tests.support.tiny_tokenizer import write_tokenizer
 
 IDS = torch.arange(16)[None]
 BATCHES = [{"input_ids": torch.randint(0, 60, (2, 24), generator=torch.Generator().manual_seed(1))} for _ in range(4)]
@@ -61,6 +62,18 @@ def test_it_becomes_what_its_dequantized_model_becomes(
     kept = [tensor for tensor in stored if "norm" in tensor or "bias" in tensor]
     assert all(torch.equal(stored[tensor], copied[tensor]) for tensor in kept), "what stays float is copied"
     assert all(finding.severity == "remark" for finding in examine(tmp_path / "again").findings)
+
+
+@pytest.mark.parametrize("name", ["fp8", "mxfp4"])
+def test_it_is_evaluated_as_its_dequantized_model_is(name: str, published: dict[str, Path], tmp_path: Path) -> None:
+    source, text = tmp_path / "source", tmp_path / "text.txt"
+    shutil.copytree(published[name], source)
+    write_tokenizer(source)
+    text.write_text("the cat sat on the mat and sang. " * 40)
+    found = goldstick.evaluate(source, [f"text:{text}"], limit=4).results
+    expected = goldstick.evaluate(load_float(source), [f"text:{text}"], tokenizer=source, limit=4).results
+    (ours,), (theirs,) = found.values(), expected.values()
+    assert ours.metrics["perplexity"] == pytest.approx(theirs.metrics["perplexity"], rel=2e-3)
 
 
 def test_it_is_calibrated_block_by_block(published: dict[str, Path], tmp_path: Path) -> None:
