@@ -97,10 +97,10 @@ def scales_of_exponents(codes: Tensor, dtype: torch.dtype) -> Tensor:
         QuantizationError: A code is 255, which stands for no number, or a scale is too large for ``dtype``.
     """
     if bool((codes == 255).any()):
-        raise QuantizationError("Its scales hold the e8m0 code 255, which stands for no number.")
+        raise QuantizationError("its scales hold the e8m0 code 255, which stands for no number. Quantize it again.")
     scale = torch.ldexp(torch.ones(codes.shape, device=codes.device), codes.int() - _BIAS).to(dtype)
     if not torch.isfinite(scale).all():
-        raise QuantizationError(f"Its scales reach 2^{int(codes.max()) - _BIAS}, too much for {dtype}; use float32.")
+        raise QuantizationError(f"its scales reach 2^{int(codes.max()) - _BIAS}, too much for {dtype}; use float32.")
     return scale
 
 
@@ -120,6 +120,22 @@ def pack_scale(scale: Tensor, grid: Grid) -> Tensor:
     if grid.superblock is not None:
         return scale.to(torch.int8)
     return exponent_codes(scale) if grid.scale == POWERS_OF_TWO else scale.to(_FLOAT8)
+
+
+def check_stored_scales(scale: Tensor, divisor: Tensor | None) -> None:
+    """Refuse scales from a file that are no numbers, and what they are divided by where it is not positive.
+
+    Raises:
+        QuantizationError: One is NaN or infinite, or the divisor zero or negative.
+    """
+    if not scale.is_meta and not bool(torch.isfinite(scale).all()):
+        raise QuantizationError("its scales are not all numbers: some are NaN or infinite. Quantize it again.")
+    if divisor is not None and not divisor.is_meta:
+        wrong = divisor[~(torch.isfinite(divisor) & (divisor > 0))]
+        if len(wrong):
+            raise QuantizationError(
+                f"what its scales are divided by is {float(wrong[0])}; it is a positive number. Quantize it again."
+            )
 
 
 def unpack_scale(stored: Tensor, grid: Grid) -> Tensor:

@@ -12,7 +12,7 @@ from goldstick.core.bitpack import pack_rows, packed_width, unpack_rows
 from goldstick.core.grid import POWERS_OF_TWO, Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.core.stored_scale import pack_scale, packed_scale_dtype, unpack_scale
+from goldstick.core.stored_scale import check_stored_scales, pack_scale, packed_scale_dtype, unpack_scale
 from goldstick.errors import FormatError
 
 Specs = dict[str, tuple[torch.Size, torch.dtype]]
@@ -153,13 +153,12 @@ class FloatCodes(CodeLayout):
         else:
             codes = unpack_rows(parts["_packed"].contiguous().view(torch.int32), grid.bits, in_features)
         scale, rows = unpack_scale(parts["_scale"], grid), len(codes)
-        if not bool(torch.isfinite(scale).all()):
-            raise FormatError("its scales are not all numbers: some are NaN or infinite. Quantize it again.")
+        divisor = parts["_global_scale"].float().reshape(1, 1) if grid.tensor_scaled else None
+        check_stored_scales(scale, divisor)
         if grid.granularity == "tensor":
             scale = scale.reshape(1, 1).expand(rows, 1).contiguous()
         elif grid.granularity == "block":
             scale = scale.repeat_interleave(grid.group_size or rows, dim=0)[:rows].contiguous()
-        divisor = parts["_global_scale"].float().reshape(1, 1) if grid.tensor_scaled else None
         return QuantizedTensor(codes=codes, scale=scale, zero=None, grid=grid, global_scale=divisor)
 
 

@@ -64,12 +64,20 @@ def unpack_input(parts: Mapping[str, Tensor], scheme: Scheme, layer: str) -> tup
     """Scale [1] and zero [1] of an input from its tensors by suffix; inverse of :func:`pack_input`.
 
     Raises:
-        CheckpointError: One that the scheme calls for is missing; the message names the layer.
+        CheckpointError: One that the scheme calls for is missing, or the scale is no positive number; the message names
+            the layer.
     """
     wanted = input_specs(scheme, torch.float32)
     missing = [suffix for suffix in wanted if suffix not in parts]
     if missing:
         raise CheckpointError(f"The tensor {layer + missing[0]!r} is missing, which its scheme {scheme.label} needs.")
+    for suffix in wanted:
+        found = parts[suffix]
+        if suffix != INPUT_ZERO and not found.is_meta and not bool((found.isfinite() & (found > 0)).all()):
+            raise CheckpointError(
+                f"{layer + suffix} is {float(found.flatten()[0])}, and what inputs are scaled with is a positive "
+                "number. Calibrate the layer again."
+            )
     if INPUT_GLOBAL_SCALE in wanted:
         return parts[INPUT_GLOBAL_SCALE], None
     return (

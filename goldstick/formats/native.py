@@ -11,7 +11,7 @@ from goldstick.core.bitpack import pack_rows, packed_width, unpack_rows
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.core.stored_scale import pack_scale, packed_scale_dtype, unpack_scale
+from goldstick.core.stored_scale import check_stored_scales, pack_scale, packed_scale_dtype, unpack_scale
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import INPUT_MULTIPLIER, INPUT_ORDER, input_specs, pack_input
 
@@ -95,6 +95,8 @@ class Native(StorageFormat):
         zero = None if grid.symmetric else parts["_zero_point"].float()
         order = parts.get(INPUT_ORDER)
         scale, divisor = unpack_scale(parts["_scale"], grid), parts.get("_global_scale")
+        if not grid.integers:
+            check_stored_scales(scale, divisor if grid.tensor_scaled else None)
         return QuantizedTensor(codes=codes, scale=scale, zero=zero, grid=grid, input_order=order, global_scale=divisor)
 
 

@@ -64,8 +64,7 @@ def _native(stored: StoredLayers, layer: StoredLayer) -> dict[str, TensorInfo]:
 
     def part(suffix: str) -> Tensor:
         if suffix not in latest:  # each is asked for once, one after the other
-            tensor = stored.format.unpack(stored.read(layer), layer.scheme, layer.shape[-1])
-            latest.update(NATIVE.pack(tensor, native.scheme))
+            latest.update(NATIVE.pack(stored.unpack(layer), native.scheme))
         return latest.pop(suffix)
 
     return {

@@ -16,7 +16,8 @@ from torch import Tensor
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.source import open_tensors
 from goldstick.core.layout import Layout
-from goldstick.errors import CheckpointError, FormatError
+from goldstick.core.qtensor import QuantizedTensor
+from goldstick.errors import CheckpointError, FormatError, GoldstickError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import SchemeOf, StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name
@@ -51,7 +52,10 @@ class StoredLayers:
             name = part_name(layer.name, suffix)
             info = self.tensors.get(name)
             if info is None:
-                raise CheckpointError(f"{self.directory} lacks the tensor {name!r} that its config calls for.")
+                raise CheckpointError(
+                    f"{self.directory} lacks the tensor {name!r} that its config calls for. Fetch the checkpoint "
+                    "again, or write it again with the tool it came from."
+                )
             if (info.shape, info.dtype) != (shape, dtype):
                 raise CheckpointError(
                     f"{name} in {self.directory} is {_words(info.shape, info.dtype)}, and its config calls for "
@@ -63,6 +67,18 @@ class StoredLayers:
     def read(self, layer: StoredLayer) -> dict[str, Tensor]:
         """The same tensors, read."""
         return {suffix: info.read() for suffix, info in self.parts(layer).items()}
+
+    def unpack(self, layer: StoredLayer, parts: Mapping[str, Tensor] | None = None) -> QuantizedTensor:
+        """The weight of a layer, from its tensors where they were read already.
+
+        Raises:
+            FormatError: They hold none; the message names the layer.
+        """
+        found = self.read(layer) if parts is None else parts
+        try:
+            return self.format.unpack(found, layer.scheme, layer.shape[-1])
+        except GoldstickError as error:
+            raise FormatError(f"{layer.name} of {self.directory} cannot be read: {error}") from error
 
 
 class DeclaredLayers:

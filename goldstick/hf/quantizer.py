@@ -31,7 +31,7 @@ from goldstick.core.edits import Quantize
 from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor, scale_dtype
 from goldstick.core.scheme import Scheme
-from goldstick.errors import CheckpointError, FormatError
+from goldstick.errors import CheckpointError, FormatError, GoldstickError
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name, unpack_multiplier
@@ -238,7 +238,7 @@ class GoldstickQuantizer(HfQuantizer):
             parts = {**parts, "_global_scale": rows}
         try:
             return storage.unpack(parts, scheme, site.in_features)
-        except FormatError as error:
+        except GoldstickError as error:
             raise FormatError(f"{site.module} cannot be loaded: {error}") from error
 
     def is_serializable(self, *_: Any, **__: Any) -> bool:

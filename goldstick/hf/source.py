@@ -132,8 +132,7 @@ def _weight(checkpoint: QuantizedCheckpoint, layer: StoredLayer) -> DerivedTenso
     dtype = checkpoint.dtype
 
     def dequantized() -> Tensor:
-        tensor = checkpoint.stored.format.unpack(checkpoint.stored.read(layer), layer.scheme, layer.shape[-1])
-        return layout.from_matrix(_numbers(tensor, dtype), shape).contiguous()
+        return layout.from_matrix(_numbers(checkpoint.stored.unpack(layer), dtype), shape).contiguous()
 
     return DerivedTensor.of(layer.name, (shape, dtype), checkpoint.stored.parts(layer).values(), dequantized)
 

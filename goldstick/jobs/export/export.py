@@ -173,7 +173,7 @@ def _copied(name: str, read: Callable[[], Tensor]) -> dict[str, Tensor]:
 
 def _converted(plan: ExportPlan, layer: StoredLayer) -> dict[str, Tensor]:
     stored, parts = plan.checkpoint.stored, plan.checkpoint.stored.read(layer)
-    tensor = stored.format.unpack(parts, layer.scheme, layer.shape[-1])
+    tensor = stored.unpack(layer, parts)
     tensor = dataclasses.replace(tensor, scale=tensor.scale.to(plan.scales_of(layer)))
     inputs = (
         *stored.format.unpack_input(parts, layer.scheme, layer.name),

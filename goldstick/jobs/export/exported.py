@@ -28,6 +28,8 @@ def change_of_values(
     """
     into = torch.float16 if target.float16_scales else scale_dtype
     scale, zero = _scale_and_zero(stored, layer, target)
+    if not bool(torch.isfinite(scale).all()):
+        return "its scales are not all numbers: some are NaN or infinite. Quantize it again."
     changed = int((scale.to(into).double() != scale.double()).sum())
     if changed:
         words = [str(dtype).removeprefix("torch.") for dtype in (scale.dtype, into)]
@@ -42,7 +44,7 @@ def _scale_and_zero(stored: StoredLayers, layer: StoredLayer, target: StorageFor
     """Scales and zeros of a layer; without zeros where they are sure to fit the target."""
     scales, zeros, grid = stored.format.scale_suffix, stored.format.zero_suffix, layer.scheme.weight
     if grid.scale is not None or scales is None or (target.rounds_zeros and not grid.symmetric):
-        tensor = stored.format.unpack(stored.read(layer), layer.scheme, layer.shape[-1])
+        tensor = stored.unpack(layer)
         return tensor.scale, tensor.zero
     infos = stored.parts(layer)
     return infos[scales].read(), infos[zeros].read() if zeros in infos else None
@@ -66,7 +68,7 @@ def compare_layers(source: StoredLayers, made: StoredLayers) -> dict[str, Any]:
 
 def _content(stored: StoredLayers, layer: StoredLayer) -> tuple[QuantizedTensor, tuple[Tensor | None, ...]]:
     parts = stored.read(layer)
-    tensor = stored.format.unpack(parts, layer.scheme, layer.shape[-1])
+    tensor = stored.unpack(layer, parts)
     inputs = stored.format.unpack_input(parts, layer.scheme, layer.name)
     return tensor, (*inputs, unpack_multiplier(parts, layer.multiplied, layer.name))
 

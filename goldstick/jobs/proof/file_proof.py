@@ -24,7 +24,7 @@ def compare_files(directory: Path, files: Mapping[str, str]) -> dict[str, Any]:
     stored = open_quantized(directory).stored
     for layer in stored.layers:
         try:
-            numbers = stored.format.unpack(stored.read(layer), layer.scheme, layer.shape[-1]).dequantize()
+            numbers = stored.unpack(layer).dequantize()
         except FormatError:
             wrong.append(layer.site)
             continue

@@ -81,9 +81,9 @@ def _read_through(directory: Path) -> str:
     stored = open_quantized(directory).stored
     for layer in stored.layers:
         try:
-            stored.format.unpack(stored.read(layer), layer.scheme, layer.shape[-1])
+            stored.unpack(layer)
         except FormatError as error:
-            raise CheckpointError(f"{layer.site} in {directory} cannot be read: {error}") from error
+            raise CheckpointError(str(error)) from error
     return (
         f"made by another tool, so that no hashes and no proof are recorded; what the config declares is what is "
         f"stored: {counted(len(stored.layers), 'quantized layer')}"
