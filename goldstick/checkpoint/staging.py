@@ -26,9 +26,8 @@ from goldstick.core.signals import uninterrupted
 from goldstick.core.utf8_paths import require_utf8
 from goldstick.core.whole_file import sync_directory
 from goldstick.errors import DataError, OutputError
-from goldstick.report.page import PAGE_NAME
-from goldstick.report.report import FILE_NAME as REPORT_NAME
-from goldstick.report.search_page import SEARCH_PAGE
+from goldstick.report.file_names import FILE_NAME as REPORT_NAME
+from goldstick.report.file_names import PAGE_NAME, SEARCH_PAGE
 
 #: What a run that can be resumed writes first into its working directory, and removes last.
 RUN_NAME = "run.json"

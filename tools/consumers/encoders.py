@@ -28,7 +28,7 @@ from goldstick import api
 from goldstick.errors import GoldstickError
 from goldstick.jobs.load.find_model import reference_directory
 from goldstick.recipes import Recipe
-from goldstick.recipes.run import needs_data
+from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.sentence import parse
 from tools.consumers.__main__ import ask, cpu_words, runs_here, shortened, versions
 from tools.consumers.results import RESULTS, begun

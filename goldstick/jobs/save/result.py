@@ -32,8 +32,9 @@ from goldstick.hf.model_in_memory import config_of, ignored, is_transformers, na
 from goldstick.hf.pruned_config import describe_cuts
 from goldstick.jobs.load.importance import with_given_importance
 from goldstick.jobs.load.plain_module import tensor_hashes
+from goldstick.jobs.plan.cache_refusal import refuse_without_cache
 from goldstick.jobs.plan.choose_format import format_in_memory, loader_remarks
-from goldstick.jobs.plan.in_memory import refuse_without_cache, run_on_whole
+from goldstick.jobs.plan.in_memory import run_on_whole
 from goldstick.jobs.proof.observation import Observation, buffer_dtypes, observe_or_say
 from goldstick.jobs.save.finish import Content, prove_and_record, write_rest
 from goldstick.jobs.save.pieces import (
@@ -47,10 +48,11 @@ from goldstick.jobs.save.pieces import (
 from goldstick.jobs.save.records import environment, layer_records, shapes_of
 from goldstick.jobs.save.structure import structure_of
 from goldstick.recipes import Recipe
+from goldstick.recipes.found_rotation import find_rotation
 from goldstick.recipes.measured import resolve_recipe
 from goldstick.recipes.resolve import Resolution
-from goldstick.recipes.rewrite import refuse_rewriting, rewrite
-from goldstick.recipes.rotate import find_rotation
+from goldstick.recipes.rewrite import rewrite
+from goldstick.recipes.rewriting_refusal import refuse_rewriting
 from goldstick.report import Report, SizeSummary
 from goldstick.report.heat_map import drawable
 from goldstick.report.page import write_page
