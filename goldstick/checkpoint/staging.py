@@ -14,6 +14,7 @@ from goldstick.checkpoint.working_directory import (
     CHECKPOINT,
     FORMER,
     clear,
+    files_below,
     held,
     is_working_directory,
     remove,
@@ -254,7 +255,7 @@ def foreign_files(directory: Path) -> list[str]:
             f"The output {directory} holds no {MANIFEST_NAME} that can be read, so goldstick did not write it and will "
             "not overwrite it. Choose another -o, or remove it yourself."
         ) from error
-    return sorted(entry.name for entry in directory.iterdir() if entry.name not in own or entry.is_dir())
+    return sorted({name.partition("/")[0] for name in files_below(directory) if name not in own})
 
 
 def _refuse_foreign(output: Path) -> None:

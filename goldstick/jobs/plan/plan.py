@@ -101,7 +101,7 @@ class Plan:
     @property
     def read_late(self) -> tuple[Path, ...]:
         """Files of the source that are read when the model is whole in memory already."""
-        return (*self.source.sidecars, *dict.fromkeys(tensor.source.file for tensor in self.unused))
+        return (*self.source.sidecars.values(), *dict.fromkeys(tensor.source.file for tensor in self.unused))
 
     @property
     def streams(self) -> bool:

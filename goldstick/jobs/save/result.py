@@ -18,7 +18,7 @@ from goldstick.calibration.float_types import refuse_float64
 from goldstick.calibration.scale_fold_targets import small
 from goldstick.calibration.validation import calibration_warnings
 from goldstick.checkpoint.shards import write_entries
-from goldstick.checkpoint.source import sidecars_of
+from goldstick.checkpoint.sidecars import sidecars_of
 from goldstick.checkpoint.staging import refuse_overlap, staged
 from goldstick.core.edits import FoldNorm, Prune
 from goldstick.core.error import WeightError
@@ -109,7 +109,7 @@ class Result:
             hashes = write_entries(work, entries, self._recipe.export.max_shard_size, progress)
             content = Content(
                 config=config,
-                sidecars=_sidecars(origin),
+                sidecars={} if origin is None else sidecars_of(origin),
                 format=storage,
                 layers=[piece.layer for piece in pieces],
                 ignored=ignored(self._network, pieces, floats, names),
@@ -227,12 +227,6 @@ def _architecture(cuts: Sequence[Prune], folds: Sequence[FoldNorm]) -> dict[str,
 def _origin(model: nn.Module) -> Path | None:
     directory = Path(getattr(model, "name_or_path", "") or "/nonexistent")
     return directory if directory.is_dir() else None
-
-
-def _sidecars(origin: Path | None) -> list[Path]:
-    if origin is None:
-        return []
-    return list(sidecars_of(origin))
 
 
 def _proof_request(
