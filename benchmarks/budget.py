@@ -49,8 +49,8 @@ from goldstick.jobs.search.possible import possible_sizes
 from goldstick.jobs.search.rows import in_batches
 from goldstick.jobs.search.target import Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
+from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.recipe import Calibration, Recipe
-from goldstick.recipes.run import needs_data
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "budget.json"

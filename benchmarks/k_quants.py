@@ -27,8 +27,8 @@ from goldstick.evaluation.divergence import divergence
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.save.records import environment
+from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.recipe import Recipe
-from goldstick.recipes.run import needs_data
 from goldstick.recipes.sentence import parse
 
 MIXTURES = ("q4_k_m", "q3_k_m", "q2_k_m", "q4_k_s", "iq4_xs_m")

@@ -21,7 +21,7 @@ import goldstick
 from benchmarks.cifar import ROOT, Augmented, interval, normalised, pretrained, read_images, share_right
 from goldstick.core.json_files import write_atomically
 from goldstick.recipes import Recipe
-from goldstick.recipes.run import needs_data
+from goldstick.recipes.needs_data import needs_data
 
 CHECKPOINT = ROOT / "build" / "mobilenet" / "mobilenet.safetensors"
 RECIPES: dict[str, Any] = {

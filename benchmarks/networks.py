@@ -30,7 +30,7 @@ from benchmarks.convolutions import Run, keep_memory, timed
 from goldstick.core.json_files import write_atomically
 from goldstick.kernels.cpu import chosen_isa
 from goldstick.recipes import Recipe
-from goldstick.recipes.run import needs_data
+from goldstick.recipes.needs_data import needs_data
 
 FLOAT = {"stages": ["fold_batch_norm"]}
 RECIPES = {"w8a8-static": "fold-rtn-w8a8-static", "w8a8-dynamic": "fold-rtn-w8a8-dynamic", "w8a16": "fold-rtn-w8a16"}

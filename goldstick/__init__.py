@@ -13,10 +13,11 @@ from goldstick.registration import register, register_with_transformers
 
 if TYPE_CHECKING:
     from goldstick.algorithms import RTN
-    from goldstick.api import accelerate, apply, evaluate, export, load, optimize, plan, quantize, search
+    from goldstick.api import accelerate, apply, evaluate, export, load, optimize, quantize, search
     from goldstick.core.grid import Grid
     from goldstick.core.scheme import Scheme
     from goldstick.errors import GoldstickError
+    from goldstick.planning import plan
     from goldstick.recipes.recipe import Recipe
     from goldstick.structure.targets import Targets
 
@@ -38,7 +39,7 @@ _HOMES = {
     "export": "goldstick.api",
     "load": "goldstick.api",
     "optimize": "goldstick.api",
-    "plan": "goldstick.api",
+    "plan": "goldstick.planning",
     "quantize": "goldstick.api",
     "search": "goldstick.api",
 }

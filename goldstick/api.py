@@ -20,7 +20,8 @@ from goldstick.evaluation import Evaluation, Task
 from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.formats import FORMATS, GRAPHS
 from goldstick.hf.example_inputs import as_inputs, give_inputs
-from goldstick.jobs.doctor import Diagnosis, examine
+from goldstick.jobs.doctor.examine import examine
+from goldstick.jobs.doctor.finding import Diagnosis
 from goldstick.jobs.doctor.runtimes import runtime_named
 from goldstick.jobs.doctor.runtimes.planned import plan_for
 from goldstick.jobs.evaluate.evaluate import before_and_after, evaluate_directory, evaluate_loaded
@@ -28,21 +29,20 @@ from goldstick.jobs.export.export import export_checkpoint
 from goldstick.jobs.export.graph import export_graph
 from goldstick.jobs.load.accelerate import accelerate
 from goldstick.jobs.load.bundled_data import with_bundled_data
-from goldstick.jobs.load.calibration_inputs import calibration_inputs, require_calibration, require_tasks
+from goldstick.jobs.load.calibration_inputs import calibration_inputs, require_calibration
 from goldstick.jobs.load.find_model import data_directory, find_model
 from goldstick.jobs.load.load import load as load_checkpoint
 from goldstick.jobs.optimize.optimize import optimize, optimize_and_log
-from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.quantize import Quantized, execute
 from goldstick.jobs.quantize.together import help_the_first, refuse_idle_ranks
 from goldstick.jobs.save.result import Result, apply_recipe
 from goldstick.jobs.search.ask import search
+from goldstick.planning import RecipeLike as RecipeLike
+from goldstick.planning import plan as plan
+from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.recipe import Recipe
-from goldstick.recipes.run import needs_data
 from goldstick.training import TrainingTask
-
-RecipeLike = str | Path | Mapping[str, Any] | Recipe
 
 __all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize", "search"]
 
@@ -89,34 +89,6 @@ def apply(
     result = apply_recipe(model, loaded, inplace=inplace, batches=batches, training=training, progress=progress)
     give_inputs(result.model, inputs)
     return result
-
-
-def plan(
-    model: str | Path, recipe: RecipeLike, *, inputs: Mapping[str, Tensor] | str | Path | None = None,
-    data_dir: str | Path | None = None, runtime: str | None = None, tensor_parallel: int = 1,
-) -> Plan:  # fmt: skip
-    """What a recipe would do to a checkpoint, from its config and file headers alone.
-
-    Args:
-        model: As :func:`quantize` takes it.
-        recipe: As :func:`quantize` takes it.
-        inputs: Keyword arguments to try the model with, where goldstick cannot know any, or a file of them.
-        data_dir: As :func:`quantize` takes it.
-        runtime: A program that is to run the result: a format that it loads is taken, and what it refuses is refused.
-        tensor_parallel: Over how many devices it is to split the layers.
-
-    Raises:
-        SourceError: The model cannot be read, or lacks the tokenizer that the run would need.
-        RecipeError: The recipe is wrong, or illegal for this model.
-        FormatError: Its format cannot hold the result, or the runtime does not run it.
-        DataError: The data that the run would need are missing.
-    """
-    wanted = with_bundled_data(Recipe.load(recipe), model, data_dir)
-    with checkpoint_directory(find_model(model)) as directory:
-        planned = plan_for(directory, wanted, as_inputs(inputs), runtime_named(runtime), tensor_parallel)
-        require_calibration(wanted, directory, data_directory(data_dir, model))
-    require_tasks(wanted.evaluate, data_directory(data_dir, model))
-    return planned
 
 
 def quantize(

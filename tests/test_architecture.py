@@ -54,9 +54,10 @@ ALLOWED: dict[str, str] = {
     "jobs/search": f"{BELOW} jobs/load jobs/plan jobs/save jobs/sensitivity",
     "jobs/serve": f"{BELOW} jobs/load jobs/optimize",
     "jobs/doctor": f"{BELOW} jobs/plan jobs/save jobs/evaluate",
-    "api": f"{BELOW} jobs",
-    "cli": f"{BELOW} jobs api",
-    "__init__": "registration core structure algorithms recipes api",
+    "planning": f"{BELOW} jobs",
+    "api": f"{BELOW} jobs planning",
+    "cli": f"{BELOW} jobs planning api",
+    "__init__": "registration core structure algorithms recipes planning api",
     "__main__": "cli",
     "jobs": "",
 }

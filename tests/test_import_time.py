@@ -1,4 +1,4 @@
-"""`goldstick --help` and `recipes list` answer at once: nothing heavy is imported before a command needs it."""
+"""`goldstick --help` and `recipes list` answer at once, and `plan` soon: nothing is imported before it is needed."""
 
 from __future__ import annotations
 
@@ -16,12 +16,45 @@ try:
 except SystemExit as end:
     assert not end.code
 """
+PLAN = HELP.replace('["--help"]', '["plan", "reference"]')
 HEAVY = ["torch", "transformers", "datasets", "numpy"]
 
 
+#: What runs, measures, judges or stores what a plan only foretells.
+NOT_FOR_A_PLAN = {
+    "goldstick.api",
+    "goldstick.surgery",
+    "goldstick.nn",
+    "goldstick.kernels",
+    "goldstick.training",
+    "goldstick.calibration.sweep",
+    "goldstick.calibration.block",
+    "goldstick.recipes.run",
+    "goldstick.recipes.train",
+    "goldstick.jobs.search",
+    "goldstick.jobs.doctor.examine",
+    "goldstick.jobs.optimize",
+    "goldstick.jobs.evaluate",
+    "goldstick.jobs.bench",
+    "goldstick.jobs.quantize",
+    "goldstick.jobs.export",
+    "goldstick.jobs.save",
+    "goldstick.jobs.proof",
+    "goldstick.jobs.load.plain_module",
+    "goldstick.jobs.load.accelerate",
+    "goldstick.report.page",
+    "goldstick.report.search_page",
+    "datasets",
+    "lm_eval",
+    "plotly",
+    "soundfile",
+    "pyarrow",
+}
+
+
 def modules_after(statement: str) -> set[str]:
-    """The top-level modules a fresh interpreter has loaded after ``statement``."""
-    script = f"{statement}\nimport sys\nprint(*sorted(name for name in sys.modules if '.' not in name))"
+    """The modules a fresh interpreter has loaded after ``statement``."""
+    script = f"{statement}\nimport sys\nprint(*sorted(sys.modules))"
     result = subprocess.run(
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
@@ -49,3 +82,11 @@ def test_the_command_line_starts_without_heavy_libraries(statement: str) -> None
         pytest.skip("goldstick/cli.py does not exist yet")
     loaded = modules_after(statement) & set(HEAVY)
     assert not loaded, f"{statement} imports {sorted(loaded)}"
+
+
+@pytest.mark.parametrize("recipe", ["", "rtn-w8a8-dynamic", "gptq-w4a16-g128"])
+def test_a_plan_imports_nothing_that_only_a_run_needs(recipe: str) -> None:
+    statement = PLAN.replace('"reference"]', f'"reference", "--recipe", "{recipe}"]') if recipe else PLAN
+    loaded = modules_after(statement)
+    assert "goldstick.jobs.plan.plan" in loaded
+    assert sorted(loaded & NOT_FOR_A_PLAN) == []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 #: Device, inode, bytes, and the times of the last change of content and of anything, in nanoseconds. The last time is
@@ -20,9 +20,9 @@ def file_state(path: Path) -> FileState | None:
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-def states_in(directory: Path) -> Mapping[Path, FileState]:
-    """Real path → state of every file of a directory."""
-    states = {path.resolve(): file_state(path) for path in directory.iterdir() if path.is_file()}
+def states_in(directory: Path, further: Iterable[Path] = ()) -> Mapping[Path, FileState]:
+    """Real path → state of every file of a directory, and of further ones, such as those in its folders."""
+    states = {path.resolve(): file_state(path) for path in (*directory.iterdir(), *further) if path.is_file()}
     return {path: state for path, state in states.items() if state is not None}
 
 

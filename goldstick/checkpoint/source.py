@@ -31,13 +31,6 @@ _SHARD_NAME = re.compile(r"[A-Za-z0-9._-]+\.safetensors")
 PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 _JSON_LIMIT = 200_000_000
 
-#: Files beside the weights that a checkpoint carries on, byte for byte.
-SIDECARS = re.compile(
-    r"(generation_config\.json|tokenizer.*|special_tokens_map\.json|added_tokens\.json|vocab\.(json|txt)|merges\.txt|"
-    r"spiece\.model|sentencepiece\.bpe\.model|chat_template.*|.*preprocessor_config\.json|processor_config\.json|"
-    r"LICENSE.*|NOTICE.*|USE_POLICY.*)"
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class SourceCheckpoint:
@@ -48,7 +41,7 @@ class SourceCheckpoint:
         config: Its config.json.
         tensors: Every tensor by name, in file order.
         files: The weight files, in order.
-        sidecars: Files to be carried on byte for byte.
+        sidecars: Name → file to be carried on byte for byte.
         states: Real path → state of every file there, from before any was read.
         quantized_as: How its weights are stored where they are codes, which its tensors turn into numbers when they are
             read; empty for a float checkpoint.
@@ -58,7 +51,7 @@ class SourceCheckpoint:
     config: dict[str, Any]
     tensors: dict[str, TensorInfo]
     files: tuple[Path, ...]
-    sidecars: tuple[Path, ...]
+    sidecars: Mapping[str, Path]
     states: Mapping[Path, FileState]
     quantized_as: str = ""
 
@@ -68,9 +61,10 @@ class SourceCheckpoint:
         return sum(info.stored_nbytes for info in self.tensors.values())
 
     @property
-    def files_read(self) -> tuple[Path, ...]:
-        """Every file that a checkpoint is made from: weights, config and what is carried on."""
-        return (*self.files, self.directory / "config.json", *self.sidecars)
+    def files_read(self) -> dict[str, Path]:
+        """Name → every file that a checkpoint is made from: weights, config and what is carried on."""
+        weights = {file.name: file for file in self.files}
+        return {**weights, "config.json": self.directory / "config.json", **self.sidecars}
 
 
 def require_model(path: Path, *, local: bool = False) -> Path:
@@ -204,36 +198,29 @@ def _inside(directory: Path, name: str) -> Path:
     return path
 
 
-def refuse_links_out(path: Path) -> None:
+def refuse_links_out(path: Path, directory: Path | None = None) -> None:
     """Refuse a file of a checkpoint that is a link to a file elsewhere: its bytes would be carried on as the model's.
 
     The links of the hub's own cache, from a snapshot to its blobs, are followed.
+
+    Args:
+        path: The file.
+        directory: The checkpoint, where the file lies in a folder of it.
 
     Raises:
         SourceError: The file is such a link.
     """
     try:
-        root, real = path.parent.resolve(), path.resolve()
+        root, real = (directory or path.parent).resolve(), path.resolve()
+        beside = root / path.parent.relative_to(directory) if directory else root
     except (OSError, RuntimeError) as error:
         raise SourceError(f"{path} is a link that leads nowhere: {error}.") from error
-    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else root
-    if real.parent not in (root, blobs):
+    blobs = root.parent.parent / "blobs" if root.parent.name == "snapshots" else beside
+    if real.parent not in (beside, blobs):
         raise SourceError(
             f"{path} is a link out of its directory, to {real}, which is refused. Copy the file into the directory, "
             "or name the directory in which it lies."
         )
-
-
-def sidecars_of(directory: Path) -> tuple[Path, ...]:
-    """The files beside the weights that a checkpoint carries on.
-
-    Raises:
-        SourceError: One is a link to a file elsewhere.
-    """
-    found = tuple(sorted(path for path in directory.iterdir() if path.is_file() and SIDECARS.fullmatch(path.name)))
-    for path in found:
-        refuse_links_out(path)
-    return found
 
 
 def read_config(directory: Path, when_missing: str = "no checkpoint of a transformers model") -> dict[str, Any]:

@@ -20,12 +20,13 @@ class SourceFiles:
     and only a file that somebody has touched is hashed again.
 
     Args:
-        files: The files.
+        files: Name → file.
         states: Real path → state of each when its header was read.
     """
 
-    def __init__(self, files: Iterable[Path], states: Mapping[Path, FileState]) -> None:
-        self._states = {path: states.get(path.resolve()) for path in files}
+    def __init__(self, files: Mapping[str, Path], states: Mapping[Path, FileState]) -> None:
+        self._states = {path: states.get(path.resolve()) for path in files.values()}
+        self._names = {path: name for name, path in files.items()}
         self._hashes: dict[Path, str] = {}
 
     def hashes(self, progress: Progress = quiet, ranks: Ranks | None = None) -> dict[str, str]:
@@ -38,18 +39,18 @@ class SourceFiles:
         Raises:
             SourceError: A file is no longer what it was when the run was planned, or cannot be read.
         """
-        ranks, paths = ranks or Ranks(), {path.name: path for path in self._states}
-        missing = ranks.of([path.name for path in self._states if path not in self._hashes])
+        ranks, paths = ranks or Ranks(), {name: path for path, name in self._names.items()}
+        missing = ranks.of([name for path, name in self._names.items() if path not in self._hashes])
 
         def hashed(number: int) -> str:
             path = paths[missing[number]]
-            progress(f"hashing {path.name}", number, len(missing))
+            progress(f"hashing {missing[number]}", number, len(missing))
             return _sha256(path)
 
         owners = balanced([_size(paths[name]) for name in missing], ranks.count)
         for name, digest in zip(missing, ranks.divided(owners, hashed), strict=True):
             self._take(paths[name], digest)
-        return {path.name: digest for path, digest in self._hashes.items()}
+        return {self._names[path]: digest for path, digest in self._hashes.items()}
 
     def know(self, hashes: Mapping[str, str]) -> None:
         """Take the sha256 of files that were hashed while they were read, by their names.
@@ -57,9 +58,9 @@ class SourceFiles:
         Raises:
             SourceError: A file is no longer what it was when the run was planned, or when it was hashed.
         """
-        for path in self._states:
-            if path.name in hashes:
-                self._take(path, hashes[path.name])
+        for path, name in self._names.items():
+            if name in hashes:
+                self._take(path, hashes[name])
 
     def _take(self, path: Path, digest: str) -> None:
         if file_state(path) != self._states[path] or self._hashes.setdefault(path, digest) != digest:

@@ -14,6 +14,7 @@ from goldstick.checkpoint.working_directory import (
     CHECKPOINT,
     FORMER,
     clear,
+    files_below,
     held,
     is_working_directory,
     remove,
@@ -26,9 +27,8 @@ from goldstick.core.signals import uninterrupted
 from goldstick.core.utf8_paths import require_utf8
 from goldstick.core.whole_file import sync_directory
 from goldstick.errors import DataError, OutputError
-from goldstick.report.page import PAGE_NAME
-from goldstick.report.report import FILE_NAME as REPORT_NAME
-from goldstick.report.search_page import SEARCH_PAGE
+from goldstick.report.file_names import FILE_NAME as REPORT_NAME
+from goldstick.report.file_names import PAGE_NAME, SEARCH_PAGE
 
 #: What a run that can be resumed writes first into its working directory, and removes last.
 RUN_NAME = "run.json"
@@ -255,7 +255,7 @@ def foreign_files(directory: Path) -> list[str]:
             f"The output {directory} holds no {MANIFEST_NAME} that can be read, so goldstick did not write it and will "
             "not overwrite it. Choose another -o, or remove it yourself."
         ) from error
-    return sorted(entry.name for entry in directory.iterdir() if entry.name not in own or entry.is_dir())
+    return sorted({name.partition("/")[0] for name in files_below(directory) if name not in own})
 
 
 def _refuse_foreign(output: Path) -> None:

@@ -85,6 +85,16 @@ def remove(path: Path, last: str = "") -> None:
         path.rmdir()
 
 
+def files_below(directory: Path) -> Iterator[str]:
+    """Names of all that lies in a directory and its folders, relative to it; links, and folders that are empty, too."""
+    for place, folders, files in os.walk(directory):
+        below = Path(place).relative_to(directory)
+        links = [name for name in folders if (Path(place) / name).is_symlink()]
+        yield from ((below / name).as_posix() for name in (*files, *links))
+        if not files and not folders and Path(place) != directory:
+            yield below.as_posix()
+
+
 def clear(path: Path, keep: str = "") -> None:
     """Remove what lies in a working directory that this process holds, but for its marker and ``keep``."""
     for entry in path.iterdir():

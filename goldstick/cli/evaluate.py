@@ -88,8 +88,9 @@ def evaluate(
     from goldstick.jobs.evaluate.examples import compare_examples
     from goldstick.jobs.load.find_model import REFERENCE, check_model, data_directory, find_model
     from goldstick.report.divergence_view import divergence_words
-    from goldstick.report.page import PAGE_NAME, write_page
-    from goldstick.report.report import FILE_NAME as REPORT_NAME
+    from goldstick.report.file_names import FILE_NAME as REPORT_NAME
+    from goldstick.report.file_names import PAGE_NAME
+    from goldstick.report.page import write_page
     from goldstick.report.terminal import print_comparison, print_evaluation
 
     if max_loss is not None and baseline is None:

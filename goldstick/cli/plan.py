@@ -124,9 +124,11 @@ def plan_for(
     from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
-    from goldstick import api
+    from goldstick import planning
 
-    return api.plan(model, recipe, inputs=inputs, data_dir=data_dir, runtime=runtime, tensor_parallel=tensor_parallel)
+    return planning.plan(
+        model, recipe, inputs=inputs, data_dir=data_dir, runtime=runtime, tensor_parallel=tensor_parallel
+    )
 
 
 def show_plan(planned: Plan, as_json: bool, forecast: RanksForecast | None = None) -> None:

@@ -76,8 +76,8 @@ def chosen_recipe(
     """The recipe that the options name, changed as they say; files are meant as they stand, whatever the effort."""
     from goldstick.algorithms import Quantizer
     from goldstick.recipes.given_importance import with_importance
+    from goldstick.recipes.needs_data import needs_data
     from goldstick.recipes.recipe import Recipe
-    from goldstick.recipes.run import needs_data
 
     loaded = with_importance(Recipe.load(recipe).excluding(*exclude), importance)
     if not recipe.endswith((".yaml", ".yml")):

@@ -58,8 +58,8 @@ def show(recipe: str) -> None:
     """The YAML that RECIPE stands for, as a start for a file of your own."""
     import yaml
 
+    from goldstick.recipes.needs_data import needs_data
     from goldstick.recipes.recipe import Recipe
-    from goldstick.recipes.run import needs_data
     from goldstick.recipes.sentence import parse
 
     mapping = parse(recipe).recipe()

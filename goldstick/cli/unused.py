@@ -28,7 +28,7 @@ def note_unused(
         pushes: Whether the result is uploaded.
         limit: The option of that name, as are those that follow.
     """
-    from goldstick.recipes.run import needs_data
+    from goldstick.recipes.needs_data import needs_data
 
     looks = needs_data(recipe.stages)
     if limit is not None and not evaluates:

@@ -19,5 +19,9 @@ class NotRunWarning(GoldstickWarning):
     """The outputs of a checkpoint are not proven, since its model could not be run."""
 
 
+class LeftOutWarning(GoldstickWarning):
+    """A file beside a model is not carried on."""
+
+
 class RenamedOptionWarning(GoldstickWarning, FutureWarning):
     """An option of a recipe is given under a name that it had before."""

@@ -8,7 +8,7 @@ what they stand for. A model with the hook of :func:`use_quantized_cache` gets s
 from __future__ import annotations
 
 import inspect
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from transformers.cache_utils import (
@@ -22,7 +22,9 @@ from transformers.cache_utils import (
 
 from goldstick.core.kv_cache import KVScheme, KVSettings
 from goldstick.errors import QuantizationError, StructureError
-from goldstick.nn.kv_cache import QuantizedStates
+
+if TYPE_CHECKING:
+    from goldstick.nn.kv_cache import QuantizedStates
 
 _CACHE = "past_key_values"
 
@@ -68,6 +70,8 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of it
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         """Make empty stores for the shapes, dtype and device of the first tokens."""
+        from goldstick.nn.kv_cache import QuantizedStates  # modules and kernels, which a plan does without
+
         scheme, scales = self.settings.scheme, self.scales
         options: Any = {"window": scheme.window, "sinks": scheme.sinks, "dtype": scheme.dtype}
         self.dtype, self.device = key_states.dtype, key_states.device
@@ -228,11 +232,8 @@ def quantized_layers(config: Any) -> list[int]:
 
 def quantized_cache_of(model: nn.Module) -> KVSettings | None:
     """What :func:`use_quantized_cache` was last told for a model, if anything."""
-    for module in model.modules():
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, _GiveCache):
-                return hook.settings
-    return None
+    hooks = (hook for module in model.modules() for hook in module._forward_pre_hooks.values())
+    return next((hook.settings for hook in hooks if isinstance(hook, _GiveCache)), None)
 
 
 class _GiveCache:

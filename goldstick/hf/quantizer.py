@@ -3,7 +3,8 @@
 transformers reads the tensors, names and all; this file gives it places to put them (:class:`StoredWeight`) and turns
 each into a module on packed weights afterwards. It serves ``quant_method: goldstick`` and, through
 :mod:`goldstick.hf.loading`, compressed-tensors, GPTQ, AWQ and GGUF checkpoints alike. The hooks it
-overrides moved between minor versions of transformers 5, so they are used in this file only.
+overrides moved between minor versions of transformers 5, so they are used in this file only. Wherever transformers is
+imported after goldstick, this file is, too; what runs models (surgery, modules, kernels) waits until one is loaded.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from transformers.quantizers.auto import (
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from goldstick import surgery
 from goldstick.checkpoint.kv_cache import read_kv
 from goldstick.core.edits import Quantize
 from goldstick.core.layout import Layout
@@ -110,6 +110,8 @@ class GoldstickQuantizer(HfQuantizer):
         self._make_room_for_ties()
 
     def _make_room_for_ties(self) -> None:
+        from goldstick import surgery
+
         ties, sites = self.quantization_config.ties, self.network.by_name
         on_embeddings = {tied for tied, owner in ties.items() if sites[owner].layout is Layout.EMBEDDING}
         for tied in ties:
@@ -173,6 +175,8 @@ class GoldstickQuantizer(HfQuantizer):
         return extended
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+        from goldstick import surgery
+
         restore_as_told(model)
         for name, scheme in self.schemes.items():
             if self.network.by_name[name].block not in self.postponed:
@@ -228,6 +232,8 @@ class GoldstickQuantizer(HfQuantizer):
             input_zero=input_zero,
             input_multiplier=multiplier,
         )
+        from goldstick import surgery
+
         surgery.apply(self.network, [edit])
 
     def _unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, site: Site) -> QuantizedTensor:

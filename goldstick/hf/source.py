@@ -14,7 +14,8 @@ from goldstick.checkpoint.derived_tensor import DerivedTensor
 from goldstick.checkpoint.file_state import states_in
 from goldstick.checkpoint.kv_cache import KV_SCALES
 from goldstick.checkpoint.safetensors_file import TensorInfo
-from goldstick.checkpoint.source import SourceCheckpoint, open_tensors, read_config, require_directory, sidecars_of
+from goldstick.checkpoint.sidecars import sidecars_of
+from goldstick.checkpoint.source import SourceCheckpoint, open_tensors, read_config, require_directory
 from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.rows import row_chunks
@@ -39,7 +40,8 @@ def open_source(directory: Path) -> SourceCheckpoint:
         CheckpointError: It is quantized, and its tensors are not those that its config promises.
     """
     require_directory(directory)
-    states = states_in(directory)
+    carried = sidecars_of(directory)
+    states = states_in(directory, carried.values())
     config = read_config(directory, "not a model directory")
     stored = open_tensors(directory)
     tensors, quantized_as = stored, ""
@@ -51,7 +53,7 @@ def open_source(directory: Path) -> SourceCheckpoint:
         config=config,
         tensors=tensors,
         files=tuple(dict.fromkeys(info.file for info in stored.values())),
-        sidecars=sidecars_of(directory),
+        sidecars=carried,
         states=states,
         quantized_as=quantized_as,
     )

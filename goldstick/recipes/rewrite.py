@@ -17,19 +17,6 @@ from goldstick.structure.network import Network
 from goldstick.structure.same_outputs import prove_same_outputs
 
 
-def refuse_rewriting(stages: Sequence[Stage], what: str) -> None:
-    """Refuse a recipe that rewrites a network of which more is known than its modules.
-
-    Raises:
-        RecipeError: It does.
-    """
-    for stage in of_kind(stages, Rewriter):
-        raise RecipeError(
-            f"{stage.name} rewrites networks in memory, and {what} is built as its class says. Leave the stage out; "
-            "for any other nn.Module, goldstick.apply(model, recipe, data=...) does it."
-        )
-
-
 def rewrite(
     model: nn.Module, stages: Sequence[Stage], inputs: Mapping[str, Any] | None, *, inplace: bool
 ) -> tuple[nn.Module, list[FoldNorm]]:

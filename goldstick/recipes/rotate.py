@@ -1,73 +1,14 @@
-"""Rotate: the first thing done to a network, found by trying and proven before a weight is touched."""
+"""Rotate: the first thing done to a network, proven before a weight is touched."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from goldstick import surgery
-from goldstick.algorithms.stage import Rotation, Stage, of_kind
-from goldstick.errors import RecipeError, StructureError
-from goldstick.recipes.order import misplaced
+from goldstick.recipes.found_rotation import FoundRotation
 from goldstick.structure.network import Network
-from goldstick.structure.rotation.plan import RotationPlan
 from goldstick.structure.rotation.proof import prove_rotation
-
-
-@dataclass(frozen=True, kw_only=True)
-class FoundRotation:
-    """A rotation that the recipe asks for and that the network has been found to allow.
-
-    Attributes:
-        stage: The stage.
-        plan: What is to be turned.
-    """
-
-    stage: Rotation
-    plan: RotationPlan
-
-    def to_dict(self, error: float | None = None) -> dict[str, Any]:
-        """Plain data for the report; ``error`` is what :func:`rotate` gave."""
-        plan = self.plan
-        heads = {block.block: [head.output for head in block.heads] for block in plan.blocks if block.heads}
-        return {
-            "seed": self.stage.seed,
-            "residual_channels": plan.width if plan.residual else 0,
-            "blocks": [block.block for block in plan.blocks],
-            "heads": heads,
-            "untied": list(plan.unties),
-            "error_with_a_block_of_each_kind": plan.error,
-            "error_of_the_whole_model": error,
-        }
-
-
-def find_rotation(
-    stages: Sequence[Stage], network: Network, make_inputs: Callable[[], Mapping[str, Any] | None]
-) -> FoundRotation | None:
-    """What the rotation of a recipe turns in a network, in memory or on the meta device; ``None`` where it has none.
-
-    Args:
-        stages: The recipe's stages.
-        network: The network.
-        make_inputs: Gives some keyword arguments of its forward; ``None`` where they are not known.
-
-    Raises:
-        RecipeError: The stage is not the first one, or there are two.
-        StructureError: The model cannot be rotated; the message says why.
-    """
-    stage = next(iter(of_kind(stages, Rotation)), None)
-    if stage is None:
-        return None
-    if problems := misplaced(stages):
-        raise RecipeError(problems[0])
-    inputs = make_inputs()
-    if inputs is None:
-        raise StructureError(
-            f"{type(network.model).__name__} is no transformers model that goldstick knows how to call to find out how "
-            "it can be rotated; give data= (--inputs FILE for a directory), or leave the rotate stage out."
-        )
-    return FoundRotation(stage=stage, plan=stage.find(network, inputs))
 
 
 def rotate(network: Network, found: FoundRotation, inputs: Mapping[str, Any]) -> tuple[Network, float | None]:

@@ -11,8 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from goldstick import surgery
-from goldstick.algorithms import RTN, BlockReconstruction, DataRequirement, Quantizer, Stage, Validate
-from goldstick.algorithms.base import rounds
+from goldstick.algorithms import RTN, BlockReconstruction, Quantizer, Stage, Validate
 from goldstick.algorithms.ranges import RangeSearch
 from goldstick.algorithms.stage import BiasCorrector, CacheQuantizer
 from goldstick.calibration.kv_ranges import KVRecorder
@@ -97,15 +96,6 @@ def _the_quantization(edits: Sequence[Edit], site: Site) -> Quantize:
     if len(found) != 1:
         raise QuantizationError(f"The algorithm gave {len(found)} quantizations for {site.name} instead of one.")
     return found[0]
-
-
-def needs_data(stages: Iterable[Stage]) -> bool:
-    """Whether a stage looks at data."""
-    return any(stage.data_requirement is not DataRequirement.NONE or _finds_input_ranges(stage) for stage in stages)
-
-
-def _finds_input_ranges(stage: Stage) -> bool:
-    return rounds(stage) and any(one.static_input for one in stage.schemes())
 
 
 def round_sites(

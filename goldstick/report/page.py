@@ -18,10 +18,10 @@ from goldstick.core.json_files import check_writable, parse_json, write_atomical
 from goldstick.errors import DataError
 from goldstick.report.accuracy_view import evaluation_view
 from goldstick.report.divergence_view import divergence_words
-from goldstick.report.report import FILE_NAME, Report
+from goldstick.report.file_names import FILE_NAME, PAGE_NAME
+from goldstick.report.report import Report
 from goldstick.report.view import report_view
 
-PAGE_NAME = "report.html"
 _GENERATOR = b'<meta name="generator" content="goldstick">'
 
 

@@ -18,8 +18,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from goldstick.core.json_files import dump_json, parse_json, write_atomically
 from goldstick.errors import DataError, UsageError
+from goldstick.report.file_names import FILE_NAME
 
-FILE_NAME = "report.json"
 VERSION = 1
 #: Bytes of a report; 100,000 layers with notes stay below it.
 _SIZE_LIMIT = 64_000_000

@@ -12,11 +12,11 @@ from markupsafe import Markup
 
 from goldstick.core.json_files import write_atomically
 from goldstick.errors import UsageError
+from goldstick.report.file_names import SEARCH_PAGE
 from goldstick.report.page import render
 from goldstick.report.search_words import scheme_order, search_figures, searched_rows, short_names
 
 #: Beside ``report.html`` where a recipe was found by a search.
-SEARCH_PAGE = "search.html"
 
 
 def require_plotly() -> None:

@@ -17,7 +17,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, UsageError
 from goldstick.nn import QuantizedLinear
-from goldstick.recipes.run import needs_data
+from goldstick.recipes.needs_data import needs_data
 from tests.support.tiny_models import FAMILIES, VOCABULARY
 
 pytestmark = pytest.mark.usefixtures("reference_backend")

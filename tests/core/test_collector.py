@@ -37,3 +37,20 @@ def test_a_command_ends_without_a_last_collection() -> None:
     # What is registered last runs first.
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.splitlines()[-1] == "frozen True"
+
+
+def test_what_a_command_imports_is_not_looked_through_afterwards() -> None:
+    script = (
+        "import gc\n"
+        "from goldstick.core.collector import end_without_collection, no_collection\n"
+        "def made():\n"
+        "    with no_collection():\n"
+        "        return [[] for _ in range(1000)]\n"
+        "kept = made()\n"
+        "print(gc.get_freeze_count())\n"
+        "end_without_collection()\n"
+        "kept += made()\n"
+        "print(gc.get_freeze_count() >= 1000)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout.split() == ["0", "True"]

@@ -17,7 +17,7 @@ import goldstick
 from goldstick.api import plan
 from goldstick.checkpoint.source import open_tensors
 from goldstick.errors import CheckpointError, SourceError
-from goldstick.jobs.doctor import examine
+from goldstick.jobs.doctor.examine import examine
 from goldstick.jobs.quantize import quantize
 from goldstick.jobs.verify.verify import verify_checkpoint
 from tests.support.proofs import answer

@@ -31,8 +31,8 @@ from goldstick.cli.plan import plan
 from goldstick.core.mixture import MIXTURES
 from goldstick.core.scheme import BLOCK_NAMES, PRESETS, Scheme
 from goldstick.errors import RecipeError
+from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.recipe import Recipe
-from goldstick.recipes.run import needs_data
 from goldstick.recipes.sentence import continuations, parse
 from goldstick.recipes.words import RECOMMENDED, SCHEME_LINES, SLOTS, further_words, grammar, vocabulary
 from goldstick.structure.targets import Targets

@@ -33,7 +33,7 @@ from goldstick.jobs.doctor.finding import Verdict
 from goldstick.jobs.save.records import environment
 from goldstick.nn import QuantizedLinear
 from goldstick.recipes import Recipe
-from goldstick.recipes.run import needs_data
+from goldstick.recipes.needs_data import needs_data
 from tools.consumers import BUNDLED
 from tools.consumers.cells import MIXTURES, READERS, Cell, cells
 from tools.consumers.models import tokens, written

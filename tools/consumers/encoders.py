@@ -28,7 +28,7 @@ from goldstick import api
 from goldstick.errors import GoldstickError
 from goldstick.jobs.load.find_model import reference_directory
 from goldstick.recipes import Recipe
-from goldstick.recipes.run import needs_data
+from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.sentence import parse
 from tools.consumers.__main__ import ask, cpu_words, runs_here, shortened, versions
 from tools.consumers.results import RESULTS, begun
@@ -51,8 +51,6 @@ SCHEMES = (
 )  # fmt: skip
 #: Schemes of the others.
 COMMON = ("w4a16-g128", "w8a8-dynamic", "w8a8-static", "fp8-dynamic")
-#: What sentence-transformers keeps beside a model: its modules, and how states are pooled.
-BESIDE = ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling")
 #: Distances below this are none.
 FLOOR = 1e-6
 
@@ -113,9 +111,6 @@ def compressed(model: str, published: Path, folder: Path, found: dict[str, Any])
             found[cell] = {"refused": str(error).replace(str(folder), "")}
             print(f"{cell:36} refused: {error}", flush=True)
         else:
-            for beside in BESIDE:  # which goldstick does not carry on
-                copy = shutil.copytree if (source / beside).is_dir() else shutil.copy
-                copy(source / beside, output / beside)
             made[cell] = output
     return made
 

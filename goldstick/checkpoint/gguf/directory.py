@@ -14,7 +14,8 @@ from goldstick.checkpoint.gguf.file import GgufFile
 from goldstick.checkpoint.gguf.metadata import config_of_file
 from goldstick.checkpoint.gguf.shards import gguf_file_in, read_model, shard_name, shards_of
 from goldstick.checkpoint.gguf.tokenizer_files import TOKENIZER_FILES, tokenizer_files
-from goldstick.checkpoint.source import INDEX_NAME, SINGLE_NAME, read_json, sidecars_of
+from goldstick.checkpoint.sidecars import sidecars_of
+from goldstick.checkpoint.source import INDEX_NAME, SINGLE_NAME, read_json
 from goldstick.core.temporary_folder import temporary_folder
 from goldstick.errors import FormatError, SourceError
 from goldstick.formats.gguf import GGUF, GGUF_NAME
@@ -39,18 +40,19 @@ def checkpoint_directory(path: Path) -> Iterator[Path]:
     shards = shards_of(file)
     linked = [shard_name(Path(GGUF_NAME).stem, number, len(shards)) for number in range(len(shards))]
     name = Path(os.path.abspath(path if path.is_dir() else path.with_suffix(""))).name or "model"
-    sidecars = sidecars_of(path) if path.is_dir() else ()
-    texts = {} if _has_tokenizer(sidecars) else _tokenizer_of(header)
+    sidecars = sidecars_of(path) if path.is_dir() else {}
+    texts = {} if _has_tokenizer(sidecars.values()) else _tokenizer_of(header)
     config = _config(path, header) | {"quantization_config": GGUF.config([], [], {})}
     texts["config.json"] = json.dumps(config, indent=2)
-    holds = [f"{name}/{file}" for file in (*linked, *texts, *(sidecar.name for sidecar in sidecars))]
+    holds = [f"{name}/{file}" for file in (*linked, *texts, *sidecars)]
     with temporary_folder(GGUF.name, holds) as folder:
         made = folder / name
         made.mkdir()
         for link, shard in zip(linked, shards, strict=True):
             (made / link).symlink_to(shard.resolve())
-        for sidecar in sidecars:
-            shutil.copyfile(sidecar, made / sidecar.name)
+        for carried, sidecar in sidecars.items():
+            (made / carried).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(sidecar, made / carried)
         for text, content in texts.items():
             (made / text).write_text(content, encoding="utf-8")
         yield made

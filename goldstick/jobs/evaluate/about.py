@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.errors import DataError
-from goldstick.report.report import FILE_NAME, Report
+from goldstick.report.file_names import FILE_NAME
+from goldstick.report.report import Report
 
 
 def about_model(name: str, directory: Path) -> dict[str, Any]:

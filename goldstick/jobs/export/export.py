@@ -17,7 +17,8 @@ from goldstick.checkpoint.gguf.directory import missing_tokenizer
 from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout, write_gguf
 from goldstick.checkpoint.kv_cache import KV_SCALES
 from goldstick.checkpoint.shards import write_entries
-from goldstick.checkpoint.source import read_json, sidecars_of
+from goldstick.checkpoint.sidecars import sidecars_of
+from goldstick.checkpoint.source import read_json
 from goldstick.checkpoint.source_files import SourceFiles
 from goldstick.checkpoint.staging import check_output, check_space, refuse_overlap, staged
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME, unused_tensors
@@ -75,11 +76,12 @@ def export_checkpoint(
         refuse_overlap(output, {"source": directory})
         check_output(output, overwrite)
     started = time.perf_counter()
-    states = states_in(directory)
+    carried = sidecars_of(directory)
+    states = states_in(directory, carried.values())
     plan = plan_export(directory, format_name)
     require_same(ranks, {"checkpoint": sizes_of(directory), "format": format_name})
     weights = sorted({info.file for info in plan.checkpoint.stored.tensors.values()})
-    files = SourceFiles((*weights, *sidecars_of(directory)), states)
+    files = SourceFiles({**{file.name: file for file in weights}, **carried}, states)
     hashes = files.hashes(progress, ranks)
     whole = list(_entries(plan))
     converted = {layer.name for layer in plan.checkpoint.stored.layers}

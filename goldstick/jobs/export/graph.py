@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.checkpoint.entries import write_small
-from goldstick.checkpoint.source import sidecars_of
+from goldstick.checkpoint.sidecars import sidecars_of, write_sidecars
 from goldstick.checkpoint.staging import check_output, refuse_overlap, staged
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.json_files import dump_json
@@ -77,8 +77,7 @@ def export_graph(
         proof = _compared(target, work / target.file, inputs, expected, layers)
         config = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
         write_small(work / "config.json", dump_json(config | {"dtype": "float32"}).encode())
-        for sidecar in sidecars_of(directory):
-            write_small(work / sidecar.name, sidecar.read_bytes())
+        write_sidecars(work, sidecars_of(directory))
         mine = (directory / MANIFEST_NAME).is_file()
         before = Report.read(directory) if mine else report_of_files(checkpoint)
         report = dataclasses.replace(

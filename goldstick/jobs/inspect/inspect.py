@@ -16,7 +16,7 @@ from goldstick.errors import CheckpointError, DataError, UsageError
 from goldstick.formats import FORMATS
 from goldstick.formats.native import NATIVE
 from goldstick.report import LayerRecord, Report
-from goldstick.report.report import FILE_NAME
+from goldstick.report.file_names import FILE_NAME
 
 
 def read_report(directory: Path) -> Report:

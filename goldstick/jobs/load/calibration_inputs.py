@@ -24,8 +24,8 @@ from goldstick.evaluation.tokenizer import has_vocabulary, read_tokenizer
 from goldstick.jobs.load.calibration_data import calibration_data, home_of
 from goldstick.jobs.load.media_samples import media_samples
 from goldstick.jobs.load.runnable import require_tokenizer
+from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.recipe import Calibration, Recipe
-from goldstick.recipes.run import needs_data
 
 
 def calibration_inputs(

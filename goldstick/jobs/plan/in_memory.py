@@ -6,31 +6,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from goldstick.algorithms import DataRequirement
 from goldstick.algorithms.stage import CacheQuantizer
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.core.edits import Prune
 from goldstick.core.progress import Progress
-from goldstick.hf.cache import cached_decoder, quantized_layers, use_quantized_cache
+from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.example_inputs import inputs_for as inputs_for
+from goldstick.recipes.found_rotation import FoundRotation
 from goldstick.recipes.resolve import Resolution
-from goldstick.recipes.rotate import FoundRotation, rotate
+from goldstick.recipes.rotate import rotate
 from goldstick.recipes.run import Measured, SiteResult, run
 from goldstick.recipes.train import train_stages
 from goldstick.structure.network import Network
 from goldstick.training import TrainingTask
-
-
-def refuse_without_cache(model: nn.Module, resolution: Resolution) -> None:
-    """Refuse a recipe with a KV cache for a model that has none, or one of a kind that cannot be quantized.
-
-    Raises:
-        StructureError: It is one of these; no weight was read.
-    """
-    if resolution.of(CacheQuantizer):
-        quantized_layers(cached_decoder(model).config)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,15 +27,15 @@ from goldstick.hf.source import float_config, open_source
 from goldstick.jobs.load.front_matter import card_remarks, front_matter
 from goldstick.jobs.load.importance import with_given_importance
 from goldstick.jobs.load.importance_entries import importance_entries
+from goldstick.jobs.plan.cache_refusal import refuse_without_cache
 from goldstick.jobs.plan.choose_format import choose_format, loader_remarks
-from goldstick.jobs.plan.in_memory import refuse_without_cache
 from goldstick.jobs.plan.planned_tensors import PlannedTensor, of_each_expert, read_tensors, with_outputs
 from goldstick.recipes import Recipe
+from goldstick.recipes.found_rotation import FoundRotation, find_rotation
 from goldstick.recipes.measured import resolve_recipe
+from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.resolve import Resolution
-from goldstick.recipes.rewrite import refuse_rewriting
-from goldstick.recipes.rotate import FoundRotation, find_rotation
-from goldstick.recipes.run import needs_data
+from goldstick.recipes.rewriting_refusal import refuse_rewriting
 from goldstick.structure.blocks import block_of
 from goldstick.structure.network import Network
 from goldstick.structure.rotation.proof import LARGEST_PROVEN
@@ -101,7 +101,7 @@ class Plan:
     @property
     def read_late(self) -> tuple[Path, ...]:
         """Files of the source that are read when the model is whole in memory already."""
-        return (*self.source.sidecars, *dict.fromkeys(tensor.source.file for tensor in self.unused))
+        return (*self.source.sidecars.values(), *dict.fromkeys(tensor.source.file for tensor in self.unused))
 
     @property
     def streams(self) -> bool:

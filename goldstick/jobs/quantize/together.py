@@ -36,7 +36,7 @@ def agree(ranks: Ranks, plan: Plan, data: CalibrationSet | None) -> None:
     Raises:
         UsageError: They are not; the first process says which of them differ, and in what. The others end.
     """
-    sizes = [(file.name, file.stat().st_size) for file in plan.source.files_read]
+    sizes = [(name, file.stat().st_size) for name, file in plan.source.files_read.items()]
     own = run_identity(plan, data, {}) | {"set of source files": digest_of(sorted(sizes))}
     # What the data hold is compared, not where they lie.
     aside: dict[str, Any] = {"evaluate": True, "calibration": {"dataset"}}

@@ -14,6 +14,7 @@ import goldstick
 from goldstick.checkpoint.entries import write_small
 from goldstick.checkpoint.file_state import file_sha256 as file_sha256
 from goldstick.checkpoint.kv_cache import KV_SIDECAR, StoredKV
+from goldstick.checkpoint.sidecars import write_sidecars
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.json_files import dump_json, write_atomically
 from goldstick.core.notices import NotRunWarning
@@ -36,7 +37,7 @@ class Content:
 
     Attributes:
         config: The model's config.json before quantization; ``None`` for a plain module.
-        sidecars: Files carried on byte for byte.
+        sidecars: Name → file carried on byte for byte.
         format: The storage format.
         layers: Everything quantized, as stored.
         ignored: Modules whose matrices stay float, as the checkpoint and the model call them.
@@ -55,7 +56,7 @@ class Content:
     """
 
     config: Mapping[str, Any] | None
-    sidecars: Sequence[Path]
+    sidecars: Mapping[str, Path]
     format: StorageFormat
     layers: Sequence[StoredLayer]
     ignored: Sequence[str]
@@ -89,8 +90,7 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
         hashes["config.json"] = write_small(work / "config.json", dump_json(config).encode())
     if content.inputs is not None:
         hashes[INPUTS_NAME] = write_small(work / INPUTS_NAME, packed_inputs(content.inputs))
-    for path in content.sidecars:
-        hashes[path.name] = write_small(work / path.name, path.read_bytes())
+    hashes |= write_sidecars(work, content.sidecars)
     card = model_card(content.base_model, content.recipe, content.format, content.config, source=content.described_in)
     hashes["README.md"] = write_small(work / "README.md", card.encode(errors="backslashreplace"))
     manifest = {

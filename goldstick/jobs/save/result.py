@@ -18,7 +18,7 @@ from goldstick.calibration.float_types import refuse_float64
 from goldstick.calibration.scale_fold_targets import small
 from goldstick.calibration.validation import calibration_warnings
 from goldstick.checkpoint.shards import write_entries
-from goldstick.checkpoint.source import sidecars_of
+from goldstick.checkpoint.sidecars import sidecars_of
 from goldstick.checkpoint.staging import refuse_overlap, staged
 from goldstick.core.edits import FoldNorm, Prune
 from goldstick.core.error import WeightError
@@ -32,8 +32,9 @@ from goldstick.hf.model_in_memory import config_of, ignored, is_transformers, na
 from goldstick.hf.pruned_config import describe_cuts
 from goldstick.jobs.load.importance import with_given_importance
 from goldstick.jobs.load.plain_module import tensor_hashes
+from goldstick.jobs.plan.cache_refusal import refuse_without_cache
 from goldstick.jobs.plan.choose_format import format_in_memory, loader_remarks
-from goldstick.jobs.plan.in_memory import refuse_without_cache, run_on_whole
+from goldstick.jobs.plan.in_memory import run_on_whole
 from goldstick.jobs.proof.observation import Observation, buffer_dtypes, observe_or_say
 from goldstick.jobs.save.finish import Content, prove_and_record, write_rest
 from goldstick.jobs.save.pieces import (
@@ -47,10 +48,11 @@ from goldstick.jobs.save.pieces import (
 from goldstick.jobs.save.records import environment, layer_records, shapes_of
 from goldstick.jobs.save.structure import structure_of
 from goldstick.recipes import Recipe
+from goldstick.recipes.found_rotation import find_rotation
 from goldstick.recipes.measured import resolve_recipe
 from goldstick.recipes.resolve import Resolution
-from goldstick.recipes.rewrite import refuse_rewriting, rewrite
-from goldstick.recipes.rotate import find_rotation
+from goldstick.recipes.rewrite import rewrite
+from goldstick.recipes.rewriting_refusal import refuse_rewriting
 from goldstick.report import Report, SizeSummary
 from goldstick.report.heat_map import drawable
 from goldstick.report.page import write_page
@@ -107,7 +109,7 @@ class Result:
             hashes = write_entries(work, entries, self._recipe.export.max_shard_size, progress)
             content = Content(
                 config=config,
-                sidecars=_sidecars(origin),
+                sidecars={} if origin is None else sidecars_of(origin),
                 format=storage,
                 layers=[piece.layer for piece in pieces],
                 ignored=ignored(self._network, pieces, floats, names),
@@ -225,12 +227,6 @@ def _architecture(cuts: Sequence[Prune], folds: Sequence[FoldNorm]) -> dict[str,
 def _origin(model: nn.Module) -> Path | None:
     directory = Path(getattr(model, "name_or_path", "") or "/nonexistent")
     return directory if directory.is_dir() else None
-
-
-def _sidecars(origin: Path | None) -> list[Path]:
-    if origin is None:
-        return []
-    return list(sidecars_of(origin))
 
 
 def _proof_request(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from goldstick.checkpoint.file_state import file_sha256
 from goldstick.checkpoint.gguf.directory import checkpoint_directory, made_by_another_tool
-from goldstick.checkpoint.source import INDEX_NAME, LONGEST_NAME, refuse_links_out, require_model
+from goldstick.checkpoint.sidecars import is_inside
+from goldstick.checkpoint.source import INDEX_NAME, refuse_links_out, require_model
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.counts import counted
 from goldstick.errors import CheckpointError, FormatError
@@ -45,11 +45,11 @@ def verify_checkpoint(directory: Path) -> dict[str, Any]:
         raise CheckpointError(f"The manifest of {directory} names no files. Copy the checkpoint again.")
     for name, expected in files.items():
         path = directory / name
-        if Path(name).name != name or len(os.fsencode(name)) > LONGEST_NAME:
+        if not is_inside(name):
             raise CheckpointError(f"The manifest of {directory} names {name[:100]!r}, which is no file of it. Refused.")
         if not path.is_file():
             raise CheckpointError(f"{name} is missing from {directory}. Copy the checkpoint again.")
-        refuse_links_out(path)
+        refuse_links_out(path, directory)
         if file_sha256(path) != expected:
             raise CheckpointError(
                 f"{name} in {directory} has changed since it was written: its sha256 is not the one in goldstick.json. "

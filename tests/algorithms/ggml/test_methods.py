@@ -12,8 +12,8 @@ from goldstick.core.grid import Grid
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.nn.packed import PackedWeight
+from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.recipe import Recipe
-from goldstick.recipes.run import needs_data
 from tests.support.tiny_models import GROUPED, tiny
 
 WIDE = {**GROUPED, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1}

@@ -18,7 +18,7 @@ from goldstick.checkpoint.gguf.file import GGML_TYPES, NUMBER_OF_TYPE, read_gguf
 from goldstick.checkpoint.gguf.tensors import gguf_tensors
 from goldstick.checkpoint.gguf.writer import GgufWriter
 from goldstick.errors import FormatError
-from goldstick.jobs.doctor import examine
+from goldstick.jobs.doctor.examine import examine
 from goldstick.jobs.save import finish
 from tests.support.proofs import prove_here
 from tests.support.small_checkpoints import small_tokenizer

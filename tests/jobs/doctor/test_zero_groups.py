@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import goldstick
-from goldstick.jobs.doctor import examine
+from goldstick.jobs.doctor.examine import examine
 from tests.support.tiny_models import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("all_proofs_here")

@@ -13,7 +13,7 @@ from goldstick.checkpoint.gguf.file import read_gguf
 from goldstick.checkpoint.gguf.tensors import gguf_tensors
 from goldstick.formats.gguf_blocks import BY_SUFFIX, unpack_blocks
 from goldstick.hf.source import open_source
-from goldstick.jobs.doctor import examine
+from goldstick.jobs.doctor.examine import examine
 from tests.support.gguf_models import GGUF_MODELS
 
 EXPERTS = {"scheme": "mxfp4a16", "targets": {"include": ["*experts*"]}}

@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 import goldstick
 from goldstick.errors import FormatError
 from goldstick.hf.source import open_source
-from goldstick.jobs.doctor import examine
+from goldstick.jobs.doctor.examine import examine
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.save import finish
 from goldstick.recipes import Recipe
-from goldstick.recipes.run import needs_data
+from goldstick.recipes.needs_data import needs_data
 from goldstick.report import Report
 from tests.support.proofs import answer, prove_here
 from tests.support.quantized_sources import SOURCES, llama
