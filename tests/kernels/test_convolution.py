@@ -40,6 +40,15 @@ SHAPES: list[tuple[Any, ...]] = [
     (8, 8, 8, (4,), (1,), (3,), (1,), (40,)),
     (9, 2, 1, (1,), (1,), (0,), (1,), (1,)),
     (64, 3, 1, (1, 1), (1, 1), (0, 0), (1, 1), (60, 60)),
+    (32, 96, 2, (3, 3), (1, 1), (1, 1), (1, 1), (9, 9)),
+    (7, 20, 1, (3, 5), (2, 1), (1, 2), (1, 1), (11, 40)),
+]
+#: More outputs than caches keep, and lines of which begin where memory's do or not.
+LARGE: list[tuple[Any, ...]] = [
+    (6, 48, 1, (1, 1), (1, 1), (0, 0), (1, 1), (200, 292)),
+    (6, 40, 1, (1, 1), (1, 1), (0, 0), (1, 1), (251, 263)),
+    (64, 64, 64, (3, 3), (1, 1), (1, 1), (1, 1), (208, 205)),
+    (40, 40, 40, (3, 3), (1, 1), (1, 1), (1, 1), (263, 251)),
 ]
 ACTIVATIONS = ("", "int8-token", "int8-tensor", "shifted")
 
@@ -185,15 +194,31 @@ def test_images_with_channels_last_give_the_same_in_that_order(
 
 
 @needs_extension
+@pytest.mark.parametrize("shape", LARGE, ids=str)
+@pytest.mark.parametrize("isa", ["avx2", "best"])
+def test_more_outputs_than_caches_keep_are_the_same(
+    shape: tuple[Any, ...], isa: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_isa(isa, monkeypatch)
+    case = Case(shape, "int8-token", batch=1)
+    wanted = case.exact()
+    assert wanted.numel() > 10 << 18
+    for order in (torch.contiguous_format, torch.channels_last):
+        assert torch.equal(case.run(case.x.contiguous(memory_format=order)), wanted)
+
+
+@needs_extension
 @every_activation
 def test_no_other_sample_and_no_thread_changes_a_bit(activation: str) -> None:
-    for shape in SHAPES:
-        case = Case(shape, activation, batch=3)
+    for shape, batch in itertools.product(SHAPES, (3, 7)):
+        case = Case(shape, activation, batch=batch)
         alone = torch.cat([case.run(one) for one in case.x.split(1)])
         threads = torch.get_num_threads()
+        orders = [torch.contiguous_format, *[torch.channels_last] * (len(shape[3]) == 2)]
         try:
             torch.set_num_threads(3)
-            assert torch.equal(case.run(), alone)
+            for order in orders:
+                assert torch.equal(case.run(case.x.contiguous(memory_format=order)), alone)
         finally:
             torch.set_num_threads(threads)
 
@@ -215,6 +240,24 @@ def test_values_next_to_the_middle_between_two_codes_are_divided_as_torch_divide
         for towards in (-math.inf, math.inf):
             near += [torch.nextafter(near[-1], torch.tensor(towards)) for _ in range(3)]
         case.x = torch.cat(near).view(1, 1, 1, -1)
+        assert torch.equal(case.run(), case.exact())
+
+
+@needs_extension
+@every_isa
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_so_are_those_of_depthwise_convolutions_under_ranges_of_their_own(
+    isa: str, order: torch.memory_format, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take_isa(isa, monkeypatch)
+    case = Case((33, 33, 33, (1, 1), (1, 1), (0, 0), (1, 1), (1, 1)), "int8-token", batch=1)
+    for scale in (0.021, 0.1, 1 / 3, 7e-5, 1e-38, 3e-43):
+        middles = (torch.arange(-127, 127) + 0.5) * scale
+        near = [middles]
+        for towards in (-math.inf, math.inf):
+            near += [torch.nextafter(near[-1], torch.tensor(towards)) for _ in range(3)]
+        row = torch.cat([*near, torch.tensor([127.5 * scale])]).clamp(-127.5 * scale, 127.5 * scale)
+        case.x = row.expand(1, 33, 1, -1).contiguous(memory_format=order)
         assert torch.equal(case.run(), case.exact())
 
 

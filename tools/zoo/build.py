@@ -51,7 +51,11 @@ def build(architecture: Architecture) -> Built:
         cls = architecture.model_class()
     except AttributeError as error:
         raise NotBuilt(f"transformers names the class and has none: {_line(error)}") from error
-    if cls.forward is nn.Module.forward:
+    try:
+        whole = cls.forward is not nn.Module.forward
+    except ImportError as error:  # a stand-in for a class whose libraries are not there
+        raise NotBuilt(_line(error)) from error
+    if not whole:
         raise NotBuilt("it has no forward: its parts are called one by one")
     try:
         default = architecture.default_config()

@@ -5,7 +5,7 @@
 
 namespace goldstick {
 
-// Each has what those before it have. kAvx512 stands for AVX-512 F, BW, VL and VNNI, kAmx for tiles of 8-bit integers;
+// Each has what those before it have. kAvx512 stands for AVX-512 F, BW, DQ, VL and VNNI, kAmx for tiles of 8-bit integers;
 // products with packed weights alone use more than AVX2.
 enum class Isa { kScalar, kAvx2, kAvx512, kAmx };
 

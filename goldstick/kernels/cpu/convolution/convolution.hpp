@@ -39,9 +39,19 @@ struct ConvolutionShape {
     std::int64_t positions() const { return kernel_rows * kernel_columns; }
     bool depthwise() const { return groups > 1 && group_in() == 1; }
     bool padded() const { return top || bottom || left || right; }
-    // Of the channels of a group, so many of which are multiplied together; and what a pixel has room for then.
-    std::int64_t steps(int together) const { return (group_in() + together - 1) / together; }
-    std::int64_t slots(int together) const { return groups * steps(together) * together; }
+    // Channels are multiplied so many together. A pixel has room for whole steps of each group; where all pixels that a row
+    // of the kernel reads are neighbours, and few, their channels follow each other without gaps instead.
+    bool gapless(int together) const {
+        return groups == 1 && dilation_columns == 1 && in % together != 0 && in * positions() <= kSpan16;
+    }
+    std::int64_t group_slots(int together) const {
+        return gapless(together) ? in : (group_in() + together - 1) / together * together;
+    }
+    std::int64_t slots(int together) const { return groups * group_slots(together); }
+    // Of a row of the kernel.
+    std::int64_t row_steps(int together) const {
+        return (kernel_columns * group_slots(together) + together - 1) / together;
+    }
     std::int64_t blocks_of_group() const { return (group_out() + kRows - 1) / kRows; }
     std::int64_t blocks() const { return groups * blocks_of_group(); }
     // Of the 16 output channels of a block the first, and how many there are.
@@ -74,12 +84,12 @@ public:
 
     ConvolutionShape shape;
     int together;               // channels: 2, or 4
-    Buffer<std::int8_t> codes;  // [block][position][step][kRows][together]; empty where it is depthwise
+    Buffer<std::int8_t> codes;  // [block][kernel row][step][kRows][together]; empty where it is depthwise
     Buffer<std::int32_t> sums;  // of a channel's codes: [block][kRows]; likewise
     Buffer<std::int16_t> taps;  // [out][kernel row][pair of kernel columns][2]; empty where it is not
     Buffer<std::int16_t> side_taps;  // the same [pair of positions][tap_slots][2], for channels that are last
 
-    std::int64_t block_codes() const { return shape.positions() * shape.steps(together) * together * kRows; }
+    std::int64_t block_codes() const { return shape.kernel_rows * shape.row_steps(together) * together * kRows; }
 };
 
 // One call; all arrays are dense. T is float, bfloat16 or float16.
@@ -105,8 +115,9 @@ struct Run {
 
 // What the sums of 16 output channels become: y = sum · by + shift within the bounds of the call.
 struct Finish {
-    const float *by, *shift;  // [kRows]
+    const float *by, *shift;  // [kRows], or [block][kRows]
     float least, most;
+    bool past_caches;
 };
 // What is no number is in no order, and stays.
 inline float finished(float sum, float by, float shift, float least, float most) {
@@ -121,16 +132,18 @@ struct PixelOutputs {
     Finish finish;
 };
 
-// Sums of 16 output channels for `count` pixels, at most kConvolutionPixels: float [count][kRows].
+// Sums of 16 output channels, or of 32, for `count` pixels, at most kConvolutionPixels: float [block][pixel][kRows], with
+// kConvolutionPixels of a block.
 template <typename Code>
 struct TileCall {
     const std::int8_t* panel;         // [step][kRows][channels of a step]
+    std::int64_t blocks, block_codes;  // of 16 channels: 1, or with AVX-512 2 of a group; from one's panel to the next
     const std::vector<Run>& runs;
     const Code* const* pixels;        // as the first group of channels begins
     std::int64_t group;               // from there to the group
-    const std::int32_t* begin;        // what the sums of a span begin with: [kRows]
+    const std::int32_t* begin;        // what the sums of a span begin with: [block][kRows]
     std::int64_t count;
-    std::int64_t channels;            // of the 16 that there are: sums of the others may be left alone
+    std::int64_t channels;            // that there are: sums of others may be left alone
     float* sums;
     const PixelOutputs* outputs;      // instead of sums, where there is one span; or null
 };

@@ -10,6 +10,7 @@
 #include "convolution/convolution.hpp"
 #include "convolution/image_ranges.hpp"
 #include "convolution/outputs.hpp"
+#include "convolution/past_caches.hpp"
 #include "convolution/pixel_codes.hpp"
 
 namespace goldstick {
@@ -41,7 +42,8 @@ struct Work {
 
     static constexpr int kWithin = 4 / sizeof(Code);  // channels of a step
     std::int64_t codes_of(std::int64_t rows_of_output) const {
-        return rows_read(shape, rows_of_output) * padded_columns * shape.slots(kWithin);
+        const std::int64_t pixels = rows_read(shape, rows_of_output) * padded_columns;
+        return pixels * shape.slots(kWithin) + kWithin;  // a step may go beyond the last
     }
 };
 
@@ -55,7 +57,7 @@ std::vector<Run> runs_of(const ConvolutionShape& shape, std::int64_t padded_colu
         for (std::int64_t j = 0; j < each; ++j) {
             const std::int64_t place = i * shape.dilation_rows * padded_columns + j * shape.dilation_columns;
             std::int64_t offset = place * shape.slots(together);
-            std::int64_t steps = shape.steps(together) * (joined ? shape.kernel_columns : 1);
+            std::int64_t steps = joined ? shape.row_steps(together) : shape.group_slots(together) / together;
             while (steps > 0) {
                 const std::int64_t taken = std::min(steps, left);
                 runs.push_back({offset, taken, taken == left});
@@ -106,10 +108,16 @@ void multiply(const Work<T, Code>& work, const Band<Code>& band, const Part& par
     factors.set(work.call, how.scale, kept_as<Code>(0, how), part.first_block, part.last_block);
     const std::int64_t slots = shape.slots(work.kWithin), row_codes = shape.stride_rows * work.padded_columns * slots;
     auto* const tiles = tiles_of<Code>(work.isa);
-    auto* const write = work.isa != Isa::kScalar ? write_avx2<T> : write_scalar<T>;
-    alignas(64) float sums[kConvolutionPixels * kRows] = {};
+    auto* const write = work.isa == Isa::kScalar   ? write_scalar<T>
+                        : work.isa >= Isa::kAvx512 ? write_avx512<T>
+                                                   : write_avx2<T>;
+    alignas(64) float sums[2 * kConvolutionPixels * kRows] = {};
+    const bool pairs = work.isa >= Isa::kAvx512;  // of blocks, which share what is read of the pixels
     const Code* pixels[kConvolutionPixels];
-    const std::int64_t several = evenly(part.end - part.begin, pixels_of(work));
+    std::int64_t several = evenly(part.end - part.begin, pixels_of(work));
+    if (pairs && !work.call.channels_last) {
+        several = (several + kRows - 1) / kRows * kRows;  // whole lines of outputs
+    }
     std::int64_t row = part.begin / work.columns, column = part.begin % work.columns;
     for (std::int64_t first = part.begin; first < part.end; first += several) {
         const std::int64_t count = std::min(several, part.end - first);
@@ -119,19 +127,24 @@ void multiply(const Work<T, Code>& work, const Band<Code>& band, const Part& par
                 column = 0, ++row;
             }
         }
-        for (std::int64_t block = part.first_block; block < part.last_block; ++block) {
-            const std::int64_t channel = shape.first_channel(block), channels = shape.channels_of(block);
-            const std::int64_t from = block / shape.blocks_of_group() * shape.steps(work.kWithin) * work.kWithin;
+        for (std::int64_t block = part.first_block, next; block < part.last_block; block = next) {
+            next = block + (pairs && (block + 1) % shape.blocks_of_group() != 0 ? 2 : 1);
+            next = std::min(next, part.last_block);
+            const std::int64_t channel = shape.first_channel(block);
+            const std::int64_t channels = shape.first_channel(next - 1) + shape.channels_of(next - 1) - channel;
+            const std::int64_t from = block / shape.blocks_of_group() * shape.group_slots(work.kWithin);
             const std::int64_t pixel = band.begin * work.columns + first, all = work.rows * work.columns;
-            const Finish finish = factors.finish(block);
-            PixelOutputs outputs{nullptr, shape.out, finish};
+            PixelOutputs outputs{nullptr, shape.out, factors.finish(block)};
             if constexpr (std::is_same_v<T, float>) {
                 outputs.y = work.call.y + (band.image * all + pixel) * shape.out + channel;
             }
-            tiles({work.weight.codes.data() + block * work.weight.block_codes(), work.runs, pixels, from,
-                   factors.begin(block), count, channels, sums, work.at_once ? &outputs : nullptr});
-            if (!work.at_once) {
-                write(work.call, finish, shape.out, all, {band.image, pixel, count, channel, channels, sums});
+            tiles({work.weight.codes.data() + block * work.weight.block_codes(), next - block, work.weight.block_codes(),
+                   work.runs, pixels, from, factors.begin(block), count, channels, sums,
+                   work.at_once ? &outputs : nullptr});
+            for (std::int64_t one = block; one < next && !work.at_once; ++one) {
+                write(work.call, factors.finish(one), shape.out, all,
+                      {band.image, pixel, count, shape.first_channel(one), shape.channels_of(one),
+                       sums + (one - block) * kConvolutionPixels * kRows});
             }
         }
     }
@@ -173,6 +186,7 @@ void run_bands(const Work<T, Code>& work, std::int64_t rows, ImageRanges<T>& ran
                 multiply(work, band, {0, (end - begin) * work.columns, 0, work.shape.blocks()}, how, factors);
             }
         }
+        wait_for_stores();
     }
 }
 
@@ -207,6 +221,7 @@ void run_images(const Work<T, Code>& work, ImageRanges<T>& ranges, ImagesWithNon
                      {begin, std::min(begin + part, pixels), block, std::min(block + blocks, every)},
                      ranges.scale(image), factors);
         }
+        wait_for_stores();
     }
 }
 

@@ -1,11 +1,13 @@
 // Depthwise convolutions: each output channel reads one channel, whose codes are laid down as a plane and used while they
-// are near. Images whose channels are last go row by row: depthwise_rows.cpp.
+// are near. Images whose channels are last go row by row (depthwise_rows.cpp), small ones that lie channel by channel
+// several channels side by side (depthwise_blocks.cpp).
 #include <algorithm>
 #include <vector>
 
 #include "base/buffer.hpp"
 #include "base/work_queue.hpp"
 #include "convolution/convolution.hpp"
+#include "convolution/depthwise_blocks.hpp"
 #include "convolution/depthwise_rows.hpp"
 #include "convolution/image_codes.hpp"
 #include "convolution/image_ranges.hpp"
@@ -132,6 +134,11 @@ void convolve_planes(const ConvolutionWeight& weight, const ConvolutionCall<T>& 
 template <typename T>
 void convolve_depthwise(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa,
                         ImageRanges<T>& ranges, ImagesWithNone& none) {
+    if constexpr (std::is_same_v<T, float>) {
+        if (!call.channels_last && goes_by_blocks(weight.shape, call, isa)) {
+            return convolve_blocks(weight, call, threads, isa, ranges, none);
+        }
+    }
     (call.channels_last ? convolve_rows<T> : convolve_planes<T>)(weight, call, threads, isa, ranges, none);
 }
 

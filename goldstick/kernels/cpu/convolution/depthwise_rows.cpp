@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/buffer.hpp"
+#include "convolution/past_caches.hpp"
 
 namespace goldstick {
 namespace {
@@ -13,15 +14,6 @@ namespace {
 constexpr std::int64_t kTogether = 1 << 19;  // numbers of images that are worked on together: they are read twice
 constexpr std::int64_t kItems = 4;           // of each thread, of images that are worked on together
 constexpr std::int64_t kLeastRows = 4;       // of a band: what two bands read is laid twice
-
-const RowKernels& kernels_of(Isa isa) {
-#if defined(__x86_64__)
-    if (isa != Isa::kScalar) {
-        return isa >= Isa::kAvx512 ? kRowsAvx512 : kRowsAvx2;
-    }
-#endif
-    return kRowsScalar;
-}
 
 // A call and its sizes.
 template <typename T>
@@ -33,6 +25,7 @@ struct Rows {
     bool wide;                        // whether there is AVX2
     std::int64_t rows, columns;       // of the output
     std::int64_t padded_columns, slots, depth;  // of the ring of codes; rows of it
+    bool past_caches;
     std::int64_t row_codes() const { return padded_columns * slots; }
 };
 
@@ -114,7 +107,7 @@ bool run_band(const Rows<T>& rows, std::int64_t image, std::int64_t begin, std::
         }
         rows.kernels.multiply(shape, {memory.at.data(), rows.weight.side_taps.data(), shape.tap_slots(),
                                       rows.slots, rows.columns, channels, memory.by.data(), memory.shift.data(), call.least,
-                                      call.most, to});
+                                      call.most, rows.past_caches, to});
         if constexpr (!std::is_same_v<T, float>) {
             for (std::int64_t i = 0; i < rows.columns * channels; ++i) store(y + i, round_to<T>(to[i]));
         }
@@ -124,23 +117,38 @@ bool run_band(const Rows<T>& rows, std::int64_t image, std::int64_t begin, std::
 
 }  // namespace
 
+const RowKernels& row_kernels(Isa isa) {
+#if defined(__x86_64__)
+    if (isa != Isa::kScalar) {
+        return isa >= Isa::kAvx512 ? kRowsAvx512 : kRowsAvx2;
+    }
+#endif
+    return kRowsScalar;
+}
+
 template <typename T>
 void convolve_rows(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa,
                    ImageRanges<T>& ranges, ImagesWithNone& none) {
     const ConvolutionShape& shape = weight.shape;
-    const RowKernels& kernels = kernels_of(isa);
+    const RowKernels& kernels = row_kernels(isa);
     const std::int64_t block = 2 * kernels.lanes, slots = (shape.in + block - 1) / block * block;
     const Rows<T> rows{weight, shape, call, kernels, isa != Isa::kScalar, shape.rows_of(call.height),
                        shape.columns_of(call.width), call.width + shape.left + shape.right, slots,
-                       (shape.kernel_rows - 1) * shape.dilation_rows + 1};
+                       (shape.kernel_rows - 1) * shape.dilation_rows + 1, goes_past_caches(shape, call)};
     const std::int64_t together = std::max<std::int64_t>(1, kTogether / ranges.numbers());
     const std::int64_t wanted = threads > 1 ? (kItems * threads + together - 1) / together : 1;  // bands of an image
     const std::int64_t band = std::max((rows.rows + wanted - 1) / wanted, std::min(kLeastRows, rows.rows));
     const std::int64_t bands = (rows.rows + band - 1) / band;
+    const bool apart = ranges.apart(threads);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         Memory<T> memory(rows);
-        for (std::int64_t first = 0; first < call.images; first += together) {
+#pragma omp for schedule(dynamic) nowait
+        for (std::int64_t image = 0; image < (apart ? call.images : 0); ++image) {
+            ranges.find_alone(image);
+            none.note(image, run_band(rows, image, 0, rows.rows, ranges.scale(image), memory));
+        }
+        for (std::int64_t first = apart ? call.images : 0; first < call.images; first += together) {
             const std::int64_t last = std::min(call.images, first + together);
             ranges.find(first, last);
 #pragma omp for schedule(dynamic) nowait
@@ -150,6 +158,7 @@ void convolve_rows(const ConvolutionWeight& weight, const ConvolutionCall<T>& ca
                 none.note(image, run_band(rows, image, begin, end, ranges.scale(image), memory));
             }
         }
+        wait_for_stores();
     }
 }
 

@@ -28,6 +28,7 @@ struct OutputRow {
     std::int64_t columns, channels;   // of the output
     const float *by, *shift;          // [slots]
     float least, most;                // bounds of the output
+    bool past_caches;
     float* y;                         // [column][channel]
 };
 
@@ -39,6 +40,7 @@ struct RowKernels {
     void (*multiply)(const ConvolutionShape& shape, const OutputRow& row);
 };
 extern const RowKernels kRowsScalar, kRowsAvx2, kRowsAvx512;
+const RowKernels& row_kernels(Isa isa);
 
 // The whole call on `threads` threads.
 template <typename T>

@@ -83,6 +83,8 @@ GOLDSTICK_INLINE bool codes_of(const T* x, std::int64_t count, const ImageScale&
     return numbers;
 }
 
+// Numbers that memory is called for ahead of rows: those that are laid next, while others are multiplied.
+constexpr std::int64_t kAhead = 4096;
 constexpr float kNearMiddle = 0.4998f;  // a product with the inverse is off by less than 2^-13 where codes are
 
 #if defined(__x86_64__)
@@ -151,6 +153,9 @@ GOLDSTICK_AVX2 inline bool codes_in_words(const float* x, std::int64_t count, co
     };
     std::int64_t i = 0;
     for (; i + 16 <= count; i += 16) {
+        if constexpr (packed) {
+            _mm_prefetch(reinterpret_cast<const char*>(x + i + kAhead), _MM_HINT_T0);
+        }
         sixteen(x + i, q + i);
     }
     if (i < count) {

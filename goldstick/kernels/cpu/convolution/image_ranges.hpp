@@ -43,14 +43,20 @@ public:
 
     // Look at the images begin … end, with all threads of a team; they go on when all is found.
     void find(std::int64_t begin, std::int64_t end) {
-        if (call_.rounding == Rounding::kInt8Tensor) {
+        if (!needed()) {
             return;
         }
 #pragma omp for schedule(static)
         for (std::int64_t part = begin * parts_; part < end * parts_; ++part) {
-            const std::int64_t first = part % parts_ * kPart;
-            largest_[static_cast<std::size_t>(part)] =
-                found_(call_.x + part / parts_ * numbers_ + first, std::min(kPart, numbers_ - first));
+            look_at(part);
+        }
+    }
+
+    // Whether threads had better take an image each, and find its scale by themselves: the image is still near then.
+    bool apart(int threads) const { return call_.images >= 2 * threads && numbers_ <= kNear; }
+    void find_alone(std::int64_t image) {
+        for (std::int64_t part = image * parts_; part < (image + 1) * parts_ && needed(); ++part) {
+            look_at(part);
         }
     }
 
@@ -60,7 +66,14 @@ public:
     }
 
 private:
-    static constexpr std::int64_t kPart = 1 << 14;
+    bool needed() const { return call_.rounding != Rounding::kInt8Tensor; }
+    void look_at(std::int64_t part) {
+        const std::int64_t first = part % parts_ * kPart;
+        largest_[static_cast<std::size_t>(part)] =
+            found_(call_.x + part / parts_ * numbers_ + first, std::min(kPart, numbers_ - first));
+    }
+
+    static constexpr std::int64_t kPart = 1 << 14, kNear = 7 << 15;
     const ConvolutionCall<T>& call_;
     const std::int64_t numbers_, parts_;  // of an image
     std::int32_t (*const found_)(const T*, std::int64_t);

@@ -7,17 +7,13 @@
 
 #include "convolution/convolution.hpp"
 #include "convolution/finish_avx2.hpp"
+#include "convolution/outputs_avx512.hpp"
+#include "convolution/past_caches.hpp"
+#include "convolution/sums.hpp"
 #include "convolution/transpose.hpp"
 
 namespace goldstick {
 namespace {
-
-// Sums of 16 channels and some pixels of one image.
-struct Sums {
-    std::int64_t image, pixel, count;
-    std::int64_t channel, channels;
-    const float* values;  // [count][kRows]
-};
 
 // What the sums of all blocks of channels begin with and become, for an image.
 class Factors {
@@ -43,11 +39,11 @@ public:
                 begin_.data()[block * kRows + r] = -zero * weight_.sums.data()[block * kRows + r];
             }
         }
-        least_ = call.least, most_ = call.most;
+        least_ = call.least, most_ = call.most, past_caches_ = goes_past_caches(shape, call);
     }
 
     Finish finish(std::int64_t block) const {
-        return {by_.data() + block * kRows, shift_.data() + block * kRows, least_, most_};
+        return {by_.data() + block * kRows, shift_.data() + block * kRows, least_, most_, past_caches_};
     }
     const std::int32_t* begin(std::int64_t block) const { return begin_.data() + block * kRows; }
 
@@ -56,6 +52,7 @@ private:
     Buffer<float> by_, shift_;
     Buffer<std::int32_t> begin_;
     float least_ = 0.0f, most_ = 0.0f;
+    bool past_caches_ = false;
 };
 
 // Channels are neighbours; y is that of the first.
@@ -74,9 +71,15 @@ inline void write_pixels(const Sums& sums, const Finish& finish, std::int64_t ou
 GOLDSTICK_AVX2 inline void write_pixels_avx2(const Sums& sums, const Finish& finish, std::int64_t out, float* y) {
     const WideFinish low_finish(finish, 0), high_finish(finish, 8);
     const std::int64_t rest = sums.channels % 8, whole = sums.channels / 8;
+    const bool past_caches = finish.past_caches && whole == 2 && out % kRows == 0 && on_a_line(y);
     const float* values = sums.values;
     for (std::int64_t t = 0; t < sums.count; ++t, y += out, values += kRows) {
         const __m256 low = low_finish(_mm256_load_ps(values)), high = high_finish(_mm256_load_ps(values + 8));
+        if (past_caches) {
+            _mm256_stream_ps(y, low);
+            _mm256_stream_ps(y + 8, high);
+            continue;
+        }
         if (whole >= 1) _mm256_storeu_ps(y, low);
         if (whole == 2) _mm256_storeu_ps(y + 8, high);
         if (rest) {
@@ -116,6 +119,20 @@ template <typename T>
 GOLDSTICK_AVX2 void write_avx2(const ConvolutionCall<T>& call, const Finish& finish, std::int64_t out,
                                std::int64_t pixels, const Sums& sums) {
     write<true>(call, finish, out, pixels, sums);
+}
+// With AVX-512, where tiles do not write floats themselves.
+template <typename T>
+void write_avx512(const ConvolutionCall<T>& call, const Finish& finish, std::int64_t out, std::int64_t pixels,
+                  const Sums& sums) {
+#if defined(__x86_64__)
+    if constexpr (std::is_same_v<T, float>) {
+        if (!call.channels_last) {
+            float* const y = call.y + (sums.image * out + sums.channel) * pixels + sums.pixel;
+            return write_planes_avx512(sums, finish, pixels, y);
+        }
+    }
+#endif
+    write_avx2(call, finish, out, pixels, sums);
 }
 template <typename T>
 void write_scalar(const ConvolutionCall<T>& call, const Finish& finish, std::int64_t out, std::int64_t pixels,

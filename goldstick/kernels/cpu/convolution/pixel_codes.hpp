@@ -36,7 +36,7 @@ template <bool wide, typename T, typename Code>
 GOLDSTICK_INLINE bool lay_pixels(const ConvolutionShape& shape, const ConvolutionCall<T>& call, std::int64_t image,
                                  std::int64_t from, std::int64_t count, const ImageScale& how, Code* rows, Code* to) {
     constexpr int step = 4 / sizeof(Code);
-    const std::int64_t slots = shape.slots(step), within = shape.group_in(), width = shape.steps(step) * step;
+    const std::int64_t slots = shape.slots(step), within = shape.group_in(), width = shape.group_slots(step);
     const std::int64_t pixels = call.height * call.width;
     const T* const x = call.x + image * shape.in * pixels;
     bool numbers = true;

@@ -1,5 +1,6 @@
 // Rows of depthwise convolutions with AVX-512: 32 channels side by side, two taps at a time.
 #include "convolution/depthwise_rows.hpp"
+#include "convolution/past_caches.hpp"
 #include "linear/avx512.hpp"
 
 #if defined(__x86_64__)
@@ -14,77 +15,98 @@ GOLDSTICK_AVX512 inline __mmask16 first_lanes(std::int64_t count) {
     return static_cast<__mmask16>(count >= kLanes ? 0xffff : count <= 0 ? 0 : (1 << count) - 1);
 }
 
-// How numbers become codes: as Rounder does it.
+// How numbers become codes, as Rounder does it.
+template <Rounding rounding>
 class WideRounder {
 public:
     GOLDSTICK_AVX512 explicit WideRounder(const ImageScale& how)
-        : whole_(how.rounding == Rounding::kInt16),
-          factor_(_mm512_set1_ps(how.factor)),
+        : factor_(_mm512_set1_ps(how.factor)),
           scale_(_mm512_set1_ps(how.scale)),
           zero_(_mm512_set1_ps(how.zero)),
           shift_(_mm512_set1_epi16(static_cast<std::int16_t>(how.zero))),
-          divides_(!whole_ && !(how.factor < 0x1p100f && how.factor > 0x1p-100f)) {}
+          divides_(!kWhole && !(how.factor < 0x1p100f && how.factor > 0x1p-100f)) {}
 
     // 32 numbers to codes, as packing leaves them.
     GOLDSTICK_AVX512 GOLDSTICK_INLINE __m512i operator()(__m512 first, __m512 second, bool& numbers) const {
-        const __m512 one = _mm512_add_ps(_mm512_mul_ps(first, factor_), zero_);
-        const __m512 other = _mm512_add_ps(_mm512_mul_ps(second, factor_), zero_);
+        const __m512 one = shifted(_mm512_mul_ps(first, factor_)), other = shifted(_mm512_mul_ps(second, factor_));
         __m512i low = _mm512_cvtps_epi32(one), high = _mm512_cvtps_epi32(other);
-        if (!whole_ && (divides_ || doubtful(one, low) | doubtful(other, high))) {
+        if (!kWhole && (divides_ || (kStatic ? far(one, low) || far(other, high) : doubtful(one, other)))) {
             numbers = numbers && !_mm512_cmp_ps_mask(first, first, _CMP_UNORD_Q) &&
                       !_mm512_cmp_ps_mask(second, second, _CMP_UNORD_Q);
             low = divided(first);
             high = divided(second);
         }
         const __m512i packed = _mm512_packs_epi32(low, high);
-        if (whole_) {
+        if (kWhole) {
             return packed;
         }
-        const __m512i above = _mm512_max_epi16(packed, _mm512_set1_epi16(-128));
-        const __m512i within = _mm512_min_epi16(above, _mm512_set1_epi16(127));
-        return _mm512_sub_epi16(within, shift_);
+        const __m512i below = _mm512_min_epi16(packed, _mm512_set1_epi16(127));
+        // By the largest |x| of an image nothing is less than −128, and zero is 0.
+        return kStatic ? _mm512_sub_epi16(_mm512_max_epi16(below, _mm512_set1_epi16(-128)), shift_) : below;
     }
 
 private:
-    // Whether a product with the inverse may round to another code than the quotient.
-    GOLDSTICK_AVX512 GOLDSTICK_INLINE static __mmask16 doubtful(__m512 value, __m512i rounded) {
+    static constexpr bool kWhole = rounding == Rounding::kInt16, kStatic = rounding == Rounding::kInt8Tensor;
+
+    GOLDSTICK_AVX512 GOLDSTICK_INLINE __m512 shifted(__m512 x) const { return kStatic ? _mm512_add_ps(x, zero_) : x; }
+    // Whether a product with the inverse may round to another code than the quotient, or is none or beyond all integers.
+    GOLDSTICK_AVX512 GOLDSTICK_INLINE static bool far(__m512 value, __m512i rounded) {
         const __m512 off = _mm512_abs_ps(_mm512_sub_ps(value, _mm512_cvtepi32_ps(rounded)));
-        return _mm512_cmp_ps_mask(off, _mm512_set1_ps(kNearMiddle), _CMP_NLE_UQ);
+        return _mm512_cmp_ps_mask(off, _mm512_set1_ps(kNearMiddle), _CMP_NLE_UQ) != 0;
+    }
+    // The same of two, none of which is beyond: where what is left of one, less its sign, is large. What is left of no
+    // number is none, and its bits are larger.
+    GOLDSTICK_AVX512 GOLDSTICK_INLINE static bool doubtful(__m512 one, __m512 other) {
+        const __m512i first = _mm512_castps_si512(_mm512_reduce_ps(one, 0));
+        const __m512i second = _mm512_castps_si512(_mm512_reduce_ps(other, 0));
+        const __m512i largest = _mm512_max_epu32(_mm512_add_epi32(first, first), _mm512_add_epi32(second, second));
+        const __m512i near = _mm512_castps_si512(_mm512_set1_ps(kNearMiddle));
+        return _mm512_cmpgt_epu32_mask(largest, _mm512_add_epi32(near, near)) != 0;
     }
     GOLDSTICK_AVX512 GOLDSTICK_INLINE __m512i divided(__m512 x) const {
-        const __m512 value = _mm512_add_ps(_mm512_div_ps(x, scale_), zero_);
+        const __m512 value = shifted(_mm512_div_ps(x, scale_));
         const __m512 within = _mm512_min_ps(_mm512_max_ps(value, _mm512_set1_ps(-128.0f)), _mm512_set1_ps(127.0f));
         return _mm512_cvtps_epi32(within);
     }
 
-    bool whole_;
     __m512 factor_, scale_, zero_;
     __m512i shift_;
     bool divides_;
 };
 
-GOLDSTICK_AVX512 bool lay(const float* x, std::int64_t pixels, std::int64_t channels, const ImageScale& how,
-                          std::int16_t* to) {
-    const std::int64_t whole = channels / kBlock * kBlock, rest = channels - whole;
-    if (how.scale != how.scale) {
-        std::fill_n(to, pixels * (rest ? whole + kBlock : whole), std::int16_t{0});
-        return true;
-    }
-    const WideRounder rounded(how);
+template <Rounding rounding>
+GOLDSTICK_AVX512 bool lay_as(const float* x, std::int64_t pixels, std::int64_t channels, const ImageScale& how,
+                             std::int16_t* to) {
+    const std::int64_t full = channels / kBlock * kBlock, rest = channels - full;
+    const WideRounder<rounding> rounded(how);
     bool numbers = true;
     const __mmask16 first = first_lanes(rest), second = first_lanes(rest - kLanes);
     for (std::int64_t pixel = 0; pixel < pixels; ++pixel, x += channels) {
-        for (std::int64_t c = 0; c < whole; c += kBlock, to += kBlock) {
+        for (std::int64_t c = 0; c < full; c += kBlock, to += kBlock) {
+            _mm_prefetch(reinterpret_cast<const char*>(x + c + kAhead), _MM_HINT_T0);
+            _mm_prefetch(reinterpret_cast<const char*>(x + c + kAhead + kLanes), _MM_HINT_T0);
             _mm512_storeu_si512(to, rounded(_mm512_loadu_ps(x + c), _mm512_loadu_ps(x + c + kLanes), numbers));
         }
         if (rest) {
-            const __m512 low = _mm512_maskz_loadu_ps(first, x + whole);
-            const __m512 high = _mm512_maskz_loadu_ps(second, x + whole + kLanes);
+            const __m512 low = _mm512_maskz_loadu_ps(first, x + full);
+            const __m512 high = _mm512_maskz_loadu_ps(second, x + full + kLanes);
             _mm512_storeu_si512(to, rounded(low, high, numbers));
             to += kBlock;
         }
     }
     return numbers;
+}
+
+GOLDSTICK_AVX512 bool lay(const float* x, std::int64_t pixels, std::int64_t channels, const ImageScale& how,
+                          std::int16_t* to) {
+    if (how.scale != how.scale) {
+        std::fill_n(to, pixels * ((channels + kBlock - 1) / kBlock * kBlock), std::int16_t{0});
+        return true;
+    }
+    auto* const lays = how.rounding == Rounding::kInt16       ? lay_as<Rounding::kInt16>
+                       : how.rounding == Rounding::kInt8Tensor ? lay_as<Rounding::kInt8Tensor>
+                                                               : lay_as<Rounding::kInt8Token>;
+    return lays(x, pixels, channels, how, to);
 }
 
 // Two vectors of 32-bit lanes, for the channels of a block.
@@ -108,7 +130,9 @@ GOLDSTICK_AVX512 GOLDSTICK_INLINE void add(Two& sums, const Two& codes, const Tw
 class Finish {
 public:
     GOLDSTICK_AVX512 Finish(const OutputRow& row, std::int64_t block)
-        : y_(row.y + block), channels_(row.channels), whole_(block + kBlock <= row.channels), first_(first_lanes(row.channels - block)),
+        : y_(row.y + block), channels_(row.channels), whole_(block + kBlock <= row.channels),
+          past_caches_(row.past_caches && whole_ && row.channels % kLanes == 0 && on_a_line(y_)),
+          first_(first_lanes(row.channels - block)),
           second_(first_lanes(row.channels - block - kLanes)), by_(_mm512_loadu_ps(row.by + block)),
           other_by_(_mm512_loadu_ps(row.by + block + kLanes)), shift_(_mm512_loadu_ps(row.shift + block)),
           other_shift_(_mm512_loadu_ps(row.shift + block + kLanes)), least_(_mm512_set1_ps(row.least)),
@@ -119,7 +143,10 @@ public:
         const __m512 low = _mm512_mul_ps(_mm512_cvtepi32_ps(sums.low), by_);
         const __m512 high = _mm512_mul_ps(_mm512_cvtepi32_ps(sums.high), other_by_);
         const __m512 one = within(_mm512_add_ps(low, shift_)), other = within(_mm512_add_ps(high, other_shift_));
-        if (whole_) {  // stores with masks take longer
+        if (past_caches_) {
+            _mm512_stream_ps(y_, one);
+            _mm512_stream_ps(y_ + kLanes, other);
+        } else if (whole_) {  // stores with masks take longer
             _mm512_storeu_ps(y_, one);
             _mm512_storeu_ps(y_ + kLanes, other);
         } else {
@@ -137,7 +164,7 @@ private:
 
     float* y_;
     std::int64_t channels_;
-    bool whole_;
+    bool whole_, past_caches_;
     __mmask16 first_, second_;
     __m512 by_, other_by_, shift_, other_shift_, least_, most_;
 };

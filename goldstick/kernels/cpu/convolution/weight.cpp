@@ -41,8 +41,10 @@ ConvolutionWeight::ConvolutionWeight(const ConvolutionShape& given, const std::u
                             static_cast<std::int16_t>(code);
                     }
                 } else {
-                    const std::int64_t step = (block * positions + position) * shape.steps(together) + channel / together;
-                    codes.data()[(step * kRows + within % kRows) * together + channel % together] =
+                    const std::int64_t slot = position % shape.kernel_columns * shape.group_slots(together) + channel;
+                    const std::int64_t kernel_row = block * shape.kernel_rows + position / shape.kernel_columns;
+                    const std::int64_t step = kernel_row * shape.row_steps(together) + slot / together;
+                    codes.data()[(step * kRows + within % kRows) * together + slot % together] =
                         static_cast<std::int8_t>(code);
                     sums.data()[block * kRows + within % kRows] += code;
                 }
