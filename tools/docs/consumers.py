@@ -29,6 +29,8 @@ def _shown(told: Mapping[str, Any] | None) -> str:
         return ""
     if not told["loads"]:
         return "–"
+    if told["mean"] is None:
+        return "**not finite**"
     return f"{told['mean']:.4f}" if told["agrees"] else f"**{told['mean']:.4f}**"
 
 
