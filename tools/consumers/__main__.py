@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import subprocess
@@ -37,7 +38,7 @@ from goldstick.recipes.needs_data import needs_data
 from tools.consumers import BUNDLED
 from tools.consumers.cells import MIXTURES, READERS, Cell, cells
 from tools.consumers.models import tokens, written
-from tools.consumers.results import RESULTS, begun
+from tools.consumers.results import RESULTS, begun, keep
 
 HERE = Path(__file__).parent
 WORKERS = {
@@ -91,7 +92,7 @@ def main() -> int:
             for cell, directory in made.items():
                 for reader, told in found[cell.name].get("readers", {}).items():
                     told["doctor"] = said(cell, directory, reader)
-            arguments.out.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            keep(arguments.out, kept)
         for reader, python in pythons.items():
             mine = [cell for cell in made if reader in READERS[cell.format]]
             checkpoints = {cell.name: made[cell] for cell in mine}
@@ -100,7 +101,7 @@ def main() -> int:
                 told = judged(cell, made[cell], answers[cell.name], reader, ids[cell.model], found)
                 found[cell.name].setdefault("readers", {})[reader] = told
                 print(f"{cell.name:45} {reader:12} {line(told)}", flush=True)
-            arguments.out.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            keep(arguments.out, kept)
     return 0
 
 
@@ -195,13 +196,21 @@ def judged(
     coarse = logprobs(directory, ids, dtype, block=block) if block else mine
     apart = (theirs - mine).abs()
     told = {"loads": True, "mean": float(apart.mean()), "largest": float(apart.max()), "dtype": str(dtype)}
+    told |= {"not_finite": int((~theirs.isfinite()).sum())}
     told |= {"own_mean": float((coarse - exact).abs().mean()), "doctor": doctor}
     told |= {"from_float32": float((theirs - exact).abs().mean())}
     told |= {name: round(answer[name], 2) for name in ("seconds_to_load", "tokens_s", "load") if name in answer}
     floats = found.get(f"{cell.model}/float/float", {}).get("readers", {}).get(reader, told if not doctor else {})
-    told["bound"] = 2 * max(told["own_mean"], floats.get("mean", 0.0), FLOOR)
+    told["bound"] = 2 * max(told["own_mean"], floats.get("mean") or 0.0, FLOOR)
     told["agrees"] = told["mean"] <= told["bound"]
-    return {key: round(value, 6) if isinstance(value, float) else value for key, value in told.items()}
+    return {key: written_number(value) for key, value in told.items() if key != "not_finite" or value}
+
+
+def written_number(value: Any) -> Any:
+    """A value as JSON has it: floats with six places, and nothing for NaN and infinity."""
+    if not isinstance(value, float):
+        return value
+    return round(value, 6) if math.isfinite(value) else None
 
 
 def said(cell: Cell, directory: Path, reader: str) -> dict[str, Any]:
@@ -252,6 +261,8 @@ def line(told: Mapping[str, Any]) -> str:
     """What is printed of an answer."""
     if not told["loads"]:
         return f"does not load: {told['error'][:120]}"
+    if told.get("not_finite"):
+        return f"APART: {told['not_finite']} log-probabilities are not finite"
     word = "agrees" if told["agrees"] else "APART"
     return f"{word} mean {told['mean']:.4f} (at most {told['bound']:.4f}) largest {told['largest']:.3f}"
 

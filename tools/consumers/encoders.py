@@ -10,7 +10,6 @@ turns a code, and codes turn others in all layers after: within its precision is
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shutil
 import sys
@@ -31,7 +30,7 @@ from goldstick.recipes import Recipe
 from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.sentence import parse
 from tools.consumers.__main__ import ask, cpu_words, runs_here, shortened, versions
-from tools.consumers.results import RESULTS, begun
+from tools.consumers.results import RESULTS, begun, keep
 
 _BERT: dict[str, Any] = {
     "vocab_size": 30522, "hidden_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 512,
@@ -58,7 +57,9 @@ FLOOR = 1e-6
 def main() -> int:
     """Print a line for each encoder and scheme, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--python", required=True, help="a Python that has sentence-transformers")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--python", help="a Python that has sentence-transformers")
+    what.add_argument("--doctor", action="store_true", help="ask doctor anew of what was run, after its rules changed")
     parser.add_argument("--minilm", required=True, type=Path, metavar="DIR", help=f"the directory of {PUBLISHED}")
     parser.add_argument("--only", nargs="*", default=[""], metavar="NAME", help="encoders whose names begin so")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -71,6 +72,12 @@ def main() -> int:
         for model in (PUBLISHED, *MODELS):
             if model.startswith(tuple(arguments.only)):
                 made |= compressed(model, arguments.minilm, folder / model, found)
+        if arguments.doctor:
+            for cell in {*made} & {*found}:
+                if not cell.endswith("/float"):
+                    found[cell]["doctor"] = said(made[cell])
+            keep(arguments.out, kept)
+            return 0
         answers = ask("sentence-transformers", arguments.python, made, {}, folder, texts=texts)
         floats: dict[str, Tensor] = {}
         for cell, directory in made.items():
@@ -80,7 +87,7 @@ def main() -> int:
             found[cell] = told = judged(answers[cell], ours, batched, exact, directory)
             print(f"{cell:36} {told.get('error') or told['apart']}", flush=True)
     kept.setdefault("versions", {})["sentence-transformers"] = versions(arguments.python, "sentence-transformers")
-    arguments.out.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    keep(arguments.out, kept)
     return 0
 
 
@@ -145,10 +152,15 @@ def apart(one: Tensor, other: Tensor) -> float:
     return float(f"{float((1 - (one * other).sum(-1)).mean()):.2g}")
 
 
+def said(directory: Path) -> dict[str, Any]:
+    """What doctor says of a compressed encoder."""
+    verdict = api.doctor(directory, runtime="transformers").verdict
+    return {"runs": runs_here(verdict), "cpu": cpu_words(verdict)} if verdict else {}
+
+
 def judged(answer: dict[str, Any], ours: Tensor, batched: Tensor, exact: Tensor, directory: Path) -> dict[str, Any]:
     """One answer beside goldstick's embeddings and the float model's."""
-    verdict = api.doctor(directory, runtime="transformers").verdict if ours is not exact else None
-    doctor = {"runs": runs_here(verdict), "cpu": cpu_words(verdict)} if verdict else {}
+    doctor = said(directory) if ours is not exact else {}
     if "error" in answer:
         return {"loads": False, "error": shortened(answer["error"]), "doctor": doctor}
     theirs = normalize(torch.tensor(answer["embeddings"], dtype=torch.float64))

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 
 import goldstick
 from goldstick.jobs.export import graph
-from tools.consumers.results import RESULTS, begun
+from tools.consumers.results import RESULTS, begun, keep
 
 HERE = Path(__file__).parent
 _TEXT: dict[str, Any] = {
@@ -64,7 +64,7 @@ def main() -> int:
     for file, answers in told["graphs"].items():
         for runtime, one in answers.items():
             print(f"{file:28} {runtime:12} {one.get('error') or one['squared_error_share']}", flush=True)
-    arguments.out.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    keep(arguments.out, kept)
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,3 +23,13 @@ def begun(results: Path) -> dict[str, Any]:
     finish.prove = prove_here
     kept: dict[str, Any] = json.loads(results.read_text()) if results.is_file() else {}
     return kept
+
+
+def keep(results: Path, kept: Mapping[str, Any]) -> None:
+    """Write the results as JSON that every reader takes, which has no word for NaN.
+
+    Raises:
+        ValueError: A number is not finite.
+    """
+    text = json.dumps(kept, indent=1, sort_keys=True, allow_nan=False)
+    results.write_text(text + "\n", encoding="utf-8")

@@ -9,7 +9,6 @@ log-probability of each token that goldstick's plain backend gives.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from goldstick.jobs.load.find_model import reference_directory
 from tools.consumers import BUNDLED
 from tools.consumers.__main__ import ask, logprobs, machine
 from tools.consumers.models import tokens
-from tools.consumers.results import RESULTS, begun
+from tools.consumers.results import RESULTS, begun, keep
 
 VARIABLE = "ONEDNN_MAX_CPU_ISA"
 
@@ -51,7 +50,7 @@ def main() -> int:
             apart = {part: (torch.tensor(told[part]["logprobs"]) - mine[part]).abs() for part in checkpoints}
             found[isa] = {part: {"mean": float(one.mean()), "largest": float(one.max())} for part, one in apart.items()}
             print(f"{isa:20} " + ", ".join(f"{part} {one['mean']:.4f}" for part, one in found[isa].items()), flush=True)
-            arguments.out.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+            keep(arguments.out, kept)
     return 0
 
 

@@ -29,6 +29,8 @@ def _shown(told: Mapping[str, Any] | None) -> str:
         return ""
     if not told["loads"]:
         return "–"
+    if told["mean"] is None:
+        return "**not finite**"
     return f"{told['mean']:.4f}" if told["agrees"] else f"**{told['mean']:.4f}**"
 
 
@@ -91,7 +93,8 @@ def _verdicts() -> Iterator[bool]:
     """Of each answer: whether doctor had said so."""
     for told in _all_told():
         if "runs" in told.get("doctor", {}):
-            yield told["doctor"]["runs"] == told["loads"]
+            numbers = told["loads"] and not told.get("not_finite")  # NaN is no answer
+            yield told["doctor"]["runs"] == numbers
 
 
 def _all_told() -> Iterator[dict[str, Any]]:

@@ -1,7 +1,9 @@
-"""One sequence through a model: its prompt in pieces that begin at fixed places, then a token at a time.
+"""Sequences through a model: prompts in pieces that begin at fixed places, then a token at a time.
 
-Every pass has a shape that depends on the sequence's own tokens alone. So a sequence gets the same numbers, to the bit,
-whoever else is answered meanwhile, and whether its first pieces were read for it or for an earlier one.
+A pass over a prompt holds tokens of one sequence. A pass of new tokens may hold one of each of several, where all that
+multiplies them gives a row the same bits in any company: quantized layers and attention in C++ do, and float layers
+multiply row by row. So a sequence gets the same numbers, to the bit, whoever else is answered meanwhile, and whether
+its first pieces were read for it or for an earlier one.
 """
 
 from __future__ import annotations
@@ -10,9 +12,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from goldstick.evaluation.forward import embedding_rows, forward, require_numbers
+from goldstick.evaluation.forward import embedding_rows, forward, require_numbers, takes
+from goldstick.nn.fused.decode_block import FusedDecodeBlock
+from goldstick.nn.fused.separate_caches import NotTogetherError, SeparateCaches, row_by_row
 
 #: Tokens of a prompt that are read in one pass: enough that products of matrices run at their full speed.
 PIECE = 64
@@ -34,12 +38,15 @@ class Decoder:
 
     Attributes:
         in_pieces: Whether prompts are read in pieces, which was tried with four tokens; else in one pass.
+        together: Whether several sequences get their next tokens in one pass, which was tried with three.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self.in_pieces = False
+        self.in_pieces = self.together = False
         self.in_pieces = self._same_in_pieces()
+        self._apart = _float_layers(model)
+        self.together = self.in_pieces and self._same_together()
 
     def end_of_pass(self, read: int, prompt: int, known: int) -> int:
         """Where the next pass over a sequence ends.
@@ -76,6 +83,51 @@ class Decoder:
         )
         return require_numbers(output.logits[:, -1]), getattr(output, "past_key_values", None)
 
+    @torch.no_grad()
+    def advance_together(self, tokens: Sequence[int], caches: Sequence[Any]) -> list[Tensor] | None:
+        """Run over a token of each sequence behind its cache, in one pass; the caches are extended.
+
+        Returns:
+            Logits [1, vocabulary] for each, those of :meth:`advance` to the bit; ``None`` where that is not possible,
+            and the caches are as they were.
+        """
+        joined = SeparateCaches(caches)
+        lengths = [cache.get_seq_length() for cache in caches]
+        try:
+            with row_by_row(self._apart):
+                output = self.model(
+                    input_ids=torch.tensor(tokens)[:, None],
+                    position_ids=torch.tensor(lengths)[:, None],
+                    past_key_values=joined,
+                    use_cache=True,
+                    logits_to_keep=1,
+                )
+        except NotTogetherError:
+            return None
+        joined.extend()
+        return list(output.logits[:, -1].split(1))
+
+    def _same_together(self) -> bool:
+        """Try whether three sequences get from one pass what each gets alone, to the bit."""
+        if not all(takes(self.model, argument) for argument in ("position_ids", "past_key_values", "logits_to_keep")):
+            return False
+        blocks = {module.forward.attention.layer for module in self.model.modules() if _is_fused(module)}
+        rows = embedding_rows(self.model) or 1
+        prompts = [[number % rows for number in range(1, 2 + length)] for length in (1, 3, 2)]
+        alone = []
+        for prompt in prompts:
+            _, cache = self.advance(prompt, 0, len(prompt) - 1, None)
+            if blocks != {*range(len(cache.layers))}:
+                return False
+            logits, _ = self.advance(prompt, len(prompt) - 1, len(prompt), cache)
+            alone.append(logits)
+        caches = [self.advance(prompt, 0, len(prompt) - 1, None)[1] for prompt in prompts]
+        try:
+            together = self.advance_together([prompt[-1] for prompt in prompts], caches)
+        except Exception:  # a model that asks more of its cache takes turns
+            return False
+        return together is not None and all(map(torch.equal, alone, together))
+
     def _same_in_pieces(self) -> bool:
         """Try whether four tokens give in two passes what they give in one."""
         rows = embedding_rows(self.model)
@@ -87,6 +139,16 @@ class Decoder:
         parts, _ = self.advance(ids, 2, len(ids), cache)
         difference, size = (parts.double() - whole.double()).square().sum(), whole.double().square().sum()
         return bool(difference <= _CLOSE * size)
+
+
+def _is_fused(module: nn.Module) -> bool:
+    return isinstance(module.__dict__.get("forward"), FusedDecodeBlock)
+
+
+def _float_layers(model: nn.Module) -> list[nn.Linear]:
+    """Float linear layers outside of the blocks that run in C++, such as the head."""
+    inside = {id(module) for block in model.modules() if _is_fused(block) for module in block.modules()}
+    return [module for module in model.modules() if type(module) is nn.Linear and id(module) not in inside]
 
 
 def _grows(cache: Any) -> bool:

@@ -1,4 +1,4 @@
-"""The engine: one thread in which a model answers several questions, token by token in turn."""
+"""The engine: one thread in which a model answers several questions, a token of each in one pass."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Generator, Sequence
 import torch
 
 from goldstick.errors import UsageError
-from goldstick.evaluation.forward import embedding_rows, evaluating
+from goldstick.evaluation.forward import embedding_rows, evaluating, require_numbers
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.jobs.serve.answer import Answer
 from goldstick.jobs.serve.decoder import PIECE, Decoder
@@ -30,8 +30,9 @@ from goldstick.jobs.serve.text_stream import TextStream
 class Engine:
     """A model that answers several questions at a time, each as if it were alone.
 
-    In every round each answer gets a token, and of one prompt a piece is read. No pass holds tokens of two sequences,
-    so no answer depends on others: greedy ones, and sampled ones of one seed, are the same to the bit as one by one.
+    In every round each answer gets a token, and of one prompt a piece is read. The tokens go through the model together
+    where it gives each the bits that it gives it alone, which is tried at the start; else one after the other. So no
+    answer depends on others: greedy ones, and sampled ones of one seed, are the same to the bit as one by one.
 
     Args:
         language_model: The model and its tokenizer.
@@ -206,7 +207,7 @@ class Engine:
             answer = self._waiting.pop(0)
             self._running.append(answer)
         turns = [answer for answer in self._running if not answer.reading]
-        turns += [answer for answer in self._running if answer.reading][:1]
+        turns = self._advance_together(turns) + [answer for answer in self._running if answer.reading][:1]
         for answer in turns:
             try:
                 self._advance(answer)
@@ -237,6 +238,31 @@ class Engine:
             self.prefixes.keep(question.prompt[:end], answer.cache)
         if end >= prompt and (last := answer.go_on(logits, self._ends)) is not None:
             self._finish(answer, last)
+
+    def _advance_together(self, answers: list[Answer]) -> list[Answer]:
+        """Give answers their next tokens in one pass; those that it cannot give them are returned."""
+        alike = [one for one in answers if one.cache is not None and len(one.ids) == one.read + 1 and self._knows(one)]
+        if len(alike) < 2 or not self._decoder.together:
+            return answers
+        try:
+            logits = self._decoder.advance_together([one.ids[-1] for one in alike], [one.cache for one in alike])
+        except Exception:  # each hears of its own, alone
+            return answers
+        if logits is None:
+            return answers
+        for answer, row in zip(alike, logits, strict=True):
+            answer.read += 1
+            last: Part | BaseException | None
+            try:
+                last = answer.go_on(require_numbers(row), self._ends)
+            except Exception as error:  # of this answer: others go on
+                last = error
+            if last is not None:
+                self._finish(answer, last)
+        return [one for one in answers if one not in alike]
+
+    def _knows(self, answer: Answer) -> bool:
+        return self.rows is None or answer.ids[-1] < self.rows
 
     def _finish(self, answer: Answer, last: Part | BaseException) -> None:
         for group in (self._running, self._waiting):

@@ -14,6 +14,7 @@ from goldstick.kernels.prepared import versions
 from goldstick.nn.fused.block_chain import BlockChain, BlockState
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward
 from goldstick.nn.fused.module_guard import ModuleGuard
+from goldstick.nn.fused.separate_caches import NotTogetherError, SeparateCaches
 from goldstick.nn.fused.token_attention import TokenAttention, buffers_of
 from goldstick.nn.linear import QuantizedLinear
 
@@ -70,6 +71,8 @@ class FusedDecodeBlock:
         if x is None or more or cache is None or angles is None or given.get("output_attentions"):
             return None
         mask = given.get("attention_mask")
+        if type(cache) is SeparateCaches:
+            return self._of_each(x, angles, mask, cache)
         if self.chain is not None:
             found = self.chain.taken(self, x, angles, mask, cache)
             if found is not None:
@@ -87,13 +90,42 @@ class FusedDecodeBlock:
         if sin.shape != cos.shape or sin.dtype is not x.dtype:
             return None
         states = [own] if self.chain is None else [own, *self.chain.following(self, own, cache, x)]
-        outputs = _run([state.block for state in states], states, x.contiguous(), cos.contiguous(), sin.contiguous())
+        places = [[state.place()] for state in states]
+        outputs = _run([state.block for state in states], places, x.contiguous(), cos.contiguous(), sin.contiguous())
         if outputs is None:
             return None
         own.extend()
         if self.chain is not None:
             self.chain.hold(states, outputs, angles, mask, cache)
         return outputs[0]
+
+    def _of_each(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, caches: SeparateCaches) -> Tensor:
+        """The block's output for a token of each of several caches, which do not show it until they are extended.
+
+        Raises:
+            NotTogetherError: This is another case.
+        """
+        cos, sin = angles
+        states = [self._state_of_one(x, angles, mask, cache) for cache in caches.caches]
+        alike = len(x) == len(states) and cos.shape == sin.shape == (len(x), 1, self._shape[2])
+        if not alike or sin.dtype is not x.dtype or x.shape[2] != self._shape[0]:
+            raise NotTogetherError
+        if any(state.keys.buffer.shape[1] != self._shape[1] for state in states):
+            raise NotTogetherError
+        places = [[state.place() for state in states]]
+        outputs = _run([states[0].block], places, x.contiguous(), cos.contiguous(), sin.contiguous())
+        if outputs is None:
+            raise NotTogetherError
+        caches.written += states
+        return outputs[0]
+
+    def _state_of_one(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> BlockState:
+        layer: Any = None if mask is not None else self.attention.layer_for(x, angles, None, cache)
+        if type(layer).__name__ == "DynamicLayer" and len(layer.keys) == 1:
+            state = self.state_for(layer, x.dtype)
+            if state is not None:
+                return state
+        raise NotTogetherError
 
     def state_for(self, layer: Any, dtype: torch.dtype) -> BlockState | None:
         """What a run of this block on a layer of a cache needs, or ``None`` where it cannot run as one."""
@@ -189,7 +221,9 @@ class FusedDecodeBlock:
         self._watch([getattr(linear, name) for linear in copied for name in _COPIED])
 
 
-def _run(blocks: list[Any], states: list[BlockState], x: Tensor, cos: Tensor, sin: Tensor) -> Sequence[Tensor] | None:
+def _run(
+    blocks: list[Any], places: list[list[tuple[int, int, int, int]]], x: Tensor, cos: Tensor, sin: Tensor
+) -> Sequence[Tensor] | None:
     """The output of each block, all of which run in one call; ``None`` where another backend is named."""
     y = x.new_empty((len(blocks), *x.shape))
     done = cpu._C.run_blocks(
@@ -200,7 +234,7 @@ def _run(blocks: list[Any], states: list[BlockState], x: Tensor, cos: Tensor, si
         cos.data_ptr(),
         sin.data_ptr(),
         cos.shape[-1] if cos.shape[0] > 1 else 0,
-        [state.place() for state in states],
+        places,
         torch.get_num_threads(),
     )
     return y.unbind() if done else None

@@ -18,7 +18,7 @@ from tests.support.served import Served, served
 def language_model() -> LanguageModel:
     """The bundled model, compressed and optimized as a checkpoint is that is served."""
     model = load(reference_directory())
-    goldstick.apply(model, {"stages": [{"rtn": {"scheme": "w4a16-g128"}}]})
+    model = goldstick.apply(model, "rtn-w4a16-g128", inplace=True).model
     goldstick.optimize(model)
     return with_tokenizer(model, reference_directory())
 

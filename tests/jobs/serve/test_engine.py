@@ -66,7 +66,7 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> LanguageModel:
     loaded = load(reference_directory())
     recipe = RECIPES[request.param]
     if recipe is not None:
-        goldstick.apply(loaded, recipe)
+        loaded = goldstick.apply(loaded, recipe, inplace=True).model
     if request.param in CACHES:
         use_quantized_cache(loaded, KVSettings(scheme=CACHES[request.param], scales={}))
     goldstick.optimize(loaded)

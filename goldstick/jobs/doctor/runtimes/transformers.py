@@ -34,6 +34,11 @@ from goldstick.jobs.doctor.runtimes.subject import Subject
 _SINGLE = "model.safetensors"
 #: Sizes of groups that torch's product of 4 bits takes on processors (_weight_int4pack_mm_for_cpu).
 _CHANNELS_OF_TORCH = (32, 64, 128, 256)
+#: Model type → what its activations are called, which AWQ divides by scales.
+_SCALED_ACTIVATIONS = {
+    "bloom": "gelu_impl", "falcon": "act", "gpt_bigcode": "act", "gpt_neox": "act", "gptj": "act", "mpt": "act",
+    "starcoder2": "act",
+}  # fmt: skip
 
 
 def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
@@ -127,6 +132,17 @@ def _embedded(subject: Subject) -> Iterator[str]:
         yield from (group.words for group in groups_of(subject.table))
 
 
+def _scaled_activations(subject: Subject) -> Iterator[str]:
+    """Activations that are given scales of their own to divide by, which transformers' AWQ expects in the files."""
+    name = _SCALED_ACTIVATIONS.get(str(subject.config.get("model_type")))
+    if subject.method != AWQ.method or name is None or subject.model is None:
+        return
+    stored = {info.name for info in subject.stored}
+    for path, _ in subject.model.named_modules():
+        if path.rpartition(".")[2] == name and f"{path}.scales" not in stored:
+            yield path
+
+
 def _no_texts(subject: Subject) -> Iterator[str]:
     main = getattr(type(subject.model), "main_input_name", "input_ids")
     if subject.method == GPTQ.method and subject.model is not None and main != "input_ids":
@@ -218,6 +234,14 @@ TRANSFORMERS = Runtime(
             "return_tensors='pt'))",
             read_in="sentence_transformers/base/modules/transformer.py (6.2.0), with compressed-tensors 0.20.0",
             find=_embedded,
+        ),
+        Rule(
+            check="activations",
+            severity="fault",
+            what="AWQ divides activations of this architecture by scales that the files lack: outputs are NaN or wrong",
+            remedy="store it as GPTQ or compressed-tensors ('goldstick export')",
+            read_in="transformers/integrations/awq.py (AWQ_SCALES_MAPPINGS), with gptqmodel 7.7.0",
+            find=_scaled_activations,
         ),
         Rule(
             check="texts",

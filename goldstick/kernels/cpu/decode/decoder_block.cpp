@@ -93,17 +93,26 @@ private:
     void begin_attention(std::size_t block) {
         const BlockCall<T>& call = calls_[block];
         product_.end();
-        attention_ = write_token<T>({own_.projected.data(), call.cos, call.sin, own_.q.data(), own_.heads.data(), call.keys,
-                                     call.values, call.batch, call.heads, call.kv_heads, call.channels, call.angle_stride,
-                                     call.capacity, call.filled, call.scaling},
-                                    use_avx2_);
+        attentions_.clear();
+        scratch_ = 0;
+        const std::int64_t of_heads = call.heads * call.channels, all = of_heads + 2 * call.kv_heads * call.channels;
+        for (const Place<T>& place : call.places) {
+            attentions_.push_back(write_token<T>(
+                {own_.projected.data() + place.first * all, call.cos + place.first * call.angle_stride,
+                 call.sin + place.first * call.angle_stride, own_.q.data() + place.first * of_heads,
+                 own_.heads.data() + place.first * of_heads, place.keys, place.values, place.sequences, call.heads,
+                 call.kv_heads, call.channels, call.angle_stride, place.capacity, place.filled, call.scaling},
+                use_avx2_));
+            scratch_ = std::max(scratch_, scratch_of(attentions_.back()));
+        }
         items_.reset(call.batch * call.kv_heads);
     }
 
     void attend(int thread) {
-        std::vector<float> scratch(static_cast<std::size_t>(scratch_of(attention_)));
+        std::vector<float> scratch(static_cast<std::size_t>(scratch_));
+        const std::int64_t each = attentions_[0].batch * attentions_[0].kv_heads;  // all places have as many sequences
         for (std::int64_t item = 0; items_.take(thread, item);) {
-            attend_item(attention_, item, scratch.data(), use_avx2_);
+            attend_item(attentions_[static_cast<std::size_t>(item / each)], item % each, scratch.data(), use_avx2_);
         }
     }
 
@@ -155,7 +164,8 @@ private:
     BlockProduct<T> product_;
     Parts items_;
     Between<T> own_;
-    AttentionCall<T> attention_{};
+    std::vector<AttentionCall<T>> attentions_;
+    std::int64_t scratch_ = 0;
     std::int64_t inner_ = 0;
 };
 

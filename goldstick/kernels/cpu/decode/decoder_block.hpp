@@ -19,6 +19,15 @@ struct BlockLayers {
     const PreparedLinear* down;
 };
 
+// Where the tokens of neighbouring sequences go, whose caches lie in one buffer.
+template <typename T>
+struct Place {
+    T* keys;  // dense buffer [sequences, kv_heads, capacity, channels]
+    T* values;
+    std::int64_t capacity, filled;
+    std::int64_t first, sequences;  // of the batch
+};
+
 template <typename T>
 struct BlockCall {
     BlockLayers layers;
@@ -29,11 +38,9 @@ struct BlockCall {
     float attention_epsilon, feed_epsilon;
     const T* cos;              // [batch or 1, channels]
     const T* sin;
-    T* keys;                   // dense buffer [batch, kv_heads, capacity, channels]
-    T* values;
+    std::vector<Place<T>> places;  // one for all sequences, or one for each
     std::int64_t batch, heads, kv_heads, channels;
     std::int64_t angle_stride;  // from one sequence's angles to the next; 0 where they are the same
-    std::int64_t capacity, filled;
     float scaling;
 };
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "decode/attention.hpp"
@@ -29,15 +30,12 @@ T* at(Address address) {
     return reinterpret_cast<T*>(address);
 }
 
-// One token of each sequence, and the cache of one block.
+// One token of each sequence, and the cache of one block: of all sequences, or of each.
 struct Token {
     Address x, cos, sin;
     std::int64_t batch, angle_stride;
 };
-struct Filled {
-    Address keys, values;
-    std::int64_t capacity, filled;
-};
+using Filled = std::tuple<Address, Address, std::int64_t, std::int64_t>;  // keys, values, capacity, filled
 
 class PreparedBlock {
 public:
@@ -83,10 +81,16 @@ public:
     std::int64_t width() const { return layers_.output->rows(); }
 
     template <typename T>
-    goldstick::BlockCall<T> call(const Token& token, const Filled& cache) const {
+    goldstick::BlockCall<T> call(const Token& token, const std::vector<Filled>& caches) const {
+        std::vector<goldstick::Place<T>> places;
+        const auto sequences = token.batch / static_cast<std::int64_t>(caches.size());
+        for (const auto& [keys, values, capacity, filled] : caches) {
+            const auto first = static_cast<std::int64_t>(places.size()) * sequences;
+            places.push_back({at<T>(keys), at<T>(values), capacity, filled, first, sequences});
+        }
         return {layers_, nullptr, nullptr, at<const T>(attention_norm_), at<const T>(feed_norm_), attention_epsilon_,
-                feed_epsilon_, at<const T>(token.cos), at<const T>(token.sin), at<T>(cache.keys), at<T>(cache.values),
-                token.batch, heads_, kv_heads_, channels_, token.angle_stride, cache.capacity, cache.filled, scaling_};
+                feed_epsilon_, at<const T>(token.cos), at<const T>(token.sin), std::move(places),
+                token.batch, heads_, kv_heads_, channels_, token.angle_stride, scaling_};
     }
 
 private:
@@ -99,7 +103,8 @@ private:
 };
 
 template <typename T>
-void run_as(const std::vector<const PreparedBlock*>& blocks, const Token& token, const std::vector<Filled>& caches, Address y,
+void run_as(const std::vector<const PreparedBlock*>& blocks, const Token& token, const std::vector<std::vector<Filled>>& caches,
+            Address y,
             int threads) {
     std::vector<goldstick::BlockCall<T>> calls;
     const T* x = at<const T>(token.x);
@@ -114,15 +119,15 @@ void run_as(const std::vector<const PreparedBlock*>& blocks, const Token& token,
     goldstick::decoder_blocks<T>(calls, threads, goldstick::uses_avx2());
 }
 
-// Blocks that follow each other; y is [blocks, batch, width], and `caches` has a tuple of four for each. Returns false, and
-// does nothing, where GOLDSTICK_BACKEND names another backend.
+// Blocks that follow each other; y is [blocks, batch, width], and `caches` has a list for each, with a tuple of four for
+// all sequences or one for each. Returns false, and does nothing, where GOLDSTICK_BACKEND names another backend.
 bool run(nb::list prepared, Address x, Address y, std::int64_t batch, Address cos, Address sin, std::int64_t angle_stride,
          nb::list caches, int threads) {
     if (goldstick::another_backend_is_named()) {
         return false;
     }
     std::vector<const PreparedBlock*> blocks;
-    std::vector<Filled> states;
+    std::vector<std::vector<Filled>> states;
     for (nb::handle one : prepared) {
         blocks.push_back(&nb::cast<const PreparedBlock&>(one));
         if (blocks.back()->precision() != blocks[0]->precision() || blocks.back()->width() != blocks[0]->width()) {
@@ -130,12 +135,16 @@ bool run(nb::list prepared, Address x, Address y, std::int64_t batch, Address co
         }
     }
     for (nb::handle one : caches) {
-        const auto [keys, values, capacity, filled] =
-            nb::cast<std::tuple<Address, Address, std::int64_t, std::int64_t>>(one);
-        if (filled < 0 || filled >= capacity) {
-            throw std::invalid_argument("there is no room for another token");
+        auto& places = states.emplace_back();
+        for (nb::handle place : nb::cast<nb::list>(one)) {
+            places.push_back(nb::cast<Filled>(place));
+            if (std::get<3>(places.back()) < 0 || std::get<3>(places.back()) >= std::get<2>(places.back())) {
+                throw std::invalid_argument("there is no room for another token");
+            }
         }
-        states.push_back({keys, values, capacity, filled});
+        if (places.size() != 1 && static_cast<std::int64_t>(places.size()) != batch) {
+            throw std::invalid_argument("a block has one cache for all sequences, or one for each");
+        }
     }
     if (blocks.empty() || states.size() != blocks.size()) {
         throw std::invalid_argument("every block has a cache");

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -82,6 +83,16 @@ def test_what_sentence_transformers_stumbles_over_is_said_of_its_encoders_alone(
     ]
     assert [len(hits) for hits in found] == [1, 0, 0]
     assert found[0][0].severity == "remark"
+
+
+def test_scales_of_activations_that_awq_of_some_architectures_lacks_are_a_fault() -> None:
+    """Seen with transformers 5.23.0 and gptqmodel 7.7.0 (docs/consumers.md): StarCoder2's outputs were NaN."""
+    rule = next(one for one in RUNTIMES["transformers"].rules if one.check == "activations")
+    model = torch.nn.ModuleDict({"mlp": torch.nn.ModuleDict({"act": torch.nn.GELU()})})
+    awq = Subject(config={"model_type": "starcoder2"}, table={"quant_method": "awq", "bits": 4}, model=model)
+    assert [finding.where for finding in rule.findings(awq)] == [("mlp.act",)]
+    assert not rule.findings(dataclasses.replace(awq, config={"model_type": "llama"}))
+    assert not rule.findings(dataclasses.replace(awq, table={"quant_method": "gptq", "bits": 4}))
 
 
 def test_static_inputs_of_fp8_have_no_kernel_on_processors_in_vllm(workshop: Workshop) -> None:
