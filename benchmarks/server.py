@@ -49,6 +49,11 @@ MADE = Path("build") / "server"
 PORT = 8471
 WARMING_UP = 60.0
 BUNDLED = "reference"
+#: goldstick's command line, whose server finds no model to bear a pass of several sequences.
+IN_TURN = (
+    "from goldstick.jobs.serve.decoder import Decoder; Decoder._same_together = lambda self: False; "
+    "from goldstick.cli import main; main()"
+)
 PROMPTS = [
     "The harbour lies", "The island", "In the square of Ostrel", "Once upon a time", "The duck " * 40, "A tree",
     "River " * 70 + "Luna", "The region", "The duck " * 40 + "swims", "It was", "Walden", "Zoe does not",
@@ -242,6 +247,9 @@ def speed(arguments: argparse.Namespace) -> dict[str, Any]:
     model = _checkpoint(arguments.shape)
     file, threads = str(model / "model.gguf"), str(arguments.threads)
     commands = {"goldstick serve": goldstick_command(model, arguments.threads)}
+    if arguments.in_turn:
+        words = goldstick_command(model, arguments.threads)[3:]
+        commands["goldstick serve, a pass for each answer"] = [sys.executable, "-c", IN_TURN, *words]
     common = ["--port", str(PORT), "--model", file, "--host", "127.0.0.1"]
     if arguments.llama_cpp:
         name = "llama_cpp.server of llama-cpp-python (one request after the other)"
@@ -282,6 +290,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--llama-cpp", metavar="PYTHON", help="A Python with llama-cpp-python[server].")
     parser.add_argument("--llama-server", metavar="PROGRAM")
+    parser.add_argument("--in-turn", action="store_true", help="goldstick's server without joint passes, too.")
     parser.add_argument("--machine", default="x86 with AVX-512 and VNNI, 2 cores, shared with other work meanwhile")
     arguments = parser.parse_args()
     result = {"load": load, "speed": speed}[arguments.what](arguments)

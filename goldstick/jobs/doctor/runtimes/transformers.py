@@ -34,11 +34,6 @@ from goldstick.jobs.doctor.runtimes.subject import Subject
 _SINGLE = "model.safetensors"
 #: Sizes of groups that torch's product of 4 bits takes on processors (_weight_int4pack_mm_for_cpu).
 _CHANNELS_OF_TORCH = (32, 64, 128, 256)
-#: Model type → what its activations are called, which AWQ divides by scales.
-_SCALED_ACTIVATIONS = {
-    "bloom": "gelu_impl", "falcon": "act", "gpt_bigcode": "act", "gpt_neox": "act", "gptj": "act", "mpt": "act",
-    "starcoder2": "act",
-}  # fmt: skip
 
 
 def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
@@ -134,7 +129,7 @@ def _embedded(subject: Subject) -> Iterator[str]:
 
 def _scaled_activations(subject: Subject) -> Iterator[str]:
     """Activations that are given scales of their own to divide by, which transformers' AWQ expects in the files."""
-    name = _SCALED_ACTIVATIONS.get(str(subject.config.get("model_type")))
+    name = names_in("transformers_awq_activations").get(str(subject.config.get("model_type")))
     if subject.method != AWQ.method or name is None or subject.model is None:
         return
     stored = {info.name for info in subject.stored}
