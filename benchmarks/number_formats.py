@@ -38,6 +38,8 @@ FOUR_BITS = ("w4a16-g128", "w4a16-g32", "w4a16-g16", "w4afp8", "w4a8-dynamic-g32
 #: Measured by further methods: what 8-bit floats can gain, and 4-bit ones whose weights are scaled first.
 SOLVED = ("fp8a16", "fp8-dynamic")
 BALANCED = ("mxfp4a16", "nvfp4a16")
+#: What Blackwell multiplies.
+BLACKWELL = ("mxfp4a16", "nvfp4a16", "mxfp4", "nvfp4")
 #: "No loss larger than 0.5 %."
 CLOSE = 1.005
 #: Layers that read one input, or follow one another, which a recipe leaves in 16 bits.
@@ -58,6 +60,8 @@ def rows() -> Iterator[Row]:
         yield _row("imatrix", scheme, {"rtn": {"range_search": "imatrix"}})
     for scheme in FLOAT_FOUR_BITS:
         yield _row("descent", scheme, {"descent": {}})
+    for scheme in BLACKWELL:
+        yield _row("descent: gptaq", scheme, {"descent": {"gptaq": True}})
     for scheme in (*EIGHT_BITS, *FOUR_BITS):
         yield _row("gptq", scheme, {"gptq": {}})
     for scheme in (*BALANCED, *SOLVED):
@@ -163,6 +167,7 @@ def verdicts(results: Results) -> Iterator[str]:
                 for word, method in (
                     ("searched ranges", "rtn"),
                     ("descent", "descent"),
+                    ("with gptaq", "descent: gptaq"),
                     ("AWQ", "awq"),
                     ("GPTQ", "gptq"),
                     ("and 8 cycles", "gptq: 8 cycles"),

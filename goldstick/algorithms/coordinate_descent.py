@@ -93,7 +93,7 @@ def descend_codes(
     start = torch.empty(target.shape, dtype=torch.float64, device=target.device)
     for part in row_chunks(target, copies=4):
         delta = tensor.rows(part).dequantize().double() - target[part]
-        wanted = target[part].double()
+        wanted = target[part].to(torch.float64, copy=True)
         wanted[:, columns] -= delta[:, columns] @ lower @ factor
         start[part] = wanted
     codes, _ = solve_columns(start, factor, columns, tensor)

@@ -7,18 +7,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, get_args
 
-import torch
 from torch import Tensor
 
 from goldstick.algorithms.base import DataRequirement, Quantizer
 from goldstick.algorithms.column_importance import OF_GGML
 from goldstick.algorithms.coordinate_descent import damped_hessian, descend
-from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder
+from goldstick.algorithms.gptaq import gptaq_target
+from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
 from goldstick.algorithms.observers import Observers, observers_for
 from goldstick.algorithms.output_error import least_error, output_error
 from goldstick.algorithms.ranges import RangeSearch
 from goldstick.algorithms.roundings import not_finite, rounded_without_data, roundings, too_few_inputs
-from goldstick.algorithms.solution import Solution, never_worse, solve_each
+from goldstick.algorithms.solution import Solution, effective_rank, never_worse, solve_each
+from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
@@ -36,6 +37,8 @@ def solve_descent(
     order: Order = "gar",
     ladder: Sequence[float] = (0.01, 0.1, 1.0),
     search: RangeSearch = "mse",
+    drift: Tensor | None = None,
+    alpha: float = 1.0,
 ) -> Solution:
     """Quantize ``weight`` so that tr((W − Ŵ) A (W − Ŵ)ᵀ) falls from that of rounding, A = H + λ·mean(diag H)·I.
 
@@ -50,6 +53,9 @@ def solve_descent(
         order: In which order a cycle takes the columns: see :func:`column_order`.
         ladder: Values of λ to try, in units of the mean of diag(H), until A is positive definite.
         search: Where the first scales and zeros come from.
+        drift: D of the inputs, float64 [in, in], as in :func:`solve_gptq`: W' takes the place of W, and errors are
+            judged against the float model's output.
+        alpha: How much of the drift is made up for, 0 to 1.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity, or the shapes do not fit. A Hessian that cannot be used
@@ -57,34 +63,34 @@ def solve_descent(
     """
     if hessian.shape != (weight.shape[-1], weight.shape[-1]) or weight.ndim != 2:
         raise QuantizationError(f"A weight {tuple(weight.shape)} needs a Hessian [in, in], not {tuple(hessian.shape)}.")
+    if drift is not None and drift.shape != hessian.shape:
+        raise QuantizationError(f"A Hessian {tuple(hessian.shape)} needs a drift alike, not {tuple(drift.shape)}.")
     hessian = hessian.double()
-    if (bad := not_finite(Hessian=hessian)) is not None:
+    if (bad := not_finite(Hessian=hessian, drift=drift)) is not None:
         return rounded_without_data(weight, grid, search, None, bad)
     rivals = roundings(weight, grid, search, hessian.diagonal())
     dead = hessian.diagonal() == 0
     count = int(dead.sum())
     if count == len(dead):
-        return Solution(
-            tensor=rivals[search], dead=count, fallback="the Hessian is zero: no input ever reached the layer"
-        )
+        why = "the Hessian is zero: no input ever reached the layer"
+        return Solution(tensor=rivals[search], dead=count, fallback=why)
     mean = float(hessian.diagonal()[~dead].mean())
+    columns = column_order(hessian.diagonal(), grid, order)
+    drifted = None if drift is None else weight.double() @ drift.double()
     for damping in ladder:
-        damped = damped_hessian(hessian, damping * mean)
-        if not _is_positive(damped):
+        factor = inverse_factor(hessian, damping * mean, columns)
+        if factor is None:
             continue
-        rival = least_error(weight, rivals, hessian)
-        columns = column_order(hessian.diagonal(), grid, order)
-        solved = descend(weight, rival[1], damped, columns, cycles, scales=search not in OF_GGML)
-        loss = output_error(weight, solved, hessian)
-        return replace(never_worse(solved, loss, rival), damping=damping, dead=count)
+        rival = least_error(weight, rivals, hessian, drifted)
+        target = weight if drifted is None else gptaq_target(weight, drifted, factor, columns, alpha)
+        rank = effective_rank(factor, damping * mean, dead[columns])
+        del factor
+        damped = damped_hessian(hessian, damping * mean)
+        solved = descend(target, rival[1], damped, columns, cycles, scales=search not in OF_GGML)
+        loss = output_error(weight, solved, hessian, drifted)
+        return replace(never_worse(solved, loss, rival), damping=damping, dead=count, rank=rank)
     reason = f"the Hessian is not positive definite, even damped by {ladder[-1]:g} of its mean diagonal"
     return Solution(tensor=rivals[search], dead=count, fallback=reason)
-
-
-def _is_positive(hessian: Tensor) -> bool:
-    """Whether a matrix is positive definite, and of finite numbers."""
-    factor, failed = torch.linalg.cholesky_ex(hessian)
-    return not int(failed) and bool(torch.isfinite(factor.sum()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +110,9 @@ class Descent(Quantizer):
             definite.
         token_floor: A layer that saw fewer inputs than this fraction of its input features is rounded to nearest.
         experts: What an expert of a mixture is solved on, as in GPTQ: ``routed`` or ``all``.
+        gptaq: Aim at the output of the float model, as in GPTQ: a layer then makes up for the rounding of its inputs
+            and for errors of those before it, as far as its weights can.
+        alpha: How much of them, 0 to 1; without ``gptaq`` it means nothing.
     """
 
     name: ClassVar[str] = "descent"
@@ -116,6 +125,8 @@ class Descent(Quantizer):
     damping: float = 0.01
     token_floor: float = 0.5
     experts: Literal["routed", "all"] = "routed"
+    gptaq: bool = False
+    alpha: float = 1.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -125,6 +136,8 @@ class Descent(Quantizer):
             raise RecipeError(f"damping is a fraction of the mean diagonal in (0, 1], not {self.damping}.")
         if not self.token_floor >= 0:
             raise RecipeError(f"token_floor is a fraction of the input features, 0 or more, not {self.token_floor}.")
+        if not 0 <= self.alpha <= 1:
+            raise RecipeError(f"alpha is how much of the drift is made up for, 0 to 1, not {self.alpha}.")
         if self.experts not in ("routed", "all"):
             raise RecipeError(f"experts is routed or all, not {self.experts!r}.")
         if self.order not in get_args(Order):
@@ -141,9 +154,14 @@ class Descent(Quantizer):
         return self.range_search in OF_GGML
 
     @property
+    def needs_float_inputs(self) -> bool:
+        """With ``gptaq``."""
+        return self.gptaq
+
+    @property
     def statistics(self) -> tuple[str, ...]:
-        """The Hessian."""
-        return ("hessian",)
+        """The Hessian, and with ``gptaq`` the drift."""
+        return ("hessian", "cross_covariance") if self.gptaq else ("hessian",)
 
     def attach(self, site: Site) -> InputObserver | list[InputObserver]:
         """The Hessian of the site's inputs; for experts a list of them, one each."""
@@ -165,10 +183,15 @@ class Descent(Quantizer):
                 return rounded_without_data(matrix, scheme.weight, self.range_search, None, few)
             alone = not keep or (observer.last_use and not observer.memo)
             hessian = (observer.take_hessian() if alone else observer.hessian()).to(matrix.device)
+            drift = None
+            if self.gptaq and isinstance(observer, CrossCovarianceObserver):
+                drift = observer.cross_covariance().to(matrix.device)
             return solve_descent(
                 matrix, hessian, scheme.weight, cycles=self.cycles, order=self.order,
-                ladder=damping_ladder(self.damping), search=self.range_search,
+                ladder=damping_ladder(self.damping), search=self.range_search, drift=drift, alpha=self.alpha,
             )  # fmt: skip
 
         tensor, notes = solve_each(weight, state, solve_matrix)
+        if self.gptaq and not isinstance(state, CrossCovarianceObserver):
+            notes["symmetric"] = "its inputs cannot be paired, token for token, with those of the float model"
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]

@@ -28,9 +28,9 @@ _DAMPING, _DAMPED_FROM = 0.3, 4
 def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
     """The stages, with what an effort adds to those that are calibrated; see docs/effort.md.
 
-    ``fast`` leaves all as it is. ``default`` lets GPTQ make up for the errors of earlier layers, damps its Hessian
-    more from 4 bits on, as that of coordinate descent, so that codes fit other texts, too, and lets two cycles of
-    coordinate descent follow; and it judges layers on rows held out. ``best`` learns the codes of each block on top of
+    ``fast`` leaves all as it is. ``default`` lets GPTQ and ``descent`` make up for the errors of earlier layers, damps
+    their Hessian more from 4 bits on, so that codes fit other texts, too, and lets two cycles of coordinate descent
+    follow GPTQ; and it judges layers on rows held out. ``best`` learns the codes of each block on top of
     that, where activations are float.
 
     Recipes that look at no data, or whose data say ranges alone, or that train the network, stay as they are. GGUF's
@@ -56,7 +56,7 @@ def _solving_well(stage: Stage) -> Stage:
     fewest = min(scheme.weight.bits for scheme in stage.schemes())
     damping = max(stage.damping, _DAMPING) if fewest >= _DAMPED_FROM else stage.damping
     if isinstance(stage, Descent):
-        return dataclasses.replace(stage, damping=damping)
+        return dataclasses.replace(stage, gptaq=True, damping=damping)
     cycles = stage.cycles if stage.float16_ranges else max(stage.cycles, 2)
     return dataclasses.replace(stage, gptaq=True, cycles=cycles, damping=damping)
 

@@ -64,6 +64,16 @@ def test_no_row_gets_a_larger_error_in_any_cycle(name: str) -> None:
 
 
 @every_grid
+def test_a_target_of_float64_is_left_as_it_was_and_gives_the_same(name: str) -> None:
+    weight, hessian, grid = problem(name)
+    start, target = quantize_with_search(weight, grid, "minmax"), weight.double()
+    found = descend(target, start, hessian, torch.arange(64), 3)
+    assert torch.equal(target, weight.double())
+    expected = descend(weight, start, hessian, torch.arange(64), 3)
+    assert torch.equal(found.codes, expected.codes) and torch.equal(found.scale, expected.scale)
+
+
+@every_grid
 def test_scales_alone_lower_the_error_and_stay_storable(name: str) -> None:
     weight, hessian, grid = problem(name)
     start = quantize_with_search(weight, grid, "minmax")

@@ -66,13 +66,29 @@ def test_scales_move_and_can_be_stored(name: str) -> None:
         assert torch.equal(found.global_scale, start.global_scale)
 
 
-def test_the_result_is_the_same_with_any_number_of_threads() -> None:
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_it_makes_up_for_drift_and_no_drift_changes_nothing(alpha: float) -> None:
+    weight, grid, x = torch.randn(12, 64), grid_of("nvfp4a16"), correlated(400, 64)
+    h, rounded = hessian_of(x), (x * 4).round() / 4
+    drift = 2 * (x - rounded).T @ rounded / len(x)
+    without = solve_descent(weight, hessian_of(rounded), grid)
+    found = solve_descent(weight, hessian_of(rounded), grid, drift=drift, alpha=alpha)
+    errors = [(weight.double() @ x.T - one.tensor.dequantize().double() @ rounded.T).norm() for one in (found, without)]
+    assert errors[0] < errors[1]
+    same = solve_descent(weight, h, grid, drift=torch.zeros(64, 64, dtype=torch.float64), alpha=alpha)
+    plain = solve_descent(weight, h, grid)
+    assert torch.equal(same.tensor.codes, plain.tensor.codes) and torch.equal(same.tensor.scale, plain.tensor.scale)
+
+
+@pytest.mark.parametrize("drifts", [False, True])
+def test_the_result_is_the_same_with_any_number_of_threads(drifts: bool) -> None:
     weight, h, grid = torch.randn(64, 256), hessian_of(correlated(600, 256)), grid_of("nvfp4a16")
+    drift = 0.05 * h if drifts else None
     threads, found = torch.get_num_threads(), []
     try:
         for count in (1, 2):
             torch.set_num_threads(count)
-            found.append(solve_descent(weight, h, grid, cycles=3).tensor)
+            found.append(solve_descent(weight, h, grid, cycles=3, drift=drift).tensor)
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(found[0].codes, found[1].codes) and torch.equal(found[0].scale, found[1].scale)
@@ -110,6 +126,8 @@ def test_a_singular_hessian_is_no_fault() -> None:
 def test_a_hessian_of_other_inputs_is_refused() -> None:
     with pytest.raises(QuantizationError, match="needs a Hessian"):
         solve_descent(torch.randn(6, 64), torch.eye(32), grid_of("mxfp4a16"))
+    with pytest.raises(QuantizationError, match="needs a drift alike"):
+        solve_descent(torch.randn(6, 64), torch.eye(64), grid_of("mxfp4a16"), drift=torch.eye(32))
 
 
 def test_few_inputs_leave_rounding() -> None:
@@ -136,6 +154,7 @@ def test_blocks_of_ggml_keep_their_scales(search: str) -> None:
     [
         ("cycles", 0, "cycles is 1 or more"),
         ("damping", 0.0, "damping is a fraction"),
+        ("alpha", 1.5, "alpha is how much"),
         ("token_floor", -1.0, "token_floor"),
         ("experts", "some", "routed or all"),
         ("order", "random", "order is gar"),

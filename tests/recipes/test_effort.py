@@ -52,7 +52,7 @@ def test_a_hessian_is_damped_for_other_texts_from_4_bits_on(words: str, damping:
     assert [type(stage) for stage in rest] == [Validate, Learn]
     descent = goldstick.Recipe.load(words.replace("gptq", "descent")).with_effort("best").stages[0]
     assert isinstance(descent, Descent)
-    assert descent.damping == damping
+    assert (descent.gptaq, descent.damping) == (True, damping)
 
 
 def test_an_effort_asked_for_twice_is_the_same() -> None:

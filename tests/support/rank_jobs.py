@@ -33,7 +33,7 @@ RECIPES: dict[str, tuple[str, list[Any], bool]] = {
     "output": ("llama", [{"gptq": {"scheme": "w3a16-g32", "objective": "output", "output_groups": 2}}], True),
     "loss": ("llama", [{"gptq": {"scheme": "w3a16-g32", "objective": "loss", "gptaq": True}}], False),
     "mixture": ("mixture", [_GPTQ], True),
-    "descent": ("mixture", [{"descent": {"scheme": "nvfp4a16", "cycles": 2}}], True),
+    "descent": ("mixture", [{"descent": {"scheme": "nvfp4a16", "cycles": 2, "gptaq": True}}], True),
     "rtn": ("mixture", [{"rtn": {"scheme": "w4a16-g32", "range_search": "mse"}}], False),
     "blocks": ("bare", [{"rtn": {"scheme": "q4_0", "range_search": "ggml"}}], False),
 }
