@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, FineGrainedFP8Config
 import goldstick
 from goldstick.errors import GoldstickError
 from goldstick.hf.source import open_source
-from goldstick.jobs.doctor import examine
+from goldstick.jobs.doctor.examine import examine
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.save import finish
 from tests.support.proofs import prove_here
