@@ -41,7 +41,7 @@ template <int blocks, int count>
 GOLDSTICK_AVX512 GOLDSTICK_INLINE void write(const PixelOutputs& to, const __m512i (&products)[blocks][count], int block,
                                              std::int64_t first, std::int64_t channels) {
     const bool all = channels >= kRows;
-    const __mmask16 some = static_cast<__mmask16>((1u << channels) - 1);
+    const __mmask16 some = static_cast<__mmask16>(all ? 0xffffu : (1u << channels) - 1);
     const __m512 by = _mm512_loadu_ps(to.finish.by + block * kRows);
     const __m512 shift = _mm512_loadu_ps(to.finish.shift + block * kRows);
     const __m512 least = _mm512_set1_ps(to.finish.least), most = _mm512_set1_ps(to.finish.most);
