@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.base import DataRequirement, Quantizer
-from goldstick.algorithms.column_importance import OF_GGML
+from goldstick.algorithms.base import Quantizer
 from goldstick.algorithms.column_loop import solve_columns
 from goldstick.algorithms.coordinate_descent import damped_hessian, descend
 from goldstick.algorithms.gptaq import gptaq_target
 from goldstick.algorithms.guide import Guide, Objective, guide_for
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
-from goldstick.algorithms.observers import Observers, observers_for
+from goldstick.algorithms.hessian_quantizer import HessianQuantizer
+from goldstick.algorithms.observers import Observers
 from goldstick.algorithms.output_error import (
     estimated_error,
     least_error,
@@ -142,7 +141,7 @@ def solve_gptq(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTQ(Quantizer):
+class GPTQ(HessianQuantizer):
     """Round column by column, each making up for the errors of those before it (arXiv 2210.17323).
 
     Never worse than rounding to nearest at the layer's output, on the inputs it saw: where it would be, or where the
@@ -170,17 +169,8 @@ class GPTQ(Quantizer):
     """
 
     name: ClassVar[str] = "gptq"
-    data_requirement: ClassVar[DataRequirement] = DataRequirement.BLOCKWISE
-    compensates: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {**Quantizer.renamed, "asymmetric": "gptaq"}
 
-    range_search: Literal["minmax", "mse", "imatrix", "ggml", "ggml-imatrix"] = "mse"
-    order: Order = "gar"
-    damping: float = 0.01
-    token_floor: float = 0.5
-    experts: Literal["routed", "all"] = "routed"
-    gptaq: bool = False
-    alpha: float = 0.5
     cycles: int = 0
     objective: Objective = "layer"
     output_groups: int = 4
@@ -188,52 +178,14 @@ class GPTQ(Quantizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 < self.damping <= 1:
-            raise RecipeError(f"damping is a fraction of the mean diagonal in (0, 1], not {self.damping}.")
-        if not self.token_floor >= 0:
-            raise RecipeError(f"token_floor is a fraction of the input features, 0 or more, not {self.token_floor}.")
-        if not 0 <= self.alpha <= 1:
-            raise RecipeError(f"alpha is how much of the drift is made up for, 0 to 1, not {self.alpha}.")
         guide_for(self.objective, self.output_groups, self.mix)
         if not self.cycles >= 0:
             raise RecipeError(f"cycles is 0 or more, not {self.cycles}.")
-        if self.experts not in ("routed", "all"):
-            raise RecipeError(f"experts is routed or all, not {self.experts!r}.")
-        if self.order not in get_args(Order):
-            raise RecipeError(f"order is gar, activation or natural, not {self.order!r}.")
-
-    @property
-    def fractional_zeros(self) -> bool:
-        """True for minimums."""
-        return self.float16_ranges
-
-    @property
-    def float16_ranges(self) -> bool:
-        """True for the searches of ggml."""
-        return self.range_search in OF_GGML
-
-    @property
-    def needs_float_inputs(self) -> bool:
-        """With ``gptaq``."""
-        return self.gptaq
-
-    @property
-    def statistics(self) -> tuple[str, ...]:
-        """The Hessian, and with ``gptaq`` the drift."""
-        return ("hessian", "cross_covariance") if self.gptaq else ("hessian",)
 
     @property
     def guide(self) -> Guide | None:
         """As ``objective`` says."""
         return guide_for(self.objective, self.output_groups, self.mix)
-
-    def attach(self, site: Site) -> InputObserver | list[InputObserver]:
-        """The Hessian of the site's inputs; for experts a list of them, one each."""
-        return observers_for(site)
-
-    def least_inputs(self, site: Site) -> float:
-        """As many as it does not round to nearest for; with ``experts: all`` there are never enough."""
-        return math.inf if self.experts == "all" else max(1.0, self.token_floor * site.in_features)
 
     def solve(self, site: Site, weight: Tensor, state: Observers | OutputGroups, scheme: Scheme) -> Sequence[Edit]:
         """One ``Quantize`` edit for a matrix [..., out, in], with what was found out about it as notes.
