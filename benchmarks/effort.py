@@ -1,13 +1,14 @@
 """What each effort gives and costs on text it was not calibrated on: ``python -m benchmarks.effort [--only 'w4*']``.
 
-The reference model, calibrated on 128 windows of 256 tokens of its own text, by rounding to nearest and by
-``gptq-SCHEME`` with each effort. Two texts: ``text``, held out, of the calibration's kind; ``wikitext2``, 60 evenly
-spaced documents of another kind (found through GOLDSTICK_SHARED). For each the mean KL from the float model's next
-tokens, the perplexity over the float model's, and what the same documents say of the perplexity beside that of
-rounding: the 95 % interval of documents drawn again. One thread; processor seconds of the compression alone.
+The reference model, calibrated on 128 windows of 256 tokens of its own text, by rounding to nearest, by
+``gptq-SCHEME`` with each effort, and by ``gptq-distill-SCHEME``. Two texts: ``text``, held out, of the calibration's
+kind; ``wikitext2``, 60 evenly spaced documents of another kind (found through GOLDSTICK_SHARED). For each the mean KL
+from the float model's next tokens, the perplexity over the float model's, and what the same documents say of the
+perplexity beside that of rounding: the 95 % interval of documents drawn again. One thread; processor seconds of the
+compression alone.
 
-Writes ``benchmarks/results/effort.json`` row by row, and the table of ``docs/effort.md``. ``--report`` measures
-nothing.
+Writes ``benchmarks/results/effort.json`` row by row, and the tables of ``docs/effort.md`` and ``docs/distill.md``.
+``--report`` measures nothing.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -41,15 +43,17 @@ from goldstick.recipes.recipe import Calibration, Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "effort.json"
-DOCUMENT = ROOT / "docs" / "effort.md"
+DOCUMENT, DISTILLATION = ROOT / "docs" / "effort.md", ROOT / "docs" / "distill.md"
 MARK = "<!-- written by benchmarks/effort.py -->\n"
 SUBJECT = subjects()["reference"]
 SHARED = Path(os.environ.get("GOLDSTICK_SHARED") or ROOT.parent / "shared") / "data"
 #: Text → where it lies and how many documents of it are looked at.
 TEXTS = {"text": (SUBJECT.data, None), "wikitext2": (SHARED, 60)}
 SCHEMES = ("w4a16-g128", "w4a16-g32", "w3a16-g128", "w2a16-g64")
-ROUNDING = "rounding"
+ROUNDING, DISTILLED = "rounding", " + distill"
 ROWS = (ROUNDING, *get_args(Effort))
+#: Rows of docs/distill.md.
+FURTHER = ("default + distill", "best + distill")
 
 
 def main() -> None:
@@ -61,13 +65,14 @@ def main() -> None:
     arguments = parser.parse_args()
     quiet_libraries()
     torch.set_num_threads(1)
-    rows = [(scheme, row) for scheme in SCHEMES for row in ROWS]
+    rows = [(scheme, row) for scheme in SCHEMES for row in (*ROWS, *FURTHER)]
     chosen = [
         pair for pair in rows if any(fnmatch.fnmatchcase(" ".join(pair), one) for one in arguments.only.split(","))
     ]
     if not arguments.report:
         measure(chosen, arguments.seed)
-    write_behind(DOCUMENT, MARK, table())
+    write_behind(DOCUMENT, MARK, table(ROWS))
+    write_behind(DISTILLATION, MARK, table(FURTHER))
 
 
 def measure(rows: list[tuple[str, str]], seed: int) -> None:
@@ -81,9 +86,10 @@ def measure(rows: list[tuple[str, str]], seed: int) -> None:
         for name, (where, limit) in TEXTS.items()
     }
     for scheme, row in rows:
-        recipe = Recipe.load(f"rtn-{scheme}" if row == ROUNDING else f"gptq-{scheme}")
+        effort, further, _ = row.partition(DISTILLED)
+        recipe = Recipe.load(f"rtn-{scheme}" if row == ROUNDING else f"gptq{'-distill' if further else ''}-{scheme}")
         if row != ROUNDING:
-            recipe = recipe.with_effort(row)  # type: ignore[arg-type]
+            recipe = recipe.with_effort(effort)  # type: ignore[arg-type]
         began, used = time.perf_counter(), time.process_time()
         made = goldstick.apply(model, recipe, data=None if row == ROUNDING else data.batches())
         seconds, used = time.perf_counter() - began, time.process_time() - used
@@ -112,13 +118,13 @@ def compared(model: Any, changed: Any, documents: Any) -> dict[str, Any]:
     return {"kl": round(divergence / sum(sums["tokens"]), 6), **sums}
 
 
-def table() -> str:
+def table(rows: Sequence[str]) -> str:
     """A row for each scheme and effort: seconds, then for each text KL, perplexity over float, and beside rounding."""
     results = json.loads(RESULTS.read_text())
     head = [f"{name}: KL | perplexity over float | beside rounding" for name in TEXTS]
     lines = [f"| scheme | | seconds | {' | '.join(head)} |", "|---" * (3 + 3 * len(TEXTS)) + "|"]
     for scheme in SCHEMES:
-        for row in ROWS:
+        for row in rows:
             seeds = results.get(f"{scheme} {row}", {})
             rounding = results.get(f"{scheme} {ROUNDING}", {})
             if not seeds or not rounding:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from goldstick.core.edits import Edit, Fold, FoldNorm, Prune, Quantize, Rotate, SetWeight
 from goldstick.core.layout import Layout
+from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import StructureError
 from goldstick.nn import (
     FusedLinears,
@@ -25,6 +27,9 @@ from goldstick.nn.fused.feed_forward import GatedForward, NormForward
 from goldstick.nn.fused.fused_linears import obstacle
 from goldstick.nn.fused.token_attention import TokenAttention
 from goldstick.nn.parameter import hold_parameter
+from goldstick.nn.replacing import itself
+from goldstick.nn.replacing import replace as replace
+from goldstick.nn.scaled_linear import ScaledLinear
 from goldstick.structure.network import Network, Site
 from goldstick.structure.norm_folding import fold_norm
 from goldstick.structure.plain_layers import Reading
@@ -81,6 +86,41 @@ def tie(network: Network, site: Site, owner: Site) -> None:
         turn_into(old, tied_to(old, source))
     else:
         turn_into(old, sharing(_KINDS.get(site.layout, PackedWeight), old, source))
+
+
+def scale_anew(
+    network: Network, sites: Iterable[Site], rate: float, stored: Mapping[str, torch.dtype | None]
+) -> dict[str, ScaledLinear]:
+    """Put stand-ins whose scales learn in the places of quantized linear layers; :func:`settle_scales` ends that.
+
+    Args:
+        network: The network.
+        sites: Which layers; those that compute otherwise, or whose scales cannot learn, stay as they are.
+        rate: The learning rate of the scales' logarithms.
+        stored: Site name → the dtype in which its scales are stored; their own where ``None``.
+
+    Returns:
+        Site name → the stand-in.
+    """
+    found: dict[str, ScaledLinear] = {}
+    for site in sites:
+        layer = network.module(site)
+        if ScaledLinear.stands_in_for(layer) and isinstance(layer, QuantizedLinear):
+            found[site.name] = ScaledLinear(layer, rate, stored[site.name])
+            replace(network.model, site.module, found[site.name])
+    return found
+
+
+def settle_scales(
+    network: Network, scaled: Mapping[str, ScaledLinear], *, as_they_were: bool = False
+) -> dict[str, QuantizedTensor]:
+    """Put the layers back with the scales that were learned, or with those they had; site name → the weight."""
+    for name, stand_in in scaled.items():
+        stand_in.settle(as_it_was=as_they_were)
+        site = network.by_name[name]
+        if network.module(site) is stand_in:
+            replace(network.model, site.module, stand_in.layer)
+    return {name: stand_in.layer.quantized_tensor() for name, stand_in in scaled.items()}
 
 
 def fuse_linears(model: nn.Module, paths: Sequence[str]) -> FusedLinears:
@@ -178,7 +218,7 @@ def _quantize(network: Network, edit: Quantize) -> None:
         indexed = site.product and site.reading is not Reading.STACK
         hold_parameter(module, site.parameter, edit.tensor, edit.scheme, site.layout, indexed=indexed)
     elif not site.module:
-        raise _itself(module)
+        raise itself(module)
     else:
         inputs = {
             "input_scale": edit.input_scale,
@@ -203,41 +243,6 @@ def leave_nested_tensors(model: nn.Module, sites: Iterable[Site]) -> None:
             if isinstance(module, nn.TransformerEncoder) and not isinstance(module, PaddedEncoder):
                 module.__class__ = derived(PaddedEncoder, type(module))
                 PaddedEncoder.take_over(module)  # type: ignore[arg-type]
-
-
-def replace(model: nn.Module, path: str, new: nn.Module) -> None:
-    """Put a module in the place of the one at ``path``, wherever else that is registered too.
-
-    Raises:
-        StructureError: The path is empty: the module is the model itself.
-    """
-    if not path:
-        raise _itself(model)
-    old = model.get_submodule(path)
-    for parent in list(model.modules()):  # a module may be registered under several names
-        for name, child in list(parent._modules.items()):  # named_children() gives each module once
-            if child is old:
-                setattr(parent, name, new)
-                _replace_in_lists(parent, old, new)
-
-
-def _itself(model: nn.Module) -> StructureError:
-    return StructureError(
-        f"The model is itself a {type(model).__name__} and cannot be replaced from within: give "
-        "torch.nn.Sequential(model)."
-    )
-
-
-def _replace_in_lists(parent: nn.Module, old: nn.Module, new: nn.Module) -> None:
-    """Put a module in the place of another in lists, tuples and dictionaries that its parent calls it from."""
-    for name, value in list(vars(parent).items()):
-        if name in ("_modules", "_parameters", "_buffers") or not isinstance(value, list | tuple | dict):
-            continue
-        if isinstance(value, dict):
-            value.update({key: new for key, held in value.items() if held is old})
-        elif any(held is old for held in value):
-            swapped = [new if held is old else held for held in value]
-            vars(parent)[name] = swapped if type(value) is list else type(value)(swapped)
 
 
 def _site(network: Network, name: str) -> Site:

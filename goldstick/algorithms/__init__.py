@@ -12,6 +12,7 @@ from goldstick.algorithms.base import (
 from goldstick.algorithms.bias_correction import BiasCorrection
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.algorithms.descent import Descent
+from goldstick.algorithms.distill import Distill
 from goldstick.algorithms.equalization import CrossLayerEqualization
 from goldstick.algorithms.finetune import Finetune
 from goldstick.algorithms.fold_batch_norm import FoldBatchNorm
@@ -48,6 +49,7 @@ ALGORITHMS: Registry[type[Stage]] = Registry(
         "slb_finish": SLBFinish,
         "validate": Validate,
         "learn": Learn,
+        "distill": Distill,
         "scop": SCOP,
         "finetune": Finetune,
     },
@@ -66,6 +68,7 @@ __all__ = [
     "CrossLayerEqualization",
     "DataRequirement",
     "Descent",
+    "Distill",
     "Finetune",
     "FoldBatchNorm",
     "KVCache",

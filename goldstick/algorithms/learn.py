@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.algorithms.block_reconstruction import AnnealedSearch, CodeSearch
-from goldstick.core.grid import POWERS_OF_TWO, Grid
+from goldstick.core.grid import Grid
+from goldstick.core.learned_scale import LearnedScale
 from goldstick.core.qtensor import QuantizedTensor
 
 #: Logits at the start are −2·d², d the distance from a level; see :mod:`goldstick.algorithms.soft_assignment`.
@@ -19,8 +20,6 @@ _SHARPNESS = 2.0
 _NEAREST = 0.45
 #: Logit of a level that the grid does not have.
 _NEVER = -1e4
-_FLOAT8 = torch.float8_e4m3fn
-_FLOAT8_LARGEST, _FLOAT8_LEAST = 448.0, 2.0**-9
 
 
 class LevelSearch(nn.Module, CodeSearch):
@@ -57,7 +56,7 @@ class LevelSearch(nn.Module, CodeSearch):
         offsets = torch.tensor([-1, 0, 1], device=place.device).reshape(-1, 1, 1)
         there = (place + offsets >= 0) & (place + offsets < len(self.levels))
         self.logits = nn.Parameter(torch.where(there, -_SHARPNESS * (beside - offsets).square(), _NEVER))
-        self.log_scale = nn.Parameter(torch.zeros_like(tensor.scale, dtype=torch.float32))
+        self.scale = LearnedScale(tensor, learns=options.rate > 0)
         self.temperature = 1.0
 
     def anneal(self, progress: float) -> None:
@@ -68,7 +67,7 @@ class LevelSearch(nn.Module, CodeSearch):
 
     def groups(self) -> list[tuple[nn.Parameter, float]]:
         """The logits, and the scales where they can be moved."""
-        scales = [(self.log_scale, self.options.rate)] if self._stretches else []
+        scales = [(self.scale.log_scale, self.options.rate)] if self.scale.learns else []
         return [(self.logits, self.options.logits_rate), *scales]
 
     def weight(self) -> Tensor:
@@ -78,35 +77,17 @@ class LevelSearch(nn.Module, CodeSearch):
             value = self.levels[self.place.long()] + share[2] * self.above - share[0] * self.below
         else:
             value = self.levels[self._moved()]
-        steps = self._steps(self._scale())
+        steps = self._steps(self.scale())
         return (value * self._spread(steps) - self._shift(steps)).to(self.start.scale.dtype)
 
     def decision(self) -> QuantizedTensor:
         """The codes of the likeliest levels, with the scale as it is stored."""
         moved = self._moved()
         codes = torch.where(moved == self.place, self.start.codes, self.codes_of[moved])  # of −0 and 0 the start's
-        return replace(self.start, codes=codes, scale=self._scale().detach().to(self.start.scale.dtype))
-
-    @property
-    def _stretches(self) -> bool:
-        grid = self.start.grid
-        shared = grid.granularity in ("block", "tensor")
-        return self.options.rate > 0 and grid.superblock is None and grid.scale != POWERS_OF_TWO and not shared
+        return replace(self.start, codes=codes, scale=self.scale.settled())
 
     def _moved(self) -> Tensor:
         return self.place.long() + self.logits.detach().argmax(0) - 1
-
-    def _scale(self) -> Tensor:
-        """Scales, float32, with the values that will be stored; gradients pass the rounding."""
-        scale = self.start.scale.float()
-        if not self._stretches:
-            return scale
-        wanted = scale * self.log_scale.exp()
-        if self.start.global_scale is not None:
-            stored = wanted.detach().clamp(_FLOAT8_LEAST, _FLOAT8_LARGEST).to(_FLOAT8).float()
-        else:
-            stored = wanted.detach().to(self.start.scale.dtype).float()
-        return wanted + (stored - wanted).detach()
 
     def _steps(self, scale: Tensor) -> Tensor:
         """What levels are multiplied by."""

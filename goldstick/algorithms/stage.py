@@ -37,7 +37,8 @@ class Place(IntEnum):
     NETWORK = 2  # before what decides on layers: it changes the float network
     LAYERS = 3  # among those that decide on layers
     LAST = 4  # behind all that decide on layers
-    ANYWHERE = 5  # it changes no weight
+    END = 5  # behind all others
+    ANYWHERE = 6  # it changes no weight
 
 
 @dataclass(frozen=True, kw_only=True)

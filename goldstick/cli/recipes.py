@@ -32,10 +32,12 @@ def list_(as_json: bool) -> None:
         print_json(RECOMMENDED)
         return
     methods = [name for name, word in vocabulary().items() if word.slot == "method"]
+    before, scheme, behind = grammar().partition("SCHEME")
     lines = [
         "A recipe is words joined by '-', in this order; [those] may be left out:",
         "",
-        f"  {grammar()}",
+        f"  {before}",
+        f"      {scheme}{behind}",
         *textwrap.wrap(
             f"METHOD  {', '.join(methods)}; {DEFAULT_METHOD} where none is named",
             width=79,

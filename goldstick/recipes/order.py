@@ -31,7 +31,8 @@ def misplaced(stages: Sequence[Stage]) -> list[str]:
                 f"stages[{found[0]}].{first.name}: {late[0].name} comes before it and would decide on weights that "
                 "are changed afterwards; make it the first stage."
             )
-    return problems + _smoothing_for_nothing(stages) + _judging_nothing(stages) + _after_others(stages)
+    problems += _smoothing_for_nothing(stages) + _judging_nothing(stages) + _after_others(stages)
+    return problems + _at_the_end(stages)
 
 
 def _alike(stage: Stage) -> type[Stage]:
@@ -65,6 +66,20 @@ def _judging_nothing(stages: Sequence[Stage]) -> list[str]:
                 f"stages[{index}].{stage.name}: no stage before it is calibrated, so there is nothing to judge; put it "
                 "behind one that is, such as gptq."
             )
+    return problems
+
+
+def _at_the_end(stages: Sequence[Stage]) -> list[str]:
+    """What is wrong with a stage that comes behind all others."""
+    problems = []
+    for index, stage in enumerate(stages):
+        if stage.place is not Place.END:
+            continue
+        place = f"stages[{index}].{stage.name}"
+        if later := [one.name for one in stages[index + 1 :] if one.place < Place.END]:
+            problems.append(f"{place}: {later[0]} comes after it; it trains what all others have left, and is last.")
+        if not any(rounds(one) for one in stages[:index]):
+            problems.append(f"{place}: no stage before it quantizes a layer, so there are no scales to learn.")
     return problems
 
 
@@ -102,7 +117,7 @@ def unfinishable(stages: Sequence[Stage], schemes: Sequence[Scheme]) -> list[str
     if not found:
         return []
     place = f"stages[{found[0]}].{stages[found[0]].name}"
-    later = [stage.name for stage in stages[found[0] + 1 :] if stage.place is not Place.ANYWHERE]
+    later = [stage.name for stage in stages[found[0] + 1 :] if stage.place <= Place.LAST]
     problems = []
     if later:
         problems.append(f"{place}: {later[0]} comes after it; it improves what all others have decided, and is last.")

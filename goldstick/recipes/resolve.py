@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from goldstick.algorithms.base import Algorithm, Quantizer, rounds, smooths
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
-from goldstick.algorithms.stage import AnyStage, Stage, of_kind
+from goldstick.algorithms.stage import AnyStage, Place, Stage, of_kind
 from goldstick.algorithms.validate import Validate
 from goldstick.calibration.task import Assignment as Assignment
 from goldstick.calibration.task import Step
@@ -53,6 +53,11 @@ class Resolution:
         return any(stage.trains for stage in self.stages)
 
     @property
+    def has_epochs(self) -> bool:
+        """Whether a run that is stopped can go on behind an epoch of a stage."""
+        return self.trains or any(stage.place is Place.END for stage in self.stages)
+
+    @property
     def smoothing(self) -> tuple[Step[Algorithm], ...]:
         """The stages that scale the inputs of layers before these are quantized."""
         return _smoothing(self.steps)
@@ -92,8 +97,7 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
         StructureError: A stage quantizes, and more than a fifth of the model's matrices are of a kind goldstick does
             not recognise.
     """
-    problems = misplaced(stages)
-    problems += _kept_but_cut(stages, network)
+    problems = misplaced(stages) + _kept_but_cut(stages, network)
     assignments: dict[str, Assignment] = {}
     skipped: dict[str, str] = {}
     steps: list[Step[Stage]] = []

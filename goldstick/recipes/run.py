@@ -99,9 +99,15 @@ def _the_quantization(edits: Sequence[Edit], site: Site) -> Quantize:
 
 
 def round_sites(
-    network: Network, assignments: Sequence[Assignment], progress: Progress = quiet
+    network: Network,
+    assignments: Sequence[Assignment],
+    progress: Progress = quiet,
+    weights: dict[str, Tensor] | None = None,
 ) -> dict[str, SiteResult]:
-    """Quantize sites with stages that need no data, in place; site name → what became of it."""
+    """Quantize sites with stages that need no data, in place; site name → what became of it.
+
+    ``weights``, where given, is filled with the float weight of each.
+    """
     results = {}
     reach = reach_of(network, assignments)
     for index, assignment in enumerate(assignments):
@@ -110,6 +116,8 @@ def round_sites(
         state = assignment.importance or assignment.stage.attach(site)
         shared = reach.of(site.name)
         edit, error = decide(assignment.stage, site, network.weight(site), assignment.scheme, state, shared)
+        if weights is not None:
+            weights[site.name] = network.weight(site)
         surgery.apply(network, [edit])
         results[site.name] = SiteResult(assignment=assignment, error=error, notes=edit.notes)
     progress("quantizing", len(assignments), len(assignments))
@@ -134,6 +142,7 @@ def run(
     recorder: KVRecorder | None = None,
     trained: Mapping[str, SiteResult] | None = None,
     measured: Measured | None = None,
+    weights: dict[str, Tensor] | None = None,
 ) -> dict[str, SiteResult]:
     """Quantize every assigned site of a network, in place; ties follow. A rotation has been made before, and training.
 
@@ -147,6 +156,7 @@ def run(
         recorder: Sees the keys and values, for a recipe with a static KV cache.
         trained: What became of sites that were trained and quantized before; they count as done.
         measured: As in :func:`calibrated_work`.
+        weights: As in :func:`calibrated_work`.
 
     Returns:
         Site name → what became of it, in the order of the network's sites.
@@ -161,7 +171,7 @@ def run(
     def note(task: Assignment, edit: Quantize, error: WeightError) -> None:
         results[task.site.name] = SiteResult(assignment=task, error=error, notes=edit.notes)
 
-    work = calibrated_work(network, resolution, note, measured)
+    work = calibrated_work(network, resolution, note, measured, weights)
     looking: list[Stage] = [task.stage for task in work.tasks.values()]
     if recorder is not None:
         looking += resolution.of(CacheQuantizer)
@@ -170,7 +180,7 @@ def run(
     surgery.leave_nested_tensors(network.model, [task.site for task in work.tasks.values()])
     original = copy.deepcopy(network.model) if work.needs_float_inputs else None  # before the first layer is rounded
     free = [assignment for assignment in chosen if assignment.site.name not in {*work.tasks, *results}]
-    results.update(round_sites(network, free, progress))
+    results.update(round_sites(network, free, progress, weights))
     if looking:
         sweep(network, work, batches, progress, recorder, original)
         refuse_nothing_reached({name: results[name].notes for name in work.tasks})
@@ -197,6 +207,7 @@ def calibrated_work(
     resolution: Resolution,
     note: Callable[[Assignment, Quantize, WeightError], None],
     measured: Measured | None = None,
+    weights: dict[str, Tensor] | None = None,
 ) -> Work:
     """What a resolution leaves to a sweep: what looks at data, and with stages that smooth all that lies in blocks.
 
@@ -205,6 +216,7 @@ def calibrated_work(
         resolution: What is to happen.
         note: Told what was decided for each site, and its error.
         measured: Told how large the inputs of each site are that a stage looks at.
+        weights: Filled with the float weight that each site was decided from, [..., out, in]; not where ``None``.
     """
     reconstruction, corrected = resolution.first(BlockReconstruction), resolution.sites_of(BiasCorrector)
     finishes = reconstruction or resolution.first(Validate)
@@ -226,6 +238,8 @@ def calibrated_work(
         state = task.importance or state
         edit, error = decide(task.stage, task.site, weight, task.scheme, state, reach.of(task.site.name))
         edit = replace(edit, notes={**edit.notes, **notes})
+        if weights is not None:
+            weights[task.site.name] = weight.clone()
         note(task, edit, error)
         return edit
 

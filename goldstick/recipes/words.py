@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from typing import Any, Literal, get_args
 
-Slot = Literal["rotation", "smoothing", "scaling", "method", "reconstruction", "scheme", "mixed", "cache"]
+Slot = Literal[
+    "rotation", "smoothing", "scaling", "method", "reconstruction", "distillation", "scheme", "mixed", "cache"
+]
 #: The places of a sentence, in their order. Each holds one word at most, ``scheme`` several.
 SLOTS: tuple[Slot, ...] = get_args(Slot)
 
@@ -89,6 +91,10 @@ _WORDS = {
     "learn": Word(
         slot="reconstruction", stage="learn", title="learned rounding",
         does="[learns](learn.md) codes and scales of each block, judged on rows held out; float activations only",
+    ),
+    "distill": Word(
+        slot="distillation", stage="distill", title="distilled scales",
+        does="[trains scales and norms](distill.md) for what the float network predicts; codes stay",
     ),
     "down8": Word(
         slot="mixed", title="down projections at 8 bits",

@@ -77,9 +77,19 @@ def training_words(training: Mapping[str, Any]) -> str:
         return f"{training['stage']}: trained by the caller's own function"
     text = f"{training['stage']}: {counted(training['steps'], 'step')}, loss {losses[0]:.4g} in the first epoch, "
     text += f"{losses[-1]:.4g} in the last of {len(losses)}"
-    if scores:
+    if "held_out" in training:
+        text += _held_out_words(training)
+    elif scores:
         text += f"; epoch {training['kept_epoch']} kept, which validated at {max(scores):.4g}"
     return text
+
+
+def _held_out_words(training: Mapping[str, Any]) -> str:
+    """Which epoch of a distillation was kept, and what it gave on batches it has not learned from."""
+    before, after = training["held_out"]
+    if not training["kept_epoch"]:
+        return f"; its start was kept, whose divergence held out, {before:.4g}, no epoch made smaller"
+    return f"; epoch {training['kept_epoch']} kept, divergence held out {before:.4g} → {after:.4g}"
 
 
 def speed_words(speed: Mapping[str, Any]) -> str:

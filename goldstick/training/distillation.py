@@ -50,14 +50,46 @@ def distilled(loss: Loss, teacher: nn.Module, share: float, temperature: float) 
         if not calls:
             raise UsageError("training.distill compares what the network gives, and the loss does not call it.")
         positional, named, output = calls[-1]
-        in_order, by_name = as_held(teacher, (positional, named))
-        with torch.no_grad():
-            wanted = teacher(*in_order, **by_name)
+        wanted = _taught(teacher, positional, named)
         z, t = (_scores(given, named.get("labels"), batch) / temperature for given in (output, wanted))
-        divergence = (t.softmax(-1) * (t.log_softmax(-1) - z.log_softmax(-1))).sum(-1).mean()
-        return (1 - share) * own + share * temperature**2 * divergence
+        return (1 - share) * own + share * temperature**2 * _divergence(t, z).mean()
 
     return with_teacher
+
+
+def agreement(teacher: nn.Module) -> Loss:
+    """KL(softmax(t) ‖ softmax(z)), t the scores of a teacher and z those of the network: a mean over what counts.
+
+    What counts are the rows of the scores, without those that an ``attention_mask`` of their shape leaves out.
+
+    Args:
+        teacher: A network with the same inputs and scores, which takes floats in its own dtype; it is frozen, and put
+            in evaluation mode.
+
+    Returns:
+        (model, the keyword arguments of a forward) → a scalar; it raises ``UsageError`` where that gives no scores.
+    """
+    teacher.requires_grad_(False).eval()
+
+    def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
+        own, wanted = model(**batch), _taught(teacher, (), dict(batch))
+        z, t = (_scores(given, None, batch) for given in (own, wanted))
+        divergence, mask = _divergence(t, z), batch.get("attention_mask")
+        counts = isinstance(mask, Tensor) and mask.shape == divergence.shape
+        return (divergence[mask.bool()] if counts and mask is not None else divergence).mean()
+
+    return loss
+
+
+def _taught(teacher: nn.Module, positional: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    in_order, by_name = as_held(teacher, (positional, named))
+    with torch.no_grad():
+        return teacher(*in_order, **by_name)
+
+
+def _divergence(t: Tensor, z: Tensor) -> Tensor:
+    """KL(softmax(t) ‖ softmax(z)) over the last axis."""
+    return (t.softmax(-1) * (t.log_softmax(-1) - z.log_softmax(-1))).sum(-1)
 
 
 def class_axis(scores: Tensor, batch: Any) -> int:
@@ -79,7 +111,7 @@ def _scores(output: Any, labels: Tensor | None, batch: Any) -> Tensor:
     scores = getattr(output, "logits", output)
     if not isinstance(scores, Tensor) or scores.ndim < 2:
         raise UsageError(
-            f"training.distill compares scores [rows, classes], and the network gives a {type(output).__name__}."
+            f"Distillation compares scores [rows, classes], and the network gives a {type(output).__name__}."
         )
     axis = class_axis(scores, batch)
     if labels is None or scores.ndim != 3 or axis == 1:

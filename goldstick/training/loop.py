@@ -47,6 +47,7 @@ def train(
     *,
     description: str = "training",
     progress: Progress = quiet,
+    evaluating: bool = False,
 ) -> TrainingRecord:
     """Train a network in place, and every :class:`TrainableWrapper` in it.
 
@@ -61,6 +62,7 @@ def train(
         options: How to learn.
         description: What ``progress`` is told, and the name of the checkpoint.
         progress: Told the steps.
+        evaluating: Whether it learns in evaluation mode: nothing is dropped, and batch norms keep their statistics.
 
     Raises:
         TrainingError: The loss is not finite, or in the end what was learned is not; there is nothing to train or to
@@ -85,7 +87,7 @@ def train(
             task.train(model, anneal)
             record = TrainingRecord()
         else:
-            run = _Run(model, task, options, wrappers, description)
+            run = _Run(model, task, options, wrappers, description, evaluating)
             record = run.to_the_end(anneal, progress)
         _check_finite(model, description)
         anneal(1.0)
@@ -113,8 +115,10 @@ class _Run:
         options: TrainingOptions,
         wrappers: Sequence[TrainableWrapper],
         description: str,
+        evaluating: bool,
     ) -> None:
         self.model, self.task, self.options = model, task, options
+        self.training_mode = not evaluating
         self.device = next(model.parameters()).device
         self.workers = Workers.of(model)
         self.optimizer = make_optimizer(model, options, wrappers)
@@ -179,7 +183,7 @@ class _Run:
         state, model = self.state, self.model
         losses: list[float] = []
         learning = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        model.train()
+        model.train(self.training_mode)
         for batch, done, total in self._placed(batches):
             share = done / total
             anneal(share)

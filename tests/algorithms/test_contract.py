@@ -66,6 +66,7 @@ def test_its_options_survive_json(stage: type[Stage]) -> None:
         "kv_cache": {"keys": "tensor", "window": 4},
         "slb_finish": {"steps": 7},
         "learn": {"steps": 7},
+        "distill": {"epochs": 7},
         "validate": {"holdout": 0.25},
         "fold_batch_norm": {"targets": Targets(exclude=("*a",))},
         "equalize": {"rounds": 3},

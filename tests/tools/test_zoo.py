@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,10 @@ from transformers import (
 import goldstick
 from tests.support.proofs import RECIPE
 from tests.support.tiny_models import FAMILIES, sample_inputs
+from tools.zoo import herd
 from tools.zoo.__main__ import RESULTS
 from tools.zoo.build import NotBuilt, build
-from tools.zoo.catalogue import TABLES, architectures
+from tools.zoo.catalogue import TABLES, Architecture, architectures
 from tools.zoo.meaning import dequantized_twin, layers_apart, packed
 from tools.zoo.outputs import difference, outputs_of
 from tools.zoo.shrink import VARIANTS, shrunk
@@ -68,10 +70,26 @@ def test_a_process_that_takes_too_long_is_ended_and_counted_as_a_fault(tmp_path:
     assert failures == {"process": {"class": "fault", "error": "not done within 0 seconds"}}
 
 
+def test_what_was_late_is_run_again_alone_with_more_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late_at_first(architecture: Architecture, *_: Any) -> dict[str, Any]:
+        seen = tmp_path / architecture.name
+        if not seen.exists():
+            seen.touch()
+            time.sleep(600)
+        return {"passed": ["float"], "failures": {}}
+
+    monkeypatch.setattr(herd, "live", late_at_first)
+    told: list[str] = []
+    chosen = architectures(["LlamaForCausalLM", "BertForMaskedLM"])
+    found = herd.run(chosen, ("float",), 2, seconds=3, done=lambda name, _: told.append(name))
+    assert sorted(told) == sorted(found) == ["BertForMaskedLM", "LlamaForCausalLM"]
+    assert all(record["passed"] == ["float"] for record in found.values())
+
+
 def test_every_class_stands_under_one_kind_with_a_type_of_config_of_its_own() -> None:
-    herd = architectures()
-    assert len({one.model for one in herd}) == len(herd) > 500
-    configs = {one.model: one.config for one in herd}
+    everything = architectures()
+    assert len({one.model for one in everything}) == len(everything) > 500
+    configs = {one.model: one.config for one in everything}
     assert (configs["LlamaForCausalLM"], configs["BertForMaskedLM"]) == ("llama", "bert")
     with pytest.raises(ValueError, match="transformers has no Nonsense"):
         architectures(["llama", "Nonsense"])

@@ -10,7 +10,7 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -19,6 +19,8 @@ from tools.zoo.stages import Record, live
 
 #: What a process may take: seconds, and bytes of addresses, of which torch alone takes two thousand million.
 SECONDS = 150.0
+#: By how much more those get that are run again.
+PATIENCE = 4
 MEMORY = 12 * 2**30
 
 
@@ -31,9 +33,34 @@ def run(
     fresh_proofs: bool = False,
     done: Callable[[str, Record], None] = lambda name, record: None,
 ) -> dict[str, Record]:
-    """What became of each architecture, by its name; ``done`` is told of each as it ends."""
+    """What became of each architecture, by its name; ``done`` is told of each as it ends.
+
+    Those that are not done in time, as where other work takes the processor, are run again in the end, one by one, with
+    ``PATIENCE`` times as many seconds.
+    """
+    found: dict[str, Record] = {}
+
+    def note(architecture: Architecture, record: Record) -> None:
+        found[architecture.name] = record
+        done(architecture.name, record)
+
+    late: list[Architecture] = []
+    for architecture, record in _each(herd, stages, processes, seconds, fresh_proofs):
+        if record is None:
+            late.append(architecture)
+        else:
+            note(architecture, record)
+    for architecture, record in _each(late, stages, 1, PATIENCE * seconds, fresh_proofs):
+        note(architecture, record or _ended(architecture, f"not done within {PATIENCE * seconds:.0f} seconds"))
+    return dict(sorted(found.items()))
+
+
+def _each(
+    herd: Iterable[Architecture], stages: tuple[str, ...], processes: int, seconds: float, fresh_proofs: bool
+) -> Iterator[tuple[Architecture, Record | None]]:
+    """What became of each, as it ends; ``None`` of one that is not done in time."""
     context = multiprocessing.get_context("fork")  # the libraries are imported once
-    waiting, found = list(herd), {}
+    waiting = list(herd)
     running: dict[Connection, tuple[Architecture, Any, float]] = {}
     while waiting or running:
         while waiting and len(running) < processes:
@@ -47,13 +74,14 @@ def run(
         for pipe, (architecture, process, end) in list(running.items()):
             if pipe not in ready and time.monotonic() < end:
                 continue
-            record = _received(pipe, architecture) if pipe in ready else _over_time(architecture, process, seconds)
+            record = _received(pipe, architecture) if pipe in ready else None
+            if record is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
             process.join(5)
             pipe.close()
             del running[pipe]
-            found[architecture.name] = record
-            done(architecture.name, record)
-    return dict(sorted(found.items()))
+            yield architecture, record
 
 
 def _live_alone(architecture: Architecture, stages: tuple[str, ...], fresh_proofs: bool, answer: Connection) -> None:
@@ -75,12 +103,6 @@ def _received(pipe: Connection, architecture: Architecture) -> Record:
         return record
     except EOFError:
         return _ended(architecture, "its process died: of memory, or of a signal")
-
-
-def _over_time(architecture: Architecture, process: Any, seconds: float) -> Record:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    return _ended(architecture, f"not done within {seconds:.0f} seconds")
 
 
 def _ended(architecture: Architecture, error: str) -> Record:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from goldstick.algorithms import DataRequirement
+from goldstick.algorithms import DataRequirement, Distill
 from goldstick.algorithms.stage import CacheQuantizer
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.core.edits import Prune
 from goldstick.core.progress import Progress
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.example_inputs import inputs_for as inputs_for
+from goldstick.recipes.distill import Before, distill
 from goldstick.recipes.found_rotation import FoundRotation
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.rotate import rotate
@@ -51,6 +54,7 @@ def run_on_whole(
     progress: Progress,
     training: TrainingTask | None = None,
     measured: Measured | None = None,
+    states: Path | None = None,
 ) -> InMemoryResult:
     """Do all that a recipe says to a network in memory, in place.
 
@@ -62,6 +66,7 @@ def run_on_whole(
         progress: Told what is done.
         training: What stages train on that train; the calibration data where ``None``.
         measured: Told how large the inputs of each site are that a stage looks at.
+        states: Where distillation leaves its state after each epoch, and goes on from it; ``None`` for nowhere.
     """
     account: dict[str, Any] = {}
     if rotation is not None:
@@ -79,7 +84,12 @@ def run_on_whole(
         account["pruning"] = trained.pruning
     stage = resolution.first(CacheQuantizer)
     recorder = KVRecorder() if stage is not None and stage.data_requirement is not DataRequirement.NONE else None
-    results = run(network, resolution, progress, batches, recorder, trained.results, measured)
+    distilling = resolution.first(Distill)
+    before = None if distilling is None else Before.of(distilling, copy.deepcopy(network.model), batches)
+    weights = None if before is None else before.weights
+    results = run(network, resolution, progress, batches, recorder, trained.results, measured, weights)
+    if before is not None:
+        account.setdefault("training", []).append(distill(network, resolution, results, before, states, progress))
     if stage is not None:
         use_quantized_cache(network.model, stage.solve(recorder.ranges if recorder is not None else {}))
         account["kv_cache"] = {"scheme": stage.scheme.label}

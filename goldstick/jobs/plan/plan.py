@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
+from goldstick.algorithms import Distill
 from goldstick.algorithms.stage import NetworkStage
 from goldstick.calibration.float_types import refuse_float64
 from goldstick.calibration.memory_budget import BASE_MEMORY as BASE_MEMORY
@@ -30,6 +31,7 @@ from goldstick.jobs.load.importance_entries import importance_entries
 from goldstick.jobs.plan.cache_refusal import refuse_without_cache
 from goldstick.jobs.plan.choose_format import choose_format, loader_remarks
 from goldstick.jobs.plan.planned_tensors import PlannedTensor, of_each_expert, read_tensors, with_outputs
+from goldstick.jobs.plan.whole_model import whole_model_warning
 from goldstick.recipes import Recipe
 from goldstick.recipes.found_rotation import FoundRotation, find_rotation
 from goldstick.recipes.measured import resolve_recipe
@@ -116,8 +118,12 @@ class Plan:
 
     @property
     def _acts_on_whole(self) -> bool:
-        """Whether a stage needs the whole float network in memory."""
-        return bool(self.resolution.of(NetworkStage))
+        """Whether a stage needs the whole network in memory."""
+        return bool(self.resolution.of(NetworkStage)) or self._distills
+
+    @property
+    def _distills(self) -> bool:
+        return self.resolution.first(Distill) is not None
 
     @property
     def _obstructed(self) -> bool:
@@ -144,7 +150,10 @@ class Plan:
     @property
     def whole_memory(self) -> int:
         """The same where the whole model is in memory."""
-        return BASE_MEMORY + max(2 * self.bytes_before, self.proof_memory)
+        # Distillation keeps the float network and its weights beside what learns, which is float32.
+        numbers = sum(tensor.source.shape.numel() for tensor in self.tensors)
+        held = 3 * self.bytes_before + 4 * numbers if self._distills else 2 * self.bytes_before
+        return BASE_MEMORY + max(held, self.proof_memory)
 
     @property
     def _memory_by_blocks(self) -> int:
@@ -253,23 +262,14 @@ def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | No
         rotation=rotation,
     )
     if not made.streams and not made.by_blocks and not obstacles:
-        made = dataclasses.replace(made, warnings=(*made.warnings, _whole(made)))
+        made = dataclasses.replace(
+            made, warnings=(*made.warnings, whole_model_warning(made.resolution, made.calibrated))
+        )
     unforeseen = tuple(dict.fromkeys(stage.unforeseen for stage in recipe.stages if stage.unforeseen))
     made = dataclasses.replace(made, warnings=(*unforeseen, *made.warnings))
     if chosen.in_gguf:
         planned_gguf(made)
     return made
-
-
-def _whole(plan: Plan) -> str:
-    """The warning of a plan that holds the whole model in memory: why, and what becomes of a run that is stopped."""
-    if plan.resolution.trains:
-        return (
-            "The whole model is held in memory while it is trained. A run that is stopped goes on with --resume behind "
-            "its last whole epoch; what comes after the training starts anew."
-        )
-    reason = "while it is calibrated" if plan.calibrated else "since its recipe acts on it as a whole"
-    return f"The whole model is held in memory {reason}, and a run that is stopped starts anew."
 
 
 def planned_gguf(plan: Plan, audit: Mapping[str, Any] | None = None, saved_as: str = "") -> GgufLayout | None:

@@ -119,7 +119,7 @@ def execute(
     started = time.perf_counter()
     files = SourceFiles(plan.source.files_read, plan.source.states)
     budget = default_budget() if max_memory is None else max_memory
-    trains = plan.resolution.trains
+    trains, epochs = plan.resolution.trains, plan.resolution.has_epochs
     ranks = Ranks() if trains else Ranks.joined()
     hashed = not plan.streams or resume  # streaming hashes what it reads
     hashes = files.hashes(progress) if hashed and ranks.alone else {}
@@ -133,11 +133,11 @@ def execute(
     whole = None
     if blockwise is None and not plan.streams:
         require_memory(max_memory, plan.whole_memory)
-        whole = in_memory(plan, target, calibrate, training_directory(output) if trains else None)
+        whole = in_memory(plan, target, calibrate, training_directory(output) if epochs else None)
         files.require_unchanged()
     looked_at = blockwise or whole
     run = run_identity(plan, looked_at.data if looked_at else None, hashes)
-    goes_on = trains or blockwise is not None
+    goes_on = epochs or blockwise is not None
     if resume and goes_on and tidy_up(output, run):
         ranks.of(False)
         require_importance(importance, output)

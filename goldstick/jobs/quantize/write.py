@@ -141,11 +141,13 @@ class InMemory:
         network: The model, in float.
         data: Calibration data; ``None`` where no stage looks at any.
         training: What it trains on; ``None`` where no stage trains.
+        states: Where distillation leaves its state after each epoch; ``None`` for nowhere.
     """
 
     network: Network
     data: CalibrationSet | None
     training: TrainingTask | None
+    states: Path | None = None
 
 
 def in_memory(plan: Plan, device: torch.device, calibrate: Calibrate | None, directory: Path | None = None) -> InMemory:
@@ -161,9 +163,10 @@ def in_memory(plan: Plan, device: torch.device, calibrate: Calibrate | None, dir
     give_inputs(network.model, given_inputs(plan.network.model))
     data = calibrate(network.model) if calibrate is not None and plan.calibrated else None
     if data is None or not plan.resolution.trains:
-        return InMemory(network=network, data=data, training=None)
+        return InMemory(network=network, data=data, training=None, states=directory)
     batches = data.training_batches(plan.recipe.calibration.training_batch)
-    return InMemory(network=network, data=data, training=TrainingTask(batches=batches, directory=directory))
+    task = TrainingTask(batches=batches, directory=directory)
+    return InMemory(network=network, data=data, training=task, states=directory)
 
 
 def write_whole(
@@ -178,7 +181,7 @@ def write_whole(
         measured[site.name] = squares
 
     about = (plan.resolution, plan.rotation, batches, progress, model.training)
-    whole = run_on_whole(network, *about, keep if measures else None)
+    whole = run_on_whole(network, *about, keep if measures else None, model.states)
     network = whole.network
     if whole.cuts:
         describe_cuts(network, whole.account["pruning"], whole.cuts)

@@ -54,3 +54,17 @@ def test_a_layer_of_zeros_shares_it_too(made: Path, tmp_path: Path) -> None:
     assert not [finding for finding in examine(tmp_path / "out").findings if finding.check == "fused-scales"]
     layer = goldstick.load(tmp_path / "out").model.layers[0].self_attn.v_proj
     assert not layer.weight.any()
+
+
+def test_inputs_whose_scales_of_scales_differ_are_named(made: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(made.parent / "float", dtype=torch.bfloat16)
+    ids = torch.randint(64, (4, 16), generator=torch.Generator().manual_seed(0))
+    folder = goldstick.apply(model, "rtn-nvfp4", data=[ids]).save(tmp_path / "out")
+    assert not [finding for finding in examine(folder).findings if finding.check == "fused-scales"]
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.up_proj.input_global_scale"] *= 2
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    (fault,) = [finding for finding in examine(folder).findings if finding.check == "fused-scales"]
+    assert fault.severity == "fault"
+    (where,) = fault.where
+    assert where.startswith("model.layers.0.mlp.{gate_proj,up_proj}: input_global_scale ")
