@@ -62,6 +62,7 @@ def rows() -> Iterator[Row]:
         yield _row("descent", scheme, {"descent": {}})
     for scheme in BLACKWELL:
         yield _row("descent: gptaq", scheme, {"descent": {"gptaq": True}})
+        yield _row("descent: gptaq, distill", scheme, {"descent": {"gptaq": True}}, {"distill": {}})
     for scheme in (*EIGHT_BITS, *FOUR_BITS):
         yield _row("gptq", scheme, {"gptq": {}})
     for scheme in (*BALANCED, *SOLVED):
@@ -82,6 +83,7 @@ def fp8_recipes() -> Iterator[Row]:
         ("rotate", {"rotate": {}}),
     ):
         yield _row(f"{name}+gptq", "fp8-dynamic", before, gptq)
+    yield _row("gptaq+distill", "fp8-dynamic", {"gptq": {"gptaq": True}}, {"distill": {}})
     for name, patterns in _KINDS.items():
         yield _row(f"gptq: {name} in 16 bits", "fp8-dynamic", {"gptq": {"targets": {"exclude": list(patterns)}}})
     integers = dict.fromkeys(_KINDS["gate and up"], "w8a8-dynamic")
@@ -92,7 +94,7 @@ def _row(method: str, scheme: str, *stages: dict[str, dict[str, Any]]) -> Row:
     options = {"scheme": scheme, "group_size_mismatch": "channel"}
     full = [
         {
-            name: more if name in ("smoothquant", "rotate") or "quantize" in more else {**options, **more}
+            name: more if name in ("smoothquant", "rotate", "distill") or "quantize" in more else {**options, **more}
             for name, more in stage.items()
         }
         for stage in stages
@@ -168,6 +170,7 @@ def verdicts(results: Results) -> Iterator[str]:
                     ("searched ranges", "rtn"),
                     ("descent", "descent"),
                     ("with gptaq", "descent: gptaq"),
+                    ("and distilled", "descent: gptaq, distill"),
                     ("AWQ", "awq"),
                     ("GPTQ", "gptq"),
                     ("and 8 cycles", "gptq: 8 cycles"),
