@@ -17,6 +17,7 @@ from goldstick.algorithms import Distill
 from goldstick.calibration.held_out import apart, held_count
 from goldstick.core.error import weight_error
 from goldstick.core.progress import Progress
+from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import QuantizationError, TrainingError
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.run import SiteResult
@@ -116,19 +117,34 @@ def distill(
         failure = str(error)
     found = surgery.settle_scales(network, scaled)
     end = judged(model)
-    kept = record.kept_epoch if not failure and end < start else 0
-    if kept:
-        for name, tensor in found.items():
-            weight = before.weights[name].to(tensor.scale.device)
-            results[name] = replace(results[name], error=weight_error(weight, tensor))
+    better = not failure and end < start
+    if better:
+        _tell_errors(results, found, before.weights)
     else:
         surgery.settle_scales(network, scaled, as_they_were=True)
         for one, value in zip(norms, first, strict=True):
             one.data.copy_(value)
-    account = {"stage": stage.name, "steps": record.steps, "losses": list(record.losses), "scores": list(record.scores)}
-    account |= {"kept_epoch": kept, "held_out": [start, end if kept else start], "held_out_batches": len(held)}
-    account |= {"layers": len(scaled), "norms": len(norms)}
-    return account | ({"stopped": failure} if failure else {})
+    return {
+        "stage": stage.name,
+        "steps": record.steps,
+        "losses": list(record.losses),
+        "scores": list(record.scores),
+        "kept_epoch": record.kept_epoch if better else 0,
+        "held_out": [start, end if better else start],
+        "held_out_batches": len(held),
+        "layers": len(scaled),
+        "norms": len(norms),
+        **({"stopped": failure} if failure else {}),
+    }
+
+
+def _tell_errors(
+    results: dict[str, SiteResult], found: Mapping[str, QuantizedTensor], weights: Mapping[str, Tensor]
+) -> None:
+    """Let the results of sites say how far the weights with other scales lie from the float ones."""
+    for name, tensor in found.items():
+        error = weight_error(weights[name].to(tensor.scale.device), tensor)
+        results[name] = replace(results[name], error=error)
 
 
 @contextmanager

@@ -73,6 +73,8 @@ def rotation_words(rotation: Mapping[str, Any]) -> str:
 def training_words(training: Mapping[str, Any]) -> str:
     """What a training stage did, in a sentence."""
     losses, scores = training["losses"], training["scores"]
+    if stopped := training.get("stopped"):
+        return f"{training['stage']}: its start was kept. {stopped}"
     if not losses:
         return f"{training['stage']}: trained by the caller's own function"
     text = f"{training['stage']}: {counted(training['steps'], 'step')}, loss {losses[0]:.4g} in the first epoch, "

@@ -43,6 +43,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "convolutions-slower": convolutions.slower,
         "networks-vnni": convolutions.networks_vnni,
         "networks-avx2": convolutions.networks_avx2,
+        "networks-zen1": convolutions.networks_zen1,
     },
     "docs/k-quants.md": {"running": gguf.running, "making": gguf.making},
     "docs/learn.md": {"frontier": comparison.frontier},

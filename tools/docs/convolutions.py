@@ -37,6 +37,21 @@ def networks_vnni() -> str:
     return _networks("networks")
 
 
+def networks_zen1() -> str:
+    """Forwards of whole networks over those of float32, on a processor that adds and multiplies 128 bits at a time."""
+    columns: dict[str, Any] = read("networks-zen1")["ms"]
+    rows = []
+    for last in ("", LAST):
+        for scheme in SCHEMES:
+            ratios = [
+                " / ".join(f"{ms[scheme + way + last] / ms[f'float32{last}']:.2f}" for way in ("", " optimized"))
+                for ms in columns.values()
+            ]
+            rows.append([f"`{scheme}`" + (", channels last" if last else ""), *ratios])
+    names = [name.replace(", batch ", " × ") for name in columns]
+    return table(["time over float32's, as made / optimized", *names], rows)
+
+
 def slower() -> str:
     """How many single layers take more than 2 % longer than in float32, and how much longer at most."""
     rows = []

@@ -105,7 +105,9 @@ def test_the_report_says_what_was_learned(source: Path, tmp_path: Path) -> None:
     page = (tmp_path / "out" / "report.html").read_text()
     assert "divergence held out" in page
     goldstick.quantize(source, recipe(tmp_path / "text.txt", rate=9.0), output=tmp_path / "kept")
-    assert "its start was kept" in (tmp_path / "kept" / "report.html").read_text()
+    assert "its start was kept, whose divergence held out" in (tmp_path / "kept" / "report.html").read_text()
+    goldstick.quantize(source, recipe(tmp_path / "text.txt", rate=1e30), output=tmp_path / "diverged")
+    assert "its start was kept. " in (tmp_path / "diverged" / "report.html").read_text()
 
 
 def test_several_processes_are_refused(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
