@@ -4,8 +4,8 @@ What a layer becomes, by its scheme:
 
 - *float inputs*, linear: ``MatMulNBits`` of the domain com.microsoft, 4 or 8 bits, ŵ = (code − zero) · scale in blocks
   of a power of two. Fewer bits are stored in 4, and 5 to 7 in 8.
-- *static inputs*, weights by channel: QDQ, ``QuantizeLinear`` and ``DequantizeLinear`` around int8 weights, which
-  runtimes fuse into integer products.
+- *static inputs*, weights by channel: QDQ, ``QuantizeLinear`` and ``DequantizeLinear`` around unsigned codes of
+  the weight, which runtimes fuse into integer products that no processor cuts off.
 - *dynamic inputs*, weights by channel: codes by token, q = round(clamp(x / s, −128, 127)) with s = max|x| / 127.5, then
   ``MatMulInteger``, exact in int32; y = s · scale · Σ. ``DynamicQuantizeLinear`` has one scale a tensor: other numbers.
 - *8-bit inputs, weights by group*: inputs are rounded to their codes and back, then ``MatMulNBits``.
@@ -164,8 +164,7 @@ class _Nodes:
 
     def _between(self, x: str) -> None:
         """MatMul of dequantized codes."""
-        tensor, zero = self.layer.tensor, _signed_zeros(self.layer)
-        weight = self._dequantized(self.hold("codes", _signed(tensor.codes.T)), tensor.scale[:, 0], zero, axis=1)
+        weight = self._dequantized(self.layer.tensor.codes.T, axis=1)
         self._with_bias("MatMul", [x, weight])
         self.operator = "QDQ MatMul"
 
@@ -177,8 +176,7 @@ class _Nodes:
             x = self._quantized_and_back(x) if layer.input_scale is not None else self._rounded(x, sides)
         width = tensor.grid.group_width(tensor.in_features)
         if width >= tensor.in_features:
-            codes = self.hold("codes", _signed(tensor.codes).reshape(layer.kernel))
-            weight = self._dequantized(codes, tensor.scale[:, 0], _signed_zeros(layer), axis=0)
+            weight = self._dequantized(tensor.codes.reshape(layer.kernel), axis=0)
         else:
             zero = (
                 tensor.zero if tensor.zero is not None else torch.full_like(tensor.scale, tensor.grid.midpoint)
@@ -217,9 +215,16 @@ class _Nodes:
         shift = self.hold("input_zero", zero.reshape(()))
         return self.add("DequantizeLinear", [self.add("QuantizeLinear", [x, scale, shift]), scale, shift])
 
-    def _dequantized(self, codes: str, scale: Tensor, zero: Tensor | None, axis: int) -> str:
-        zero = torch.zeros(len(scale), dtype=torch.int8) if zero is None else zero
-        names = [codes, self.hold("scales", scale.float()), self.hold("zeros", zero)]
+    def _dequantized(self, codes: Tensor, axis: int) -> str:
+        """A weight with scales by channel, from unsigned codes.
+
+        Products of unsigned inputs, which runtimes make of signed ones, and signed weights are added up in 16 bits by
+        onnxruntime where the processor has no VNNI, and come out wrong where two of them do not fit.
+        """
+        tensor = self.layer.tensor
+        zero = torch.full_like(tensor.scale, tensor.grid.midpoint) if tensor.zero is None else tensor.zero.round()
+        names = [self.hold("codes", codes), self.hold("scales", tensor.scale.float()[:, 0])]
+        names.append(self.hold("zeros", zero[:, 0].to(torch.uint8)))
         return self.add("DequantizeLinear", names, axis=axis)
 
     def _with_bias(self, operator: str, names: list[str]) -> None:

@@ -68,7 +68,7 @@ def test_the_likeliest_level_is_the_next_one_on_the_grid_and_scales_stay_storabl
     with torch.no_grad():
         up = search.logits[2] > -1e3
         search.logits[2] += torch.where(up, 10.0, 0.0)
-        search.log_scale += 0.3 * torch.randn_like(search.log_scale)
+        search.scale.log_scale += 0.3 * torch.randn_like(search.scale.log_scale)
     found = search.decision()
     values, before = (search.levels[place.long()] for place in (search._moved(), search.place))
     assert ((values > before) == up).all() and up.any()

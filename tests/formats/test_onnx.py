@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 import torch.nn.functional as F
@@ -93,6 +94,25 @@ def test_a_linear_layer_is_what_the_plain_backend_computes(
     expected = F.linear(rounded, layer.tensor.dequantize(), layer.bias)
     assert used == {operator: 1}
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["w8a8-static", "w8a8-static-shifted", "w4a8-static"])
+@pytest.mark.parametrize("kind", ["linear", "convolution"])
+def test_weights_of_integer_products_are_unsigned_so_that_no_sum_is_cut_off(
+    name: str, kind: str, tmp_path: Path
+) -> None:
+    layer = made(name, columns=4 * 3 * 2)
+    if kind == "convolution":
+        sizes = {"strides": [1, 1], "pads": [0, 0, 0, 0], "dilations": [1, 1], "group": 1}
+        layer = GraphLayer(**{**vars(layer), "kind": kind, "kernel": (10, 4, 3, 2), "sizes": sizes})
+    x = 10 * torch.ones(2, 4, 3, 2) if kind == "convolution" else 10 * torch.ones(2, 24)
+    codes_ = torch.full_like(layer.tensor.codes, layer.tensor.grid.code_max)
+    tensor = QuantizedTensor(**{**vars(layer.tensor), "codes": codes_})
+    found, _ = run(GraphLayer(**{**vars(layer), "tensor": tensor}), x, tmp_path / "one.onnx")
+    rounded = quantized_input(x, None, layer.input_scale, layer.input_zero).reshape(2, 24)
+    torch.testing.assert_close(found.reshape(2, 10), rounded @ tensor.dequantize().T, rtol=1e-4, atol=1e-4)
+    held = {one.name: one.data_type for one in onnx.load(tmp_path / "one.onnx").graph.initializer}
+    assert held["one.codes"] == held["one.zeros"] == TensorProto.UINT8
 
 
 def test_zeros_that_are_fractions_multipliers_and_orders_are_kept(tmp_path: Path) -> None:
