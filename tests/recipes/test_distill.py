@@ -178,19 +178,6 @@ def test_padding_does_not_count(model: PreTrainedModel) -> None:
     assert first["held_out"][0] == pytest.approx(second["held_out"][0], rel=1e-5)
 
 
-def test_the_same_bytes_with_any_number_of_threads(model: PreTrainedModel) -> None:
-    found = []
-    threads = torch.get_num_threads()
-    try:
-        for count in (1, 2, 3, 4):
-            torch.set_num_threads(count)
-            found.append(distilled(model, {"rtn": {"scheme": "w2a16-g16"}}).model.state_dict())
-    finally:
-        torch.set_num_threads(threads)
-    for other in found[1:]:
-        assert all(torch.equal(value, other[name]) for name, value in found[0].items())
-
-
 @pytest.mark.parametrize(
     ("stages", "problem"),
     [
