@@ -15,7 +15,6 @@ from goldstick.algorithms.base import TrainedQuantizer
 from goldstick.algorithms.soft_assignment import (
     MeanCode,
     fit_scale,
-    rounded_to,
     warm_logits,
     with_int8_inputs,
     zero_of,
@@ -24,6 +23,7 @@ from goldstick.core.edits import Edit, Quantize
 from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
+from goldstick.core.straight_through import rounded_to
 from goldstick.core.trainable_wrapper import ParameterGroup, TrainableWrapper
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import QuantizationError, RecipeError

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import in_groups
+from goldstick.core.straight_through import passing
 
 #: Numbers of a layer's logits that are worked on together; bounds what the softmax takes beside the logits.
 LOGITS_AT_ONCE = 1 << 22
@@ -131,11 +132,6 @@ def _rows(logits: Tensor) -> tuple[Tensor, ...]:
     return torch.split(logits, max(1, LOGITS_AT_ONCE // (levels * in_features)), dim=1)
 
 
-def rounded_to(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Numbers that a dtype of fewer bits holds, in the dtype they came in; gradients pass."""
-    return x if x.dtype == dtype else x + (x.to(dtype).to(x.dtype) - x).detach()
-
-
 def with_int8_inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Inputs rounded to 8 bits with a scale for each token, as layers with dynamic activations do it; gradients pass.
 
@@ -151,4 +147,4 @@ def with_int8_inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
         scale = given.abs().amax(-1, keepdim=True) / steps
         scale = torch.where(scale == 0, torch.finfo(dtype).eps, scale)
         rounded = ((given / scale).clamp(-128, 127).round() * scale).to(x.dtype)
-    return x + (rounded - x).detach()
+    return passing(x, rounded)

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from goldstick.core.grid import POWERS_OF_TWO, Grid
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.straight_through import passing
 
 _FLOAT8 = torch.float8_e4m3fn
 _FLOAT8_LARGEST, _FLOAT8_LEAST = 448.0, 2.0**-9
@@ -48,7 +49,7 @@ class LearnedScale(nn.Module):
         found = wanted.detach()
         if self.stored == _FLOAT8:
             found = found.clamp(_FLOAT8_LEAST, _FLOAT8_LARGEST)
-        return wanted + (found.to(self.dtype).to(self.stored).float() - wanted).detach()
+        return passing(wanted, found.to(self.dtype).to(self.stored).float())
 
     def settled(self) -> Tensor:
         """s in the dtype of s₀."""

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from goldstick.core.learned_scale import LearnedScale, can_learn
+from goldstick.core.straight_through import passing, rounded_to
 from goldstick.core.trainable_wrapper import ParameterGroup, TrainableWrapper
 from goldstick.kernels.reference import quantized_input
 from goldstick.nn.linear import QuantizedLinear
@@ -49,7 +50,7 @@ class ScaledLinear(TrainableWrapper):
         if self.divisor is not None:
             steps = steps / self.divisor
         spread = steps if steps.shape[-1] == 1 else steps.repeat_interleave(self.width, dim=-1)
-        return _passing(spread[..., : self.values.shape[-1]] * self.values, self.dtype)
+        return rounded_to(spread[..., : self.values.shape[-1]] * self.values, self.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
@@ -63,7 +64,7 @@ class ScaledLinear(TrainableWrapper):
             with torch.no_grad():
                 static = None if layer.input_scale is None else layer.input_scale.to(self.dtype)
                 rounded = quantized_input(x.to(self.dtype), activation, static, layer.input_zero_point)
-            x = x + (rounded.to(x.dtype) - x).detach()
+            x = passing(x, rounded.to(x.dtype))
         bias = bias_of(layer)
         return F.linear(x, self.weight.to(x.dtype), None if bias is None else bias.to(x.dtype))
 
@@ -85,7 +86,3 @@ class ScaledLinear(TrainableWrapper):
         if not isinstance(layer, QuantizedLinear) or type(layer).forward is not QuantizedLinear.forward:
             return False
         return "forward" not in vars(layer) and layer.shared is None and can_learn(layer.grid)
-
-
-def _passing(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x if x.dtype == dtype else x + (x.to(dtype).to(x.dtype) - x).detach()

@@ -19,6 +19,7 @@ from goldstick.core.error import weight_error
 from goldstick.core.progress import Progress
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import QuantizationError, TrainingError
+from goldstick.evaluation.forward import device_of
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.run import SiteResult
 from goldstick.structure.network import Network, Site
@@ -60,7 +61,7 @@ class Before:
                 "batch; give at least 2 (more samples)."
             )
         with evaluating(teacher), torch.no_grad():
-            agreement(teacher)(teacher, on_device(batches[-1], _device(teacher)))
+            agreement(teacher)(teacher, on_device(batches[-1], device_of(teacher)))
         return cls(teacher=teacher, batches=batches, weights={})
 
 
@@ -93,7 +94,7 @@ def distill(
 
     def judged(one: nn.Module) -> float:
         with evaluating(one), torch.no_grad():
-            values = [float(loss(one, on_device(batch, _device(one)))) for batch in held]
+            values = [float(loss(one, on_device(batch, device_of(one)))) for batch in held]
         return sum(values) / len(values)
 
     told = [stage.name, asdict(stage), digest_of(before.teacher) if directory is not None else ""]
@@ -111,7 +112,7 @@ def distill(
     scaled = surgery.scale_anew(network, sites, stage.rate, stored)
     record, failure = TrainingRecord(), ""
     try:
-        with _learning(model, norms), in_float32(model):
+        with _learning(model, [*norms, *(one.scale.log_scale for one in scaled.values())]), in_float32(model):
             record = train(model, task, stage.learns(), description=stage.name, progress=progress, evaluating=True)
     except TrainingError as error:
         failure = str(error)
@@ -148,12 +149,12 @@ def _tell_errors(
 
 
 @contextmanager
-def _learning(model: nn.Module, norms: Sequence[nn.Parameter]) -> Iterator[None]:
-    """Inside, of what the model held before scales were put in nothing but the norms learns."""
-    scales = {id(one) for name, one in model.named_parameters() if name.endswith("log_scale")}
+def _learning(model: nn.Module, chosen: Sequence[nn.Parameter]) -> Iterator[None]:
+    """Inside, nothing but some of its parameters learns."""
+    learning = {id(one) for one in chosen}
     asked = [(one, one.requires_grad) for one in model.parameters()]
     for one, _ in asked:
-        one.requires_grad_(id(one) in scales or any(one is norm for norm in norms))
+        one.requires_grad_(id(one) in learning)
     try:
         yield
     finally:
@@ -182,7 +183,3 @@ def _alone(resolution: Resolution, name: str) -> bool:
 def _stored(resolution: Resolution, site: Site) -> torch.dtype | None:
     """The dtype in which files hold a site's scales, where that is not the dtype they have here."""
     return torch.float16 if resolution.assignments[site.name].stage.float16_ranges else None
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next((one.device for one in model.parameters()), torch.device("cpu"))

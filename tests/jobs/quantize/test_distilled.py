@@ -12,8 +12,8 @@ import goldstick
 from goldstick import api
 from goldstick.checkpoint.staging import working_directory
 from tests.support.calibration import seeded_llama, token_batches
-from tests.support.tiny_models import FAMILIES
-from tests.support.tiny_tokenizer import write_tokenizer, write_words
+from tests.support.stopped_trainings import Stopped, Watch, tiny_source, weights
+from tests.support.tiny_tokenizer import write_words
 
 pytestmark = pytest.mark.usefixtures("proof_here", "reference_backend")
 
@@ -39,10 +39,7 @@ def test_every_kind_of_scale_that_can_learns_and_is_stored(scheme: str, tmp_path
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a tiny model with a tokenizer."""
-    folder = tmp_path_factory.mktemp("source") / "model"
-    FAMILIES["llama_mha"]().to(torch.bfloat16).save_pretrained(folder)
-    write_tokenizer(folder)
-    return folder
+    return tiny_source(tmp_path_factory.mktemp("source") / "model")
 
 
 def recipe(text: Path, **options: Any) -> dict[str, Any]:
@@ -53,27 +50,6 @@ def recipe(text: Path, **options: Any) -> dict[str, Any]:
     }
 
 
-class Stopped(BaseException):
-    """Something that nothing catches."""
-
-
-class Watch:
-    """Notes the steps of the distillation, and stops the run at one of them."""
-
-    def __init__(self, step: int = 0) -> None:
-        self.at, self.steps = step, list[int]()
-
-    def __call__(self, description: str, done: int, total: int) -> None:
-        if description == "distill":
-            self.steps.append(done)
-            if done == self.at:
-                raise Stopped
-
-
-def weights(directory: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in directory.iterdir() if file.suffix == ".safetensors"}
-
-
 @pytest.mark.parametrize(("stopped", "first"), [(2, 1), (4, 4), (8, 7)], ids=["first", "second", "third"])
 def test_a_stopped_run_goes_on_after_its_last_epoch_to_the_same_bytes(
     stopped: int, first: int, source: Path, tmp_path: Path
@@ -81,11 +57,11 @@ def test_a_stopped_run_goes_on_after_its_last_epoch_to_the_same_bytes(
     wanted, out = recipe(tmp_path / "text.txt"), tmp_path / "out"
     whole = goldstick.quantize(source, wanted, output=tmp_path / "whole")
     with pytest.raises(Stopped):
-        goldstick.quantize(source, wanted, output=out, progress=Watch(stopped))
+        goldstick.quantize(source, wanted, output=out, progress=Watch("distill", stopped))
     assert not out.exists()
     watch = Watch()
     resumed = goldstick.quantize(source, wanted, output=out, resume=True, progress=watch)
-    assert watch.steps[0] == first
+    assert next(done for stage, done in watch.steps if stage == "distill") == first
     assert weights(out) == weights(whole.directory) and weights(out)
     assert resumed.report.training == whole.report.training
     assert not working_directory(out).exists()

@@ -12,8 +12,7 @@ import goldstick
 from goldstick import api
 from goldstick.checkpoint.staging import working_directory
 from goldstick.errors import OutputError
-from tests.support.tiny_models import FAMILIES
-from tests.support.tiny_tokenizer import write_tokenizer
+from tests.support.stopped_trainings import Stopped, Watch, tiny_source, weights
 
 pytestmark = pytest.mark.usefixtures("proof_here", "reference_backend")
 
@@ -23,10 +22,7 @@ WORDS = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "one", "bird"]
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a tiny model with a tokenizer."""
-    folder = tmp_path_factory.mktemp("source") / "model"
-    FAMILIES["llama_mha"]().to(torch.bfloat16).save_pretrained(folder)
-    write_tokenizer(folder)
-    return folder
+    return tiny_source(tmp_path_factory.mktemp("source") / "model")
 
 
 def recipe(text: Path, rate: float = 0.25) -> dict[str, Any]:
@@ -41,26 +37,6 @@ def recipe(text: Path, rate: float = 0.25) -> dict[str, Any]:
         ],
         "calibration": {"dataset": str(text), "samples": 6, "seq_len": 16, "training_batch": 2},
     }
-
-
-class Stopped(BaseException):
-    """Something that nothing catches."""
-
-
-class Watch:
-    """Notes the steps, and stops the run at one of them."""
-
-    def __init__(self, stage: str = "", step: int = 0) -> None:
-        self.at, self.steps = (stage, step), list[tuple[str, int]]()
-
-    def __call__(self, description: str, done: int, total: int) -> None:
-        self.steps.append((description, done))
-        if (description, done) == self.at:
-            raise Stopped
-
-
-def weights(directory: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in directory.iterdir() if file.suffix == ".safetensors"}
 
 
 @pytest.mark.parametrize(
