@@ -25,9 +25,11 @@ import torch
 import torch.nn.functional as F
 
 from goldstick.core.bitpack import pack_rows
+from goldstick.core.scheme import NUMBER_FORMATS
 from goldstick.jobs.save.records import environment
 from goldstick.kernels import Activation, WeightSpec
 from goldstick.kernels.reference import ReferenceBackend
+from goldstick.kernels.scaled_mm import ScaledMmBackend
 from goldstick.kernels.triton import TritonBackend
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gpu_kernels.json"
@@ -89,6 +91,37 @@ def goldstick_kernel(
     return Kernel(calls=[call(packed.clone(), scale.clone()) for _ in copies(weight_bytes)], weight_bytes=weight_bytes)
 
 
+def dequantized(rows: int, columns: int, dtype: torch.dtype, backend: ReferenceBackend | TritonBackend) -> Kernel:
+    """A symmetric 4-bit weight in groups of 128 that a backend turns into floats, which torch multiplies."""
+    spec = WeightSpec(
+        bits=4, group_size=128, in_features=columns, out_features=rows, has_zero=False, dtype=dtype, activation=None
+    )
+    packed = pack_rows(torch.randint(0, 16, (rows, columns), dtype=torch.uint8), 4).cuda()
+    scale = torch.rand(rows, spec.groups, device="cuda").to(dtype) / 100
+
+    def call(packed: torch.Tensor, scale: torch.Tensor) -> Call:
+        return lambda x: F.linear(x, backend.dequantize(packed, scale, None, spec))
+
+    weight_bytes = packed.nbytes + scale.nbytes
+    return Kernel(calls=[call(packed.clone(), scale.clone()) for _ in copies(weight_bytes)], weight_bytes=weight_bytes)
+
+
+def torch_fp8(rows: int, columns: int, dtype: torch.dtype) -> Kernel:
+    """torch's FP8 product by the backend ``scaled-mm``, with inputs rounded token by token."""
+    spec = WeightSpec(
+        bits=8, group_size=columns, in_features=columns, out_features=rows, has_zero=False, dtype=dtype,
+        activation=str(NUMBER_FORMATS["fp8-dynamic"][1].input_name), element="e4m3",  # type: ignore[union-attr]
+    )  # fmt: skip
+    backend, weight_bytes = ScaledMmBackend(), rows * columns + 2 * rows
+
+    def call() -> Call:
+        codes = (torch.randn(rows, columns, device="cuda") / 4).to(torch.float8_e4m3fn).view(torch.int32)
+        scale = torch.rand(rows, 1, device="cuda").to(dtype)
+        return lambda x: backend.linear(x, codes, scale, None, None, spec)
+
+    return Kernel(calls=[call() for _ in copies(weight_bytes)], weight_bytes=weight_bytes)
+
+
 def torch_linear(rows: int, columns: int, dtype: torch.dtype) -> Kernel:
     """torch's linear layer on a float weight."""
     size = rows * columns * dtype.itemsize
@@ -118,16 +151,22 @@ def kernels(rows: int, columns: int, dtype: torch.dtype) -> Iterator[tuple[str, 
     """Names and kernels; the first is what the others are compared with."""
     yield "torch linear", torch_linear(rows, columns, dtype)
     yield "W4A16 g128", goldstick_kernel(rows, columns, 4, 128, None, dtype)
+    yield "  dequantized", dequantized(rows, columns, dtype, TritonBackend())
+    yield "  reference", dequantized(rows, columns, dtype, ReferenceBackend())
     yield "W4A16 g32", goldstick_kernel(rows, columns, 4, 32, None, dtype)
     yield "W8A16 channel", goldstick_kernel(rows, columns, 8, columns, None, dtype)
     yield "W8A8 channel", goldstick_kernel(rows, columns, 8, columns, "int8-token", dtype)
     yield "W4A8 g128", goldstick_kernel(rows, columns, 4, 128, "int8-token", dtype)
     if dtype == torch.bfloat16:
+        yield "FP8 scaled-mm", torch_fp8(rows, columns, dtype)
         yield "torch int4 g128", torch_int4(rows, columns)
 
 
-def captured(kernel: Kernel, x: torch.Tensor) -> torch.cuda.CUDAGraph:
-    """All calls of a kernel, one after another, as a graph; they have run once before, which tunes them."""
+def captured(kernel: Kernel, x: torch.Tensor) -> Callable[[], object]:
+    """All calls of a kernel, one after another, as a graph; they have run once before, which tunes them.
+
+    What cannot be captured, since it copies something from the processor, runs call by call.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -135,10 +174,14 @@ def captured(kernel: Kernel, x: torch.Tensor) -> torch.cuda.CUDAGraph:
             call(x)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for call in kernel.calls:
-            call(x)
-    return graph
+    try:
+        with torch.cuda.graph(graph):
+            for call in kernel.calls:
+                call(x)
+    except RuntimeError as error:
+        print(f"  not captured: {str(error).splitlines()[0]}")
+        return lambda: [call(x) for call in kernel.calls]
+    return graph.replay
 
 
 def seconds_of(work: Callable[[], object]) -> float:
@@ -185,7 +228,7 @@ def measure(
     until = time.perf_counter() + milliseconds * len(found) / 1e3
     while len(times["torch linear"]) < 5 or time.perf_counter() < until:
         for name, graph in graphs.items():
-            times[name].append(seconds_of(graph.replay) / len(found[name].calls))
+            times[name].append(seconds_of(graph) / len(found[name].calls))
     rows = []
     for name, kernel in found.items():
         eager = statistics.median(seconds_of(lambda call=call: call(x)) for call in kernel.calls)  # type: ignore[misc]

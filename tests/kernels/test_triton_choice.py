@@ -87,7 +87,7 @@ def test_an_old_triton_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
     pretend_device(monkeypatch, (9, 0))
     monkeypatch.setattr(library, "__version__", "3.2.0")
-    assert backend.supports(spec(), CUDA) == "it needs Triton 3.7, not 3.2.0"
+    assert backend.supports(spec(), CUDA) == "it needs Triton 3.6, not 3.2.0"
 
 
 def test_on_the_cpu_it_must_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:

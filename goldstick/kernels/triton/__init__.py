@@ -17,7 +17,7 @@ from goldstick.errors import KernelError
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
 from goldstick.kernels.reference import fake_quantize_per_token
 
-_OLDEST_VERSION = (3, 7)
+_OLDEST_VERSION = (3, 6)
 """What the kernels were tried with; torch brings the Triton it was built for."""
 
 _OLDEST_CAPABILITY = (8, 0)

@@ -9,7 +9,7 @@ from torch import Tensor
 from goldstick.kernels.base import WeightSpec
 from goldstick.kernels.triton import tuning
 from goldstick.kernels.triton.tiles import load_for_words, load_tile, rounded
-from goldstick.kernels.triton.tuning import dense
+from goldstick.kernels.triton.tuning import aligned, dense
 
 _TILE_ROWS = 32
 _TILE_WORDS = 16
@@ -55,7 +55,7 @@ def dequantize(packed: Tensor, scale: Tensor, zero: Tensor | None, spec: WeightS
     weight = scale.new_empty(spec.out_features, spec.in_features)
     if weight.numel():
         _write[(triton.cdiv(spec.out_features, _TILE_ROWS), triton.cdiv(spec.packed_width, _TILE_WORDS))](
-            packed.contiguous(),
+            aligned(packed),
             dense(scale, scale),
             dense(zero, scale),
             weight,

@@ -13,7 +13,7 @@ from goldstick.kernels.triton import tuning
 from goldstick.kernels.triton.partial_sums import add_partial_sums
 from goldstick.kernels.triton.quantize import quantize_tokens
 from goldstick.kernels.triton.tiles import halves, load_for_rows, load_tile, output_places, rounded
-from goldstick.kernels.triton.tuning import dense
+from goldstick.kernels.triton.tuning import aligned, dense
 
 _TILE_BYTES = {8: (128, 64, 32), 4: (64, 32)}
 """Bytes of a row in a tile, for codes of 8 and 4 bits; 32 is what tensor cores multiply of 8-bit integers at least."""
@@ -193,7 +193,7 @@ def linear(
             codes,
             token_scale,
             code_sums,
-            packed.contiguous().view(torch.uint8),
+            aligned(packed).view(torch.uint8),
             *weight,
             target,
             tokens,

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from goldstick.kernels.triton.tiles import rounded
-from goldstick.kernels.triton.tuning import dense
+from goldstick.kernels.triton.tuning import aligned, dense
 
 _LARGEST_TILE = 4096
 
@@ -98,7 +98,7 @@ def quantize_tokens(
     if tokens:
         tile = min(_LARGEST_TILE, triton.next_power_of_2(columns))
         _quantize[(tokens,)](
-            x.contiguous(),
+            aligned(x),
             dense(norm_weight, x),
             codes,
             scale,

@@ -50,6 +50,7 @@ _BITS_OF_A_SUM = 4 * 2 * 32
 """Bits of codes that pay for a partial sum: four times those of writing and of reading it."""
 
 _INTERPRETED_PROCESSORS = 1
+_ALIGNED = 16  # bytes
 
 
 def worth_trying(configs: list[triton.Config], given: dict[str, Any], **named: Any) -> list[triton.Config]:
@@ -93,7 +94,16 @@ def splits(tokens: int, spec: WeightSpec, columns: int, device: torch.device) ->
 
 def dense(tensor: Tensor | None, placeholder: Tensor) -> Tensor:
     """A tensor as kernels read it; ``placeholder`` where there is none, since a kernel needs some address."""
-    return placeholder if tensor is None else tensor.detach().contiguous()
+    return placeholder if tensor is None else aligned(tensor.detach())
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """A tensor in order, from an address that is a multiple of 16 on.
+
+    Triton compiles other addresses otherwise, and float32 is then added up in another order.
+    """
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % _ALIGNED == 0 else tensor.clone()
 
 
 @lru_cache

@@ -9,12 +9,15 @@ from torch import Tensor
 
 from goldstick.kernels.base import WeightSpec
 from goldstick.kernels.triton import tuning
+from goldstick.kernels.triton.dequantize import dequantize
 from goldstick.kernels.triton.partial_sums import add_partial_sums
 from goldstick.kernels.triton.tiles import load_for_rows, load_for_words, load_tile, output_places, rounded
-from goldstick.kernels.triton.tuning import dense
+from goldstick.kernels.triton.tuning import aligned, dense
 from goldstick.kernels.triton.words import add_products
 
 TILE_COLUMNS = 128
+#: Up to so many tokens weights are multiplied as they are unpacked, where a tile lies in one group, and where not.
+_FEW_TOKENS, _FEWER_TOKENS = 64, 16
 
 # The interpreter multiplies numpy arrays, and numpy has no bfloat16; its values are float32 values all the same.
 _PRODUCTS = {
@@ -89,11 +92,27 @@ def _multiply(
     tl.store(y + part + places, rounded(sums, y.dtype.element_ty), mask=inside)
 
 
+def most_tokens(spec: WeightSpec) -> int:
+    """Up to how many tokens it pays to unpack weights where they are multiplied (``gpu_kernels.py``, on an H200)."""
+    return _FEW_TOKENS if _in_one_group(spec) else _FEWER_TOKENS
+
+
+def _in_one_group(spec: WeightSpec) -> bool:
+    """Whether a tile of columns lies in one group, so that scales and zeros go to its sums."""
+    return spec.groups == 1 or spec.group_size % TILE_COLUMNS == 0
+
+
 def linear(
     x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, spec: WeightSpec
 ) -> Tensor:
-    """x·wᵀ + b, [tokens, out] for x [tokens, in]; products are summed in float32."""
+    """x·wᵀ + b, [tokens, out] for x [tokens, in]; products are summed in float32.
+
+    Many tokens pay for weights that are written out, which torch multiplies at the peak of tensor cores.
+    """
     tokens = x.shape[0]
+    if spec.dtype != torch.float32 and tokens > most_tokens(spec):
+        weight = dequantize(packed, scale, zero, spec).to(x.dtype)
+        return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
     y = x.new_empty(tokens, spec.out_features)
     if y.numel() == 0:
         return y
@@ -108,8 +127,8 @@ def linear(
 
     with tuning.launching:
         _multiply[grid](
-            x.contiguous(),
-            packed.contiguous(),
+            aligned(x),
+            aligned(packed),
             dense(scale, x),
             dense(zero, x),
             dense(bias, x),
@@ -124,7 +143,7 @@ def linear(
             bits=spec.bits,
             has_zero=zero is not None,
             has_bias=bias is not None and whole,
-            one_group=spec.groups == 1 or spec.group_size % TILE_COLUMNS == 0,
+            one_group=_in_one_group(spec),
             product=_PRODUCTS[spec.dtype],
             tile_tokens=tile_tokens,
             tile_columns=TILE_COLUMNS,
