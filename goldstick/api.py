@@ -110,7 +110,7 @@ def quantize(
             is compared token by token, with both in memory. How fast both write is measured, too.
         data_dir: Where the tasks, and data known by name, lie; ``reference`` for what comes with the reference model.
         limit: At most so many items of each task.
-        device: Where weights are rounded.
+        device: Where blocks run and weights are rounded, such as ``cuda``; under torchrun each process takes its own.
         proof: How the result is proven in a fresh process: its ``outputs``, block by block, against those of the
             float model quantized in memory, or its ``tensors`` against the source, where it cannot be run here.
         resume: Go on with a calibrated run that was stopped; the result is the same, byte for byte.

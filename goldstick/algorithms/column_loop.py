@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import cast
 
 import torch
 from torch import Tensor
 
+from goldstick.algorithms.column_graph import solved_by_graph
 from goldstick.core.element import INTEGER
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, codes_above_minimums, codes_on_grid
@@ -127,7 +129,9 @@ def solve_block(
 
 
 def _fused(device: torch.device, grid: Grid) -> Callable[..., Block] | None:
-    """The C++ operator, where it is built and loaded."""
+    """The C++ operator, where it is built and loaded; on a GPU a graph of what :func:`solve_block` does."""
+    if device.type == "cuda" and grid.element == INTEGER:
+        return partial(solved_by_graph, solve_block)
     if device.type != "cpu" or grid.bits > _FUSED_BITS[grid.integers] or not hasattr(torch.ops.goldstick, "gptq_block"):
         return None
     return lambda *arguments: cast(Block, torch.ops.goldstick.gptq_block(*arguments))

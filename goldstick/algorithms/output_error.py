@@ -86,7 +86,7 @@ def estimated_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor) ->
     rows, columns = weight.shape
     norm = float(torch.linalg.vector_norm(hessian))
     largest = float(weight.abs().max()) or 1.0
-    if not 0 < norm < math.inf or not largest < math.inf:
+    if not 0 < norm < math.inf or not largest < math.inf or _rounds_further(weight.device):
         return Estimate(error=math.nan, slack=math.inf)
     down = 2.0 ** -math.frexp(norm)[1]  # so that nothing leaves the range of float32
     shrink = 2.0 ** -math.frexp(largest)[1]
@@ -103,6 +103,11 @@ def estimated_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor) ->
             total += float(product.sum(dtype=torch.float64))
     up = 1 / (down * shrink * shrink)
     return Estimate(error=total * up, slack=_OFF * square * norm * down * up)
+
+
+def _rounds_further(device: torch.device) -> bool:
+    """Whether the process has let a GPU round the operands of float32 products to fewer bits (TF32, bfloat16)."""
+    return device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
 
 
 def least_error(

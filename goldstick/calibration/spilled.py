@@ -12,10 +12,10 @@ from torch import Tensor
 
 
 class Spilled(Sequence[Tensor]):
-    """Tensors in a temporary file, read anew whenever they are asked for.
+    """Tensors in a temporary file, read anew whenever they are asked for, onto the device that each came from.
 
     Args:
-        tensors: What to write, one after the other; on the CPU.
+        tensors: What to write, one after the other.
 
     Raises:
         OSError: There is no room for temporary files; TMPDIR names another place.
@@ -24,16 +24,13 @@ class Spilled(Sequence[Tensor]):
     def __init__(self, tensors: Iterable[Tensor]) -> None:
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - it lives as long as this object
         weakref.finalize(self, self._file.close)
-        self._places: list[tuple[int, torch.Size, torch.dtype]] = []
+        self._places: list[tuple[int, torch.Size, torch.dtype, torch.device]] = []
         for tensor in tensors:
             self._write(tensor)
         self._file.flush()
 
     def append(self, tensor: Tensor) -> int:
         """Write another one; returns its place.
-
-        Args:
-            tensor: On the CPU.
 
         Raises:
             OSError: There is no room for it.
@@ -44,8 +41,8 @@ class Spilled(Sequence[Tensor]):
         return len(self) - 1
 
     def _write(self, tensor: Tensor) -> None:
-        self._places.append((self._file.tell(), tensor.shape, tensor.dtype))
-        self._file.write(tensor.detach().contiguous().flatten().view(torch.uint8).numpy().data)
+        self._places.append((self._file.tell(), tensor.shape, tensor.dtype, tensor.device))
+        self._file.write(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
 
     def __len__(self) -> int:
         return len(self._places)
@@ -59,10 +56,10 @@ class Spilled(Sequence[Tensor]):
     def __getitem__(self, index: int | slice) -> Tensor | Sequence[Tensor]:
         if isinstance(index, slice):
             return [self[place] for place in range(*index.indices(len(self)))]
-        start, shape, dtype = self._places[index]
+        start, shape, dtype, device = self._places[index]
         self._file.seek(start)
         data = bytearray(self._file.read(shape.numel() * dtype.itemsize))
-        return torch.frombuffer(data, dtype=dtype).reshape(shape)
+        return torch.frombuffer(data, dtype=dtype).reshape(shape).to(device)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[place] for place in range(len(self)))

@@ -29,7 +29,7 @@ from goldstick.core.progress import Progress
 from goldstick.errors import DataError, StructureError
 from goldstick.structure.calls import first_call
 from goldstick.structure.network import Network
-from goldstick.structure.trace import evaluating, tensors_in
+from goldstick.structure.trace import evaluating, on_device, tensors_in
 
 
 def sweep(
@@ -54,7 +54,9 @@ def sweep(
     Raises:
         StructureError: A stage goes from block to block, and the blocks do not feed one another.
     """
-    model, batches = network.model, apart(batches, work.holdout)
+    model = network.model
+    device = next((one.device for one in model.parameters() if not one.is_meta), torch.device("cpu"))
+    batches = apart([on_device(batch, device) for batch in batches], work.holdout)
     prepare_experts(network, work)
     floats = (original or copy.deepcopy(model)) if work.needs_float_inputs else None
     if floats is not None:

@@ -24,19 +24,18 @@ class HiddenStates(Sequence[Tensor]):
         folder: The run's working directory.
         number: The block they go into.
         sha256: What the file must be.
+        written: Whether this process has written it just now; it is not read through then.
 
     Raises:
         OutputError: The file is not that of the unfinished run.
     """
 
-    def __init__(self, folder: Path, number: int, sha256: str) -> None:
+    def __init__(self, folder: Path, number: int, sha256: str, *, written: bool = False) -> None:
         self.number, self.sha256 = number, sha256
         path = _path(folder, number)
         if not path.is_file():
             raise OutputError(f"{path} of the unfinished run is missing. {ANEW}")
-        with path.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-        if found != sha256:
+        if not written and _sha256(path) != sha256:
             raise OutputError(f"{path} is not what the unfinished run wrote: its sha256 differs. {ANEW}")
         self._tensors = list(read_header(path).values())
 
@@ -73,7 +72,12 @@ def write_hidden_states(folder: Path, number: int, states: Iterable[Tensor], spe
         for name, state in zip(names, states, strict=True):
             writer.write(name, state.cpu())
     sync_directory(folder)
-    return HiddenStates(folder, number, writer.sha256.hexdigest())
+    return HiddenStates(folder, number, writer.sha256.hexdigest(), written=True)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _path(folder: Path, number: int) -> Path:

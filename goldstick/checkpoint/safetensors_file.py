@@ -268,7 +268,7 @@ class SafetensorsWriter(FinishedFile):
             raise FormatError(f"{self.file}: {name} {tensor.shape} {tensor.dtype} came where {expected} was due.")
         self._waiting.pop(0)
         if tensor.numel():
-            self._write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+            self._write(tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     def _write(self, data: bytes | memoryview) -> None:
         view = memoryview(data)

@@ -34,7 +34,7 @@ from goldstick.cli.unused import note_unused
 @click.option("--data-dir", metavar="DIR", help="Where the tasks' data lie; 'reference' for the bundled data.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many items of each task.")
 @EXAMPLES
-@click.option("--device", default="cpu", show_default=True, help="Where weights are rounded.")
+@click.option("--device", default="cpu", show_default=True, help="Where the model runs and is rounded, such as cuda.")
 @click.option("--threads", type=THREADS, help="CPU threads.")
 @click.option(
     "--proof",

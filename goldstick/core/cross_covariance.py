@@ -71,8 +71,9 @@ class CrossCovarianceObserver(InputObserver):
             QuantizationError: More than 1 % of the inputs were dropped, or the batches were let go.
         """
         self.refuse_too_many_dropped()
-        down = power_of_two(self._drift_exponents() - BITS)
-        total = self._drift().double().mul_(down.unsqueeze(-1)).mul_(self._down())
+        total = self._drift().double()
+        down = power_of_two(self._drift_exponents() - BITS).to(total.device)
+        total.mul_(down.unsqueeze(-1)).mul_(self._down().to(total.device))
         return total.mul_(2).div_(max(self.tokens, 1))
 
     def _drift(self) -> Tensor:

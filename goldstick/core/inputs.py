@@ -69,6 +69,7 @@ class InputObserver(InputExtent):
         self._released = False
         self._held: list[tuple[Tensor, Tensor | None, int | None]] = []
         self._sums: Tensor | None = None
+        self._device = torch.device("cpu")
         self._hessian: Tensor | None = None
         self._taken = False
         self._sum_abs = torch.zeros(in_features, dtype=torch.int64)
@@ -79,6 +80,7 @@ class InputObserver(InputExtent):
         """Behind the last ``observe``: what is known becomes that of all ranks, all of which call this."""
         if ranks.alone:
             return
+        self._device = ranks.device
         seen = ranks.gather((self.tokens, self.dropped))
         if self._ranges_given:
             self._sums = self._zeros() if self._sums is None else self._sums
@@ -117,7 +119,7 @@ class InputObserver(InputExtent):
         """
         if self.tokens or self.dropped:
             raise QuantizationError("The ranges of all batches come before the first batch itself.")
-        self._ranges_given = True
+        self._ranges_given, self._device = True, x.device
         for rows, _ in self._chunks(x, mask):
             self._expected += len(rows)
             self._widen(rows)
@@ -134,6 +136,7 @@ class InputObserver(InputExtent):
         """
         if self._released or self._taken or self._hessian is not None:
             raise QuantizationError("The Hessian was already asked for; later batches would need ranges of their own.")
+        self._device = x.device
         if self._ranges_given and self._sums is None:
             self._sums = self._zeros()
         for rows, dropped in self._chunks(x, mask):
@@ -189,7 +192,7 @@ class InputObserver(InputExtent):
             self._over_ranks(sums, owner)
         mirror(sums)
         hessian = sums.view(torch.float64)  # in the memory of the sums: nothing else of this size is held
-        down = self._down()
+        down = self._down().to(sums.device)
         for start in range(0, self.in_features, _COLUMN_BLOCK):
             stop = start + _COLUMN_BLOCK
             part = sums[start:stop].double().mul_(down).mul_(down[start:stop].unsqueeze(-1))
@@ -216,11 +219,11 @@ class InputObserver(InputExtent):
             QuantizationError: The batches were let go before the Hessian was asked for, or changed in place.
         """
         if self._hessian is not None:
-            return self._hessian.diagonal() / 2
+            return self._hessian.diagonal().cpu() / 2
         if "mean_square" in self._settled:
             return self._settled["mean_square"]
         if self._sums is not None:
-            total = self._sums.diagonal()
+            total = self._sums.diagonal().cpu()
         else:
             total = torch.zeros(self.in_features, dtype=torch.int64)
             for rows in self._rows():
@@ -270,7 +273,7 @@ class InputObserver(InputExtent):
                 yield rows
 
     def _zeros(self) -> Tensor:
-        return torch.zeros(self.in_features, self.in_features, dtype=torch.int64)
+        return torch.zeros(self.in_features, self.in_features, dtype=torch.int64, device=self._device)
 
     def _exponents(self) -> Tensor:
         return exponents_for(self._largest)

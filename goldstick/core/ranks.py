@@ -20,7 +20,8 @@ import torch.distributed as distributed
 from torch import Tensor
 
 from goldstick.core.division import balanced, windows
-from goldstick.core.processes import join, longest_silence, process_count
+from goldstick.core.parcels import packed, size_of, unpacked
+from goldstick.core.processes import join, local_count, longest_silence, process_count
 from goldstick.errors import GoldstickError, RankError
 
 Value = TypeVar("Value")
@@ -35,28 +36,39 @@ class Ranks:
         rank: The number of this one.
         count: How many there are.
         group: Through what they speak; ``None`` for one alone.
+        device: Where this one computes; tensors that lie on another's device arrive on it.
+        direct: Whether the group sums tensors on devices without the processors' memory (NCCL).
 
     Attributes:
-        rank: The number of this one.
-        count: How many there are.
+        rank, count, device: As given.
         sent: Bytes that this one has handed to others, or to a sum, so far; what a network adds to them is its own.
         waited: Seconds it has spent on that, or waiting for others.
     """
 
-    def __init__(self, rank: int = 0, count: int = 1, group: Any = None) -> None:
+    def __init__(
+        self, rank: int = 0, count: int = 1, group: Any = None, device: torch.device | None = None, direct: bool = False
+    ) -> None:
         self.rank, self.count, self._group = rank, count, group
+        self.device, self._direct = device or torch.device("cpu"), direct
         self.sent, self.waited = 0, 0.0
         self._started = time.perf_counter()
         self._seconds: dict[object, float] = {}
 
     @classmethod
-    def joined(cls) -> Ranks:
-        """Those that torchrun started, or one alone."""
+    def joined(cls, device: torch.device | None = None) -> Ranks:
+        """Those that torchrun started, or one alone.
+
+        Args:
+            device: Where this one computes; the CPU where ``None``.
+        """
+        device = device or torch.device("cpu")
         if process_count() == 1:
-            return cls()
-        join(torch.device("cpu"))
-        group = distributed.new_group(backend="gloo", timeout=longest_silence())
-        return cls(distributed.get_rank(), distributed.get_world_size(), group)
+            return cls(device=device)
+        join(device)
+        direct = device.type == "cuda" and torch.cuda.device_count() >= local_count()  # NCCL wants one for each rank
+        backend = "cpu:gloo,cuda:nccl" if direct else "gloo"
+        group = distributed.new_group(backend=backend, timeout=longest_silence())
+        return cls(distributed.get_rank(), distributed.get_world_size(), group, device, direct)
 
     @property
     def alone(self) -> bool:
@@ -84,10 +96,13 @@ class Ranks:
             return
         assert not total.is_floating_point()  # whose sum would depend on its order
         with self._speaking(total.nbytes):
+            here = total if total.device.type == "cpu" or self._direct else total.cpu()
             if to is None:
-                distributed.all_reduce(total, group=self._group)
+                distributed.all_reduce(here, group=self._group)
             else:
-                distributed.reduce(total, dst=to, group=self._group)
+                distributed.reduce(here, dst=to, group=self._group)
+            if here is not total:
+                total.copy_(here)
 
     def extremes(self, lowest: Tensor, highest: Tensor) -> None:
         """The least and the greatest values over all ranks, element by element, in place."""
@@ -102,9 +117,9 @@ class Ranks:
         if self.alone:
             return [value]
         found: list[Any] = [None] * self.count
-        with self._speaking(_size(value)):
-            distributed.all_gather_object(found, value, group=self._group)
-        return found
+        with self._speaking(size_of(value)):
+            distributed.all_gather_object(found, self._outgoing(value), group=self._group)
+        return [*map(self._arrived, found)]
 
     def any(self, said: bool) -> bool:
         """Whether a rank says so."""
@@ -114,11 +129,11 @@ class Ranks:
         """What one rank, the first where none is named, has; what the others give is of no account."""
         if self.alone:
             return value
-        box = [value if self.rank == owner else None]
-        with self._speaking(_size(value) if self.rank == owner else 0):
+        box: list[Any] = [self._outgoing(value) if self.rank == owner else None]
+        with self._speaking(size_of(value) if self.rank == owner else 0):
             distributed.broadcast_object_list(box, src=owner, group=self._group)
-        found: Any = box[0]
-        return found  # type: ignore[no-any-return]
+        found: Value = self._arrived(box[0])
+        return found
 
     def to_first(self, items: Iterator[Tensor], counts: Sequence[int]) -> Iterator[Tensor]:
         """On the first rank, every rank's tensors, in their order, one at a time; on the others, their own again.
@@ -238,14 +253,21 @@ class Ranks:
         return dict(zip(names, ([*values] for values in zip(*found, strict=True)), strict=True))
 
     def _hand(self, value: Any, to: int) -> None:
-        with self._speaking(_size(value)):
-            distributed.send_object_list([value], dst=to, group=self._group)
+        with self._speaking(size_of(value)):
+            distributed.send_object_list([self._outgoing(value)], dst=to, group=self._group)
 
     def _taken(self, owner: int) -> Any:
         box: list[Any] = [None]
         with self._speaking(0):
             distributed.recv_object_list(box, src=owner, group=self._group)
-        return box[0]
+        return self._arrived(box[0])
+
+    def _outgoing(self, value: object) -> Any:
+        """What is sent in the place of a value; torch's pickles would name this rank's device."""
+        return value if self.device.type == "cpu" else packed(value)
+
+    def _arrived(self, sent: Any) -> Any:
+        return sent if self.device.type == "cpu" else unpacked(sent, self.device)
 
     @contextmanager
     def _speaking(self, nbytes: int) -> Iterator[None]:
@@ -269,14 +291,3 @@ def _tried(do: Callable[[int], Value], task: int) -> Value | GoldstickError:
         return do(task)
     except GoldstickError as error:
         return error
-
-
-def _size(value: object) -> int:
-    """Bytes of the tensors in a value, nearly what it takes on its way."""
-    if isinstance(value, Tensor):
-        return value.nbytes
-    if isinstance(value, dict):
-        return sum(map(_size, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(_size, value))
-    return sum(map(_size, vars(value).values())) if hasattr(value, "__dict__") else 0

@@ -10,6 +10,8 @@ from torch import Tensor
 
 #: Elements a temporary may hold: 16 MiB in float32.
 CHUNK_ELEMENTS = 4 * 2**20
+#: As many times what a temporary on another device may hold, which works on few numbers as slowly as on many.
+_ON_DEVICE = 32
 MOST_ROWS = 1 << 16
 """Rows that :func:`finite_rows` gives at a time, at most."""
 
@@ -20,7 +22,7 @@ def row_chunks(matrix: Tensor, copies: int = 1, together: int = 1) -> Iterator[s
     All but the last have a multiple of ``together`` rows.
     """
     rows, columns = matrix.shape
-    step = max(1, CHUNK_ELEMENTS // max(1, columns * copies))
+    step = max(1, _elements(matrix) // max(1, columns * copies))
     step = -(-step // together) * together
     for start in range(0, rows, step):
         yield slice(start, min(rows, start + step))
@@ -38,7 +40,7 @@ def finite_rows(rows: Tensor, counts: Tensor | None = None) -> Iterator[tuple[Te
         rows: float [rows, columns].
         counts: Which rows count, bool [rows]; ``None`` for all.
     """
-    step = max(1, min(MOST_ROWS, CHUNK_ELEMENTS // max(1, rows.shape[-1])))
+    step = max(1, min(MOST_ROWS, _elements(rows) // max(1, rows.shape[-1])))
     for start in range(0, len(rows), step):
         chunk = rows[start : start + step]
         if counts is not None:
@@ -49,3 +51,7 @@ def finite_rows(rows: Tensor, counts: Tensor | None = None) -> Iterator[tuple[Te
         else:
             finite = torch.isfinite(chunk).all(-1)
             yield chunk[finite], int((~finite).sum())
+
+
+def _elements(tensor: Tensor) -> int:
+    return CHUNK_ELEMENTS * (1 if tensor.device.type == "cpu" else _ON_DEVICE)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from goldstick.checkpoint.kv_cache import read_kv
@@ -34,6 +35,7 @@ class StreamedModel:
     Args:
         directory: A float checkpoint, or a quantized one that goldstick loads.
         dequantized: Whether a quantized one gives the float model that its codes stand for.
+        device: Where what is read goes; the CPU where ``None``.
 
     Attributes:
         model: The model.
@@ -46,8 +48,8 @@ class StreamedModel:
         CheckpointError: A tensor outside the blocks is missing.
     """
 
-    def __init__(self, directory: Path, *, dequantized: bool = False) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, *, dequantized: bool = False, device: torch.device | None = None) -> None:
+        self.directory, self._device = directory, device
         self._of_block: dict[str, dict[str, TensorInfo]] = {}
         self._outside: dict[str, TensorInfo] = {}
         self.blocks: tuple[str, ...] = ()
@@ -70,6 +72,7 @@ class StreamedModel:
             model, info = from_pretrained(streaming, directory, config=settings, dtype="auto", tensors=tensors)
         model.__class__ = cls
         self.model: nn.Module = model.eval()
+        self._to_device(self.model)
         give_inputs(self.model, inputs_beside(directory))
         self._require(info["missing_keys"], info["mismatched_keys"], info["unexpected_keys"])
         kv = None if dequantized else read_kv(directory, table or {})
@@ -89,6 +92,7 @@ class StreamedModel:
         self._require(found.missing_keys, {*found.mismatched_keys, *found.conversion_errors}, found.unexpected_keys)
         if self._quantizer is not None:
             self._quantizer.finish(block)
+        self._to_device(self._model.get_submodule(block))
 
     def read_with(self, block: str | None) -> str | None:
         """A block if it is streamed; ``None`` for one that was read with what lies outside."""
@@ -120,6 +124,7 @@ class StreamedModel:
         """
         found, _ = self._read(self._outside)
         self._model.tie_weights()
+        self._to_device(self._model)
         self._require((), {*found.mismatched_keys, *found.conversion_errors}, ())
 
     def release_outside(self) -> None:
@@ -157,6 +162,11 @@ class StreamedModel:
 
     def _read(self, infos: Mapping[str, TensorInfo]) -> tuple[Any, Any]:
         return put_into(self._model, {name: LazyTensor(info) for name, info in infos.items()}, self._settings)
+
+    def _to_device(self, module: nn.Module) -> None:
+        """Move what was read; parameters stay the objects they are, so that ties hold."""
+        if (device := self._device) is not None:
+            module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))  # type: ignore[no-untyped-call]
 
     def _require(self, missing: Iterable[Any], wrong: Iterable[Any], unexpected: Iterable[Any]) -> None:
         problems = {"missing": missing, "misshapen": wrong}

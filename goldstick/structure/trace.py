@@ -149,6 +149,12 @@ def materialise(tensor: Tensor, generator: torch.Generator) -> Tensor:
     return torch.arange(shape[-1]).to(tensor.dtype).expand(shape).contiguous()
 
 
+def on_device(arguments: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """Keyword arguments with all their tensors on a device; those that lie there stay the same objects."""
+    moved: dict[str, Any] = map_tensors(dict(arguments), lambda tensor: tensor.to(device))
+    return moved
+
+
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
     """``value`` with every tensor in its tuples, lists and dicts replaced by ``change`` of it."""
     if isinstance(value, Tensor):

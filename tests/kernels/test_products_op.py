@@ -90,6 +90,19 @@ def test_without_the_operator_the_sums_are_the_same(monkeypatch: pytest.MonkeyPa
     assert torch.equal(found[0], found[1])
 
 
+@pytest.mark.parametrize(("tokens", "rows", "columns"), [(1, 32, 32), (70, 64, 96), (66000, 32, 64), (33, 2080, None)])
+def test_products_of_bytes_as_devices_take_them_give_the_same_sums(tokens: int, rows: int, columns: int | None) -> None:
+    left, right = numbers(tokens, rows), None if columns is None else numbers(tokens, columns)
+    left[0], left[-1] = LARGEST, -LARGEST
+    found = torch.zeros(2, rows, columns or rows, dtype=torch.int64)
+    products.add_products(found[0], left, right)
+    products._add_products_of_bytes(found[1], left, right)
+    for sums in found:
+        if right is None:
+            products.mirror(sums)
+    assert torch.equal(found[0], found[1])
+
+
 def test_numbers_that_32_bits_do_not_sum_are_refused() -> None:
     left = torch.tensor([[LARGEST + 1]], dtype=torch.int16)
     with pytest.raises(ValueError, match=r"lies outside -8192 \.\.\. 8192"):

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 _WORKER = [sys.executable, "-m", "tests.support.ranks"]
@@ -63,8 +64,10 @@ def quantize(job: Mapping[str, Any]) -> None:
     import goldstick
     from goldstick.jobs.quantize import quantize as module
     from goldstick.jobs.save import finish
+    from tests.support.second_device import NAME, second_device
 
     with (
+        second_device() if job.get("options", {}).get("device") == NAME else nullcontext(),
         patch.object(finish, "prove", lambda *_: {"passed": True}),
         patch.object(module, "structure_of_source", lambda _: {}),
     ):

@@ -11,7 +11,7 @@ from torch import nn
 
 from goldstick.checkpoint.gguf.directory import checkpoint_directory, made_by_another_tool
 from goldstick.checkpoint.source import read_config, require_model
-from goldstick.core.processes import local_rank, process_count
+from goldstick.core.processes import local_rank
 from goldstick.errors import CheckpointError, UsageError
 from goldstick.hf.names import CheckpointNames, empty_model, model_class
 from goldstick.hf.source import float_config, open_source, runs_in_float
@@ -91,8 +91,8 @@ def find_device(name: str) -> torch.device:
     """
     try:
         device = torch.device(name)
-        if name == "cuda" and process_count() > 1:  # torchrun gives each process a device of its own
-            device = torch.device("cuda", local_rank())
+        if device.type != "cpu" and ":" not in name:  # torchrun gives each process a device of its own
+            device = torch.device(device.type, local_rank() % max(1, _count(device.type)))
         if device.type == "meta":
             raise RuntimeError("On the device meta nothing is computed.")
         torch.empty(1, device=device)
@@ -100,3 +100,9 @@ def find_device(name: str) -> torch.device:
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
         raise UsageError(f"There is no device {name!r} here: {reason}. Use --device cpu.") from error
     return device
+
+
+def _count(kind: str) -> int:
+    """How many devices of a kind there are."""
+    module: Any = getattr(torch, kind, None)
+    return int(module.device_count()) if hasattr(module, "device_count") else 1

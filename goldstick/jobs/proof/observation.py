@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.errors import CheckpointError, DataError, GoldstickError, NotRunError
+from goldstick.evaluation.forward import device_of
 from goldstick.hf.example_inputs import fixed_inputs as fixed_inputs
 from goldstick.hf.example_inputs import shapes_of_inputs
 from goldstick.structure.calls import first_call
-from goldstick.structure.trace import tensors_in
+from goldstick.structure.trace import on_device, tensors_in
 
 _SAMPLES = 64
 _TEXT = """\
@@ -89,13 +90,13 @@ def observe(
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
             inputs = fixed_inputs(model, like)
             torch.manual_seed(0)  # some networks draw numbers in their forward
-            outputs, perplexity = run(_passes(model, directory, inputs))
+            outputs, perplexity = run(_passes(model, directory, on_device(inputs, device_of(model))))
     except (GoldstickError, MemoryError):
         raise
     except Exception as error:  # any code of the model may fail, in any way
         raise NotRunError(f"{type(model).__name__} does not run: {type(error).__name__}: {error}") from error
     return Observation(
-        outputs=outputs.float().flatten().contiguous(), perplexity=perplexity, inputs=shapes_of_inputs(inputs)
+        outputs=outputs.float().flatten().contiguous().cpu(), perplexity=perplexity, inputs=shapes_of_inputs(inputs)
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from goldstick.algorithms.stage import CacheQuantizer
@@ -34,6 +35,7 @@ def observe_checkpoint(
     buffers: Mapping[str, str] | None = None,
     like: Mapping[str, Sequence[int]] | None = None,
     inputs: Inputs | None = None,
+    device: torch.device | None = None,
 ) -> Observation:
     """What a checkpoint that goldstick loads gives on the inputs of a proof.
 
@@ -43,10 +45,11 @@ def observe_checkpoint(
         buffers: Dtypes of the buffers that no checkpoint holds; see :func:`set_buffer_dtypes`.
         like: Shapes of the inputs, where those of an earlier proof are wanted.
         inputs: The inputs, where they were given for it, and it does not carry them.
+        device: Where it runs; the CPU where ``None``.
     """
 
     def streamed() -> StreamedModel:
-        found = StreamedModel(directory)
+        found = StreamedModel(directory, device=device)
         give_inputs(found.model, inputs)
         model: Any = found.model
         # Asked for what it has, a model still refuses it for a backbone that has no attention.
@@ -58,11 +61,13 @@ def observe_checkpoint(
     return _block_by_block(streamed, lambda found: _observe(found, directory, lambda block: None, like))
 
 
-def observe_rounded(source: Path, recipe: Recipe, inputs: Inputs | None = None) -> Observation:
+def observe_rounded(
+    source: Path, recipe: Recipe, inputs: Inputs | None = None, device: torch.device | None = None
+) -> Observation:
     """What the float model in ``source`` gives after a recipe whose stages need no data, never built as a whole."""
 
     def streamed() -> StreamedModel:
-        found = StreamedModel(source, dequantized=True)
+        found = StreamedModel(source, dequantized=True, device=device)
         give_inputs(found.model, inputs)
         return found
 

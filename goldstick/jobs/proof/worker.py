@@ -47,8 +47,9 @@ def work(request: dict[str, Any]) -> dict[str, Any]:
         return compare_tensors(directory, Path(request["source"]), request["recipe"], request["errors"])
     try:
         found = observe_checkpoint(
-            directory, attention=request.get("attention"), buffers=request.get("buffers"), like=request.get("inputs")
-        )
+            directory, attention=request.get("attention"), buffers=request.get("buffers"), like=request.get("inputs"),
+            device=_device(request),
+        )  # fmt: skip
         if request["method"] == "observe":
             return {"observed": found.summary()}
         compared = compare(_expected(request), found) | {name: request.get(name) for name in ("attention", "buffers")}
@@ -80,12 +81,16 @@ def _refuse_overflow(request: Mapping[str, Any]) -> None:
         )
 
 
+def _device(request: Mapping[str, Any]) -> torch.device:
+    return torch.device(request.get("device", "cpu"))
+
+
 def _expected(request: dict[str, Any]) -> Observation:
     if "expected" in request:
         outputs = load_file(request["expected"])["outputs"]
         return Observation(outputs=outputs, perplexity=request["perplexity"])
     inputs = inputs_beside(Path(request["directory"]))
-    return observe_rounded(Path(request["source"]), Recipe.load(request["recipe"]), inputs)
+    return observe_rounded(Path(request["source"]), Recipe.load(request["recipe"]), inputs, _device(request))
 
 
 @no_collection()

@@ -69,6 +69,7 @@ class BlockTensors:
 def _as_stored(planned: PlannedTensor, live: Tensor | None) -> Tensor:
     """A float tensor as the source stores it; where an algorithm changed it, the new values in the source's dtype."""
     original = planned.source.read()
+    live = None if live is None else live.cpu()
     if live is None or torch.equal(original.to(live.dtype), live):
         return original
     return live.to(original.dtype)

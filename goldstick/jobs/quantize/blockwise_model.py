@@ -15,6 +15,7 @@ from goldstick.algorithms.stage import CacheQuantizer
 from goldstick.calibration.arguments import run_around
 from goldstick.calibration.block import BlockCalibration
 from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, calibrate, masks_of, starts
+from goldstick.calibration.device_memory import fits_on_device, held_on_device
 from goldstick.calibration.end_gradients import end_gradients
 from goldstick.calibration.memory_budget import activations, fits_together, peak_memory
 from goldstick.calibration.original import Original
@@ -36,7 +37,7 @@ from goldstick.recipes.rotate import rotate_block, rotate_outside
 from goldstick.recipes.run import calibrated_work, round_sites, tie_up
 from goldstick.structure.network import Network, Site
 from goldstick.structure.probe.input_groups import block_signature
-from goldstick.structure.trace import tensors_in
+from goldstick.structure.trace import on_device, tensors_in
 
 
 class BlockwiseModel:
@@ -75,11 +76,11 @@ class BlockwiseModel:
     ) -> None:
         self._plan, self._streamed, self._max_memory, self._progress = plan, streamed, max_memory, progress
         self._model, self._ranks = streamed.model, ranks
+        batches, proof = ([on_device(batch, ranks.device) for batch in given] for given in (batches, proof))
         self._first_batch = batches[0] if batches else None
         own = ranks.share(len(batches))
-        self._first_number, self._batches, self._proof = own.start, [batches[index] for index in own], proof
-        if not ranks.first:
-            self._proof = ()
+        self._first_number, self._batches = own.start, [batches[index] for index in own]
+        self._proof = proof if ranks.first else []
         self._float_calls: Calls = ()
         self._float_model: nn.Module | None = None  # around its blocks, where layers there are compared with
         self._has_float_model = False
@@ -237,9 +238,14 @@ class BlockwiseModel:
     def _fits_together(self, block: str, run: Callable[[], Tensor], models: int) -> bool:
         """Whether all batches may wait together in a block; blocks that are alike need as much."""
         module, kind = self._model.get_submodule(block), block_signature(self.network, block)
+        device, count = self._ranks.device, len(self._batches)
         if kind not in self._activations:
-            self._activations[kind] = activations(module, run)
-        together = fits_together(module, self._activations[kind], len(self._batches), self._max_memory, models)
+            measured = held_on_device(module, run, device) if device.type == "cuda" else activations(module, run)
+            self._activations[kind] = measured
+        held = self._activations[kind]
+        if device.type == "cuda":
+            return fits_on_device(module, held, count, device, models)
+        together = fits_together(module, held, count, self._max_memory, models)
         give_large_blocks_back(scarce=not together)
         return together
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,29 +32,15 @@ from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.proof.observation import Observation, model_inputs
 from goldstick.jobs.quantize.block_tensors import BlockTensors
 from goldstick.jobs.quantize.blockwise_model import BlockwiseModel
+from goldstick.jobs.quantize.commits import Commits
 from goldstick.jobs.quantize.gather import gathered
 from goldstick.jobs.quantize.rotation_by_blocks import prove_where_it_fits
-from goldstick.jobs.quantize.states_of_ranks import StatesOfRanks
+from goldstick.jobs.quantize.states_of_ranks import Beginning, StatesOfRanks
 from goldstick.jobs.quantize.write import Calibrate, WriteResult
 from goldstick.jobs.save.pieces import kv_to_store
 from goldstick.recipes.run import calibrated_work
 from goldstick.structure.calls import called_before
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Beginning:
-    """Where a run over the blocks begins, as the first rank tells the others.
-
-    Attributes:
-        blocks_done: Blocks that an earlier run has finished.
-        anew: Whether there was none.
-        cache: What it found out about the KV cache.
-    """
-
-    blocks_done: int = 0
-    anew: bool = True
-    cache: Mapping[str, Any] = field(default_factory=dict)
-
+from goldstick.structure.trace import on_device
 
 #: Where blocks are written in the working directory, whose checkpoint is one file that is made of them at the end.
 _SHARDS = "shards"
@@ -71,10 +56,10 @@ def prepare(
     saved_as: str = "",
 ) -> BlockwiseRun | None:
     """A run over the blocks, or ``None`` where the plan needs none, or its model cannot be taken apart into blocks."""
-    if not plan.by_blocks or device.type != "cpu" or (plan.calibrated and calibrate is None):
+    if not plan.by_blocks or (plan.calibrated and calibrate is None):
         return None
     give_large_blocks_back(scarce=True)
-    streamed = StreamedModel(plan.source.directory, dequantized=True)
+    streamed = StreamedModel(plan.source.directory, dequantized=True, device=device)
     give_inputs(streamed.model, given_inputs(plan.network.model))
     if streamed.blocks != plan.network.blocks:  # not all are modules that are called
         give_large_blocks_back()
@@ -82,14 +67,15 @@ def prepare(
     data = calibrate(streamed.model) if plan.calibrated and calibrate is not None else None
     proof = model_inputs(streamed.model, plan.source.directory)
     streamed.load(streamed.blocks[0])
+    batch = small(data.batches()[0] if data is not None else proof[0])
     try:
-        early = _calibrated_before(plan, streamed, small(data.batches()[0] if data is not None else proof[0]))
+        early = _calibrated_before(plan, streamed, on_device(batch, device))
     except StructureError:
         early = True
     if early:
         give_large_blocks_back()
         return None
-    return BlockwiseRun(plan, streamed, data, proof, max_memory, progress, ranks or Ranks(), saved_as)
+    return BlockwiseRun(plan, streamed, data, proof, max_memory, progress, ranks or Ranks(device=device), saved_as)
 
 
 def _calibrated_before(plan: Plan, streamed: StreamedModel, batch: Mapping[str, Any]) -> bool:
@@ -169,7 +155,7 @@ class BlockwiseRun:
             proven = journal["rotation_error"] if journal else prove_where_it_fits(self._plan, self._max_memory)
             self._rotation_error = proven
         model, blocks = self._model, self._model.blocks
-        self._ranks.of(_Beginning(blocks_done=done, anew=not journal, cache=journal.get("kv_cache", {})))
+        self._ranks.of(Beginning(blocks_done=done, anew=not journal, cache=journal.get("kv_cache", {})))
         starts = model.start(journal.get("sites", {}), journal.get("kv_cache", {}))
         first = self._begin(work, starts, journal)
         specs = first.specs
@@ -181,24 +167,26 @@ class BlockwiseRun:
         tensors = BlockTensors(self._plan, model.network, blocks, self._names, kv.tensors if kv else {})
         limit = self._plan.recipe.export.max_shard_size
         writer = ShardedWriter(shards, tensors.specs(), limit, journal.get("files"))
+        commits = Commits(work.path, done, self._ranks.device, self._max_memory)
 
         def write(block: str, outputs: Iterator[Tensor]) -> Sequence[Tensor]:
             """Write a block and what it gives, and let go of it."""
             index = blocks.index(block)
-            found = write_hidden_states(work.path, index + 1, self._sharing.to_first(outputs), specs)
+            kept = commits.kept(index + 1, self._sharing.to_first(outputs), specs, last=block == blocks[-1])
             give_large_blocks_back(scarce=True)  # the next block's weights would fill the heap for good
             tensors.write(writer, block)
             check_source()
             if self._saved_as:
                 inside = {name: squares for name, squares in model.measured.items() if name.startswith(f"{block}.")}
                 write_measured(work.path, index, inside)
-            progress = {"blocks_done": index + 1, "hidden": found.sha256, **self._found()}
-            with uninterrupted():
-                work.commit(progress | {"files": writer.state()})
-            HiddenStates.remove(work.path, index)
+            if isinstance(kept, HiddenStates):
+                progress = {"blocks_done": index + 1, "hidden": kept.sha256, **self._found()}
+                with uninterrupted():
+                    work.commit(progress | {"files": writer.state()})
+                commits.done(index + 1)
             model.release(block)
             return_freed_memory()
-            return self._sharing.own(found)
+            return self._sharing.own(kept)
 
         states = self._sharing.own(first)
         try:
@@ -224,18 +212,18 @@ class BlockwiseRun:
     def assist(self) -> None:
         """What a rank that is not the first does of :meth:`write`: all but writing."""
         model, blocks = self._model, self._model.blocks
-        beginning: _Beginning = self._ranks.of(_Beginning())
+        beginning: Beginning = self._ranks.of(Beginning())
         states: Sequence[Tensor] = model.start({}, beginning.cache)
         if beginning.anew:
             self._sharing.specs(states)
-            states = list(self._sharing.to_first(iter(states)))
+            states = self._sharing.held(list(self._sharing.to_first(iter(states))))
         else:
             states = self._sharing.given(None)
         if beginning.blocks_done:
             model.release(blocks[0])
 
         def keep(block: str, outputs: Iterator[Tensor]) -> Sequence[Tensor]:
-            found = list(self._sharing.to_first(outputs))
+            found = self._sharing.held(list(self._sharing.to_first(outputs)))
             model.release(block)
             return_freed_memory()
             return found

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from goldstick.calibration.memory_budget import default_budget, peak_memory, require_memory
 from goldstick.checkpoint.journal import WorkDirectory, tidy_up, training_directory, work_directory
 from goldstick.checkpoint.source import SourceCheckpoint
@@ -85,7 +87,7 @@ def execute(
         output: The directory to make.
         base_model: What the card names as the base model.
         overwrite: Whether ``output`` may replace a checkpoint that goldstick wrote.
-        device: Where weights are rounded, such as ``cuda``.
+        device: Where blocks run and weights are rounded, such as ``cuda``; the proof runs there, too.
         proof: Whether the proof compares ``outputs``, computed block by block, or ``tensors`` alone.
         resume: Whether to go on with a run that was stopped, behind a block or an epoch of training. It gives the
             same bytes. Nothing is done where that run is finished.
@@ -120,7 +122,7 @@ def execute(
     files = SourceFiles(plan.source.files_read, plan.source.states)
     budget = default_budget() if max_memory is None else max_memory
     trains, epochs = plan.resolution.trains, plan.resolution.has_epochs
-    ranks = Ranks() if trains else Ranks.joined()
+    ranks = Ranks(device=target) if trains else Ranks.joined(target)
     hashed = not plan.streams or resume  # streaming hashes what it reads
     hashes = files.hashes(progress) if hashed and ranks.alone else {}
     saved_as = "" if importance is None else importance.name
@@ -175,7 +177,7 @@ def execute(
         progress("proving", 0, 1)
         with files.read_again():
             found = prove_and_record(
-                folder, _proof_request(plan, result.errors, proof), result.expected, result.not_run
+                folder, _proof_request(plan, result.errors, proof, target), result.expected, result.not_run
             )
         proven = time.perf_counter()
         progress("proving", 1, 1)
@@ -217,8 +219,11 @@ def _place(
     return work_directory(output, run, resume=resume, overwrite=overwrite)
 
 
-def _proof_request(plan: Plan, errors: Mapping[str, WeightError], proof: ProofMethod) -> dict[str, Any]:
+def _proof_request(
+    plan: Plan, errors: Mapping[str, WeightError], proof: ProofMethod, device: torch.device
+) -> dict[str, Any]:
     return {
+        "device": str(device),
         "method": proof,
         "source": str(plan.source.directory),
         "recipe": plan.recipe.model_dump(mode="json"),

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from goldstick.checkpoint.hidden_states import HiddenStates, Specs
 from goldstick.core.ranks import Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Beginning:
+    """Where a run over the blocks begins, as the first rank tells the others.
+
+    Attributes:
+        blocks_done: Blocks that an earlier run has finished.
+        anew: Whether there was none.
+        cache: What it found out about the KV cache.
+    """
+
+    blocks_done: int = 0
+    anew: bool = True
+    cache: Mapping[str, Any] = field(default_factory=dict)
 
 
 class StatesOfRanks:
@@ -56,17 +73,21 @@ class StatesOfRanks:
             found += specs[count + (0 if rank else self._proof) :]
         return found
 
-    def own(self, states: HiddenStates) -> Sequence[Tensor]:
-        """Those of the first rank among all."""
+    def own(self, states: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Those of the first rank among all, each on its device when it is asked for."""
         if self._ranks.alone:
-            return states
+            return Places(states, range(len(states)), self._ranks.device)
         mine, proof = self._counts[0], self._proof
         floats = mine if len(states) > self._batches + proof else 0
         start = self._batches + proof
         places = [*range(mine), *range(self._batches, start), *range(start, start + floats)]
-        return Places(states, places)
+        return Places(states, places, self._ranks.device)
 
-    def given(self, states: HiddenStates | None) -> list[Tensor]:
+    def held(self, states: Sequence[Tensor]) -> Sequence[Tensor]:
+        """States that a rank holds in the processor's memory, each on its device when it is asked for."""
+        return Places([state.cpu() for state in states], range(len(states)), self._ranks.device)
+
+    def given(self, states: HiddenStates | None) -> Sequence[Tensor]:
         """The states of this rank, out of a file that the first one has.
 
         Args:
@@ -77,7 +98,7 @@ class StatesOfRanks:
         whole = self._ranks.of(len(states) if states is not None else 0)
         found = self._handed_out(states, 0)
         start = self._batches + self._proof
-        return found + (self._handed_out(states, start) if whole > start else [])
+        return self.held(found + (self._handed_out(states, start) if whole > start else []))
 
     def _handed_out(self, states: HiddenStates | None, start: int) -> list[Tensor]:
         def item(number: int) -> Tensor:
@@ -93,13 +114,14 @@ class Places(Sequence[Tensor]):
     Args:
         states: The row.
         places: Where they lie in it.
+        device: Where they are wanted.
     """
 
-    def __init__(self, states: Sequence[Tensor], places: Sequence[int]) -> None:
-        self._states, self._places = states, places
+    def __init__(self, states: Sequence[Tensor], places: Sequence[int], device: torch.device) -> None:
+        self._states, self._places, self._device = states, places, device
 
     def __len__(self) -> int:
         return len(self._places)
 
     def __getitem__(self, index: int) -> Tensor:  # type: ignore[override]  # slices are of no use here
-        return self._states[self._places[index]]
+        return self._states[self._places[index]].to(self._device)

@@ -72,7 +72,7 @@ def help_the_first(
 
 def _take_part(plan: Plan, target: torch.device, calibrate: Calibrate, max_memory: int | None, saved_as: str) -> None:
     """What :func:`goldstick.jobs.quantize.quantize.execute` asks of further ranks, in its order."""
-    ranks = Ranks.joined()
+    ranks = Ranks.joined(target)
     budget = default_budget() if max_memory is None else max_memory
     blockwise = prepare(plan, target, calibrate, budget, quiet, ranks, saved_as)
     if blockwise is None and not plan.streams:
@@ -96,12 +96,12 @@ def refuse_idle_ranks(plan: Plan, device: str) -> None:
 
     Args:
         plan: The plan.
-        device: Where weights are rounded.
+        device: Where blocks run and weights are rounded.
 
     Raises:
         UsageError: There are several, and they have nothing to do together.
     """
-    divided = plan.streams or plan.resolution.trains or (plan.by_blocks and device == "cpu")
+    divided = plan.streams or plan.resolution.trains or plan.by_blocks
     if process_count() > 1 and not divided:
         raise idle_ranks()
 
@@ -111,6 +111,6 @@ def idle_ranks() -> UsageError:
     return UsageError(
         f"WORLD_SIZE={process_count()} and RANK={rank()} say that this is one of {process_count()} processes, and this "
         "run has nothing for them to do: the model is in memory as a whole. No stage of this recipe trains, tensors "
-        "are not rounded one by one, and the model is not calibrated block by block on processors. Start one process, "
+        "are not rounded one by one, and the model is not calibrated block by block. Start one process, "
         "or unset RANK and WORLD_SIZE to run alone."
     )

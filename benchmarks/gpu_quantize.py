@@ -1,0 +1,113 @@
+"""Time GPTQ of a Llama of random weights on a CUDA device, block by block, with the proof.
+
+    python -m benchmarks.gpu_quantize [--layers 32] [--samples 128] [--recipe gptq-w4a16-g128] [--profile FILE]
+
+The model has the shape of Llama 3.1 8B (hidden 4096, MLP 14336, 8 of 32 heads for keys and values, 128,256 tokens) in
+bfloat16; its samples are 2,048 random tokens each. Time does not depend on what the weights are. Adds a row to
+``benchmarks/results/gpu_quantize.json``: seconds of the run up to the checkpoint, and of the proof, which reads it back
+on the device; the most memory of device and process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+import goldstick
+from goldstick.hf.random_models import llama_config
+from goldstick.jobs.save.records import environment
+
+RESULTS = Path(__file__).resolve().parent / "results" / "gpu_quantize.json"
+SHAPE = {
+    "hidden_size": 4096, "intermediate_size": 14336, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "vocab_size": 128256, "max_position_embeddings": 8192,
+}  # fmt: skip
+TOKENS = 2048
+
+
+def write_model(folder: Path, layers: int) -> int:
+    """A checkpoint of random weights, made on the device and written block by block; returns its bytes."""
+    from transformers import AutoModelForCausalLM
+
+    config = llama_config(**SHAPE, num_hidden_layers=layers)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    config.architectures, config.dtype = [type(model).__name__], torch.bfloat16
+    config.save_pretrained(folder)
+    files: dict[str, dict[str, torch.Tensor]] = {}
+    places, size = {}, 0
+    for name, parameter in model.state_dict().items():
+        block = name.split(".")[2] if ".layers." in name else "rest"
+        noise = torch.randn(parameter.shape, device="cuda", dtype=torch.bfloat16) / parameter.shape[-1] ** 0.5
+        files.setdefault(block, {})[name] = (noise if parameter.ndim > 1 else torch.ones_like(noise)).cpu()
+        places[name] = f"model-{block}.safetensors"
+        size += parameter.nbytes
+        if len(files) > 2:  # the one before is whole
+            done = next(key for key in files if key not in (block, "rest"))
+            save_file(files.pop(done), folder / f"model-{done}.safetensors", {"format": "pt"})
+    for block, tensors in files.items():
+        save_file(tensors, folder / f"model-{block}.safetensors", {"format": "pt"})
+    index = {"metadata": {"total_size": size}, "weight_map": places}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
+    return size
+
+
+def measure(layers: int, samples: int, recipe: str, profile: Path | None) -> dict[str, Any]:
+    """Make the model, quantize it, and say how long it took."""
+    with tempfile.TemporaryDirectory() as place:
+        source, rows, output = Path(place, "source"), Path(place, "rows.safetensors"), Path(place, "output")
+        source.mkdir()
+        size = write_model(source, layers)
+        ids = torch.randint(0, SHAPE["vocab_size"], (samples, TOKENS))
+        save_file({"input_ids": ids}, rows)
+        stages = goldstick.Recipe.load(recipe).model_dump(mode="json")
+        stages["calibration"] = {"dataset": str(rows), "samples": samples, "seq_len": TOKENS}
+        print(f"made {size / 1e9:.1f} GB", flush=True)
+        profiler = cProfile.Profile()
+        if profile is not None:
+            profiler.enable()
+        started = time.perf_counter()
+        report = goldstick.quantize(source, stages, output=output, device="cuda", progress=_say).report
+        seconds = time.perf_counter() - started
+        if profile is not None:
+            profiler.disable()
+            profiler.dump_stats(profile)
+        written = sum(file.stat().st_size for file in output.iterdir())
+    return {
+        "device": torch.cuda.get_device_name(0), "layers": layers, "samples": samples, "tokens": TOKENS,
+        "recipe": recipe, "source_bytes": size, "written_bytes": written, "seconds": round(seconds, 1),
+        "timing": report.timing, "device_peak_bytes": torch.cuda.max_memory_allocated(),
+        "process_peak_bytes": report.peak_memory, "proof": report.proof, "environment": environment(),
+    }  # fmt: skip
+
+
+def _say(what: str, done: int, of: int) -> None:
+    print(f"{time.perf_counter():10.1f} {what} {done}/{of}", flush=True)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--layers", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=128)
+    parser.add_argument("--recipe", default="gptq-w4a16-g128")
+    parser.add_argument("--profile", type=Path, help="where to leave what cProfile found")
+    options = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        raise SystemExit("This quantizes on a CUDA device, and torch finds none; benchmarks/ranks.py times processors.")
+    row = measure(options.layers, options.samples, options.recipe, options.profile)
+    print(json.dumps(row, indent=1))
+    rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    RESULTS.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

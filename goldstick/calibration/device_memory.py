@@ -1,0 +1,47 @@
+"""The memory of the device that blocks run on, and what a pass through a block holds of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+_SHARE = 0.85
+"""Of what is free; the rest is for the allocator's gaps and the products' own scratch."""
+
+
+def held_on_device(module: nn.Module, run: Callable[[], Tensor], device: torch.device) -> int:
+    """The most bytes that a pass holds where a layer of a block begins, and batches may wait; it runs once."""
+    before, most = torch.cuda.memory_allocated(device), 0
+
+    def note(*_: object) -> None:
+        nonlocal most
+        most = max(most, torch.cuda.memory_allocated(device) - before)
+
+    layers = [layer for layer in module.modules() if not list(layer.children())]
+    handles = [layer.register_forward_pre_hook(note) for layer in layers]
+    try:
+        run()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return most
+
+
+def fits_on_device(module: nn.Module, held: int, batches: int, device: torch.device, streams: int = 1) -> bool:
+    """Whether the passes of all batches may wait together in a block, beside what solving its layers takes.
+
+    Args:
+        module: The block, on the device.
+        held: Bytes of one pass, from :func:`held_on_device`.
+        batches: How many batches there are.
+        device: The device.
+        streams: 2 where the float block runs beside.
+    """
+    widest = max((parameter.shape[-1] for parameter in module.parameters() if parameter.ndim > 1), default=0)
+    largest = max((parameter.nbytes for parameter in module.parameters()), default=0)
+    solving = streams * 4 * 8 * widest**2 + 8 * largest
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(device)
+    return solving + streams * batches * held <= _SHARE * free

@@ -1,0 +1,74 @@
+"""How often a run over blocks writes down how far it is, and that it goes on from there to the same bytes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from goldstick.checkpoint.hidden_states import HiddenStates
+from goldstick.jobs.quantize import commits
+from tests.support.crash_points import contents, tiny_checkpoint, write_text
+from tests.support.ranks import quantize
+
+CPU, SPECS = torch.device("cpu"), [(torch.Size([2, 3]), torch.float32)]
+
+
+def keep(made: commits.Commits, number: int, *, last: bool = False) -> Any:
+    return made.kept(number, iter([torch.ones(2, 3)]), SPECS, last=last)
+
+
+def test_on_the_processor_every_block_is_written_down(tmp_path: Path) -> None:
+    made = commits.Commits(tmp_path, 0, CPU, 1 << 40)
+    for number in (1, 2):
+        assert isinstance(keep(made, number), HiddenStates)
+        made.done(number)
+    assert len([*tmp_path.iterdir()]) == 1  # those before are gone
+
+
+def test_on_a_gpu_memory_holds_them_for_a_while_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr(commits.time, "monotonic", lambda: now)
+    made = commits.Commits(tmp_path, 0, torch.device("cuda"), 1 << 40)
+    now += 59
+    assert [*map(torch.Tensor.tolist, keep(made, 1))] == [torch.ones(2, 3).tolist()]
+    assert isinstance(keep(made, 1, last=True), HiddenStates)
+    now += 1
+    assert isinstance(keep(made, 1), HiddenStates)
+    made.done(1)
+    assert isinstance(keep(made, 2), list)
+    scarce = commits.Commits(tmp_path, 0, torch.device("cuda"), 1000)
+    assert isinstance(keep(scarce, 2), HiddenStates)
+
+
+def test_a_run_that_is_stopped_between_two_commits_goes_on_from_the_first_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_checkpoint(tmp_path / "model", 3)
+    text = write_text(tmp_path / "text.txt")
+    recipe = {
+        "stages": [{"gptq": {"scheme": "w4a16-g32"}}],
+        "calibration": {"dataset": str(text), "samples": 4, "seq_len": 64},
+    }
+    job = {"source": tmp_path / "model", "recipe": recipe, "output": tmp_path / "alone", "options": {}}
+    quantize(job)
+
+    monkeypatch.setattr(commits, "seconds_between", lambda device: 1e9)
+    stopped = job | {"output": tmp_path / "stopped"}
+
+    def stop(what: str, done: int, of: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        quantize(stopped | {"options": {"progress": stop}})
+    work = tmp_path / ".stopped.work"
+    journal = json.loads((work / "journal.json").read_text()) if (work / "journal.json").exists() else {}
+    assert journal.get("blocks_done", 0) == 0
+    quantize(stopped | {"options": {"resume": True}})
+    assert contents(tmp_path / "stopped") == contents(tmp_path / "alone")
