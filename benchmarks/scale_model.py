@@ -1,8 +1,8 @@
 """A simulation: GPTQ on 1, 8 and 64 GPUs, as goldstick divides it; time by part, memory and traffic.
 
-Nothing here was run on a GPU. The counts (products, bytes) are those of the algorithm; the rates are assumptions, of
-which the record holds each: a GPU of published peak rates, shares of these that are usual, and the networks. Its
-runs over blocks are on processors today, so this says what would limit a run on GPUs that is divided in the same way.
+The counts (products, bytes) are those of the algorithm. The rates of solving layers and of writing hidden states were
+measured on one H200 (``gpu_quantize.py`` there, 8 B with 128 samples); those of passes, disks and networks are
+assumptions, since one GPU was at hand. The record holds each.
 
     python -m benchmarks.scale_model --out benchmarks/results/scale_model.json
 """
@@ -11,24 +11,32 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from goldstick.jobs.quantize.commits import seconds_between
+
 GPUS = (1, 8, 64)
 SAMPLES, SEQ_LEN = 512, 2048
+SECONDS_BETWEEN_COMMITS = seconds_between(torch.device("cuda"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """What is assumed of a GPU of the H100 kind and of what joins several, in units of a second.
+    """What is known of a GPU of the H200 kind and assumed of what joins several, in units of a second.
 
     Attributes:
         forward: Products of bfloat16: 40 % of the published 989e12 operations, two for each product.
-        hessian: Products of whole numbers for Hessians: 40 % of the published 1979e12 operations of int8, of which a
-            number of 13 bits takes four.
-        factor: Products of a factorization in float32: 30 % of the published 67e12 operations.
-        columns: Products of GPTQ's loop over columns, which waits for memory and for launches: 10 % of the same.
+        hessian: Products of whole numbers of 13 bits for Hessians, with what takes them apart: measured.
+        factor: Products of a factorization in float64, the slower of two widths: measured.
+        columns: Columns of GPTQ's loop, which waits for launches whatever the rows: measured.
+        searched: Weights whose ranges are searched: measured.
+        states: Bytes of hidden states that the first rank hashes, writes and syncs once in a minute: measured.
+        copied: Bytes of hidden states between a GPU and the memory of its processor.
         disk: Bytes that a machine of eight reads.
         write: Bytes that the one writer writes.
         inside: Bytes that a GPU sends to another of its machine.
@@ -36,9 +44,12 @@ class Rates:
     """
 
     forward: float = 0.4 * 989e12 / 2
-    hessian: float = 0.4 * 1979e12 / 2 / 4
-    factor: float = 0.3 * 67e12 / 2
-    columns: float = 0.1 * 67e12 / 2
+    hessian: float = 4.5e13
+    factor: float = 1.6e12
+    columns: float = 22e3
+    searched: float = 1.5e8
+    states: float = 0.5e9
+    copied: float = 5e9
     disk: float = 5e9
     write: float = 2e9
     inside: float = 200e9
@@ -120,7 +131,7 @@ def simulate(shape: Shape, gpus: int, rates: Rates) -> dict[str, Any]:
     """Seconds of each part, bytes held by a GPU, bytes sent by a GPU."""
     tokens = SAMPLES * SEQ_LEN
     link = rates.inside if gpus <= 8 else rates.between
-    seconds = dict.fromkeys(("read", "forward", "hessians", "solve", "exchange", "write"), 0.0)
+    seconds = dict.fromkeys(("read", "forward", "hessians", "solve", "states", "exchange", "write"), 0.0)
     weights, sent, largest, widest = float(shape.outside), 0.0, 0.0, 0
     for count, groups in shape.blocks:
         block, products, sums, exchanged, solved = 0.0, 0.0, 0.0, 0.0, 0.0
@@ -134,7 +145,7 @@ def simulate(shape: Shape, gpus: int, rates: Rates) -> dict[str, Any]:
             exchanged += group.count * 8 * n * n * (0 if gpus == 1 else 1)
             exchanged += group.count * n * rows / 2 * (0 if gpus == 1 else 1)  # codes of four bits
             # Layers of a group go to ranks of their own, experts to all ranks in turn; rows are not divided.
-            layers = [n**3 / 3 / rates.factor + n * n * one / 2 / rates.columns for one in group.rows]
+            layers = [n**3 / 3 / rates.factor + n / rates.columns + n * one / rates.searched for one in group.rows]
             busiest = max(max(layers), sum(layers) * group.count / gpus)
             solved += busiest
         weights += count * block
@@ -143,10 +154,14 @@ def simulate(shape: Shape, gpus: int, rates: Rates) -> dict[str, Any]:
         seconds["forward"] += count * 2 * products / gpus / rates.forward  # before a block is solved, and behind it
         seconds["hessians"] += count * sums / gpus / rates.hessian
         seconds["solve"] += count * solved
+        seconds["states"] += count * 2 * 2 * shape.hidden * tokens / gpus / rates.copied
         seconds["exchange"] += count * exchanged / link
     machines = max(1, gpus // 8)
     seconds["read"] = 2 * weights / rates.disk  # every machine reads all of it, and each rank the block at hand
     seconds["write"] = weights / 2 / rates.write
+    blocks = sum(count for count, _ in shape.blocks)
+    commits = min(blocks, math.ceil(sum(seconds.values()) / SECONDS_BETWEEN_COMMITS))
+    seconds["states"] += commits * 2 * shape.hidden * tokens / rates.states
     states = 2 * shape.hidden * tokens / gpus
     sent += 0 if gpus == 1 else sum(count for count, _ in shape.blocks) * states
     held = {
@@ -180,9 +195,9 @@ def simulation() -> dict[str, Any]:
 def table(found: dict[str, Any]) -> str:
     """The table of docs/scale.md."""
     lines = [
-        "| model | GPUs | seconds | read | forward | Hessians | solve | exchange | write | held by a GPU "
+        "| model | GPUs | seconds | read | forward | Hessians | solve | states | exchange | write | held by a GPU "
         "| sent by a GPU | published |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name, runs in found["models"].items():
         for run in runs:
