@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.calibration.data.batches import as_batches
+from goldstick.calibration.device_memory import naming_full_devices
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.checkpoint.staging import check_output, refuse_overlap
 from goldstick.core.processes import rank, told_by_first
@@ -135,19 +136,21 @@ def quantize(
         local = data_directory(data_dir, model)
         require_calibration(planned.recipe, directory, local)
         calibrate = calibration_inputs(planned.recipe.calibration, directory, local)
-        refuse_idle_ranks(planned, device)
+        refuse_idle_ranks(planned)
         if rank():
-            told = help_the_first(planned, output, device, calibrate, max_memory, Path(save_importance or "").name)
+            with naming_full_devices():
+                told = help_the_first(planned, output, device, calibrate, max_memory, Path(save_importance or "").name)
             return Quantized(directory=Path(output), report=told)
         tasks = tuple(planned.recipe.evaluate if evaluate is None else evaluate)
         refuse_overlap(Path(output), {"data directory": local, "calibration data": planned.recipe.calibration.dataset})
         check_output(Path(output), overwrite, resume)
         measure = before_and_after(directory, tasks, local, limit, progress, cache, examples) if tasks else None
-        made = execute(
-            planned, Path(output), base_model=str(model), overwrite=overwrite, device=device, proof=proof,
-            resume=resume, max_memory=max_memory, progress=progress, calibrate=calibrate, evaluate=measure,
-            importance=None if save_importance is None else Path(save_importance),
-        )  # fmt: skip
+        with naming_full_devices():
+            made = execute(
+                planned, Path(output), base_model=str(model), overwrite=overwrite, device=device, proof=proof,
+                resume=resume, max_memory=max_memory, progress=progress, calibrate=calibrate, evaluate=measure,
+                importance=None if save_importance is None else Path(save_importance),
+            )  # fmt: skip
         told_by_first(made.report.to_json())
     return made
 

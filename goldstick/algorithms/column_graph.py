@@ -47,14 +47,19 @@ def solved_by_graph(
     inputs = [weight, factor, steps[:, group], *([] if zero is None else [zero[:, group]])]
     shapes = tuple((tensor.shape, tensor.dtype, tensor.device) for tensor in inputs)
     key = solve, shapes, bits, element, dtype, minimums
+    with torch.cuda.device(weight.device):
+        return _replayed(key, inputs, lambda own: solve(
+            own[0], own[1], own[2], own[3] if zero is not None else None, torch.arange(len(group)), bits, element,
+            dtype, minimums,
+        ))  # fmt: skip
+
+
+def _replayed(key: object, inputs: list[Tensor], run: Callable[[list[Tensor]], Block]) -> Block:
     if key not in _RECORDED:
         if len(_RECORDED) >= _MOST_GRAPHS:
             _RECORDED.clear()
         own = [tensor.clone(memory_format=torch.contiguous_format) for tensor in inputs]
-        _RECORDED[key] = _record(own, lambda: solve(
-            own[0], own[1], own[2], own[3] if zero is not None else None, torch.arange(len(group)), bits, element,
-            dtype, minimums,
-        ))  # fmt: skip
+        _RECORDED[key] = _record(own, lambda: run(own))
     recorded = _RECORDED[key]
     for place, tensor in zip(recorded.inputs, inputs, strict=True):
         place.copy_(tensor)
@@ -64,11 +69,11 @@ def solved_by_graph(
 
 
 def _record(inputs: list[Tensor], run: Callable[[], Block]) -> _Recorded:
-    side = torch.cuda.Stream(inputs[0].device)  # type: ignore[no-untyped-call]
-    side.wait_stream(torch.cuda.current_stream(inputs[0].device))
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         run()  # what is loaded or allocated with the first call cannot be recorded
-    torch.cuda.current_stream(inputs[0].device).wait_stream(side)
+    torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         outputs = run()

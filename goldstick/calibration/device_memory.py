@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+
+from goldstick.core.processes import local_count
+from goldstick.errors import UsageError
 
 _SHARE = 0.85
 """Of what is free; the rest is for the allocator's gaps and the products' own scratch."""
@@ -44,4 +48,22 @@ def fits_on_device(module: nn.Module, held: int, batches: int, device: torch.dev
     solving = streams * 4 * 8 * widest**2 + 8 * largest
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
-    return solving + streams * batches * held <= _SHARE * free
+    processes = -(-local_count() // max(1, torch.cuda.device_count()))  # on this device
+    return solving + streams * batches * held <= _SHARE * free / processes
+
+
+@contextmanager
+def naming_full_devices() -> Iterator[None]:
+    """Say what to do where the memory of a device does not suffice.
+
+    Raises:
+        UsageError: A device had no more memory.
+    """
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise UsageError(
+            f"The device has no memory left for this run: {str(error).splitlines()[0]} Free what other programs hold "
+            "of it, give shorter samples (calibration: {seq_len: …}), or use --device cpu. On the device --resume goes "
+            "on after the last block in the journal."
+        ) from error

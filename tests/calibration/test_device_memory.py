@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
+import goldstick.api
+from goldstick.calibration import device_memory
 from goldstick.calibration.device_memory import fits_on_device, held_on_device
+from goldstick.errors import UsageError
 
 DEVICE = torch.device("cuda", 0)
 
@@ -28,3 +33,21 @@ def test_all_passes_wait_where_most_of_what_is_free_holds_them(
     block = nn.Linear(64, 64)  # four Hessians of it are 131,072 bytes, and eight copies of its weight as many
     assert fits_on_device(block, 1000, 100, DEVICE) is fits
     assert not fits_on_device(block, 1000, 2000, DEVICE)
+
+
+def test_processes_that_share_a_device_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1_000_000, 1_000_000))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for processes, fits in ((1, True), (2, True), (4, False)):
+        monkeypatch.setattr(device_memory, "local_count", lambda processes=processes: processes)
+        assert fits_on_device(nn.Linear(64, 64), 1000, 400, DEVICE) is fits
+
+
+def test_a_device_that_is_full_is_named_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nGPU 0 has 79 GiB.")
+
+    monkeypatch.setattr(goldstick.api, "execute", full)
+    with pytest.raises(UsageError, match=r"no memory left .* allocate 2.00 GiB\. Free what .* On the device --resume"):
+        goldstick.quantize("reference", "rtn-w4a16-g128", output=tmp_path / "made")

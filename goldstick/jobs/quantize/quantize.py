@@ -138,7 +138,7 @@ def execute(
         whole = in_memory(plan, target, calibrate, training_directory(output) if epochs else None)
         files.require_unchanged()
     looked_at = blockwise or whole
-    run = run_identity(plan, looked_at.data if looked_at else None, hashes)
+    run = run_identity(plan, looked_at.data if looked_at else None, hashes, target)
     goes_on = epochs or blockwise is not None
     if resume and goes_on and tidy_up(output, run):
         ranks.of(False)
@@ -202,7 +202,7 @@ def execute(
             peak_memory=peak,
             ranks=result.ranks,
             environment=environment(),
-            run=run if hashes else run_identity(plan, None, files.hashes()),
+            run=run if hashes else run_identity(plan, None, files.hashes(), target),
         )
         report.write(folder)
         write_page(folder)

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from goldstick.calibration.data.samples import CalibrationSet
 from goldstick.checkpoint.file_state import file_sha256
 from goldstick.core.json_files import dump_json
@@ -18,13 +20,16 @@ from goldstick.jobs.plan.plan import Plan
 from goldstick.report import Report
 
 
-def run_identity(plan: Plan, data: CalibrationSet | None, files: Mapping[str, str]) -> dict[str, str]:
+def run_identity(
+    plan: Plan, data: CalibrationSet | None, files: Mapping[str, str], device: torch.device
+) -> dict[str, str]:
     """What a run of a plan is of, by what the user calls it; one that differs in any of it gives something else.
 
     Args:
         plan: What is done.
         data: Calibration data; ``None`` where no stage looks at any.
         files: sha256 of every file of the source, by its name.
+        device: Where it runs; GPUs round otherwise than processors.
     """
     return {
         "recipe": digest_of(plan.recipe.model_dump(mode="json")),
@@ -32,6 +37,7 @@ def run_identity(plan: Plan, data: CalibrationSet | None, files: Mapping[str, st
         "set of source files": digest_of(sorted(files)),
         **{f"importance matrix {file}": file_sha256(Path(file)) for file in importance_files(plan.resolution)},
         "calibration data": data.fingerprint if data is not None else "none",
+        "kind of device": device.type,
         "version of goldstick or a library": digest_of(versions()),
     }
 

@@ -37,7 +37,7 @@ def agree(ranks: Ranks, plan: Plan, data: CalibrationSet | None) -> None:
         UsageError: They are not; the first process says which of them differ, and in what. The others end.
     """
     sizes = [(name, file.stat().st_size) for name, file in plan.source.files_read.items()]
-    own = run_identity(plan, data, {}) | {"set of source files": digest_of(sorted(sizes))}
+    own = run_identity(plan, data, {}, ranks.device) | {"set of source files": digest_of(sorted(sizes))}
     # What the data hold is compared, not where they lie.
     aside: dict[str, Any] = {"evaluate": True, "calibration": {"dataset"}}
     recipe = json.dumps(plan.recipe.model_dump(mode="json", exclude=aside))
@@ -91,12 +91,11 @@ def _take_part(plan: Plan, target: torch.device, calibrate: Calibrate, max_memor
         files.hashes(ranks=ranks)
 
 
-def refuse_idle_ranks(plan: Plan, device: str) -> None:
+def refuse_idle_ranks(plan: Plan) -> None:
     """Refuse several processes where all but the first would only wait, before any of them waits for another.
 
     Args:
         plan: The plan.
-        device: Where blocks run and weights are rounded.
 
     Raises:
         UsageError: There are several, and they have nothing to do together.

@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from goldstick.checkpoint.hidden_states import HiddenStates
+from goldstick.errors import OutputError
 from goldstick.jobs.quantize import commits
+from goldstick.jobs.quantize import quantize as run
 from tests.support.crash_points import contents, tiny_checkpoint, write_text
 from tests.support.ranks import quantize
 
@@ -72,3 +74,14 @@ def test_a_run_that_is_stopped_between_two_commits_goes_on_from_the_first_to_the
     assert journal.get("blocks_done", 0) == 0
     quantize(stopped | {"options": {"resume": True}})
     assert contents(tmp_path / "stopped") == contents(tmp_path / "alone")
+
+
+def test_a_run_that_a_processor_began_is_not_ended_by_another_kind_of_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny_checkpoint(tmp_path / "model", 1)
+    job: dict[str, Any] = {"source": tmp_path / "model", "recipe": "rtn-w4a16-g32", "output": tmp_path / "made"}
+    quantize(job)
+    monkeypatch.setattr(run, "find_device", lambda name: torch.device(name))
+    with pytest.raises(OutputError, match="made with another kind of device"):
+        quantize(job | {"options": {"device": "meta", "resume": True}})
