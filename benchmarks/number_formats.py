@@ -42,6 +42,11 @@ BALANCED = ("mxfp4a16", "nvfp4a16")
 BLACKWELL = ("mxfp4a16", "nvfp4a16", "mxfp4", "nvfp4")
 #: "No loss larger than 0.5 %."
 CLOSE = 1.005
+#: FP8 inputs of weights that lose next to nothing: the least that a layer with such inputs costs.
+_INPUTS_ALONE = {
+    "weight": {"bits": 8, "granularity": "group", "group_size": 4},
+    "activation": {"element": "e4m3", "bits": 8, "granularity": "token"},
+}
 #: Layers that read one input, or follow one another, which a recipe leaves in 16 bits.
 _KINDS = {
     "gate and up": ("*gate_proj", "*up_proj"),
@@ -60,7 +65,7 @@ def rows() -> Iterator[Row]:
         yield _row("imatrix", scheme, {"rtn": {"range_search": "imatrix"}})
     for scheme in FLOAT_FOUR_BITS:
         yield _row("descent", scheme, {"descent": {}})
-    for scheme in BLACKWELL:
+    for scheme in (*BLACKWELL, "fp8-dynamic"):
         yield _row("descent: gptaq", scheme, {"descent": {"gptaq": True}})
         yield _row("descent: gptaq, distill", scheme, {"descent": {"gptaq": True}}, {"distill": {}})
     for scheme in (*EIGHT_BITS, *FOUR_BITS):
@@ -84,6 +89,14 @@ def fp8_recipes() -> Iterator[Row]:
     ):
         yield _row(f"{name}+gptq", "fp8-dynamic", before, gptq)
     yield _row("gptaq+distill", "fp8-dynamic", {"gptq": {"gptaq": True}}, {"distill": {}})
+    descent: dict[str, dict[str, Any]] = {"descent": {"gptaq": True}}
+    yield _row("awq+descent: gptaq", "fp8-dynamic", {"awq": {"quantize": False}}, descent)
+    yield _row("awq+descent: gptaq+distill", "fp8-dynamic", {"awq": {"quantize": False}}, descent, {"distill": {}})
+    yield Row(
+        method="inputs alone (weights in int8, groups of 4)",
+        scheme="fp8-dynamic",
+        stages=[{"rtn": {"scheme": _INPUTS_ALONE, "group_size_mismatch": "channel"}}],
+    )
     for name, patterns in _KINDS.items():
         yield _row(f"gptq: {name} in 16 bits", "fp8-dynamic", {"gptq": {"targets": {"exclude": list(patterns)}}})
     integers = dict.fromkeys(_KINDS["gate and up"], "w8a8-dynamic")

@@ -16,6 +16,7 @@ from torch import Tensor
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.source import open_tensors
 from goldstick.core.layout import Layout
+from goldstick.core.lost_weights import check_no_weight_is_lost
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import CheckpointError, FormatError, GoldstickError
 from goldstick.formats import FORMATS
@@ -72,13 +73,15 @@ class StoredLayers:
         """The weight of a layer, from its tensors where they were read already.
 
         Raises:
-            FormatError: They hold none; the message names the layer.
+            FormatError: They hold none, or one that has lost weights; the message names the layer.
         """
         found = self.read(layer) if parts is None else parts
         try:
-            return self.format.unpack(found, layer.scheme, layer.shape[-1])
+            tensor = self.format.unpack(found, layer.scheme, layer.shape[-1])
+            check_no_weight_is_lost(tensor)
         except GoldstickError as error:
             raise FormatError(f"{layer.name} of {self.directory} cannot be read: {error}") from error
+        return tensor
 
 
 class DeclaredLayers:

@@ -29,6 +29,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from goldstick.checkpoint.kv_cache import read_kv
 from goldstick.core.edits import Quantize
 from goldstick.core.layout import Layout
+from goldstick.core.lost_weights import check_no_weight_is_lost
 from goldstick.core.qtensor import QuantizedTensor, scale_dtype
 from goldstick.core.scheme import Scheme
 from goldstick.errors import CheckpointError, FormatError, GoldstickError
@@ -243,9 +244,11 @@ class GoldstickQuantizer(HfQuantizer):
             rows = divisor.repeat_interleave(site.matrix_shape[1] // divisor.shape[1], dim=1)
             parts = {**parts, "_global_scale": rows}
         try:
-            return storage.unpack(parts, scheme, site.in_features)
+            tensor = storage.unpack(parts, scheme, site.in_features)
+            check_no_weight_is_lost(tensor)
         except GoldstickError as error:
             raise FormatError(f"{site.module} cannot be loaded: {error}") from error
+        return tensor
 
     def is_serializable(self, *_: Any, **__: Any) -> bool:
         """Saving goes through goldstick, which proves what it writes."""

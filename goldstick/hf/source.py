@@ -25,8 +25,6 @@ from goldstick.hf.checkpoint import QuantizedCheckpoint, open_quantized
 from goldstick.hf.layers import StoredLayers, storage_of
 from goldstick.hf.names import load_config
 
-#: Weights that are dequantized at a time.
-
 
 def open_source(directory: Path) -> SourceCheckpoint:
     """Look at a model directory: config, file headers, nothing else.

@@ -80,9 +80,10 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
             multiplied=name in listed.multiplied,
             scale_dtype=tensors[scale].dtype if (scale := f"{site.parameter_name}_scale") in tensors else None,
         )
-        parts = StoredLayers(directory=directory, format=NATIVE, layers=(layer,), tensors=tensors).read(layer)
+        stored = StoredLayers(directory=directory, format=NATIVE, layers=(layer,), tensors=tensors)
+        parts = stored.read(layer)
         used.update(part_name(layer.name, suffix) for suffix in parts)
-        tensor = NATIVE.unpack(parts, scheme, site.in_features)
+        tensor = stored.unpack(layer, parts)
         input_scale, input_zero = unpack_input(parts, scheme, site.module)
         edit = Quantize(
             site=name,

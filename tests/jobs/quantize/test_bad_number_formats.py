@@ -77,6 +77,8 @@ CASES: dict[str, tuple[str, str, Callable[[Tensor], None] | None, str, str]] = {
     # name: (checkpoint, tensor, change, the layer that the error names, what it says)
     "a NaN scale of an FP8 block": ("fp8", f"{OUT}.weight_scale_inv", number(math.nan), OUT, NUMBERS),
     "an infinite scale of an FP8 block": ("fp8", f"{OUT}.weight_scale_inv", number(math.inf), OUT, NUMBERS),
+    "a scale of 0 of an FP8 block": ("fp8", f"{OUT}.weight_scale_inv", number(0.0), OUT, "scales are 0, which makes"),
+    "a scale of 0 of a channel": ("fp8-dynamic", f"{UP}.weight_scale", number(0.0), UP, "scales are 0, which makes"),
     "a NaN scale of a channel": ("fp8-dynamic", f"{UP}.weight_scale", number(math.nan), UP, NUMBERS),
     "an infinite scale of a channel": ("fp8-dynamic", f"{UP}.weight_scale", number(math.inf), UP, NUMBERS),
     "a NaN scale of NVFP4": ("nvfp4a16", f"{UP}.weight_scale", octet(0x7F), UP, NUMBERS),
