@@ -1,6 +1,6 @@
 """Sizes met, losses kept, and what a search wins over one scheme for all: goldstick's search for a size or a loss.
 
-    python -m benchmarks.budget sizes uniform loss scores cost [--models reference,stories260k] [--seeds 20] [--report]
+    python -m benchmarks.budget sizes uniform loss scores cost [--models reference,stories260k] [--seeds 20] [--missing]
 
 ``sizes``: for 12 sizes in bits a weight (embedding, head, scales and headers counted) a checkpoint is searched for and
 written; how far below what was asked are its weight files? ``uniform``: at 4.25, 3.5, 3.0 and 2.5 bits, mean KL on the
@@ -12,7 +12,7 @@ KL over all (layer, candidate) pairs. ``cost``: processor seconds and peak memor
 GPTQ.
 
 One thread. Writes ``benchmarks/results/budget.json`` after each row and the tables of ``docs/search.md``; ``--report``
-measures nothing.
+measures nothing, and ``--missing`` only the rows that are not there.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -34,6 +34,7 @@ from scipy.stats import spearmanr
 
 import goldstick
 from benchmarks.accuracy_cases import Subject
+from benchmarks.budget_tables import tables
 from benchmarks.searched_models import searched_subjects
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.divergence import divergence
@@ -70,6 +71,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", choices=[*MEASURES, []], default=[])
     parser.add_argument("--models", default="reference,stories260k")
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--missing", action="store_true", help="leave rows that are there as they are")
     parser.add_argument("--report", action="store_true", help="write the tables from what is there")
     arguments = parser.parse_args()
     quiet_libraries()
@@ -77,10 +79,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for name in [] if arguments.report else arguments.models.split(","):
             for what in arguments.what:
-                for row, found in MEASURES[what](searched_subjects()[name], Path(folder), arguments.seeds):
+                done = rows_of(what, name) if arguments.missing else frozenset()
+                for row, found in MEASURES[what](searched_subjects()[name], Path(folder), arguments.seeds, done):
                     save(what, name, row, found)
                     print(f"{what} {name} {row}: {json.dumps(found)}", flush=True)
-    text = tables()
+    text = tables(json.loads(RESULTS.read_text()), LOSSES)
     print(text)
     head, rest = DOCUMENT.read_text(encoding="utf-8").split(BEGIN)
     DOCUMENT.write_text(f"{head}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}", encoding="utf-8")
@@ -99,10 +102,11 @@ def weights_of(subject: Subject) -> int:
     return sum(tensor.source.shape.numel() for tensor in plan.tensors)
 
 
-def sizes(subject: Subject, folder: Path, _: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def sizes(subject: Subject, folder: Path, _: int, done: Set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Each size: asked for, and the weight files that were written."""
     least = possible_sizes(subject.directory, Target(bits=8))
-    for bits in [bits for bits in SIZES if bits > least.bits(least.least)][:12]:
+    possible = [bits for bits in SIZES if bits > least.bits(least.least)][:12]
+    for bits in [bits for bits in possible if str(bits) not in done]:
         recipe = searched(subject, folder, bits=bits, method="rtn", effort="fast")
         output = folder / f"{subject.name}-{bits}"
         goldstick.quantize(subject.directory, recipe, output=output, proof="tensors")
@@ -111,13 +115,13 @@ def sizes(subject: Subject, folder: Path, _: int) -> Iterator[tuple[str, dict[st
         yield str(bits), {"asked": int(asked), "written": written, "below_percent": 100 * (1 - written / asked)}
 
 
-def uniform(subject: Subject, folder: Path, _: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def uniform(subject: Subject, folder: Path, _: int, done: Set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """KL of the recipe found at each size, and of the best scheme for all in about as many bytes."""
     weights = weights_of(subject)
     known = {scheme: one_scheme(scheme) for scheme in UNIFORM}
     nbytes = {scheme: weight_file_bytes(make_plan(subject.directory, recipe)) for scheme, recipe in known.items()}
     measured: dict[str, float] = {}
-    for bits in COMPARED:
+    for bits in [bits for bits in COMPARED if str(bits) not in done]:
         possible = possible_sizes(subject.directory, Target(bits=bits))
         if not possible.possible:
             yield str(bits), {"least_bits": possible.bits(possible.least)}
@@ -168,13 +172,13 @@ def kl(subject: Subject, recipe: Recipe) -> float:
     return round(float(found["metrics"]["token_kl"]), 6)
 
 
-def loss(subject: Subject, folder: Path, seeds: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def loss(subject: Subject, folder: Path, seeds: int, done: Set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """The growth of perplexity on rows that were not seen, for each seed."""
     metric, most = LOSSES[subject.name]
     model = load_float(subject.directory).float().eval()
     settings = Calibration(dataset=subject.dataset, samples=1_000_000, seq_len=256, allow_short=True)
     every = calibration_data(settings, subject.directory, subject.data)(model).ids
-    for seed in range(seeds):
+    for seed in [seed for seed in range(seeds) if str(seed) not in done]:
         recipe = searched(
             subject, folder, max_loss=most, metric=metric, seed=seed, effort="fast", method="rtn", held_out_rows=48,
         )  # fmt: skip
@@ -195,8 +199,10 @@ def loss(subject: Subject, folder: Path, seeds: int) -> Iterator[tuple[str, dict
         }  # fmt: skip
 
 
-def scores(subject: Subject, folder: Path, _: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def scores(subject: Subject, folder: Path, _: int, done: Set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """How gradient scores rank the pairs, beside measured KL of each change alone."""
+    if "all" in done:
+        return
     record = searched(subject, folder, bits=4.25, effort="best").search
     pairs = [
         (one["first"], one["second"], one["measured"])
@@ -215,7 +221,7 @@ def scores(subject: Subject, folder: Path, _: int) -> Iterator[tuple[str, dict[s
     )
 
 
-def cost(subject: Subject, folder: Path, _: int) -> Iterator[tuple[str, dict[str, Any]]]:
+def cost(subject: Subject, folder: Path, _: int, done: Set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """Processor seconds and peak memory of commands, each in a process of its own."""
     data = ["--dataset", subject.dataset, "--data-dir", str(subject.data), "--threads", "1"]
     calibrated = ["--samples", "128", "--seq-len", "256"]
@@ -225,7 +231,7 @@ def cost(subject: Subject, folder: Path, _: int) -> Iterator[tuple[str, dict[str
         "search, fast": ["search", model, "-o", str(folder / "f.yaml"), "--bits", "4.25", "--effort", "fast", *data],
         "search, default": ["search", model, "-o", str(folder / "n.yaml"), "--bits", "4.25", *data],
     }
-    for name, words in jobs.items():
+    for name, words in [job for job in jobs.items() if job[0] not in done]:
         process = subprocess.Popen(
             [sys.executable, "-m", "goldstick.cli", *words], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -239,53 +245,18 @@ def cost(subject: Subject, folder: Path, _: int) -> Iterator[tuple[str, dict[str
 MEASURES = {"sizes": sizes, "uniform": uniform, "loss": loss, "scores": scores, "cost": cost}
 
 
+def rows_of(what: str, model: str) -> frozenset[str]:
+    """The rows that are in the file."""
+    results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
+    return frozenset(results.get(what, {}).get(model, {}))
+
+
 def save(what: str, model: str, row: str, found: dict[str, Any]) -> None:
     """Put a row into the file, in the place of an older one."""
     results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
     results.setdefault(what, {}).setdefault(model, {})[row] = found
     results["versions"] = environment()
     RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-
-
-def tables() -> str:
-    """What was found, for the document."""
-    results = json.loads(RESULTS.read_text())
-    lines = ["| model | bits asked | KL, searched | best scheme for all | its KL | ratio |", "|---" * 6 + "|"]
-    for model, rows in results.get("uniform", {}).items():
-        for bits, row in sorted(rows.items(), key=lambda item: -float(item[0])):
-            if "least_bits" in row:
-                lines.append(f"| {model} | {bits} | – (no less than {row['least_bits']:.2f} bits) | – | – | – |")
-                continue
-            scheme = f"`{row['scheme']}`, {100 * row['scheme_bytes'] / row['bytes']:.1f} % of the bytes"
-            lines.append(
-                f"| {model} | {bits} | {row['kl']:.4f} | {scheme} | {row['scheme_kl']:.4f} | {row['ratio']:.2f} |"
-            )
-    said = []
-    for model, rows in results.get("sizes", {}).items():
-        below = [row["below_percent"] for row in rows.values()]
-        said.append(
-            f"* {model}: {len(below)} sizes; files {min(below):.3f} to {max(below):.3f} % below what was asked."
-        )
-    for model, rows in results.get("loss", {}).items():
-        kept, grown = [row["kept"] for row in rows.values()], [row["grown"] for row in rows.values()]
-        metric, most = LOSSES[model]
-        asked, words = f"--max-loss {most} --metric kl", f"KL was {min(grown):.4f} to {max(grown):.4f}"
-        if metric == "perplexity":
-            asked = f"--max-loss {most:.0%}"
-            words = f"perplexity grew by {100 * min(grown):.2f} to {100 * max(grown):.2f} %"
-        said.append(f"* {model}: `{asked}` was kept on unseen rows with {sum(kept)} of {len(kept)} seeds; {words}.")
-    for model, rows in results.get("scores", {}).items():
-        row = rows["all"]
-        said.append(
-            f"* {model}: Spearman of scores with measured KL over {row['pairs']} pairs: {row['spearman_second']:.3f} "
-            f"(second order), {row['spearman_first']:.3f} (first)."
-        )
-    for model, rows in results.get("cost", {}).items():
-        words = [
-            f"{name} {row['processor_seconds']:.0f} s, {row['peak_bytes'] / 1e6:.0f} MB" for name, row in rows.items()
-        ]
-        said.append(f"* {model}, processor time and peak memory: {'; '.join(words)}.")
-    return "\n".join([*lines, "", *said])
 
 
 if __name__ == "__main__":

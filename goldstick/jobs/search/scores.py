@@ -113,7 +113,7 @@ class Scores:
         wanted = []
         losses = self.losses()
         for group in self.layers.groups:
-            good = _unbeaten(group, losses, chosen[group.name])
+            good = unbeaten(group, losses, chosen[group.name])
             place = good.index(chosen[group.name])
             near = good[max(0, place - width) : place + width + 1]
             wanted += [(group, scheme) for scheme in near if self._measured(group.name, scheme) is None]
@@ -133,23 +133,34 @@ class Scores:
 
     def measure(self, pairs: Sequence[tuple[Group, str]]) -> None:
         """Measure the mean KL with each change alone, runs beginning at the changed block."""
+        self._measure({_alone(group.name, scheme): {group.name: scheme} for group, scheme in pairs})
+
+    def together(self, choices: Sequence[Mapping[str, str]]) -> list[float]:
+        """Mean KL on the same rows of whole choices, group → scheme each."""
+        asked = {"searched " + " ".join(choice.values()): choice for choice in choices}
+        self._measure({key: choice for key, choice in asked.items() if self._journal.get(key) is None})
+        return [self._journal.get("searched " + " ".join(choice.values())) for choice in choices]
+
+    def _measure(self, asked: Mapping[str, Mapping[str, str]]) -> None:
+        """Measure the mean KL with some groups changed, for each key of the journal."""
+        keys = list(asked)
+        sites = {group.name: group.sites for group in self.layers.groups}
 
         def measured(number: int) -> float:
-            group, scheme = pairs[number]
-            self._progress("measuring layers", number, len(pairs))
-            with self._rounded.become({site.name: scheme for site in group.sites}):
+            self._progress("measuring layers", number, len(keys))
+            chosen = asked[keys[number]]
+            with self._rounded.become({site.name: scheme for name, scheme in chosen.items() for site in sites[name]}):
                 return _rounded_number(fmean(self._rows.kl()))
 
-        for part in windows([1] * len(pairs), self._ranks.count * (1 if self._ranks.alone else _AT_A_TIME)):
+        for part in windows([1] * len(keys), self._ranks.count * (1 if self._ranks.alone else _AT_A_TIME)):
             found = self._ranks.each([1] * len(part), partial(_in, part, measured))
             for number, value in zip(part, found, strict=True):
-                group, scheme = pairs[number]
-                self._journal.keep(f"kl {group.name} {scheme}", value)
-        if pairs:
-            self._progress("measuring layers", len(pairs), len(pairs))
+                self._journal.keep(keys[number], value)
+        if keys:
+            self._progress("measuring layers", len(keys), len(keys))
 
     def _measured(self, group: str, scheme: str) -> float | None:
-        known: float | None = 0.0 if scheme == FLOAT else self._journal.get(f"kl {group} {scheme}")
+        known: float | None = 0.0 if scheme == FLOAT else self._journal.get(_alone(group, scheme))
         return known
 
     def _ratio(self, group: Group) -> float:
@@ -194,7 +205,12 @@ def _in(part: range, measured: Callable[[int], float], place: int) -> float:
     return measured(part[place])
 
 
-def _unbeaten(group: Group, losses: Mapping[tuple[str, str], float], kept: str) -> list[str]:
+def _alone(group: str, scheme: str) -> str:
+    """The key of a change alone."""
+    return f"kl {group} {scheme}"
+
+
+def unbeaten(group: Group, losses: Mapping[tuple[str, str], float], kept: str) -> list[str]:
     """Candidates in the order of their bytes, each losing less than all smaller ones; and one more."""
     found: list[str] = []
     least = float("inf")

@@ -22,6 +22,7 @@ from goldstick.jobs.save.result import apply_recipe
 from goldstick.jobs.search.beside import judge_beside
 from goldstick.jobs.search.bound import MOST_LOOKS, upper_bound
 from goldstick.jobs.search.exchange import exchange
+from goldstick.jobs.search.in_place import choose_in_place
 from goldstick.jobs.search.in_turn import SearchedModel
 from goldstick.jobs.search.journal import Journal, states_of
 from goldstick.jobs.search.knapsack import Choice
@@ -43,6 +44,8 @@ from goldstick.recipes.recipe import Calibration, Recipe
 _ROUNDS = {"fast": 0, "default": 6, "best": 0}
 #: Exchanges that are tried.
 _EXCHANGES = {"fast": 0, "default": 12, "best": 48}
+#: Times that the choice is made anew by losses in place, and by what part losses alone must fail to add up for it.
+_IN_PLACE = {"fast": (0, 0.0), "default": (2, 0.25), "best": (4, 0.0)}
 
 
 def search_recipe(
@@ -163,10 +166,12 @@ class Search:
             choice, overhead = self._fitting(size)
         chosen = self.scores.chosen(choice)
         if exchanged and _EXCHANGES[self.effort]:
-            room = size - overhead - self.layers.fixed
-            chosen = exchange(
-                self.layers, self.scores.losses(), chosen, room, self.whole, _EXCHANGES[self.effort], self.progress
-            )
+            room, alone = size - overhead - self.layers.fixed, self.scores.losses()
+            chosen = choose_in_place(
+                self.layers, alone, chosen, room, self.scores.together,
+                lambda tried: self._file_bytes(tried) <= size, *_IN_PLACE[self.effort],
+            )  # fmt: skip
+            chosen = exchange(self.layers, alone, chosen, room, self.whole, _EXCHANGES[self.effort], self.progress)
         nbytes = self._file_bytes(chosen)
         return (chosen, nbytes) if nbytes <= size else (self.scores.chosen(choice), self._file_bytes_of(choice))
 

@@ -14,6 +14,7 @@ from goldstick.algorithms import ALGORITHMS
 from goldstick.core.counts import counted
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
+from goldstick.core.rounded_inputs import quantized_input
 from goldstick.errors import DataError, UsageError
 from goldstick.hf.cache import cached_decoder, quantized_cache_of, use_float_cache, use_quantized_cache
 from goldstick.jobs.load.calibration_data import calibration_data
@@ -21,7 +22,6 @@ from goldstick.jobs.load.load import load
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
 from goldstick.jobs.sensitivity.measures import mean_kl
 from goldstick.kernels.convolution import rounded_samples
-from goldstick.kernels.reference import quantized_input
 from goldstick.nn import PackedWeight, QuantizedConvolution, QuantizedLinear, TiedQuantizedLinear
 from goldstick.recipes.recipe import Calibration
 from goldstick.report.attribution import Attribution, Part
