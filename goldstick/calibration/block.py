@@ -134,6 +134,7 @@ class BlockCalibration:
     def finish(self) -> None:
         """Replace the layers by packed ones."""
         self._multipliers.remove()
+        self._finish.release()
         surgery.apply(self._network, self._edits.values())
 
     def _solve_group(self, group: Sequence[Assignment]) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 from goldstick import surgery
 from goldstick.calibration.held_out import Passes, Runs, learned_batches, split
 from goldstick.calibration.reconstruction import reconstruct_block
+from goldstick.calibration.rounded_inputs import RoundedInputs
 from goldstick.calibration.task import Assignment, Work
 from goldstick.calibration.validation import validate_block
 from goldstick.core.edits import Quantize, SetWeight
@@ -32,6 +33,7 @@ class BlockFinish:
     def __init__(self, network: Network, work: Work, runs: Runs, masks: list[Tensor | None]) -> None:
         self._network, self._work, self._runs, self._masks = network, work, runs, masks
         self._floats: dict[str, tuple[Tensor, Tensor]] = {}  # weight, and the scale decided for it
+        self._rounded_inputs = RoundedInputs(network)
         stage = work.validation
         self.learned = len(runs)
         if stage is not None:
@@ -49,13 +51,14 @@ class BlockFinish:
             self._floats[edit.site] = weight.clone(), edit.tensor.scale
 
     def improve(self, edits: MutableMapping[str, Quantize], targets: Iterable[Tensor]) -> None:
-        """Do it; the block then holds the weights of ``edits``, which are changed.
+        """Do it; the block then holds the weights of ``edits``, which are changed, and rounds inputs as they say.
 
         Args:
             edits: Site name → what was decided for it.
             targets: What the float block gives, batch by batch.
         """
         work, self.targets = self._work, list(targets)
+        self._rounded_inputs.begin(edits.values())
         passes = Passes(runs=self._runs, targets=self.targets, masks=self._masks, ranks=work.ranks)
         if work.validation is not None:
             _, judge = split(passes, work.validation.name, work.validation.holdout)
@@ -64,6 +67,10 @@ class BlockFinish:
         if work.reconstruction is not None:
             weights = {name: weight for name, (weight, _) in self._floats.items()}
             self._take(edits, reconstruct_block(self._network, dict(edits), weights, work.reconstruction, passes))
+
+    def release(self) -> None:
+        """Let layers be given what comes to them: the packed ones round it by themselves."""
+        self._rounded_inputs.end()
 
     def _rounded(self, edits: MutableMapping[str, Quantize], name: str) -> Quantize | None:
         """Rounding to nearest; ``None`` where a scale that a later layer gave away has moved into this one's."""

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.library import Library
 
+from goldstick.core.rounded_inputs import fake_quantize_per_tensor, fake_quantize_per_token
 from goldstick.errors import KernelError
-from goldstick.kernels.reference import fake_quantize_per_tensor, fake_quantize_per_token
 
 _CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d}
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from goldstick.core.rounded_inputs import quantize_per_token
 from goldstick.errors import KernelError
 from goldstick.kernels import triton
-from goldstick.kernels.reference import quantize_per_token
 
 _library = Library("goldstick", "FRAGMENT")
 _library.define("rms_norm_quantize(Tensor x, Tensor weight, float epsilon) -> (Tensor, Tensor)")

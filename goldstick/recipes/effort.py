@@ -23,6 +23,8 @@ Effort = Literal["fast", "default", "best"]
 
 #: Less of it fits the calibration text better and other texts worse; at few bits the first weighs more.
 _DAMPING, _DAMPED_FROM = 0.3, 4
+#: At so few bits codes begin far from where they end, and learn for longer.
+_FEW_BITS, _MORE_STEPS = 2, 1000
 
 
 def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
@@ -30,8 +32,8 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
 
     ``fast`` leaves all as it is. ``default`` lets GPTQ and ``descent`` make up for the errors of earlier layers, damps
     their Hessian more from 4 bits on, so that codes fit other texts, too, and lets two cycles of coordinate descent
-    follow GPTQ; and it judges layers on rows held out. ``best`` learns the codes of each block on top of
-    that, where activations are float.
+    follow GPTQ; and it judges layers on rows held out. ``best`` learns the codes of each block on top of that, for
+    longer where they have two bits.
 
     Recipes that look at no data, or whose data say ranges alone, or that train the network, stay as they are. GGUF's
     blocks hold scales of float16, which neither cycles nor learning keep.
@@ -45,16 +47,15 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
         found.insert(_behind_layers(found), Validate())
     finished = any(isinstance(stage, BlockReconstruction) for stage in found)
     blocks = any(isinstance(stage, Quantizer) and stage.float16_ranges for stage in found)
-    if effort == "best" and not finished and not blocks and _float_activations(found):
-        found.insert(_behind_layers(found), Learn())
+    if effort == "best" and not finished and not blocks:
+        found.insert(_behind_layers(found), Learn(steps=_MORE_STEPS) if _fewest_bits(found) <= _FEW_BITS else Learn())
     return tuple(found)
 
 
 def _solving_well(stage: Stage) -> Stage:
     if not isinstance(stage, GPTQ | Descent):
         return stage
-    fewest = min(scheme.weight.bits for scheme in stage.schemes())
-    damping = max(stage.damping, _DAMPING) if fewest >= _DAMPED_FROM else stage.damping
+    damping = max(stage.damping, _DAMPING) if _fewest_bits([stage]) >= _DAMPED_FROM else stage.damping
     if isinstance(stage, Descent):
         return dataclasses.replace(stage, gptaq=True, damping=damping)
     cycles = stage.cycles if stage.float16_ranges else max(stage.cycles, 2)
@@ -66,6 +67,5 @@ def _behind_layers(stages: Sequence[Stage]) -> int:
     return max(index for index, stage in enumerate(stages) if stage.place is Place.LAYERS) + 1
 
 
-def _float_activations(stages: Sequence[Stage]) -> bool:
-    schemes = [scheme for stage in stages if isinstance(stage, Quantizer) for scheme in stage.schemes()]
-    return all(scheme.activation is None for scheme in schemes)
+def _fewest_bits(stages: Sequence[Stage]) -> int:
+    return min(scheme.weight.bits for stage in stages if isinstance(stage, Quantizer) for scheme in stage.schemes())

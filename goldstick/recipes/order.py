@@ -128,9 +128,4 @@ def unfinishable(stages: Sequence[Stage], schemes: Sequence[Scheme]) -> list[str
     others = [scheme.label for scheme in schemes if not scheme.weight.plain]
     if others and not any_grid:
         problems.append(f"{place}: it searches integer codes with float scales, and {others[0]} has none; take learn.")
-    rounded = [scheme.label for scheme in schemes if scheme.activation is not None]
-    if rounded:
-        problems.append(
-            f"{place}: it searches weights for float activations, and {rounded[0]} quantizes them; leave it out."
-        )
     return problems

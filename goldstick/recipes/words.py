@@ -86,11 +86,11 @@ _WORDS = {
     "slb": Word(slot="method", stage="slb", title="SLB", does="finds codes by [training](training.md)"),
     "slb_finish": Word(
         slot="reconstruction", stage="slb_finish", options={"steps": 200}, title="SLB as block reconstruction",
-        does="searches better codes, [block by block](training.md#slb-as-block-reconstruction); float activations only",
+        does="searches better codes, [block by block](training.md#slb-as-block-reconstruction)",
     ),
     "learn": Word(
         slot="reconstruction", stage="learn", title="learned rounding",
-        does="[learns](learn.md) codes and scales of each block, judged on rows held out; float activations only",
+        does="[learns](learn.md) codes and scales of each block, judged on rows held out",
     ),
     "distill": Word(
         slot="distillation", stage="distill", title="distilled scales",

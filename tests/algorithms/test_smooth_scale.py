@@ -16,8 +16,8 @@ from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.algorithms.smooth_scale import SmoothLoss, bounded, least_loss
 from goldstick.core.edits import Fold
 from goldstick.core.inputs import InputObserver
+from goldstick.core.rounded_inputs import fake_quantize_per_token
 from goldstick.errors import QuantizationError
-from goldstick.kernels.reference import fake_quantize_per_token
 from goldstick.structure.network import Network
 from goldstick.structure.probe.fold import apply_fold
 from tests.support.input_groups import inputs, members, observed

@@ -121,7 +121,7 @@ def test_what_cannot_be_finished_is_refused(model: nn.Module, monkeypatch: pytes
     for stages, words in (
         ([reconstruction, {"gptq": {"scheme": W2}}], "gptq comes after it"),
         ([{"rtn": {"scheme": W2, "targets": {"include": ["lm_head"]}}}, reconstruction], "no stage before it"),
-        ([{"rtn": {"scheme": "w8a8-dynamic"}}, reconstruction], "float activations"),
+        ([{"rtn": {"scheme": "nvfp4"}}, reconstruction], "integer codes with float scales"),
     ):
         with pytest.raises(RecipeError, match=words):
             compressed(model, *stages)

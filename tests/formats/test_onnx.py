@@ -15,10 +15,10 @@ from onnx import TensorProto, helper
 from torch import Tensor
 
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.rounded_inputs import quantized_input
 from goldstick.core.scheme import Scheme
 from goldstick.formats import GRAPHS
 from goldstick.formats.graph import GraphLayer
-from goldstick.kernels.reference import quantized_input
 
 ONNX = GRAPHS["onnx"]
 

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from goldstick.core.bitpack import pack_rows
 from goldstick.core.element import ELEMENTS
+from goldstick.core.rounded_inputs import fake_quantize_per_tensor, fake_quantize_per_token
 from goldstick.kernels import Activation, WeightSpec, cpu
 from goldstick.kernels.cpu import integer
 from goldstick.kernels.cpu.integer import IntegerCpuBackend
-from goldstick.kernels.reference import ReferenceBackend, fake_quantize_per_tensor, fake_quantize_per_token
+from goldstick.kernels.reference import ReferenceBackend
 from tests.support.instructions import AVAILABLE
 from tests.support.packed_layers import Layer, product_error, random_layer
 

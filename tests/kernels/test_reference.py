@@ -15,14 +15,10 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from goldstick.core.rounded_inputs import fake_quantize_per_tensor, fake_quantize_per_token, quantize_per_token
 from goldstick.errors import KernelError
 from goldstick.kernels import WeightSpec
-from goldstick.kernels.reference import (
-    ReferenceBackend,
-    fake_quantize_per_tensor,
-    fake_quantize_per_token,
-    quantize_per_token,
-)
+from goldstick.kernels.reference import ReferenceBackend
 from tests.support.packed_layers import normalized_error, random_layer, weight_slowly
 
 reference = ReferenceBackend()

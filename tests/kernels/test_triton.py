@@ -15,10 +15,11 @@ from torch import Tensor
 from torch.library import opcheck
 
 from goldstick.core.bitpack import pack_rows
+from goldstick.core.rounded_inputs import fake_quantize_per_token, quantize_per_token
 from goldstick.errors import KernelError
 from goldstick.kernels import Activation, ops, triton
 from goldstick.kernels.norm_op import rms_norm_quantize
-from goldstick.kernels.reference import ReferenceBackend, fake_quantize_per_token, quantize_per_token
+from goldstick.kernels.reference import ReferenceBackend
 from tests.support.packed_layers import Layer, product_error, random_layer
 
 if triton._missing() and os.environ.get("CI"):

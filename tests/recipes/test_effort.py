@@ -26,7 +26,7 @@ def stages(words: str, effort: Effort) -> list[str]:
         ("awq-gptq-w4a16-g128-kv8", "awq gptq validate kv_cache", "awq gptq validate learn kv_cache"),
         ("awq-w4a16-g128", "awq validate", "awq validate learn"),
         ("gptq-slb_finish-w2a16-g32", "gptq validate slb_finish", "gptq validate slb_finish"),
-        ("smoothquant-gptq-w8a8-dynamic", "smoothquant gptq validate", "smoothquant gptq validate"),
+        ("smoothquant-gptq-w8a8-dynamic", "smoothquant gptq validate", "smoothquant gptq validate learn"),
         ("gptq-q4_k_m", "gptq rtn validate", "gptq rtn validate"),
         ("descent-mxfp4a16", "descent validate", "descent validate learn"),
         ("imatrix-w4a16-g128", "rtn", "rtn"),
@@ -53,6 +53,14 @@ def test_a_hessian_is_damped_for_other_texts_from_4_bits_on(words: str, damping:
     descent = goldstick.Recipe.load(words.replace("gptq", "descent")).with_effort("best").stages[0]
     assert isinstance(descent, Descent)
     assert (descent.gptaq, descent.damping) == (True, damping)
+
+
+@pytest.mark.parametrize(
+    ("words", "steps"), [("gptq-w4a16-g128", 200), ("gptq-w3a16-g32", 200), ("gptq-w2a16-g64", 1000)]
+)
+def test_codes_of_two_bits_learn_for_longer(words: str, steps: int) -> None:
+    learn = goldstick.Recipe.load(words).with_effort("best").stages[-1]
+    assert isinstance(learn, Learn) and learn.steps == steps
 
 
 def test_an_effort_asked_for_twice_is_the_same() -> None:

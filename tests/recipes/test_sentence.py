@@ -200,7 +200,7 @@ def test_what_was_expected_is_every_word_that_can_stand_there() -> None:
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("gptq-slb_finish-w4a8-g32", r"stages\[1\].slb_finish: it searches weights for float activations"),
+        ("gptq-slb_finish-nvfp4", r"stages\[1\].slb_finish: it searches integer codes with float scales"),
         ("awq-slb-w4a16-g32", r"stages\[1\].slb: it trains the float network, and awq comes before it"),
     ],
 )

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from goldstick.core.bitpack import pack_rows
 from goldstick.core.element import ELEMENTS, INTEGER
+from goldstick.core.rounded_inputs import quantized_input
 from goldstick.core.scheme import Scheme
 from goldstick.kernels import Activation, WeightSpec
-from goldstick.kernels.reference import ReferenceBackend, quantized_input
+from goldstick.kernels.reference import ReferenceBackend
 
 reference = ReferenceBackend()
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from goldstick.core.element import INTEGER
 from goldstick.core.notices import SlowKernelsWarning
+from goldstick.core.rounded_inputs import quantized_input
 from goldstick.errors import UsageError
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
-from goldstick.kernels.reference import quantized_input
 
 _C: ModuleType | Any
 try:

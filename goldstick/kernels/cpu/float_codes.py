@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from goldstick.core.element import ELEMENTS
+from goldstick.core.rounded_inputs import quantized_input
 from goldstick.kernels import cpu
 from goldstick.kernels.base import WeightSpec, check_input, check_weight, scaling_of, superblock_steps
 from goldstick.kernels.cpu import CpuBackend
-from goldstick.kernels.reference import quantized_input
 
 _FEW = 8
 """Tokens up to which codes are widened and multiplied at once; for more, the weight is written out first."""

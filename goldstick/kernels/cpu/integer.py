@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from goldstick.core.element import ELEMENTS, INTEGER
+from goldstick.core.rounded_inputs import quantized_input
 from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.kernels import cpu
 from goldstick.kernels.base import WeightSpec, check_input, check_weight, scaling_of
 from goldstick.kernels.cpu import CpuBackend
 from goldstick.kernels.cpu.float_codes import FloatCodesCpuBackend
-from goldstick.kernels.reference import quantized_input
 
 THREADED_FROM = 1 << 16
 """Multiplications below this many take one thread: starting a team costs more than it saves."""

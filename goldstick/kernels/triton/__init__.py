@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from goldstick.core.element import INTEGER
+from goldstick.core.rounded_inputs import fake_quantize_per_token
 from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.errors import KernelError
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
-from goldstick.kernels.reference import fake_quantize_per_token
 
 _OLDEST_VERSION = (3, 6)
 """What the kernels were tried with; torch brings the Triton it was built for."""

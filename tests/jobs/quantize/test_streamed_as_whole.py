@@ -27,6 +27,7 @@ from tests.support.words import goldstick_ids
 
 pytestmark = pytest.mark.usefixtures("proof_here", "reference_backend")
 
+ONLINE = {"rotate": {"online": True}}
 INT8 = {"rtn": {"scheme": "w8a16"}}
 EVERYTHING = {"rtn": {"scheme": "w8a16", "targets": {"include": ["*", "lm_head", "*embed_tokens"]}}}
 GPTAQ = {"gptq": {**INT4, "gptaq": True, "targets": {"include": ["*", "lm_head"]}, "tie": "untie"}}
@@ -53,6 +54,8 @@ def sidecar(made: Quantized) -> bytes | None:
         ("llama_gqa", ("rotate", {"gptq": INT4})),
         ("opt", ("rotate", GPTAQ, "kv_cache")),
         ("opt", ("rotate",)),
+        ("llama_gqa", (ONLINE, {"gptq": {"scheme": "w8a8-static"}})),
+        ("opt", (ONLINE, INT8)),
         ("llama_gqa", (EVERYTHING, "kv_cache")),
         ("gemma2", ({"gptq": INT4}, {"kv_cache": {"window": 2}})),
         ("llama_gqa", ({"rtn": INT4}, {"kv_cache": {"keys": "tensor", "values": "tensor"}})),
@@ -60,8 +63,8 @@ def sidecar(made: Quantized) -> bytes | None:
         ("llama_gqa", ({"rtn": INT4}, DYNAMIC_CACHE)),
         ("llama_gqa", ({"gptq": INT4}, DYNAMIC_CACHE)),
     ],
-    ids=["rotate-gptq", "rotate-gptaq-kv-tied", "rotate-tied", "everything-kv", "gptq-kv-sliding", "rtn-kv-by-tensor",
-         "kv-alone", "rtn-kv-dynamic", "gptq-kv-dynamic"],
+    ids=["rotate-gptq", "rotate-gptaq-kv-tied", "rotate-tied", "online-gptq", "online-rtn-tied", "everything-kv",
+         "gptq-kv-sliding", "rtn-kv-by-tensor", "kv-alone", "rtn-kv-dynamic", "gptq-kv-dynamic"],
 )  # fmt: skip
 def test_what_is_made_block_by_block_is_what_the_whole_model_gives(
     family: str, stages: tuple[Any, ...], sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
