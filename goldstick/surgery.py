@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from goldstick.core.edits import Edit, Fold, FoldNorm, Prune, Quantize, Rotate, SetWeight
+from goldstick.core.input_rotation import release_input
 from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import StructureError
@@ -224,6 +225,7 @@ def _quantize(network: Network, edit: Quantize) -> None:
             "input_scale": edit.input_scale,
             "input_zero": edit.input_zero,
             "input_multiplier": edit.input_multiplier,
+            "rotated": release_input(module) or None,
         }
         new = in_place_of(
             _KINDS.get(site.layout, PackedWeight), module, edit.tensor, edit.scheme, site.layout, **inputs

@@ -1,8 +1,9 @@
 """A copy of a checkpoint with activation outliers planted in it; what the model computes stays.
 
 ``python -m tools.planted_outliers SOURCE OUTPUT`` multiplies a few channels of every norm that the structure probe
-finds a fold for by 20 to 100, and divides the columns that read them. Large models have such channels by themselves;
-small ones do not, and then nothing shows what smoothing and rotation are good for.
+finds a fold for by 20 to 100, and divides the columns that read them; with ``--behind linear`` those of the layers
+before down and output projections. Large models have such channels by themselves; small ones do not, and then nothing
+shows what smoothing and rotation are good for.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -33,11 +35,13 @@ def main() -> None:
     parser.add_argument("--least", type=float, default=20.0, help="smallest factor")
     parser.add_argument("--most", type=float, default=100.0, help="largest factor")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--behind", choices=("norm", "linear"), default="norm", help="what gives the channels")
     arguments = parser.parse_args()
     quiet_libraries()
     model = AutoModelForCausalLM.from_pretrained(arguments.source, dtype=torch.float32).eval()
     before = logits(model)
-    folds = plant(model, arguments.share, (arguments.least, arguments.most), arguments.seed)
+    factors = arguments.least, arguments.most
+    folds = plant(model, arguments.share, factors, arguments.seed, behind=arguments.behind)
     after = logits(model)
     write(model, arguments.source, arguments.output)
     for fold in folds:
@@ -47,7 +51,14 @@ def main() -> None:
 
 
 @torch.no_grad()
-def plant(model: nn.Module, share: float, factors: tuple[float, float], seed: int) -> list[Fold]:
+def plant(
+    model: nn.Module,
+    share: float,
+    factors: tuple[float, float],
+    seed: int,
+    *,
+    behind: Literal["norm", "linear"] = "norm",
+) -> list[Fold]:
     """Plant outliers in place: for every norm with a fold, ``share`` of its channels times a factor.
 
     Args:
@@ -55,19 +66,20 @@ def plant(model: nn.Module, share: float, factors: tuple[float, float], seed: in
         share: Part of the channels; at least one is taken.
         factors: The factors are log-uniform between these two.
         seed: Seed of channels and factors.
+        behind: What gives the channels: norms, or linear layers, such as those before down and output projections.
 
     Returns:
         What was folded: the scales are 1 / factor.
 
     Raises:
-        ValueError: The structure probe finds no norm that can absorb a scale.
+        ValueError: The structure probe finds nothing of the kind that can absorb a scale.
     """
     network = Network(model)
     generator = torch.Generator().manual_seed(seed)
     folds = []
     for block in probe_network(network, fixed_inputs(model)).values():
         for pair in block.folds:
-            if pair.kind != "norm":
+            if pair.kind != behind:
                 continue
             channels = network.by_name[pair.consumers[0]].in_features
             chosen = torch.randperm(channels, generator=generator)[: max(1, round(share * channels))]
@@ -77,7 +89,7 @@ def plant(model: nn.Module, share: float, factors: tuple[float, float], seed: in
             scale[chosen] = 1 / (least * (most / least) ** exponents)
             folds.append(pair.fold(scale))
     if not folds:
-        raise ValueError("No norm of this model can absorb a scale, so no outlier can be planted.")
+        raise ValueError(f"No {behind} of this model can absorb a scale, so no outlier can be planted.")
     surgery.apply(network, folds)
     return folds
 

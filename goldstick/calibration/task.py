@@ -32,6 +32,7 @@ class Assignment:
         note: What was decided differently from the stage's scheme, and why; or empty.
         multiplied: Whether it holds a factor for each input, so that scales need nothing before it to absorb them.
         importance: The squares of the inputs of each of its matrices, where a file says them and no data are looked at.
+        rotated: Channels that are mixed by the Hadamard transform of its input at run time; 0 for none.
     """
 
     site: Site
@@ -40,6 +41,7 @@ class Assignment:
     note: str = ""
     multiplied: bool = False
     importance: InputSquares | None = None
+    rotated: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -97,6 +97,21 @@ class RotateWeight:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RotateInput:
+    """Let a layer turn what it is given at run time, by the transform of :mod:`goldstick.core.input_rotation`.
+
+    W ← W·H/√n at once, so that the layer gives what it did.
+
+    Attributes:
+        parameter: Full name of the layer's weight.
+        size: n, a power of two that divides its inputs.
+    """
+
+    parameter: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class FuseNorm:
     """Set the gain g of a norm to 1, because its readers took it over, and its shift to (b / g)·Q.
 
@@ -119,11 +134,13 @@ class Rotate:
         turns: The matrices.
         norms: The norms whose gains move into them.
         unties: Parameters that are tied to another and get their own memory first.
+        inputs: The layers that turn their input when they run.
     """
 
     turns: tuple[RotateWeight, ...]
     norms: tuple[FuseNorm, ...] = ()
     unties: tuple[str, ...] = ()
+    inputs: tuple[RotateInput, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,11 +34,13 @@ class Rotation:
         seed: Seed of the random signs.
         keeps_ones: Whether Q leaves the vector of ones where it is: Q = H·diag(s)·Hᵀ / n with s₀ = 1. It then
             commutes with subtracting the mean, as LayerNorm does.
+        signed: Whether the signs are random; otherwise all are 1 and Q is H / √n.
     """
 
     size: int
     seed: int
     keeps_ones: bool = False
+    signed: bool = True
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -68,6 +70,7 @@ class Rotation:
             return torch.matmul(rows, _dense(self.size, self.seed, self.keeps_ones).to(rows.device))
         generator = torch.Generator().manual_seed(self.seed)
         signs = torch.randint(0, 2, (self.size,), generator=generator).to(torch.float64) * 2 - 1
+        signs = signs if self.signed else torch.ones_like(signs)
         scale = 1 / math.sqrt(order * block)
         if not self.keeps_ones:
             return _times_hadamard(rows * signs.to(rows.device), order, block) * scale

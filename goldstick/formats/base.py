@@ -32,6 +32,7 @@ class StoredLayer:
         multiplied: Whether it holds a factor for each of its inputs.
         act_order: Whether its columns lie in an order of their own (``QuantizedTensor.input_order``).
         scale_dtype: Dtype of its scales before they are stored, or ``None`` where that is not known.
+        rotated: Channels that are mixed by the Hadamard transform of its input at run time; 0 for none.
     """
 
     name: str
@@ -44,6 +45,7 @@ class StoredLayer:
     multiplied: bool = False
     act_order: bool = False
     scale_dtype: torch.dtype | None = None
+    rotated: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,6 +77,9 @@ class StoredTensor(Protocol):
 #: (tensor that holds the codes, site) → scheme of the layer, or ``None`` where the config describes no such layer.
 SchemeOf = Callable[[str, str], Scheme | None]
 
+#: (name of the float tensor, site, inputs of the layer) → channels that the transform of its input mixes; 0 for none.
+RotationOf = Callable[[str, str, int], int]
+
 #: Whether a config has a module stay float. Beside its name in the checkpoint: ``None`` for one that is stored
 #: quantized, else whether it lies in a block.
 StaysFloat = Callable[[str, bool | None], bool]
@@ -100,6 +105,7 @@ class StorageFormat(ABC):
         linear_only: Whether goldstick reads it for linear layers only.
         holds_stacks: Whether one tensor may hold several matrices.
         holds_order: Whether columns may lie in an order of their own.
+        holds_rotations: Whether its config can say that layers turn their input at run time.
         holds_kv_scales: Whether its config can say a quantized KV cache, as compressed-tensors does.
         rounds_zeros: Whether zeros are stored as minima, which hold them only by chance.
         head_on_embedding: Whether a model without a head has it run on the quantized embedding.
@@ -121,6 +127,7 @@ class StorageFormat(ABC):
     linear_only: ClassVar[bool] = False
     holds_stacks: ClassVar[bool] = False
     holds_order: ClassVar[bool] = False
+    holds_rotations: ClassVar[bool] = False
     holds_kv_scales: ClassVar[bool] = False
     rounds_zeros: ClassVar[bool] = False
     head_on_embedding: ClassVar[bool] = False
@@ -146,6 +153,10 @@ class StorageFormat(ABC):
     def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
         """Sentences that the user should read before layers are stored in this format."""
         return []
+
+    def loading_of(self, layers: Sequence[StoredLayer]) -> str:
+        """How to load a checkpoint of these layers, for the model card."""
+        return self.loading
 
     @abstractmethod
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
@@ -197,6 +208,7 @@ class StorageFormat(ABC):
             ties=ties,
             multiplied=frozenset(layer.site for layer in layers if layer.multiplied),
             act_order=frozenset(layer.site for layer in layers if layer.act_order),
+            rotated={layer.site: layer.rotated for layer in layers if layer.rotated},
         )
         return write_table(self.method, table)
 
@@ -228,6 +240,16 @@ class StorageFormat(ABC):
         """
         listed = self.listed(config).schemes
         return lambda codes, site: listed.get(site)
+
+    def rotations(self, config: Mapping[str, Any]) -> RotationOf:
+        """A function from a stored layer to the size of the transform of its input at run time; 0 for none.
+
+        Raises:
+            FormatError: The config makes no sense, or says a transform that goldstick does not make; also from the
+                function.
+        """
+        listed = self.listed(config).rotated
+        return lambda name, site, in_features: listed.get(site, 0)
 
     def stays_float(self, config: Mapping[str, Any]) -> StaysFloat | None:
         """What a config excepts from quantization; ``None`` where it names the quantized layers.

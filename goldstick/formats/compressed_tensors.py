@@ -16,13 +16,20 @@ from torch import Tensor
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
-from goldstick.formats.base import SchemeOf, StaysFloat, StorageFormat, StoredLayer, StoredTensor, are_codes
+from goldstick.formats.base import RotationOf, SchemeOf, StaysFloat, StorageFormat, StoredLayer, StoredTensor, are_codes
 from goldstick.formats.compressed_layouts import CodeLayout, divides_into_bytes, layout_of
 from goldstick.formats.config_groups import group_of_scheme, groups_by_module, scheme_of_group
 from goldstick.formats.input_scale import INPUT_ZERO, input_specs, pack_input
 from goldstick.formats.name_matching import NamePatterns
 from goldstick.formats.name_patterns import excepted_names, module_names, patterns_for
 from goldstick.formats.site_table import SiteTable
+from goldstick.formats.transform_config import TRANSFORM_CONFIG, InputTransforms, transform_config
+
+#: Said of checkpoints whose layers turn their input at run time.
+TURNED = (
+    "Layers turn their input at run time, which transformers 5.23 by itself leaves out: its outputs are wrong until "
+    "compressed_tensors.transform.apply_transform_config is called on the loaded model"
+)
 
 #: How a head's weight is called, which servers find by name alone: it is no linear layer of theirs.
 _HEAD = "lm_head.weight"
@@ -36,6 +43,7 @@ class CompressedTensors(StorageFormat):
     expert_suffixes = ("_packed", "_scale", "_zero_point", "_shape", "_global_scale")
     packages = ("compressed_tensors",)
     loading = "Load it with transformers and compressed-tensors, with vLLM, or with `goldstick.load(directory)`."
+    holds_rotations = True
     holds_kv_scales = True
     empties_layers = True
 
@@ -79,6 +87,16 @@ class CompressedTensors(StorageFormat):
             )
         return None
 
+    def remarks(self, layers: Sequence[StoredLayer]) -> list[str]:
+        """That transformers does not let compressed-tensors turn inputs."""
+        return [f"{TURNED}."] if any(layer.rotated for layer in layers) else []
+
+    def loading_of(self, layers: Sequence[StoredLayer]) -> str:
+        """How to load it; what layers do to their input needs more than transformers."""
+        if any(layer.rotated for layer in layers):
+            return f"Load it with vLLM on an NVIDIA GPU, or with `goldstick.load(directory)`. {TURNED}."
+        return self.loading
+
     def specs(self, layer: StoredLayer, scale_dtype: torch.dtype) -> dict[str, tuple[torch.Size, torch.dtype]]:
         """Shapes and dtypes by suffix."""
         layout = _layout(layer.scheme)
@@ -119,10 +137,7 @@ class CompressedTensors(StorageFormat):
         by_scheme: dict[str, list[StoredLayer]] = {}
         for layer in layers:
             by_scheme.setdefault(layer.scheme.label, []).append(layer)
-        modules = {
-            label: [name for layer in group for name in module_names(layer.name, _parameter(layer))]
-            for label, group in by_scheme.items()
-        }
+        modules = {label: [name for layer in group for name in _names(layer)] for label, group in by_scheme.items()}
         groups = {}
         for index, (label, group) in enumerate(by_scheme.items()):
             others = [name for other, names in modules.items() if other != label for name in names]
@@ -140,7 +155,16 @@ class CompressedTensors(StorageFormat):
         if any(not layer.scheme.weight.symmetric for layer in layers):
             # Plain loading of asymmetric weights fails in compressed-tensors 0.20; dequantizing at load works.
             config["dequantize"] = True
+        turned = {name: layer.rotated for layer in layers for name in _names(layer) if layer.rotated}
+        if turned:
+            quantized = {name for names in modules.values() for name in names}
+            config[TRANSFORM_CONFIG] = transform_config(turned, [*ignored, *sorted(quantized - set(turned))])
         return config
+
+    def rotations(self, config: Mapping[str, Any]) -> RotationOf:
+        """What its ``transform_config`` says."""
+        transforms = InputTransforms(config)
+        return lambda name, site, in_features: transforms.size(name.removesuffix(".weight"), in_features)
 
     def listed(self, config: Mapping[str, Any]) -> SiteTable:
         """None: the config matches layers by patterns."""
@@ -184,6 +208,10 @@ def _layout(scheme: Scheme) -> CodeLayout:
     if found is None:
         raise FormatError(f"compressed-tensors has no layout for the grid {scheme.weight.label}.")
     return found
+
+
+def _names(layer: StoredLayer) -> list[str]:
+    return module_names(layer.name, _parameter(layer))
 
 
 def _parameter(layer: StoredLayer) -> str:

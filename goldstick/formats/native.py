@@ -36,6 +36,7 @@ class Native(StorageFormat):
     )
     holds_stacks = True
     holds_order = True
+    holds_rotations = True
     signed_scales = True
 
     def refuses(self, layer: StoredLayer) -> str | None:

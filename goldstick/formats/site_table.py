@@ -26,12 +26,14 @@ class SiteTable:
         ties: Site → the site on whose quantized weight it runs.
         multiplied: Sites whose input is multiplied.
         act_order: Sites whose columns lie in an order of their own.
+        rotated: Sites whose input is turned at run time → channels that are mixed.
     """
 
     schemes: Mapping[str, Scheme] = field(default_factory=dict)
     ties: Mapping[str, str] = field(default_factory=dict)
     multiplied: frozenset[str] = frozenset()
     act_order: frozenset[str] = frozenset()
+    rotated: Mapping[str, int] = field(default_factory=dict)
 
 
 def write_table(method: str, table: SiteTable) -> dict[str, Any]:
@@ -44,6 +46,8 @@ def write_table(method: str, table: SiteTable) -> dict[str, Any]:
         "ties": dict(table.ties),
     }
     beside = {"multiplied": table.multiplied, "reordered": table.act_order}
+    if table.rotated:
+        config["rotated"] = {site: table.rotated[site] for site in table.schemes if site in table.rotated}
     return config | {key: [site for site in table.schemes if site in sites] for key, sites in beside.items() if sites}
 
 
@@ -58,6 +62,7 @@ def read_table(config: Mapping[str, Any]) -> SiteTable:
         ties=_ties(config),
         multiplied=_listed(config, "multiplied", "multiplies what"),
         act_order=_listed(config, "reordered", "puts in order what"),
+        rotated=_rotated(config),
     )
 
 
@@ -90,6 +95,16 @@ def _ties(config: Mapping[str, Any]) -> dict[str, str]:
                 "say otherwise."
             )
     return ties
+
+
+def _rotated(config: Mapping[str, Any]) -> dict[str, int]:
+    table = config.get("rotated") or {}
+    sites = _table_of_texts(config, "sites")
+    if not isinstance(table, Mapping) or not all(type(size) is int and size > 0 for size in table.values()):
+        raise FormatError("The checkpoint's config has a 'rotated' that is no table of sizes.")
+    if unknown := sorted(set(table) - set(sites)):
+        raise FormatError(f"The checkpoint's config turns what {unknown[0]!r} is given, and does not quantize it.")
+    return dict(table)
 
 
 def _table_of_texts(config: Mapping[str, Any], key: str) -> dict[str, str]:

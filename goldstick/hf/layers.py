@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from goldstick.core.lost_weights import check_no_weight_is_lost
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import CheckpointError, FormatError, GoldstickError
 from goldstick.formats import FORMATS
-from goldstick.formats.base import SchemeOf, StorageFormat, StoredLayer
+from goldstick.formats.base import RotationOf, SchemeOf, StorageFormat, StoredLayer
 from goldstick.formats.input_scale import part_name
 from goldstick.hf.names import CheckpointNames
 from goldstick.structure.network import Network
@@ -148,12 +148,34 @@ class DeclaredLayers:
             multiplied=site.name in self.listed.multiplied,
             scale_dtype=self.format.scale_dtype(weight, self._tensors),
         )
+        layer = dataclasses.replace(layer, rotated=self._rotation_of(weight, site.name, site.in_features))
         act_order = site.name in self.listed.act_order or self.format.act_order(layer, self._tensors)
         return dataclasses.replace(layer, act_order=act_order)
+
+    def refuse_turned_floats(self, layers: Sequence[StoredLayer]) -> None:
+        """Refuse a config that has the input of a layer turned at run time that is not quantized.
+
+        Raises:
+            FormatError: It has; the message names the layer.
+        """
+        quantized = {layer.name for layer in layers}
+        for name in self._tensors:
+            site = self._owners.get(self._names.piece(name).parameter)
+            if site is None or name in quantized or not site.layout.multiplied:
+                continue
+            if self._rotation_of(name, site.name, site.in_features):
+                raise FormatError(
+                    f"{self._directory} has the input of {site.name} turned at run time, which is a float layer: "
+                    "goldstick turns the inputs of quantized layers only."
+                )
 
     @cached_property
     def _scheme_of(self) -> SchemeOf:
         return self.format.schemes(self._config, self._tensors)
+
+    @cached_property
+    def _rotation_of(self) -> RotationOf:
+        return self.format.rotations(self._config)
 
 
 def read_layers(
@@ -179,6 +201,7 @@ def read_layers(
     tensors = open_tensors(directory) if tensors is None else tensors
     declared = DeclaredLayers(directory, config, names, network, tensors)
     layers = tuple(layer for name in tensors if (layer := declared.layer_of(name)) is not None)
+    declared.refuse_turned_floats(layers)
     lost = sorted(set(declared.listed.schemes) - {layer.site for layer in layers})
     if lost:
         raise CheckpointError(f"{directory} lacks the packed tensor of {lost[0]} that its config calls for.")

@@ -2,9 +2,9 @@
 
 transformers reads the tensors, names and all; this file gives it places to put them (:class:`StoredWeight`) and turns
 each into a module on packed weights afterwards. It serves ``quant_method: goldstick`` and, through
-:mod:`goldstick.hf.loading`, compressed-tensors, GPTQ, AWQ and GGUF checkpoints alike. The hooks it
-overrides moved between minor versions of transformers 5, so they are used in this file only. Wherever transformers is
-imported after goldstick, this file is, too; what runs models (surgery, modules, kernels) waits until one is loaded.
+:mod:`goldstick.hf.loading`, compressed-tensors, GPTQ, AWQ and GGUF checkpoints alike. The hooks it overrides moved
+between minor versions of transformers 5, so they are used here only. Wherever transformers is imported after goldstick,
+this file is, too; what runs models (surgery, modules, kernels) waits until one is loaded.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from goldstick.hf.names import ROW_OPERATIONS, CheckpointNames
 from goldstick.hf.pruned import cut_as_told, restore_as_told
 from goldstick.hf.stored_weight import StoredWeight, nothing
 from goldstick.structure.network import Network, Site
+from goldstick.structure.rotation.online import turn_input
 
 METHOD = NATIVE.method
 
@@ -59,6 +60,7 @@ class GoldstickConfig(QuantizationConfigMixin):
         multiplied: Sites whose input is multiplied.
         reordered: Sites whose columns lie in an order of their own.
         unused: Tensors, by the names they would have in the model, that are carried on for nothing.
+        rotated: Sites whose input is turned at run time → channels that are mixed.
     """
 
     def __init__(
@@ -71,13 +73,15 @@ class GoldstickConfig(QuantizationConfigMixin):
         multiplied: Sequence[str] = (),
         reordered: Sequence[str] = (),
         unused: Sequence[str] = (),
+        rotated: dict[str, int] | None = None,
         **_: Any,
     ) -> None:
         self.quant_method = METHOD  # type: ignore[assignment]  # transformers lists its own methods only
         self.version = version
         self.schemes, self.sites, self.ties = schemes or {}, sites or {}, ties or {}
         self.storage = storage
-        self.multiplied, self.reordered, self.unused = list(multiplied), list(reordered), list(unused)
+        self.multiplied, self.reordered = list(multiplied), list(reordered)
+        self.unused, self.rotated = list(unused), rotated or {}
 
 
 class GoldstickQuantizer(HfQuantizer):
@@ -164,13 +168,8 @@ class GoldstickQuantizer(HfQuantizer):
                     continue  # what does not only move rows is stored as the model holds it
                 sources, targets = conversion._original_source_patterns, conversion._original_target_patterns
                 for suffix in dict.fromkeys((*self.format.expert_suffixes, *NATIVE.expert_suffixes)):
-                    extended.append(
-                        conversion.copy(
-                            [source + suffix for source in sources],
-                            [target + suffix for target in targets],
-                            operations=list(conversion.operations),
-                        )
-                    )
+                    named = [source + suffix for source in sources], [target + suffix for target in targets]
+                    extended.append(conversion.copy(*named, operations=list(conversion.operations)))
             elif isinstance(conversion, WeightRenaming):
                 extended += _renamed_with_suffixes(conversion)
         return extended
@@ -235,6 +234,7 @@ class GoldstickQuantizer(HfQuantizer):
         )
         from goldstick import surgery
 
+        turn_input(self.network, site, self.listed.rotated.get(site.name, 0))
         surgery.apply(self.network, [edit])
 
     def _unpack(self, parts: Mapping[str, Tensor], scheme: Scheme, site: Site) -> QuantizedTensor:

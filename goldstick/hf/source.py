@@ -16,6 +16,7 @@ from goldstick.checkpoint.kv_cache import KV_SCALES
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.sidecars import sidecars_of
 from goldstick.checkpoint.source import SourceCheckpoint, open_tensors, read_config, require_directory
+from goldstick.core.input_rotation import hadamard_transform
 from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.rows import row_chunks
@@ -132,18 +133,23 @@ def _weight(checkpoint: QuantizedCheckpoint, layer: StoredLayer) -> DerivedTenso
     dtype = checkpoint.dtype
 
     def dequantized() -> Tensor:
-        return layout.from_matrix(_numbers(checkpoint.stored.unpack(layer), dtype), shape).contiguous()
+        numbers = _numbers(checkpoint.stored.unpack(layer), dtype, layer.rotated)
+        return layout.from_matrix(numbers, shape).contiguous()
 
     return DerivedTensor.of(layer.name, (shape, dtype), checkpoint.stored.parts(layer).values(), dequantized)
 
 
-def _numbers(tensor: QuantizedTensor, dtype: torch.dtype) -> Tensor:
-    """What codes stand for, rounded to a dtype once; computed some rows at a time."""
+def _numbers(tensor: QuantizedTensor, dtype: torch.dtype, rotated: int) -> Tensor:
+    """What codes stand for, rounded to a dtype once; computed some rows at a time.
+
+    Of a layer that turns its input, turned back: a float model turns nothing, and H / √n is its own inverse.
+    """
     rows = tensor.flattened()
     numbers = torch.empty(rows.codes.shape, dtype=dtype)
     for chunk in row_chunks(numbers, copies=4):
         part = rows.rows(chunk)
-        numbers[chunk] = part.dequantize(torch.promote_types(dtype, part.scale.dtype))
+        exact = part.dequantize(torch.promote_types(dtype, part.scale.dtype))
+        numbers[chunk] = hadamard_transform(exact.float(), rotated) if rotated else exact
     return numbers.reshape(tensor.codes.shape)
 
 

@@ -22,6 +22,7 @@ from goldstick.errors import KernelError
 from goldstick.kernels import convolution as _convolution  # noqa: F401  (registers goldstick::quantized_convolution)
 from goldstick.kernels import fits_op as _fits_op  # noqa: F401  (registers goldstick::fit_blocks)
 from goldstick.kernels import gptq_op as _gptq_op  # noqa: F401  (registers goldstick::gptq_block)
+from goldstick.kernels import hadamard_op as _hadamard_op  # noqa: F401  (registers goldstick::hadamard)
 from goldstick.kernels import norm_op as _norm_op  # noqa: F401  (registers goldstick::rms_norm_quantize)
 from goldstick.kernels import products_op as _products_op  # noqa: F401  (registers goldstick::add_products)
 from goldstick.kernels import ranges_op as _ranges_op  # noqa: F401  (registers goldstick::search_ranges)

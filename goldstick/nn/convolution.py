@@ -36,11 +36,10 @@ class QuantizedConvolution(PackedWeight):
     padded_before: bool
     epilogue: Epilogue | None = None
 
-    def hold(
-        self, tensor: QuantizedTensor, scheme: Scheme, layout: Layout, shape: torch.Size, **inputs: Tensor | None
-    ) -> None:
+    def hold(self, tensor: QuantizedTensor, scheme: Scheme, layout: Layout, shape: torch.Size, **inputs: Any) -> None:
         """Take a quantized weight in, with the scale and the zero of a static input."""
-        super().hold(tensor, scheme, layout, shape, input_multiplier=inputs.get("input_multiplier"))
+        refused = {name: inputs.get(name) for name in ("input_multiplier", "rotated")}
+        super().hold(tensor, scheme, layout, shape, **refused)
         hold_input_range(self, tensor, scheme, inputs.get("input_scale"), inputs.get("input_zero"))
         self.padded_before, geometry = _geometry_of(self)
         bits, group_size, _, activation = self.prepared.settings

@@ -20,6 +20,7 @@ from goldstick.core.scheme import Scheme
 from goldstick.core.stand_in import foreign_forward
 from goldstick.errors import StructureError
 from goldstick.nn.embedding import QuantizedEmbedding, TiedQuantizedLinear
+from goldstick.nn.linear import QuantizedLinear
 from goldstick.nn.packed import PackedWeight
 
 _DERIVED: dict[tuple[type, type], type[Any]] = {}
@@ -87,6 +88,8 @@ def sharing(kind: type[PackedWeight], old: nn.Module, source: PackedWeight) -> P
         if name in store:
             getattr(new, "_parameters" if store is source._parameters else "_buffers")[name] = store[name]
     new.prepared = source.prepared
+    if isinstance(source, QuantizedLinear) and isinstance(new, QuantizedLinear):
+        new.rotated = source.rotated
     return new
 
 

@@ -12,6 +12,7 @@ from goldstick.core.layout import TRANSPOSED_LINEAR_CLASSES, Layout
 from goldstick.core.qtensor import QuantizedTensor, in_place
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError
+from goldstick.kernels.hadamard_op import hadamard
 from goldstick.nn.input_range import hold_input_range
 from goldstick.nn.packed import PackedWeight, bias_of
 
@@ -26,7 +27,7 @@ class QuantizedLinear(PackedWeight):
 
     Args:
         tensor: Codes [out, in]. If they have an ``input_order``, the input's channels are put into it in every call; it
-            is kept as the buffer ``input_order``, int32 [in].
+            is kept as the buffer ``input_order``, int32 [in]. Those that are turned are put into it afterwards.
         scheme: Grids of the weight and, with 8-bit activations, of the input.
         bias: float [out], or ``None``.
         input_scale: Scale of the input, float [] or [1], given exactly when its grid is static. Kept as a buffer [1] in
@@ -34,10 +35,11 @@ class QuantizedLinear(PackedWeight):
         input_zero: Its zero among the signed codes, int8 [] or [1], given exactly when that grid is asymmetric.
         input_multiplier: m, float [in], or ``None`` for 1: what the input is multiplied by before anything else, its
             quantization included. Kept as a buffer in the dtype of the weight's scales.
+        rotated: n, by whose Hadamard transform the input is turned before its quantization, block by block; 0 for none.
 
     Raises:
-        QuantizationError: The input's scale or zero is missing, or given where there is no use for it; or m has another
-            shape than [in].
+        QuantizationError: The input's scale or zero is missing, or given where there is no use for it; m has another
+            shape than [in]; or n does not divide the inputs, or stands beside m.
     """
 
     bias: nn.Parameter | None
@@ -47,6 +49,7 @@ class QuantizedLinear(PackedWeight):
     input_order: Tensor | None
     takes_input_order = True
     stands_for = frozenset({nn.Linear, *TRANSPOSED_LINEAR_CLASSES})
+    rotated: int = 0
     shared: FusedLinears | None = None  # what it runs together with; see nn/fused/fused_linears.py
 
     def __init__(
@@ -58,11 +61,12 @@ class QuantizedLinear(PackedWeight):
         input_scale: Tensor | None = None,
         input_zero: Tensor | None = None,
         input_multiplier: Tensor | None = None,
+        rotated: int = 0,
     ) -> None:
         nn.Module.__init__(self)
         self.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
         inputs = {"input_scale": input_scale, "input_zero": input_zero, "input_multiplier": input_multiplier}
-        self.hold(tensor, scheme, Layout.LINEAR, tensor.codes.shape, **inputs)
+        self.hold(tensor, scheme, Layout.LINEAR, tensor.codes.shape, **inputs, rotated=rotated)
 
     def hold(
         self,
@@ -70,6 +74,8 @@ class QuantizedLinear(PackedWeight):
         scheme: Scheme,
         layout: Layout,
         shape: torch.Size,
+        *,
+        rotated: int | None = None,
         **inputs: Tensor | None,
     ) -> None:
         """Take a quantized weight in, with what is known of its input: the arguments of the class."""
@@ -82,6 +88,12 @@ class QuantizedLinear(PackedWeight):
             )
         multiplier = None if input_multiplier is None else input_multiplier.to(tensor.scale)
         self.register_buffer("input_multiplier", multiplier)
+        if rotated and (self.columns % rotated or multiplier is not None):
+            raise QuantizationError(
+                f"A layer of {self.columns} inputs cannot turn them in blocks of {rotated}: these must divide them, "
+                "and they are not multiplied as well."
+            )
+        self.rotated = rotated or 0
         self.register_buffer("input_order", None if tensor.input_order is None else tensor.input_order.int())
 
     @property
@@ -110,7 +122,7 @@ class QuantizedLinear(PackedWeight):
         scale = self._parameters["weight_scale"]
         if packed is None or scale is None or not packed.is_cpu:
             return None
-        if buffers["input_multiplier"] is not None or buffers["input_order"] is not None:
+        if self.rotated or buffers["input_multiplier"] is not None or buffers["input_order"] is not None:
             return None
         if "bias" not in self._parameters:  # it is computed in every call
             return None
@@ -126,11 +138,17 @@ class QuantizedLinear(PackedWeight):
     def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x·Ŵᵀ + b, perhaps with another bias than the layer's own, for forwards that multiply by themselves."""
         buffers = self._buffers  # the module's own look-up takes longer
+        x = self.prepared_input(x)
+        return packed_linear(self, x, bias, buffers["input_scale"], buffers["input_zero_point"])
+
+    def prepared_input(self, x: Tensor) -> Tensor:
+        """What becomes of the input [..., in] before it is quantized and multiplied."""
+        buffers = self._buffers
         if (multiplier := buffers["input_multiplier"]) is not None:
             x = x * multiplier
-        if (order := buffers["input_order"]) is not None:
-            x = x.index_select(-1, order)
-        return packed_linear(self, x, bias, buffers["input_scale"], buffers["input_zero_point"])
+        if self.rotated:
+            x = hadamard(x, self.rotated)
+        return x if (order := buffers["input_order"]) is None else x.index_select(-1, order)
 
 
 def packed_linear(

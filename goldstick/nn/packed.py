@@ -56,9 +56,7 @@ class PackedWeight(nn.Module):
         nn.Module.__init__(self)
         self.hold(tensor, scheme, Layout.LINEAR, tensor.codes.shape)
 
-    def hold(
-        self, tensor: QuantizedTensor, scheme: Scheme, layout: Layout, shape: torch.Size, **inputs: Tensor | None
-    ) -> None:
+    def hold(self, tensor: QuantizedTensor, scheme: Scheme, layout: Layout, shape: torch.Size, **inputs: Any) -> None:
         """Take a quantized weight in.
 
         Args:

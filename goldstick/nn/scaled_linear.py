@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from goldstick.core.learned_scale import LearnedScale, can_learn
+from goldstick.core.rounded_inputs import quantized_input
 from goldstick.core.straight_through import passing, rounded_to
 from goldstick.core.trainable_wrapper import ParameterGroup, TrainableWrapper
-from goldstick.kernels.reference import quantized_input
 from goldstick.nn.linear import QuantizedLinear
 from goldstick.nn.packed import bias_of
 
@@ -55,10 +55,7 @@ class ScaledLinear(TrainableWrapper):
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
         layer = self.layer
-        if layer.input_multiplier is not None:
-            x = x * layer.input_multiplier
-        if layer.input_order is not None:
-            x = x.index_select(-1, layer.input_order)
+        x = layer.prepared_input(x)
         activation = None if layer.scheme.activation is None else layer.scheme.activation.input_name
         if activation is not None:
             with torch.no_grad():

@@ -8,6 +8,7 @@ from typing import Any
 from goldstick import surgery
 from goldstick.recipes.found_rotation import FoundRotation
 from goldstick.structure.network import Network
+from goldstick.structure.rotation.online import turn_inputs
 from goldstick.structure.rotation.proof import prove_rotation
 
 
@@ -35,6 +36,7 @@ def rotate_outside(network: Network, found: FoundRotation) -> None:
 
     With :func:`rotate_block` of every block this is what :func:`rotate` does, without the proof.
     """
+    turn_inputs(network, found.plan)
     surgery.apply(network, found.plan.outer_edits(found.stage.seed))
 
 

@@ -63,11 +63,20 @@ def rotation_words(rotation: Mapping[str, Any]) -> str:
     channels, heads, blocks = rotation["residual_channels"], len(rotation["heads"]), len(rotation["blocks"])
     parts = [f"the residual of {counted(channels, 'channel')}"] if channels else []
     parts += [f"the heads of {heads} of {counted(blocks, 'block')}"] if heads else []
+    inputs = rotation.get("inputs", {})
+    left = rotation.get("inputs_left", [])
+    but = f" (not of {left[0]}{f' and {len(left) - 1} more' if len(left) > 1 else ''})" if left else ""
+    parts += [f"the inputs of {counted(len(inputs), 'layer')} at run time{but}"] if inputs else []
     error = rotation["error_of_the_whole_model"]
     kind = "the whole model" if error is not None else "a block of each kind"
     error = rotation["error_with_a_block_of_each_kind"] if error is None else error
     untied = f"; {', '.join(rotation['untied'])} no longer tied" if rotation["untied"] else ""
-    return f"rotated: {' and '.join(parts)}{untied}; error of {kind} in float64 {error:.1e}"
+    return f"rotated: {_listed(parts)}{untied}; error of {kind} in float64 {error:.1e}"
+
+
+def _listed(parts: Sequence[str]) -> str:
+    """``a``, ``a and b``, ``a, b and c``."""
+    return " and ".join([", ".join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)
 
 
 def training_words(training: Mapping[str, Any]) -> str:

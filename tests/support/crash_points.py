@@ -155,6 +155,7 @@ STAGES: dict[str, list[Any]] = {
     "imatrix": [{"rtn": {"scheme": "w4a16-g32", "range_search": "imatrix"}}],
     "gptq-w8a8-static": [{"gptq": {"scheme": "w8a8-static"}}],
     "rotate-gptq": ["rotate", {"gptq": {"scheme": "w4a16-g32"}}],
+    "rotate-online-gptq": [{"rotate": {"online": True}}, {"gptq": {"scheme": "w8a8-dynamic"}}],
     "rotate": ["rotate", {"rtn": {"scheme": "w4a16-g32"}}],
     "gptq-kv8": [{"gptq": {"scheme": "w4a16-g32"}}, "kv_cache"],
     "gptq-slb_finish": [{"gptq": {"scheme": "w2a16-g32"}}, {"slb_finish": {"steps": 2}}],

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.docs import comparison, consumers, convolutions, gguf
+from tools.docs import comparison, consumers, convolutions, gguf, hadamard, rotation
 from tools.docs.marked import replaced
 from tools.docs.recipe_options import recipe_options
 from tools.docs.results import results
@@ -38,6 +38,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "unwritten": consumers.unwritten,
     },
     "docs/kernels.md": {
+        "hadamard": hadamard.transforms,
         "convolutions-avx2": convolutions.layers_avx2,
         "convolutions-vnni": convolutions.layers_vnni,
         "convolutions-slower": convolutions.slower,
@@ -48,6 +49,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     "docs/k-quants.md": {"running": gguf.running, "making": gguf.making},
     "docs/learn.md": {"frontier": comparison.frontier},
     "docs/reference/recipe-options.md": {"options": recipe_options},
+    "docs/rotation.md": {"online": rotation.online},
 }
 
 

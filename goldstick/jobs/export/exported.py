@@ -59,7 +59,11 @@ def compare_layers(source: StoredLayers, made: StoredLayers) -> dict[str, Any]:
     others = {layer.name: layer for layer in made.layers}
     for layer in source.layers:
         other = others.pop(layer.name, None)
-        if other is None or not _same(_content(source, layer), _content(made, other), layer):
+        if (
+            other is None
+            or other.rotated != layer.rotated
+            or not _same(_content(source, layer), _content(made, other), layer)
+        ):
             raise CheckpointError(f"{layer.name} read back from {made.directory} is not what was exported.")
     if others:
         raise CheckpointError(f"{made.directory} holds the layer {min(others)}, which was not exported.")

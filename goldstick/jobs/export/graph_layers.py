@@ -98,6 +98,11 @@ def _plain(module: PackedWeight, kind: type[PackedWeight]) -> bool:
 
 
 def _linear(name: str, module: QuantizedLinear) -> GraphLayer:
+    if module.rotated:
+        raise FormatError(
+            f"{name} turns its input by a Hadamard transform when it runs (rotate's 'online: true'), for which a graph "
+            "has no operator. Quantize its source without 'online'."
+        )
     return GraphLayer(
         name=name,
         kind="linear",

@@ -32,6 +32,7 @@ from goldstick.nn.parameter import parameter_of
 from goldstick.structure.network import Network
 from goldstick.structure.norm_folding import norm_fold_from_dict
 from goldstick.structure.pruning.cut import prune_from_dict
+from goldstick.structure.rotation.online import turn_input
 
 _PARTS = {
     "weight_packed": "_packed",
@@ -94,6 +95,7 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
             input_zero=input_zero,
             input_multiplier=unpack_multiplier(parts, name in listed.multiplied, site.module),
         )
+        turn_input(network, site, listed.rotated.get(name, 0))
         surgery.apply(network, [edit])
     for tied, owner in listed.ties.items():
         if tied not in network.by_name:

@@ -85,13 +85,19 @@ def loader_remarks(storage: StorageFormat, layers: Sequence[StoredLayer], model:
 
 def refusals(storage: StorageFormat, layers: Sequence[StoredLayer], ties: Mapping[str, str]) -> list[str]:
     """Why a format cannot hold layers, each with its name; empty where it can."""
-    found = [(layer.site, _refuses_order(storage, layer) or storage.refuses(layer)) for layer in layers]
+    found = [(layer.site, _refuses_beside(storage, layer) or storage.refuses(layer)) for layer in layers]
     reasons = [f"{site}: {reason}" for site, reason in found if reason]
     together = storage.refuses_together(layers, ties)
     return [*reasons, *([together] if together else [])]
 
 
-def _refuses_order(storage: StorageFormat, layer: StoredLayer) -> str | None:
+def _refuses_beside(storage: StorageFormat, layer: StoredLayer) -> str | None:
+    """Why it cannot hold what a layer does to its input, whatever it is made of."""
+    if layer.rotated and not storage.holds_rotations:
+        return (
+            "its input is turned by a Hadamard transform when it runs (rotate's 'online: true'), which "
+            f"{storage.name} cannot say; native and compressed-tensors can"
+        )
     if not layer.act_order or storage.holds_order:
         return None
     return (

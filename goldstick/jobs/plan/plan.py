@@ -33,7 +33,7 @@ from goldstick.jobs.plan.choose_format import choose_format, loader_remarks
 from goldstick.jobs.plan.planned_tensors import PlannedTensor, of_each_expert, read_tensors, with_outputs
 from goldstick.jobs.plan.whole_model import whole_model_warning
 from goldstick.recipes import Recipe
-from goldstick.recipes.found_rotation import FoundRotation, find_rotation
+from goldstick.recipes.found_rotation import FoundRotation, find_rotation, turn_quantized
 from goldstick.recipes.measured import resolve_recipe
 from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.resolve import Resolution
@@ -230,6 +230,7 @@ def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | No
     if rotation is not None:
         network = Network(model, cut=rotation.plan.unties)
     resolution = with_given_importance(resolve_recipe(recipe, network), network)
+    rotation, resolution = turn_quantized(rotation, resolution)
     refuse_without_cache(model, resolution)
     if resolution.assignments:
         named = {"dtype of config.json": model.config.dtype}

@@ -157,6 +157,7 @@ def _planned(
             float16_ranges=assignment.stage.float16_ranges,
             multiplied=assignment.multiplied,
             scale_dtype=scale_dtype(info.dtype),
+            rotated=assignment.rotated,
         )
     return PlannedTensor(
         source=info,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 
-from goldstick.formats.base import StorageFormat
+from goldstick.formats.base import StorageFormat, StoredLayer
 from goldstick.jobs.load.front_matter import CARRIED, front_matter
 from goldstick.jobs.load.front_matter import card_remarks as card_remarks
 from goldstick.recipes import Recipe
@@ -50,6 +50,7 @@ def model_card(
     storage: StorageFormat,
     config: Mapping[str, Any] | None,
     source: Path | None = None,
+    layers: Sequence[StoredLayer] = (),
 ) -> str:
     """The text of a checkpoint's README.md.
 
@@ -62,6 +63,7 @@ def model_card(
         storage: The storage format.
         config: The model's config.json; ``None`` for a plain module.
         source: Directory whose README.md is the card of what this was made from.
+        layers: Everything quantized, as stored.
     """
     import yaml
     from huggingface_hub import ModelCardData
@@ -85,7 +87,7 @@ def model_card(
         title=base_model.rstrip("/").rsplit("/", 1)[-1],
         base_model=base_model,
         format=storage.name,
-        loading=storage.loading,
+        loading=storage.loading_of(layers),
         recipe=yaml.safe_dump(recipe.model_dump(mode="json", exclude_defaults=True), sort_keys=False) if recipe else "",
     )
     return f"---\n{data.to_yaml()}\n---\n{body}"

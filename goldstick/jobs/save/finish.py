@@ -91,7 +91,8 @@ def write_rest(work: Path, content: Content, hashes: dict[str, str]) -> None:
     if content.inputs is not None:
         hashes[INPUTS_NAME] = write_small(work / INPUTS_NAME, packed_inputs(content.inputs))
     hashes |= write_sidecars(work, content.sidecars)
-    card = model_card(content.base_model, content.recipe, content.format, content.config, source=content.described_in)
+    about = content.base_model, content.recipe, content.format, content.config
+    card = model_card(*about, source=content.described_in, layers=content.layers)
     hashes["README.md"] = write_small(work / "README.md", card.encode(errors="backslashreplace"))
     manifest = {
         "manifest_version": MANIFEST_VERSION,

@@ -104,6 +104,7 @@ def _layer(name: str, site: Site, tensor: QuantizedTensor, assignment: Assignmen
         float16_ranges=assignment.stage.float16_ranges,
         multiplied=assignment.multiplied,
         scale_dtype=tensor.scale.dtype,
+        rotated=assignment.rotated,
     )
 
 

@@ -48,7 +48,7 @@ from goldstick.jobs.save.pieces import (
 from goldstick.jobs.save.records import environment, layer_records, shapes_of
 from goldstick.jobs.save.structure import structure_of
 from goldstick.recipes import Recipe
-from goldstick.recipes.found_rotation import find_rotation
+from goldstick.recipes.found_rotation import find_rotation, turn_quantized
 from goldstick.recipes.measured import resolve_recipe
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.rewrite import rewrite
@@ -153,6 +153,7 @@ def apply_recipe(
     if rotation is not None:
         original = Network(model, cut=rotation.plan.unties)
     resolution = with_given_importance(resolve_recipe(recipe, original), original)
+    rotation, resolution = turn_quantized(rotation, resolution)
     refuse_without_cache(model, resolution)
     if resolution.assignments:
         dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}

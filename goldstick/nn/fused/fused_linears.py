@@ -30,6 +30,8 @@ def obstacle(parts: Sequence[QuantizedLinear]) -> str | None:
         return "one of them is stacked already"
     if any(part.in_features != first.in_features for part in parts):
         return "they have different numbers of inputs"
+    if any(part.rotated for part in parts):
+        return "one of them turns its input"
     if len(runs) == len(parts):
         return f"their schemes differ ({', '.join(part.scheme.label for part in parts)})"
     if any(part.weight_scale.dtype != first.weight_scale.dtype for part in parts):

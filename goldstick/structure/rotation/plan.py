@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from goldstick.core.edits import FuseNorm, Rotate, RotateWeight
+from goldstick.core.edits import FuseNorm, Rotate, RotateInput, RotateWeight
 from goldstick.core.hadamard import Rotation
 from goldstick.structure.rotation.residual import ResidualNorm
 
@@ -37,6 +37,8 @@ class BlockRotation:
         norms: The norms that receive the residual, with their readers; empty where it is not rotated.
         writers: Names of the parameters whose rows add to the residual.
         heads: The attentions whose heads can be turned.
+        inputs: The layers whose input is turned when they run (R4).
+        inputs_left: Where inputs are turned, names of what else writes to the residual: its input stays as it is.
         like: The block of the same shapes that was probed in its place; ``None`` if it was itself.
         error: ‖y' − y·Q‖ / ‖y·Q‖ of the block in float64, on random residuals.
     """
@@ -45,6 +47,8 @@ class BlockRotation:
     norms: tuple[ResidualNorm, ...]
     writers: tuple[str, ...]
     heads: tuple[HeadRotation, ...]
+    inputs: tuple[RotateInput, ...] = ()
+    inputs_left: tuple[str, ...] = ()
     like: str | None = None
     error: float | None = None
 
@@ -62,23 +66,35 @@ class BlockRotation:
             ),
             writers=tuple(map(move, self.writers)),
             heads=tuple(replace(head, value=move(head.value), output=move(head.output)) for head in self.heads),
+            inputs=tuple(replace(one, parameter=move(one.parameter)) for one in self.inputs),
+            inputs_left=tuple(map(move, self.inputs_left)),
             like=self.block,
         )
 
-    def edit(self, residual: Rotation | None, head_seed: int) -> Rotate:
-        """The edit that rotates this block by ``residual``, its heads by matrices drawn from ``head_seed``."""
+    def turning_only(self, parameters: Collection[str]) -> BlockRotation:
+        """The same that turns the inputs of these layers alone at run time, of those that it would turn."""
+        left = tuple(one.parameter for one in self.inputs if one.parameter not in parameters)
+        kept = tuple(one for one in self.inputs if one.parameter in parameters)
+        return replace(self, inputs=kept, inputs_left=(*self.inputs_left, *left))
+
+    def edit(self, residual: Rotation | None, head_seed: int, block_size: int | None = None) -> Rotate:
+        """The edit that rotates this block by ``residual``, its heads by matrices drawn from ``head_seed``.
+
+        Heads are turned in blocks of ``block_size`` where that divides them.
+        """
         turns: list[RotateWeight] = []
         norms: list[FuseNorm] = []
         if residual is not None:
             turns, norms = norm_turns(self.norms, residual)
             turns += [RotateWeight(parameter=name, side="output", rotation=residual) for name in self.writers]
         for index, head in enumerate(self.heads):
-            turning = Rotation(size=head.size, seed=head_seed + index)
+            size = block_size if block_size and head.size % block_size == 0 else head.size
+            turning = Rotation(size=size, seed=head_seed + index)
             turns.append(
                 RotateWeight(parameter=head.value, side="output", rotation=turning, first_channel=head.first_channel)
             )
             turns.append(RotateWeight(parameter=head.output, side="input", rotation=turning))
-        return Rotate(turns=tuple(turns), norms=tuple(norms))
+        return Rotate(turns=tuple(turns), norms=tuple(norms), inputs=self.inputs)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +110,7 @@ class RotationPlan:
         norms: The norms after the last block, with the heads that read them.
         unties: Names of readers that share memory with an embedding and get their own.
         error: ‖y' − y‖ / ‖y‖ of the model's output in float64, one block of each kind in it.
+        block_size: Channels that are mixed with each other at the most; ``None`` for as many as there are.
     """
 
     width: int
@@ -104,15 +121,26 @@ class RotationPlan:
     norms: tuple[ResidualNorm, ...] = ()
     unties: tuple[str, ...] = ()
     error: float | None = None
+    block_size: int | None = None
+
+    @property
+    def inputs(self) -> dict[str, int]:
+        """Name of the weight of every layer whose input is turned at run time → channels mixed with each other."""
+        return {one.parameter: one.size for block in self.blocks for one in block.inputs}
+
+    def turning_only(self, parameters: Collection[str]) -> RotationPlan:
+        """The plan that turns the inputs of these layers alone at run time, of those that it would turn."""
+        return replace(self, blocks=tuple(block.turning_only(parameters) for block in self.blocks))
 
     def rotation(self, seed: int) -> Rotation | None:
         """Q of the residual (R1), or ``None`` where it is not rotated."""
-        return Rotation(size=self.width, seed=seed, keeps_ones=self.keeps_ones) if self.residual else None
+        size = self.block_size or self.width
+        return Rotation(size=size, seed=seed, keeps_ones=self.keeps_ones) if self.residual else None
 
     def block_edit(self, block: str, seed: int) -> Rotate:
         """The edit of one block: all that is needed to rotate its weights as they are read."""
         index = next(index for index, found in enumerate(self.blocks) if found.block == block)
-        return self.blocks[index].edit(self.rotation(seed), seed + 1 + index)
+        return self.blocks[index].edit(self.rotation(seed), seed + 1 + index, self.block_size)
 
     def outer_edits(self, seed: int) -> Iterator[Rotate]:
         """The edits of last norm and head, and of each embedding: apart, so that few float64 copies are held at once.

@@ -59,7 +59,7 @@ def prove_block(trial: RotationTrial, plan: RotationPlan, seed: int) -> float:
             raise StructureError(f"Block {trial.path} does not give back a residual of the shape it was given.")
         expected, turned = rotation.turn(expected), trial.with_residual(rotation.turn(trial.residual))
     edit = plan.block_edit(trial.path, seed)
-    error = distance(expected, turned.rotated(edit)) if edit.turns else distance(expected, turned.run())
+    error = distance(expected, turned.rotated(edit)) if edit.turns or edit.inputs else distance(expected, turned.run())
     if not error <= EXACT:
         found = next(block for block in plan.blocks if block.block == trial.path)
         raise StructureError(

@@ -7,7 +7,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from goldstick.core.edits import FuseNorm, Rotate, RotateWeight
+from goldstick.core.edits import FuseNorm, Rotate, RotateInput, RotateWeight
+from goldstick.core.hadamard import Rotation
+from goldstick.core.input_rotation import input_rotation, rotate_input
 from goldstick.core.layout import Layout
 from goldstick.errors import StructureError
 from goldstick.structure.network import layout_of
@@ -19,7 +21,7 @@ _ROWS = 4096
 
 @torch.no_grad()
 def apply_rotation(modules: nn.Module | Lookup, edit: Rotate) -> None:
-    """Turn every matrix of ``edit`` and move its norms' gains, in place.
+    """Turn every matrix of ``edit`` and move its norms' gains, in place; its inputs are turned by hooks from now on.
 
     All is computed in float64 on copies and rounded once into the parameters' own dtypes, so that a matrix turned on
     both sides is not rounded in between. Nothing is changed when anything does not fit.
@@ -30,13 +32,15 @@ def apply_rotation(modules: nn.Module | Lookup, edit: Rotate) -> None:
 
     Raises:
         StructureError: A parameter is missing, was quantized, or does not fit the rotation; a gain is zero where the
-            norm's shift is not.
+            norm's shift is not; an input is turned in blocks of another size already.
     """
     lookup: Lookup = modules.get_submodule if isinstance(modules, nn.Module) else modules
     copies = _Copies(lookup)
     gains = {norm.norm: _gain(copies, norm) for norm in edit.norms}
     for turn in edit.turns:
         _turn(copies, turn, gains)
+    for one in edit.inputs:
+        _turn(copies, _turned_back(copies, one), gains)
     for norm in edit.norms:
         _make_unit(copies, norm, gains[norm.norm])
     for name in edit.unties:
@@ -45,6 +49,16 @@ def apply_rotation(modules: nn.Module | Lookup, edit: Rotate) -> None:
         tied: nn.Parameter = getattr(module, last)
         setattr(module, last, nn.Parameter(tied.detach().clone(), requires_grad=tied.requires_grad))
     copies.store()
+    for one in edit.inputs:
+        rotate_input(copies.module(one.parameter), one.size)
+
+
+def _turned_back(copies: _Copies, one: RotateInput) -> RotateWeight:
+    """What turning an input at run time asks of the weight: H / √n is its own inverse."""
+    if input_rotation(copies.module(one.parameter)) not in (0, one.size):
+        raise StructureError(f"The input of {one.parameter} is turned already, in blocks of another size.")
+    rotation = Rotation(size=one.size, seed=0, signed=False)
+    return RotateWeight(parameter=one.parameter, side="input", rotation=rotation)
 
 
 class _Copies:

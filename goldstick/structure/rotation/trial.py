@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.core.edits import Rotate
+from goldstick.core.input_rotation import release_input
 from goldstick.errors import StructureError
 from goldstick.structure.rotation.rotate_weight import apply_rotation, bias_name, matrix_layout
 from goldstick.structure.trace import map_tensors, tensors_in
@@ -80,11 +81,16 @@ class RotationTrial:
 
     def rotated(self, edit: Rotate) -> Tensor:
         """What comes out after ``edit``."""
-        touched = {turn.parameter for turn in edit.turns} | {f"{norm.norm}.weight" for norm in edit.norms}
+        inputs = {one.parameter for one in edit.inputs}
+        touched = {turn.parameter for turn in edit.turns} | {f"{norm.norm}.weight" for norm in edit.norms} | inputs
         modules = {self.lookup(name.rpartition(".")[0]): None for name in touched}
         with self.changing([parameter for module in modules for parameter in module.parameters(recurse=False)]):
             apply_rotation(self.lookup, edit)
-            return self.run()
+            try:
+                return self.run()
+            finally:
+                for name in inputs:
+                    release_input(self.lookup(name.rpartition(".")[0]))
 
     def matrices(self) -> Iterator[tuple[str, nn.Parameter, Tensor, nn.Parameter | None]]:
         """(name, parameter, its matrix [..., out, in], bias) of everything that can be turned."""

@@ -30,6 +30,7 @@ from goldstick.jobs.doctor.runtimes.runtime import (
 from goldstick.jobs.doctor.runtimes.servers import server_rules
 from goldstick.jobs.doctor.runtimes.sglang_kernels import awq, compressed, fine_grained_fp8, gptq, model_optimizer
 from goldstick.jobs.doctor.runtimes.subject import Subject
+from goldstick.jobs.doctor.runtimes.transforms import turned_at_run_time
 
 _QUANTIZATION = "sglang/srt/layers/quantization"
 _GROUPS = f"{_QUANTIZATION}/compressed_tensors/compressed_tensors.py"
@@ -108,6 +109,14 @@ SGLANG = Runtime(
             remedy="add them to 'ignore' in quantization_config",
             read_in=f"{_QUANTIZATION}/compressed_tensors/utils.py (find_matched_target)",
             find=_floats,
+        ),
+        Rule(
+            check="transforms",
+            severity="fault",
+            what="layers are to turn their input at run time, which SGLang does not do: outputs are wrong",
+            remedy="serve it with vLLM, or quantize again without rotate's 'online: true'",
+            read_in=f"{_QUANTIZATION}/compressed_tensors (no file reads 'transform_config')",
+            find=turned_at_run_time,
         ),
         *server_rules(
             "SGLang",

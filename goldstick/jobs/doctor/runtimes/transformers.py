@@ -30,6 +30,7 @@ from goldstick.jobs.doctor.runtimes.runtime import (
     yes,
 )
 from goldstick.jobs.doctor.runtimes.subject import Subject
+from goldstick.jobs.doctor.runtimes.transforms import turned_at_run_time
 
 _SINGLE = "model.safetensors"
 #: Sizes of groups that torch's product of 4 bits takes on processors (_weight_int4pack_mm_for_cpu).
@@ -187,6 +188,16 @@ TRANSFORMERS = Runtime(
             remedy="add 'dequantize': true to quantization_config, as goldstick writes it",
             read_in=f"{_COMPRESSED}, with compressed-tensors 0.20.0",
             find=_asymmetric,
+        ),
+        Rule(
+            check="transforms",
+            severity="fault",
+            what="layers are to turn their input at run time, which transformers does not let compressed-tensors do: "
+            "outputs are wrong",
+            remedy="load it with goldstick.load; or hand the config's 'transform_config' to compressed-tensors' "
+            "apply_transform_config after loading (docs/rotation.md)",
+            read_in=f"{_COMPRESSED}, with compressed-tensors 0.20.0",
+            find=turned_at_run_time,
         ),
         Rule(
             check="inputs",

@@ -15,6 +15,7 @@ from goldstick.jobs.doctor.runtimes.arguments import groups_of
 from goldstick.jobs.doctor.runtimes.runtime import Answers, Rule, Runtime, names_in, refused
 from goldstick.jobs.doctor.runtimes.servers import server_rules
 from goldstick.jobs.doctor.runtimes.subject import Subject
+from goldstick.jobs.doctor.runtimes.transforms import on_nvidia_alone, turned_on_several
 from goldstick.jobs.doctor.runtimes.vllm_kernels import (
     act_order,
     awq,
@@ -36,7 +37,7 @@ def _parts(subject: Subject) -> Iterator[tuple[str, Answers]]:
     table, method = subject.table, subject.method
     if method == COMPRESSED_TENSORS.method:
         for group in groups_of(table):
-            yield group.words, compressed(group, subject)
+            yield group.words, on_nvidia_alone(compressed(group, subject), subject)
     elif method == GPTQ.method:
         yield from gptq(table, subject)
     elif method == AWQ.method:
@@ -151,6 +152,14 @@ VLLM = Runtime(
             remedy="store them dense: load with the tool that made them, and save without sparsity_config",
             read_in=f"{_GROUPS} (_parse_sparsity_config)",
             find=_sparse,
+        ),
+        Rule(
+            check="transforms",
+            severity="fault",
+            what="layers are to turn their input at run time, which vLLM refuses where they are split over devices",
+            remedy="serve it on one device, or quantize again without rotate's 'online: true'",
+            read_in=f"{_QUANTIZATION}/compressed_tensors/transform/module.py (HadamardTransform)",
+            find=turned_on_several,
         ),
         *server_rules(
             "vLLM",

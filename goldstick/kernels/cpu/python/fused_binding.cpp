@@ -1,5 +1,5 @@
 // The Python face of what lies between the products. Calls are many and small, so arrays come as addresses: their
-// callers, kernels/fused.py, attention.py and rotary.py, have checked types, shapes and strides.
+// callers, kernels/fused.py, hadamard_op.py, attention.py and rotary.py, have checked types, shapes and strides.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -14,6 +14,7 @@
 #include "decode/attention.hpp"
 #include "base/floats.hpp"
 #include "decode/fused.hpp"
+#include "linear/hadamard.hpp"
 #include "python/fused_binding.hpp"
 #include "base/isa.hpp"
 
@@ -55,6 +56,19 @@ void gated_silu(Address x, Address y, std::int64_t rows, std::int64_t columns, c
                 int threads) {
     const auto run = choose(precision_of(precision), gate_of<float>, gate_of<bfloat16>, gate_of<float16>);
     run(x, y, rows, columns, std::max(threads, 1));
+}
+
+template <typename T>
+void hadamard_of(Address x, Address y, std::int64_t blocks, std::int64_t size, int threads) {
+    goldstick::hadamard<T>({at<const T>(x), at<T>(y), blocks, size}, threads, goldstick::chosen_isa());
+}
+
+void hadamard(Address x, Address y, std::int64_t blocks, std::int64_t size, const std::string& precision, int threads) {
+    if (size < goldstick::kSmallestTransform || size > goldstick::kLargestTransform || (size & (size - 1)) != 0) {
+        throw std::invalid_argument("size is " + std::to_string(size) + ", expected a power of two from 8 to 32768");
+    }
+    const auto run = choose(precision_of(precision), hadamard_of<float>, hadamard_of<bfloat16>, hadamard_of<float16>);
+    run(x, y, blocks, size, std::max(threads, 1));
 }
 
 void check_heads(std::int64_t heads, std::int64_t kv_heads, std::int64_t channels) {
@@ -166,6 +180,7 @@ void define_fused(nb::module_& module) {
     module.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "y"_a, "rows"_a, "columns"_a, "epsilon"_a, "precision"_a,
                "threads"_a);
     module.def("gated_silu", &gated_silu, "x"_a, "y"_a, "rows"_a, "columns"_a, "precision"_a, "threads"_a);
+    module.def("hadamard", &hadamard, "x"_a, "y"_a, "blocks"_a, "size"_a, "precision"_a, "threads"_a);
     module.def("rotate", &rotate, "x"_a, "cos"_a, "sin"_a, "q"_a, "keys"_a, "values"_a, "batch"_a, "heads"_a,
                "kv_heads"_a, "channels"_a, "angle_stride"_a, "batch_stride"_a, "head_stride"_a, "precision"_a);
     module.def("attend_token", &attend_token, "x"_a, "cos"_a, "sin"_a, "q"_a, "out"_a, "keys"_a, "values"_a, "batch"_a,

@@ -96,6 +96,21 @@ def test_gptq_of_three_bits(runtime: str, workshop: Workshop) -> None:
     assert finding.where[0].startswith("GPTQ of 3 bits")
 
 
+def test_inputs_that_are_to_be_turned_at_run_time(workshop: Workshop, tmp_path: Path) -> None:
+    """transformers does not hand transform_config on, SGLang does not read it, vLLM splits no such layer."""
+    place = {"targets": ["re:.*mlp\\.down_proj$"], "location": "input"}
+    group = {"type": "hadamard", "apply": [place], "head_dim": 256}
+    directory = copied(workshop.quantized("llama", "w8a8-dynamic", CT), tmp_path)
+    for runtime in ("transformers", "sglang"):
+        taken(directory, runtime)
+    change_quantization(directory, transform_config={"config_groups": {"R4": group}})
+    for runtime, devices in (("transformers", 1), ("sglang", 1), ("vllm", 2)):
+        finding = found(directory, runtime, "transforms", devices=devices)
+        assert finding.where == ("transform_config: R4 at input",)
+    verdict = taken(directory, "vllm").verdict
+    assert verdict is not None and list(verdict.hardware) == ["NVIDIA GPU"]
+
+
 def test_gptq_that_is_asymmetric(workshop: Workshop) -> None:
     """ModelCloud's gptq_v2 with sym false (AutoGPTQ/AutoGPTQ#640): vLLM and SGLang run symmetric GPTQ alone."""
     directory = workshop.quantized("llama", "w4a16-g128-asym", "gptq-v2")
