@@ -53,12 +53,17 @@ def main() -> None:
     saved = time.perf_counter()
     times = {"load": loaded - began, "quantize": quantized - loaded, "write": saved - quantized}
     versions = {name: version(name) for name in ("llmcompressor", "compressed-tensors", "transformers", "torch")}
-    Path(spec["times"]).write_text(json.dumps({**times, "quantize_and_write": saved - began, "versions": versions}))
+    times |= {"quantize_and_write": saved - began, "processor_seconds": time.process_time()}
+    Path(spec["times"]).write_text(json.dumps({**times, "versions": versions}))
 
 
 def recipe(spec: dict[str, Any]) -> list[Any]:
     """The modifiers of a method."""
-    scheme = {"config_groups": groups(spec), "ignore": ["lm_head"]}
+    scheme: dict[str, Any] = {"ignore": ["lm_head"]}
+    if spec.get("preset"):
+        scheme |= {"targets": "Linear", "scheme": spec["preset"]}
+    else:
+        scheme["config_groups"] = groups(spec)
     gptq, rounding = GPTQModifier(**scheme), QuantizationModifier(**scheme)
     return {
         "rtn": [rounding],

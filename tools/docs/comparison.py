@@ -65,18 +65,22 @@ def auto_round() -> str:
 
 
 def frontier() -> str:
-    """Learned rounding beside auto-round on the reference model: mean KL in thousandths of a nat, processor seconds."""
+    """Efforts beside auto-round on the reference model: mean KL in thousandths of a nat, processor seconds."""
     found = read("frontier")
+    tools = {
+        "`--effort default`": "default", "`--effort best`": "best", "auto-round": "auto-round",
+        "auto-round, 1000 iterations": "auto-round best",
+    }  # fmt: skip
     rows = []
-    for scheme in ("w4a16-g128", "w3a16-g128"):
-        cells = [found[f"{scheme} {tool}"]["0"] for tool in ("gptaq, cycles, learn", "auto-round")]
-        shown = [
-            f"{1000 * cell['kl']:.2f} ({1000 * cell['kl_interval'][0]:.2f} … {1000 * cell['kl_interval'][1]:.2f}); "
-            f"{cell['processor_seconds']:.0f} s"
-            for cell in cells
-        ]
-        rows.append([f"`{scheme}`", *shown])
-    return table(["scheme", "goldstick, `gptaq` with `learn`", "auto-round"], rows)
+    for scheme in ("w4a16-g128", "w3a16-g128", "w2a16-g64", "nvfp4a16", "mxfp4a16"):
+        cells = [found.get(f"{scheme} {tool}", {}).get("0") for tool in tools.values()]
+        rows.append([f"`{scheme}`", *("–" if cell is None else _kl_and_time(cell) for cell in cells)])
+    return table(["scheme", *tools], rows)
+
+
+def _kl_and_time(cell: dict[str, Any]) -> str:
+    low, high = (1000 * end for end in cell["kl_interval"])
+    return f"{1000 * cell['kl']:.2f} ({low:.2f} … {high:.2f}); {cell['processor_seconds']:.0f} s"
 
 
 def decoding() -> str:
