@@ -39,6 +39,7 @@ from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.save.records import environment
 from goldstick.recipes.effort import Effort
+from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.recipe import Calibration, Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,7 +50,7 @@ SUBJECT = subjects()["reference"]
 SHARED = Path(os.environ.get("GOLDSTICK_SHARED") or ROOT.parent / "shared") / "data"
 #: Text → where it lies and how many documents of it are looked at.
 TEXTS = {"text": (SUBJECT.data, None), "wikitext2": (SHARED, 60)}
-SCHEMES = ("w4a16-g128", "w4a16-g32", "w3a16-g128", "w2a16-g64")
+SCHEMES = ("w4a16-g128", "w4a16-g32", "w3a16-g128", "w2a16-g64", "w4a8-dynamic-g32", "nvfp4")
 ROUNDING, DISTILLED = "rounding", " + distill"
 ROWS = (ROUNDING, *get_args(Effort))
 #: Rows of docs/distill.md.
@@ -91,7 +92,7 @@ def measure(rows: list[tuple[str, str]], seed: int) -> None:
         if row != ROUNDING:
             recipe = recipe.with_effort(effort)  # type: ignore[arg-type]
         began, used = time.perf_counter(), time.process_time()
-        made = goldstick.apply(model, recipe, data=None if row == ROUNDING else data.batches())
+        made = goldstick.apply(model, recipe, data=data.batches() if needs_data(recipe.stages) else None)
         seconds, used = time.perf_counter() - began, time.process_time() - used
         found: dict[str, Any] = {name: compared(model, made.model, texts) for name, texts in documents.items()}
         found |= {"seconds": round(seconds, 1), "processor_seconds": round(used, 1), "peak_bytes": peak_memory()}

@@ -41,6 +41,8 @@ NOT_RUN = {
      "--seconds 3"): "times kernels for minutes",
     ("kernels.md", "OMP_NUM_THREADS=1 python -m benchmarks.float_kernels --threads 1 --clock processor --seconds 1"):
         "times kernels for minutes",
+    ("kernels.md", "OMP_NUM_THREADS=1 python -m benchmarks.hadamard --threads 1 --clock processor --seconds 0.4"):
+        "times kernels for minutes",
     ("kernels.md", "python benchmarks/gpu_kernels.py"): "needs a GPU",
     ("optimize.md", "goldstick bench kernels --shape 4096x4096 --threads 2"): "times layers for a quarter of a minute",
     ("optimize.md", "goldstick bench decode --shape 5632x2048 --blocks 4"): "times networks for a quarter of a minute",

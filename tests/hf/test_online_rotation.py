@@ -43,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Result
     folder = tmp_path_factory.mktemp("turned")
 
     @cache
-    def make(family: str, scheme: str, format_: str, method: str = "rtn") -> tuple[Result, Path]:
+    def make(family: str, scheme: str, format_: str, method: str) -> tuple[Result, Path]:
         source, output = folder / family, folder / f"{family}-{scheme}-{format_}-{method}"
         if not source.exists():
             FAMILIES[family]().save_pretrained(source)
@@ -58,7 +58,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Result
             result.save(output)
         return result, output
 
-    return make
+    return lambda family, scheme, format_, method="rtn": make(family, scheme, format_, method)
 
 
 def turned_layers(model: nn.Module) -> dict[str, int]:

@@ -213,6 +213,12 @@ def _in_float(folder: Path, names: dict[str, Any]) -> None:
     names |= {"model": loaded("model"), "ids": _ids()}
 
 
+def _rotation(folder: Path, names: dict[str, Any]) -> None:
+    _in_float(folder, names)
+    stages = [{"rotate": {"online": True}}, {"rtn": {"scheme": "w4a8-dynamic-g128"}}]
+    goldstick.quantize("model", {"stages": stages}, output="turned")
+
+
 def _training(folder: Path, names: dict[str, Any]) -> None:
     training = "{epochs: 2, norm_batches: 2}"
     (folder / "slb.yaml").write_text(f"stages:\n  - slb: {{scheme: w2a16-channel-asym, training: {training}}}\n")
@@ -242,7 +248,7 @@ PREPARE: dict[str, Callable[[Path, dict[str, Any]], None]] = {
     "python.md": _python,
     "recipes.md": _recipes,
     "report.md": _report,
-    "rotation.md": _in_float,
+    "rotation.md": _rotation,
     "runtimes.md": _doctor,
     "speech.md": _media,
     "start.md": _my_model,
