@@ -21,9 +21,9 @@ BACKENDS: tuple[Backend, ...] = (
     IntegerCpuBackend(),
     CpuBackend(),
     FloatCodesCpuBackend(),
+    TritonBackend(),
     ReferenceBackend(),
     ScaledMmBackend(),
-    TritonBackend(),
 )
 """Tried in this order. The reference takes everything: what stands behind it runs where GOLDSTICK_BACKEND names it."""
 

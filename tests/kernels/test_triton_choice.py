@@ -26,11 +26,12 @@ installed = pytest.mark.skipif(triton._missing() is not None, reason=str(triton.
 def fresh_answers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Answers about this machine are remembered; tests that change them must not leave theirs behind."""
     monkeypatch.delenv("GOLDSTICK_BACKEND", raising=False)
-    triton._missing.cache_clear()
-    triton._why_not_on_cuda.cache_clear()
+    answers = (triton._missing, triton._why_not_on_cuda, triton._why_by_name)
+    for answer in answers:
+        answer.cache_clear()
     yield
-    triton._missing.cache_clear()
-    triton._why_not_on_cuda.cache_clear()
+    for answer in answers:
+        answer.cache_clear()
 
 
 def spec(**changes: object) -> WeightSpec:
@@ -63,11 +64,16 @@ def test_a_layer_it_was_not_written_for_is_left_to_others(
 @installed
 @pytest.mark.parametrize("changes", [{}, {"bits": 8}, {"group_size": 64}, {"activation": "int8-token"}], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_on_a_gpu_it_runs_where_it_is_named(
+def test_on_a_gpu_that_ran_it_it_is_chosen_and_on_others_by_name(
     changes: dict[str, object], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    pretend_device(monkeypatch, (9, 0))
+    assert select(spec(dtype=dtype, **changes), CUDA).name == "triton"
+    triton._why_by_name.cache_clear()
     pretend_device(monkeypatch, (8, 0))
     assert select(spec(dtype=dtype, **changes), CUDA).name == "reference"
+    reason = "it was not run on devices of compute capability 8.0 yet: ask for it with GOLDSTICK_BACKEND=triton"
+    assert backend.supports(spec(dtype=dtype, **changes), CUDA) == reason
     monkeypatch.setenv("GOLDSTICK_BACKEND", "triton")
     assert select(spec(dtype=dtype, **changes), CUDA).name == "triton"
 
@@ -118,8 +124,8 @@ ops.quantized_linear(torch.randn(2, 64), layer.packed, layer.scale, None, None, 
 assert not [name for name in sys.modules if name.split('.')[0] == 'triton']
 sys.modules['triton'] = None
 print(select(layer.spec, torch.device('cuda', 0)).name)
-from goldstick.kernels import BACKENDS
-print(BACKENDS[-1].supports(layer.spec, torch.device('cuda', 0)))
+from goldstick.kernels.triton import TritonBackend
+print(TritonBackend().supports(layer.spec, torch.device('cuda', 0)))
 """
     environment = {name: value for name, value in os.environ.items() if name != "GOLDSTICK_BACKEND"}
     found = subprocess.run(

@@ -23,12 +23,15 @@ _OLDEST_VERSION = (3, 6)
 _OLDEST_CAPABILITY = (8, 0)
 """Of NVIDIA's devices those from here on multiply bfloat16 and 8-bit integers in tensor cores."""
 
+_RUN_ON = ((9, 0),)
+"""Capabilities of the devices that ran the kernels and whole models with them; others take them by name."""
+
 
 def why_not_on(device: torch.device) -> str | None:
     """``None`` if Triton's kernels run on such a device, otherwise the reason why not."""
-    if device.type == "cuda":
-        return _missing() or _why_not_on_cuda(device)
     asked = os.environ.get("GOLDSTICK_BACKEND") == "triton"
+    if device.type == "cuda":
+        return _missing() or _why_not_on_cuda(device) or (None if asked else _why_by_name(device))
     if device.type != "cpu" or not asked:
         return f"it runs on CUDA devices, not on {device.type}"
     if reason := _missing():
@@ -49,7 +52,7 @@ class TritonBackend:
     name = "triton"
 
     def supports(self, spec: WeightSpec, device: torch.device) -> str | None:
-        """Codes of 4 and 8 bits on CUDA devices, or on the CPU in Triton's interpreter if asked for by name."""
+        """Codes of 4 and 8 bits on CUDA devices: those that ran it, others and Triton's interpreter by name."""
         if spec.element != INTEGER or spec.activation in FLOAT_INPUTS:
             return "it reads integers, with int8 or float inputs"
         if spec.superblocks:
@@ -148,6 +151,14 @@ def _why_not_on_cuda(device: torch.device) -> str | None:
         needed, found = (".".join(map(str, pair)) for pair in (_OLDEST_CAPABILITY, capability))
         return f"it needs compute capability {needed}, not {found}"
     return None
+
+
+@lru_cache
+def _why_by_name(device: torch.device) -> str | None:
+    if (capability := torch.cuda.get_device_capability(device)) in _RUN_ON:
+        return None
+    found = ".".join(map(str, capability))
+    return f"it was not run on devices of compute capability {found} yet: ask for it with GOLDSTICK_BACKEND=triton"
 
 
 @lru_cache

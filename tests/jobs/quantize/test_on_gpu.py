@@ -16,6 +16,9 @@ from tests.support.ranks import finish, start
 if not torch.cuda.is_available():
     pytest.skip("there is no GPU here; the device of tests stands in for one elsewhere", allow_module_level=True)
 
+#: torch says so where a thread of autograd is the first that multiplies matrices; it makes its context then.
+pytestmark = pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS:UserWarning")
+
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
