@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from goldstick.core.division import upper_share
 from goldstick.jobs.quantize.commits import seconds_between
 
 GPUS = (1, 8, 64)
@@ -141,8 +142,8 @@ def simulate(shape: Shape, gpus: int, rates: Rates) -> dict[str, Any]:
             products += group.count * n * rows * seen
             sums += group.count * n * n * seen / 2
             widest = max(widest, n)
-            # A Hessian is summed over ranks, upper and lower half: to the solver alone where there is but one.
-            exchanged += group.count * 8 * n * n * (0 if gpus == 1 else 1)
+            # A Hessian is summed over ranks, just over half of it: to the solver alone where there is but one.
+            exchanged += group.count * 8 * n * n * upper_share(n) * (0 if gpus == 1 else 1)
             exchanged += group.count * n * rows / 2 * (0 if gpus == 1 else 1)  # codes of four bits
             # Layers of a group go to ranks of their own, experts to all ranks in turn; rows are not divided.
             layers = [n**3 / 3 / rates.factor + n / rates.columns + n * one / rates.searched for one in group.rows]

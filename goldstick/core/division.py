@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 #: How many times the median rank's work a rank has to take to be called slow, and the least seconds it must be behind.
 _SLOW, _SLOW_SECONDS = 1.5, 10.0
+_UPPER_ROWS, _UPPER_PARTS = 128, 16
 
 
 def balanced(costs: Sequence[float], count: int) -> list[int]:
@@ -34,6 +35,20 @@ def windows(costs: Sequence[float], most: float) -> Iterator[range]:
             start, total = task, 0.0
         total += cost
     yield range(start, len(costs))
+
+
+def parts_of_upper(size: int) -> list[slice]:
+    """The rows of a square matrix in parts, each of which is sent from its diagonal on: just over half of it in all.
+
+    128 rows are a part, or as many as make 16 parts.
+    """
+    rows = max(_UPPER_ROWS, -(-size // _UPPER_PARTS))
+    return [slice(start, min(start + rows, size)) for start in range(0, size, rows)]
+
+
+def upper_share(size: int) -> float:
+    """What :func:`parts_of_upper` sends of a square matrix."""
+    return sum((part.stop - part.start) * (size - part.start) for part in parts_of_upper(size)) / size**2
 
 
 def slow_ranks(work_seconds: Sequence[float]) -> list[str]:

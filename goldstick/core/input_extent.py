@@ -93,7 +93,13 @@ class InputExtent:
             self._lowest, self._highest = torch.minimum(self._lowest, low), torch.maximum(self._highest, high)
             self._largest = torch.maximum(self._largest, torch.maximum(-low, high))
 
-    def _over_ranks(self, total: Tensor, owner: int | None = None) -> None:
-        """Sum whole numbers over all ranks, in place; where no rank saw an input there is nothing to ask for."""
+    def _over_ranks(self, total: Tensor, owner: int | None = None, *, upper: bool = False) -> None:
+        """Sum whole numbers over all ranks, in place; where no rank saw an input there is nothing to ask for.
+
+        Args:
+            total: int64 [...].
+            owner: The rank that needs the sum; all of them where ``None``.
+            upper: Whether what lies below the diagonal of a square matrix is of no account.
+        """
         if self.tokens:
-            self._ranks.add(total, owner)
+            self._ranks.add(total, owner, upper=upper)

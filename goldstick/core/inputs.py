@@ -84,7 +84,7 @@ class InputObserver(InputExtent):
         seen = ranks.gather((self.tokens, self.dropped))
         if self._ranges_given:
             self._sums = self._zeros() if self._sums is None else self._sums
-            ranks.add(self._sums)
+            ranks.add(self._sums, upper=True)
             ranks.add(self._sum_abs)
             self._sampled = [rows for each in ranks.gather(self._sampled) for rows in each]
         else:
@@ -189,7 +189,7 @@ class InputObserver(InputExtent):
             sums = self._zeros()
             for numbers in joined(self._whole(rows) for rows in self._rows()):
                 add_products(sums, numbers)
-            self._over_ranks(sums, owner)
+            self._over_ranks(sums, owner, upper=True)
         mirror(sums)
         hessian = sums.view(torch.float64)  # in the memory of the sums: nothing else of this size is held
         down = self._down().to(sums.device)

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as distributed
 from torch import Tensor
 
-from goldstick.core.division import balanced, windows
+from goldstick.core.division import balanced, parts_of_upper, windows
 from goldstick.core.parcels import packed, size_of, unpacked
 from goldstick.core.processes import join, local_count, longest_silence, process_count
 from goldstick.errors import GoldstickError, RankError
@@ -85,24 +85,26 @@ class Ranks:
         rank = self.rank if rank is None else rank
         return range(items * rank // self.count, items * (rank + 1) // self.count)
 
-    def add(self, total: Tensor, to: int | None = None) -> None:
+    def add(self, total: Tensor, to: int | None = None, *, upper: bool = False) -> None:
         """Sum whole numbers over all ranks, in place.
 
         Args:
             total: int64 [...].
             to: The rank that is given the sum, where the others need it not; ``total`` is then lost for these.
+            upper: Whether what lies below the diagonal of a square matrix is of no account, and mostly not sent.
         """
         if self.alone:
             return
         assert not total.is_floating_point()  # whose sum would depend on its order
-        with self._speaking(total.nbytes):
-            here = total if total.device.type == "cpu" or self._direct else total.cpu()
-            if to is None:
-                distributed.all_reduce(here, group=self._group)
-            else:
-                distributed.reduce(here, dst=to, group=self._group)
-            if here is not total:
-                total.copy_(here)
+        for part in [total[rows, rows.start :] for rows in parts_of_upper(len(total))] if upper else [total]:
+            with self._speaking(part.nbytes):
+                here = (part if part.device.type == "cpu" or self._direct else part.cpu()).contiguous()
+                if to is None:
+                    distributed.all_reduce(here, group=self._group)
+                else:
+                    distributed.reduce(here, dst=to, group=self._group)
+                if here is not part:
+                    part.copy_(here)
 
     def extremes(self, lowest: Tensor, highest: Tensor) -> None:
         """The least and the greatest values over all ranks, element by element, in place."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from goldstick.core.agreement import require_same
-from goldstick.core.division import balanced, slow_ranks, windows
+from goldstick.core.division import balanced, parts_of_upper, slow_ranks, upper_share, windows
 from goldstick.core.ranks import Ranks
 from goldstick.errors import UsageError
 
@@ -30,6 +30,16 @@ def test_windows_hold_all_tasks_in_order_and_no_more_than_they_may() -> None:
     found = [*windows(costs, 7)]
     assert [task for window in found for task in window] == [*range(6)]
     assert [sum(costs[task] for task in window) for window in found] == [7, 10, 3]
+
+
+@pytest.mark.parametrize(("size", "most"), [(1, 1), (100, 1), (128, 1), (768, 0.6), (3072, 0.54), (28672, 0.54)])
+def test_what_is_sent_of_a_symmetric_matrix_is_its_upper_half_and_little_more(size: int, most: float) -> None:
+    parts = parts_of_upper(size)
+    assert [row for part in parts for row in range(size)[part]] == [*range(size)]
+    assert len(parts) <= 16
+    sent = sum(len(range(size)[part]) * (size - part.start) for part in parts)
+    assert upper_share(size) == sent / size**2 <= most
+    assert sent >= size * (size + 1) / 2
 
 
 def test_one_alone_does_every_task_when_it_is_asked_for() -> None:
