@@ -1,14 +1,16 @@
 """GGUF files of a large model: how long goldstick and llama.cpp take to make them, and to run them.
 
     OMP_NUM_THREADS=2 python -m benchmarks.gguf_speed --llama-cpp PYTHON [--types q4_k_m q6_k q4_0] [--isas avx512 avx2]
+        [--input-bits 16 8]
 
 Makes a Llama with random weights in bfloat16 once (``--folder`` keeps it), quantizes it without data with both, by
 turns and each in a process of its own (``--makings`` rounds, :mod:`benchmarks.gguf_making`), and runs goldstick's
 file in both, by turns: some tokens of decoding, or a pass over a prompt. ``PYTHON`` has llama-cpp-python. Figures are
 medians of rounds, ratios medians of the rounds' ratios. The floor of a token is the time of a plain read of as many
 bytes as all matrices have but the embedding, measured in the same run. goldstick runs once for each of ``--isas``, in
-a process of its own; llama.cpp is what was built, for the machine at hand. ``python -m tools.docs`` writes the tables
-of docs/k-quants.md and docs/comparison.md from the results.
+a process of its own, with inputs rounded to 16 bits and to 8, as llama.cpp rounds them; llama.cpp is what was built,
+for the machine at hand. ``python -m tools.docs`` writes the tables of docs/k-quants.md and docs/comparison.md from the
+results.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from goldstick.checkpoint.gguf.shards import read_model
 from goldstick.formats.gguf import GGUF_NAME
 from goldstick.jobs.save.records import environment
 from goldstick.kernels import cpu
+from goldstick.kernels.input_bits import INPUT_BITS
 from tools.real_models.measure import processor_name
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gguf-speed.json"
@@ -88,6 +91,7 @@ def main() -> None:
     parser.add_argument("--types", nargs="+", choices=TYPES, default=list(TYPES))
     parser.add_argument("--what", nargs="+", choices=["make", "run"], default=["make", "run"])
     parser.add_argument("--isas", nargs="+", choices=["amx", "avx512", "avx2"], default=[cpu.chosen_isa()])
+    parser.add_argument("--input-bits", nargs="+", type=int, choices=INPUT_BITS, default=[16])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--makings", type=int, default=3, help="rounds of making files")
     parser.add_argument("--rounds", type=int, default=9, help="of decoding")
@@ -107,8 +111,11 @@ def main() -> None:
                 entry["make"] = made(options.folder, source, name, python, options.makings)
                 print(name, entry["make"], flush=True)
             elif cpu.chosen_isa() in options.isas:
-                found = run(options.folder, name, options) | {"threads": options.threads}
-                entry.setdefault("runs", {})[cpu.chosen_isa()] = found
+                for bits in options.input_bits:
+                    goldstick.set_input_bits(bits)
+                    found = run(options.folder, name, options) | {"threads": options.threads}
+                    how = cpu.chosen_isa() if bits == INPUT_BITS[0] else f"{cpu.chosen_isa()}, {bits} bits"
+                    entry.setdefault("runs", {})[how] = found
             entry |= {"environment": environment(), "processor": processor_name()}
             options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     if "run" in options.what:

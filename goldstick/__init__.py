@@ -13,7 +13,7 @@ from goldstick.registration import register, register_with_transformers
 
 if TYPE_CHECKING:
     from goldstick.algorithms import RTN
-    from goldstick.api import accelerate, apply, evaluate, export, load, optimize, quantize, search
+    from goldstick.api import accelerate, apply, evaluate, export, load, optimize, quantize, search, set_input_bits
     from goldstick.core.grid import Grid
     from goldstick.core.scheme import Scheme
     from goldstick.errors import GoldstickError
@@ -42,6 +42,7 @@ _HOMES = {
     "plan": "goldstick.planning",
     "quantize": "goldstick.api",
     "search": "goldstick.api",
+    "set_input_bits": "goldstick.api",
 }
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "quantize",
     "register",
     "search",
+    "set_input_bits",
 ]
 
 

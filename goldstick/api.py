@@ -39,13 +39,18 @@ from goldstick.jobs.quantize.quantize import Quantized, execute
 from goldstick.jobs.quantize.together import help_the_first, refuse_idle_ranks
 from goldstick.jobs.save.result import Result, apply_recipe
 from goldstick.jobs.search.ask import search
+from goldstick.kernels.input_bits import refuse_fewer_bits
+from goldstick.kernels.input_bits import set_input_bits as set_input_bits
 from goldstick.planning import RecipeLike as RecipeLike
 from goldstick.planning import plan as plan
 from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.recipe import Recipe
 from goldstick.training import TrainingTask
 
-__all__ = ["accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize", "search"]
+__all__ = [
+    "accelerate", "apply", "doctor", "evaluate", "export", "load", "optimize", "plan", "quantize", "search",
+    "set_input_bits",
+]  # fmt: skip
 
 
 def apply(
@@ -74,6 +79,7 @@ def apply(
         DataError: ``data`` holds what is no batch; the message names the item.
         SourceError: The model is in float64, in which no quantized layer runs.
         QuantizationError: A weight is not finite.
+        UsageError: :func:`set_input_bits` has let inputs be rounded to 8 bits.
         TrainingError: A training diverged, or its checkpoint is of another.
     """
     if not isinstance(model, nn.Module):
@@ -81,6 +87,7 @@ def apply(
             f"apply takes an nn.Module, not {model!r}. Load a checkpoint with goldstick.load(directory), or compress "
             "its directory with goldstick.quantize(directory, recipe, output=…)."
         )
+    refuse_fewer_bits()
     loaded = Recipe.load(recipe)
     if data is not None and not needs_data(loaded.stages):
         raise UsageError("None of the recipe's algorithms looks at data; leave out data=.")
@@ -130,6 +137,7 @@ def quantize(
         RecipeError: The recipe is wrong, or illegal for this model.
         CheckpointError: What was written and read back is not what it should be.
     """
+    refuse_fewer_bits()
     with checkpoint_directory(find_model(model)) as directory:
         bundled, wanted_by = with_bundled_data(Recipe.load(recipe), model, data_dir), runtime_named(runtime)
         planned = plan_for(directory, bundled, as_inputs(inputs), wanted_by, tensor_parallel)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import goldstick
 from goldstick.jobs.bench import stopwatch
 from goldstick.jobs.save import finish
 from goldstick.jobs.verify import verify as verify_module
@@ -69,6 +70,13 @@ def bundled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bundled") / "reference"
     bundled_with_few_data(folder)
     return folder
+
+
+@pytest.fixture(autouse=True)
+def sixteen_bits() -> Iterator[None]:
+    """What an example lets inputs be rounded to is of no account for the next page."""
+    yield
+    goldstick.set_input_bits(16)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of transformers, for what compressed-tensors calls

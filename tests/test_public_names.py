@@ -29,6 +29,7 @@ PUBLIC = {
     "quantize",
     "register",
     "search",
+    "set_input_bits",
 }
 
 

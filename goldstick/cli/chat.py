@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.processors import INPUT_BITS, THREADS, use_processors
 from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE, require_text, sampling_options, standard_input
 from goldstick.errors import GoldstickError
 
@@ -30,6 +30,7 @@ _HELP = "/reset forgets what was said, /quit ends (so does Ctrl-D), Ctrl-C stops
 @sampling_options(0.7, None)
 @OPTIMIZE
 @click.option("--threads", type=THREADS, help="CPU threads.")
+@INPUT_BITS
 def chat(
     model: str,
     system: str | None,
@@ -40,6 +41,7 @@ def chat(
     seed: int | None,
     optimize: bool,
     threads: int | None,
+    input_bits: str,
 ) -> None:
     """Talk to MODEL, float, compressed or a GGUF file, in the terminal.
 
@@ -58,7 +60,7 @@ def chat(
 
     Sampling(temperature=temperature, top_p=top_p, seed=seed or 0)  # refused before a model is loaded
     template = read_template(chat_template)
-    use_processors(threads)
+    use_processors(threads, input_bits)
     language_model, left = open_model(find_model(model), optimize=optimize)
     for line in left:
         click.echo(line, err=True)

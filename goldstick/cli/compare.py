@@ -10,7 +10,7 @@ import click
 
 from goldstick.cli.console import console, finite, print_json, progress_bar
 from goldstick.cli.inputs_option import INPUTS
-from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.processors import INPUT_BITS, THREADS, echo_input_bits, input_bits_record, use_processors
 from goldstick.cli.several import prints, refuse_several
 from goldstick.cli.streams import showing
 
@@ -42,6 +42,7 @@ from goldstick.cli.streams import showing
 @click.option("--html", type=click.Path(path_type=Path), metavar="FILE", help="Write a page with the whole tree.")
 @click.option("--overwrite", is_flag=True, help="Replace FILE where it exists.")
 @click.option("--threads", type=THREADS, help="CPU threads.")
+@INPUT_BITS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def compare(
     first: str,
@@ -58,6 +59,7 @@ def compare(
     html: Path | None,
     overwrite: bool,
     threads: int | None,
+    input_bits: str,
     as_json: bool,
 ) -> None:  # fmt: skip
     """Run FIRST and SECOND on the same input and show where they part, module by module.
@@ -69,7 +71,7 @@ def compare(
     from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
-    use_processors(threads)
+    use_processors(threads, input_bits)
     from goldstick.checkpoint.gguf.directory import checkpoint_directory
     from goldstick.core.json_files import check_writable, write_atomically
     from goldstick.core.ranks import Ranks
@@ -114,13 +116,14 @@ def compare(
     with showing(html):
         if as_json:
             more = {name: part.to_dict() for name, part in (("attribution", split), ("generation", written)) if part}
-            print_json(found.to_dict() | more)
+            print_json(found.to_dict() | more | input_bits_record())
         else:
             print_model_comparison(console(), found, depth)
             if split is not None:
                 print_attribution(console(), split)
             if written is not None:
                 print_generation(console(), written)
+            echo_input_bits()
     if html is not None:
         write_atomically(html, render_comparison(found, split, written).encode(), replace=overwrite)
         with showing(html):

@@ -9,7 +9,7 @@ import click
 
 from goldstick.cli.console import console, finite_or_none, print_json, progress_bar, split_names
 from goldstick.cli.examples_option import EXAMPLES, asked_examples, echo_examples
-from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.processors import INPUT_BITS, THREADS, echo_input_bits, use_processors
 from goldstick.cli.several import prints
 from goldstick.cli.streams import showing
 
@@ -48,6 +48,7 @@ from goldstick.cli.streams import showing
 @click.option("--overwrite", is_flag=True, help="Replace FILE, and report.json and report.html there.")
 @click.option("--cache/--no-cache", default=True, show_default=True, help="Use and keep results of earlier runs.")
 @click.option("--threads", type=THREADS, help="CPU threads.")
+@INPUT_BITS
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def evaluate(
     model: str,
@@ -63,6 +64,7 @@ def evaluate(
     overwrite: bool,
     cache: bool,
     threads: int | None,
+    input_bits: str,
     as_json: bool,
 ) -> None:
     """Measure MODEL, float, compressed or a GGUF file, on evaluation tasks.
@@ -74,7 +76,7 @@ def evaluate(
     from goldstick.hf.names import quiet_libraries
 
     quiet_libraries()
-    use_processors(threads)
+    use_processors(threads, input_bits)
     from goldstick import api
     from goldstick.checkpoint.staging import refuse_checkpoint
     from goldstick.core.json_files import check_writable, dump_json, write_atomically
@@ -166,6 +168,8 @@ def evaluate(
                 click.echo(f"verdict: {overall(judged)}: {summary(judged)}")
         else:
             print_evaluation(console(), found)
+        if not as_json:
+            echo_input_bits()
     if items_file is not None:
         lines = [*item_lines(found, model=model), *(item_lines(before, model=baseline) if before is not None else ())]
         write_atomically(items_file, "".join(f"{line}\n" for line in lines).encode(), replace=overwrite)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.processors import INPUT_BITS, THREADS, use_processors
 from goldstick.cli.streams import says_utf8
 from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE, require_text, sampling_options, standard_input
 
@@ -41,6 +41,7 @@ _STDIN = "-"
 @sampling_options(0.0, 0)
 @OPTIMIZE
 @click.option("--threads", type=THREADS, help="CPU threads.")
+@INPUT_BITS
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object for each prompt, one a line.")
 def generate(
     model: str,
@@ -56,6 +57,7 @@ def generate(
     seed: int,
     optimize: bool,
     threads: int | None,
+    input_bits: str,
     as_json: bool,
 ) -> None:
     """Let MODEL, float, compressed or a GGUF file, go on from prompts (greedily, or sampled).
@@ -79,7 +81,7 @@ def generate(
 
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
     template = read_template(chat_template)
-    use_processors(threads)
+    use_processors(threads, input_bits)
     language_model, left = open_model(find_model(model), optimize=optimize)
     for line in left:
         click.echo(line, err=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from goldstick.cli.processors import THREADS, use_processors
+from goldstick.cli.processors import INPUT_BITS, THREADS, use_processors
 from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE
 
 
@@ -44,6 +44,7 @@ from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE
 @CHAT_TEMPLATE
 @OPTIMIZE
 @click.option("--threads", type=THREADS, help="CPU threads.")
+@INPUT_BITS
 def serve(
     model: str,
     host: str,
@@ -60,6 +61,7 @@ def serve(
     chat_template: Path | None,
     optimize: bool,
     threads: int | None,
+    input_bits: str,
 ) -> None:
     """Serve MODEL, float, compressed or a GGUF file, over OpenAI's interface.
 
@@ -85,7 +87,7 @@ def serve(
     from goldstick.jobs.serve.open_model import open_model
     from goldstick.jobs.serve.prompts import Prompts, read_template
 
-    use_processors(threads)
+    use_processors(threads, input_bits)
     template = read_template(chat_template)
     limits = Limits(
         running=running,

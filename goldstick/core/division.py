@@ -48,7 +48,8 @@ def parts_of_upper(size: int) -> list[slice]:
 
 def upper_share(size: int) -> float:
     """What :func:`parts_of_upper` sends of a square matrix."""
-    return sum((part.stop - part.start) * (size - part.start) for part in parts_of_upper(size)) / size**2
+    sent: int = sum((part.stop - part.start) * (size - part.start) for part in parts_of_upper(size))
+    return sent / float(size**2)
 
 
 def slow_ranks(work_seconds: Sequence[float]) -> list[str]:

@@ -17,6 +17,7 @@ from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.kernels import cpu
 from goldstick.kernels.base import WeightSpec, check_input, check_weight, scaling_of
 from goldstick.kernels.cpu.integer import THREADED_FROM, IntegerCpuBackend, coding_of
+from goldstick.kernels.input_bits import grouped_rounding
 
 Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 """Of a layer: packed codes, scale, zero, bias, input scale, input zero, scale of scales."""
@@ -102,6 +103,7 @@ class PreparedLinear:
         """The layer in C++, or ``None`` where it cannot run there; prepared anew for other tensors or places."""
         places: tuple[object, ...] = (
             weight[1].dtype,
+            grouped_rounding(),
             *[None if one is None else (one.data_ptr(), one.requires_grad) for one in weight],
         )
         if self.interleaved:
@@ -157,7 +159,15 @@ class PreparedLinear:
         copied = self.interleaved and None not in versions((packed, scale, zero, global_scale))
         coding = coding_of(self.element, global_scale)
         return cpu._C.prepare_linear(
-            packed.detach(), *stored, input_zero, bits, columns, group_size, activation, copied, *coding
+            packed.detach(),
+            *stored,
+            input_zero,
+            bits,
+            columns,
+            group_size,
+            activation or grouped_rounding(),
+            copied,
+            *coding,
         )
 
 

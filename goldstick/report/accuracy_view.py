@@ -74,6 +74,8 @@ def evaluation_view(data: Mapping[str, Any]) -> dict[str, Any]:
     if model.get("bytes"):
         before = f"{format_bytes(baseline['bytes'])} → " if baseline.get("bytes") else ""
         lines.append(("Size of its files", f"{before}{format_bytes(model['bytes'])}"))
+    if model.get("input_bits"):
+        lines.append(("Inputs of quantized layers", f"rounded to {model['input_bits']} bits by the CPU's kernels"))
     if model.get("bits_per_weight"):
         lines.append(("Bits per quantized weight", f"{model['bits_per_weight']:.2f}, scales and zeros counted"))
     return {

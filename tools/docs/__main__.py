@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.docs import comparison, consumers, convolutions, gguf, hadamard, rotation
+from tools.docs import comparison, consumers, convolutions, gguf, hadamard, input_bits, rotation
 from tools.docs.marked import replaced
 from tools.docs.recipe_options import recipe_options
 from tools.docs.results import results
@@ -39,6 +39,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
     },
     "docs/kernels.md": {
         "hadamard": hadamard.transforms,
+        "input-bits": input_bits.costs,
         "convolutions-avx2": convolutions.layers_avx2,
         "convolutions-vnni": convolutions.layers_vnni,
         "convolutions-slower": convolutions.slower,

@@ -7,7 +7,10 @@ from tools.docs.results import read, table
 SHAPE = "1.1B"
 #: What goldstick calls a type → llama.cpp's name, in the order of the tables.
 TYPES = {"q4_k_m": "Q4_K_M", "q6_k": "Q6_K", "q4_0": "Q4_0"}
-INSTRUCTIONS = {"amx": "AMX", "avx512": "AVX-512", "avx2": "AVX2"}
+INSTRUCTIONS = {
+    "amx": "AMX", "avx512": "AVX-512", "avx512, 8 bits": "AVX-512, 8-bit inputs",
+    "avx2": "AVX2", "avx2, 8 bits": "AVX2, 8-bit inputs",
+}  # fmt: skip
 
 
 def running() -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.errors import DataError
+from goldstick.kernels.input_bits import INPUT_BITS, input_bits
 from goldstick.report.file_names import FILE_NAME
 from goldstick.report.report import Report
 
@@ -18,13 +19,15 @@ def about_model(name: str, directory: Path) -> dict[str, Any]:
         directory: Where it lies.
 
     Returns:
-        ``name``, ``bytes`` of its weight files, and of a checkpoint with a report of goldstick ``recipe`` (its stages)
-        and ``bits_per_weight``.
+        ``name``, ``bytes`` of its weight files, ``input_bits`` where float inputs are rounded to fewer than 16, and of
+        a checkpoint with a report of goldstick ``recipe`` (its stages) and ``bits_per_weight``.
     """
     found: dict[str, Any] = {
         "name": name,
         "bytes": sum(path.stat().st_size for path in sorted(directory.glob("*.safetensors"))),
     }
+    if (bits := input_bits()) != INPUT_BITS[0]:
+        found["input_bits"] = bits
     if (directory / FILE_NAME).is_file():
         try:
             report = Report.read(directory)

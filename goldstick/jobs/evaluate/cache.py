@@ -20,6 +20,7 @@ from goldstick.evaluation.evaluate import Evaluation
 from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.evaluation.protocol import Task, TaskResult
 from goldstick.jobs.evaluate.fingerprint import task_fingerprint
+from goldstick.kernels.input_bits import INPUT_BITS, input_bits
 
 #: Names a directory for the cache; without it, it lies where the user's programs keep such files.
 DIRECTORY_VARIABLE = "GOLDSTICK_CACHE"
@@ -57,7 +58,8 @@ def evaluate_with_cache(
     """Evaluate a model on tasks, running only those whose result is not known yet.
 
     A result is used again where these are equal: the bytes of the model and its tokenizer, the task, its protocol and
-    its code, the limit, the data as they were read, and the versions of goldstick, torch and transformers. What cannot
+    its code, the limit, the data as they were read, the versions of goldstick, torch and transformers, and the bits
+    that inputs are rounded to. What cannot
     be kept, such as on a full disk, is measured again the next time, and so is a task that cannot be told from another
     (see :func:`goldstick.jobs.evaluate.fingerprint.task_fingerprint`).
 
@@ -108,6 +110,8 @@ def _digest(model: str, task: Task, data: DataSource, limit: int | None) -> str 
     if found is None:
         return None
     versions = [version(name) for name in ("torch", "transformers")] + [_own_version()]
+    if (bits := input_bits()) != INPUT_BITS[0]:
+        versions.append(f"inputs of {bits} bits")
     return hashlib.sha256(repr((model, found, limit, versions)).encode()).hexdigest()
 
 

@@ -16,6 +16,7 @@ from goldstick.jobs.load.find_model import REFERENCE, check_model, data_director
 from goldstick.jobs.search.journal import states_of
 from goldstick.jobs.search.search import search_recipe
 from goldstick.jobs.search.target import Target
+from goldstick.kernels.input_bits import refuse_fewer_bits
 from goldstick.recipes.effort import Effort
 from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.report.report import Report
@@ -92,6 +93,7 @@ def search(
         DataError: The text is missing, malformed or too short.
         SourceError: The model cannot be read.
     """
+    refuse_fewer_bits()
     target = Target(size=size, bits=bits, share=share, max_loss=max_loss, metric=metric)
     text = dataset or (REFERENCE if str(model) == REFERENCE else Calibration().dataset)
     settings = {"dataset": text} | ({"allow_short": True} if text == REFERENCE else {}) | dict(calibration or {})

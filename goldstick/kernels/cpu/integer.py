@@ -15,6 +15,7 @@ from goldstick.kernels import cpu
 from goldstick.kernels.base import WeightSpec, check_input, check_weight, scaling_of
 from goldstick.kernels.cpu import CpuBackend
 from goldstick.kernels.cpu.float_codes import FloatCodesCpuBackend
+from goldstick.kernels.input_bits import grouped_rounding
 
 THREADED_FROM = 1 << 16
 """Multiplications below this many take one thread: starting a team costs more than it saves."""
@@ -24,7 +25,8 @@ class IntegerCpuBackend(CpuBackend):
     """Integer sums of packed codes and rounded inputs; each row's result is the same in any batch.
 
     An input without activation quantization is rounded to 16 bits, with one scale for each token and each group of
-    columns (of 128 at most): the normalized squared error of the output stays near 1e-9. 8-bit activations have the
+    columns (of 128 at most): the normalized squared error of the output stays near 1e-9. Or to 8, where
+    :func:`goldstick.kernels.input_bits.set_input_bits` says so. 8-bit activations have the
     codes of the reference. Sums of products are exact; groups are added in order in float32. So neither the number
     of tokens, nor the threads, nor the instruction set changes a bit of a token's result.
 
@@ -55,7 +57,7 @@ class IntegerCpuBackend(CpuBackend):
         """Round the input to integers, multiply by the codes, and scale the sums."""
         check_input(x, bias, spec, input_scale, input_zero)
         check_weight(packed, scale, zero, spec, global_scale)
-        activation = spec.activation or ""
+        activation = spec.activation or grouped_rounding()
         if activation in FLOAT_INPUTS:
             x, input_scale, activation = quantized_input(x, spec.activation, input_scale, input_zero), None, ""
         tokens = x.numel() // spec.in_features

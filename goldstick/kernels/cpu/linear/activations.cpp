@@ -14,6 +14,7 @@ namespace goldstick {
 namespace {
 
 constexpr float kLargest16 = 32639.0f;  // 127 · 256 + 127: both bytes of any such number may have a sign
+constexpr float kLargest8 = 127.0f;
 constexpr float kLeastScale = 0x1p-120f;  // below this 1 / scale might not be finite
 constexpr std::int32_t kInfinity = 0x7f800000;
 
@@ -33,7 +34,7 @@ GOLDSTICK_INLINE float round_even(float value) {
     return (value + kMagic) - kMagic;
 }
 
-// q = round(x · factor), |q| ≤ kLargest16.
+// q = round(x · factor).
 template <typename T>
 GOLDSTICK_INLINE void round_by_product(const T* x, std::int64_t count, float factor, std::int16_t* q) {
     for (std::int64_t i = 0; i < count; ++i) {
@@ -118,14 +119,15 @@ GOLDSTICK_INLINE float token_scale(const LinearCall<T>& call, const T* x) {
 template <typename T>
 GOLDSTICK_INLINE float quantize_chunk(const LinearCall<T>& call, const T* x, std::int64_t count, float scale,
                                       std::int16_t* q) {
-    if (call.rounding == Rounding::kInt16) {
+    if (by_span(call.rounding)) {
         const std::int32_t largest = largest_bits(x, count);
-        scale = largest < kInfinity ? std::max(float_of(static_cast<std::uint32_t>(largest)) / kLargest16, kLeastScale)
+        const float code = call.rounding == Rounding::kInt16 ? kLargest16 : kLargest8;
+        scale = largest < kInfinity ? std::max(float_of(static_cast<std::uint32_t>(largest)) / code, kLeastScale)
                                     : std::numeric_limits<float>::quiet_NaN();
     }
     if (scale != scale) {
         std::fill_n(q, count, std::int16_t{0});
-    } else if (call.rounding == Rounding::kInt16) {
+    } else if (by_span(call.rounding)) {
         round_by_product(x, count, 1.0f / scale, q);
     } else {
         round_by_quotient(x, count, scale, call.input_zero, q);
@@ -137,7 +139,7 @@ template <typename T>
 GOLDSTICK_INLINE void quantize_in(const LinearCall<T>& call, const Columns& columns, const Activations& activations,
                                   std::int64_t token, std::int64_t first, std::int64_t last) {
     const T* x = call.x + token * call.columns;
-    const float whole = call.rounding == Rounding::kInt16 ? 0.0f : token_scale(call, x);
+    const float whole = by_span(call.rounding) ? 0.0f : token_scale(call, x);
     std::int16_t q[kChunk];
     std::int32_t sum = 0;
     std::int64_t at = first * activations.tokens + token;

@@ -7,7 +7,7 @@ namespace goldstick {
 
 namespace {
 
-constexpr std::int64_t kSpan16 = 128;    // 128 products of 8 and 16 bits, and half of what 32 bits hold
+constexpr std::int64_t kSpan16 = 128;    // 128 products of 8 and 16 bits, and half of what 32 bits hold; and of scales by span
 constexpr std::int64_t kSpan8 = 32768;   // as many products of 8 and 9 bits
 constexpr std::int64_t kHalfMatrix = 32;  // columns of the half of a matrix of AMX
 
@@ -33,8 +33,8 @@ Columns::Columns(std::int64_t columns, std::int64_t group_size, int bits, const 
     // AMX takes no fewer than half a matrix.
     const std::int64_t whole_blocks = std::max<std::int64_t>(block_codes(), group_size < kHalfMatrix ? 1 : kHalfMatrix);
     const std::int64_t of_superblock = superblocks ? std::max<std::int64_t>(columns / superblocks, 1) : columns;
-    const std::int64_t longest = rounding == Rounding::kInt16 ? kSpan16 : kSpan8;
-    const std::int64_t chunk_size = rounding == Rounding::kInt16 ? kSpan16 : kChunk;
+    const std::int64_t longest = by_span(rounding) ? kSpan16 : kSpan8;
+    const std::int64_t chunk_size = by_span(rounding) ? kSpan16 : kChunk;
     chunks.reserve(static_cast<std::size_t>(columns / std::min(chunk_size, group_size) + 1));
     for (std::int64_t start = 0; start < columns; start += group_size) {
         const std::int64_t stop = std::min(start + group_size, columns);

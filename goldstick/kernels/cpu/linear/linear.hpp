@@ -41,16 +41,21 @@ constexpr std::int64_t kHalvedTokens = 4;  // most tokens whose 16-bit activatio
 // How the activations become integers.
 enum class Rounding {
     kInt16,       // 16 bits, one scale for each span of a token
+    kInt8Group,   // 8 bits, likewise
     kInt8Token,   // 8 bits, one scale for each token
     kInt8Tensor,  // 8 bits, a given scale and zero
 };
 
 inline Rounding rounding_of(const std::string& activation) {
     if (activation.empty()) return Rounding::kInt16;
+    if (activation == "int8-group") return Rounding::kInt8Group;
     if (activation == "int8-token") return Rounding::kInt8Token;
     if (activation == "int8-tensor") return Rounding::kInt8Tensor;
-    throw std::invalid_argument("activation is '" + activation + "', expected '', 'int8-token' or 'int8-tensor'");
+    throw std::invalid_argument("activation is '" + activation + "', expected '', 'int8-group', 'int8-token' or 'int8-tensor'");
 }
+
+// Whether spans of a token have scales of their own.
+inline bool by_span(Rounding rounding) { return rounding == Rounding::kInt16 || rounding == Rounding::kInt8Group; }
 
 class Interleaved;
 

@@ -102,7 +102,7 @@ std::int64_t LinearWork<T>::round_tile(std::int64_t first) const {
 
 template <typename T>
 bool LinearWork<T>::rounds_in_parts() const {
-    return call_.tokens == 1 && call_.rounding == Rounding::kInt16 && !plan_.may_exceed && !plan_.in_matrices();
+    return call_.tokens == 1 && by_span(call_.rounding) && !plan_.may_exceed && !plan_.in_matrices();
 }
 
 template <typename T>
