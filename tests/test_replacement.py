@@ -13,7 +13,7 @@ from torch.nn.utils import prune
 from transformers.pytorch_utils import Conv1D
 
 import goldstick
-from goldstick.errors import StructureError
+from goldstick.errors import StructureError, UsageError
 from goldstick.nn import PackedWeight, TiedQuantizedLinear
 from goldstick.structure.network import Network
 
@@ -169,3 +169,11 @@ def test_a_model_that_torch_does_not_copy_is_named_with_the_way_out() -> None:
     with pytest.raises(StructureError, match=r"cannot be copied: .*inplace=True.*prune\.remove"):
         goldstick.apply(model, "rtn-w8a16")
     torch.testing.assert_close(goldstick.apply(model, "rtn-w8a16", inplace=True).model(x), before, rtol=0.02, atol=0.02)
+
+
+def test_a_model_that_is_quantized_already_is_refused_with_the_way_out() -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
+    some = goldstick.apply(model, {"stages": [{"rtn": {"scheme": "w8a16", "targets": {"include": ["0"]}}}]}).model
+    for recipe in ("rtn-w8a16", "rtn-w4a16-g16"):
+        with pytest.raises(UsageError, match=r"0 is quantized already \(1 layer\), .* goldstick.quantize\(directory"):
+            goldstick.apply(some, recipe)

@@ -24,7 +24,9 @@ def share(_: click.Context, __: click.Parameter, value: str | None) -> float | N
 
 
 def _schemes(_: click.Context, __: click.Parameter, value: str | None) -> tuple[str, ...]:
-    return tuple(value.split(",")) if value else ()
+    if value is not None and not all(names := [name.strip() for name in value.split(",")]):
+        raise click.BadParameter("a scheme has no name; write them like w4a16-g32,w8a16")
+    return () if value is None else tuple(names)
 
 
 _SIZES = [
@@ -76,12 +78,18 @@ def given(context: click.Context, *names: str | None) -> list[str]:
     return [written[str(name)] for name in names if context.get_parameter_source(str(name)) is source]
 
 
+def _state(file: Path) -> tuple[int, int] | None:
+    """By what a file that grew is known."""
+    return (found := file.stat()).st_size and (found.st_mtime_ns, found.st_size) if file.is_file() else None
+
+
 @contextmanager
 def naming_the_journal(journal: Path) -> Iterator[None]:
     """Add to what ends a search early where the next one finds what was measured."""
+    before = _state(journal)
     try:
         yield
     except BaseException as error:
-        if journal.is_file():
+        if _state(journal) not in (None, before):
             error.add_note(f"What was measured so far is in {journal}; the same command goes on with it.")
         raise

@@ -101,10 +101,12 @@ def _read(
     name: str, group: Mapping[str, Any], place: Mapping[str, Any]
 ) -> tuple[NamePatterns, NamePatterns, int | None]:
     size, where = group.get("head_dim"), place.get("location")
-    if group.get("type") != "hadamard" or group.get("randomize") or where != "input":
+    other = group.get("type") != "hadamard" or group.get("randomize") or group.get("requires_grad")
+    if other or where != "input":
         raise FormatError(
             f"The group {name[:100]!r} of {TRANSFORM_CONFIG} has a transform of type {shown(group.get('type'))} at "
-            f"{shown(where)}; goldstick turns the inputs of layers by 'hadamard' without 'randomize' only."
+            f"{shown(where)}; goldstick turns the inputs of layers by 'hadamard' without 'randomize' and "
+            "'requires_grad' only."
         )
     if size is not None and (type(size) is not int or size < 1):
         raise FormatError(f"The group {name[:100]!r} of {TRANSFORM_CONFIG} has the head_dim {shown(size)}.")

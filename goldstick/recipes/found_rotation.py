@@ -31,13 +31,14 @@ class FoundRotation:
         """Plain data for the report; ``error`` is what :func:`rotate` gave."""
         plan = self.plan
         heads = {block.block: [head.output for head in block.heads] for block in plan.blocks if block.heads}
+        left = [name.removesuffix(".weight") for block in plan.blocks for name in block.inputs_left]
         return {
             "seed": self.stage.seed,
             "residual_channels": plan.width if plan.residual else 0,
             "blocks": [block.block for block in plan.blocks],
             "heads": heads,
             "inputs": {name.removesuffix(".weight"): size for name, size in plan.inputs.items()},
-            "inputs_left": [name for block in plan.blocks for name in block.inputs_left] if plan.inputs else [],
+            "inputs_left": left if plan.inputs else [],
             "untied": list(plan.unties),
             "error_with_a_block_of_each_kind": plan.error,
             "error_of_the_whole_model": error,

@@ -71,6 +71,8 @@ class ModelComparison:
         only_first: modules that only the first model ran.
         only_second: modules that only the second ran.
         not_compared: modules that both ran but whose outputs do not compare, with the reason.
+        rotated: whether the two were rotated differently: what lies within has other coordinates then, and the output
+            alone is judged.
     """
 
     first: str
@@ -81,11 +83,17 @@ class ModelComparison:
     only_first: tuple[str, ...] = ()
     only_second: tuple[str, ...] = ()
     not_compared: tuple[tuple[str, str], ...] = ()
+    rotated: bool = False
+
+    @property
+    def judged(self) -> tuple[ModuleDifference, ...]:
+        """The modules whose outputs are to be alike."""
+        return tuple(found for found in self.modules if not (self.rotated and found.name))
 
     @property
     def parting(self) -> ModuleDifference | None:
         """The first module to finish with an SQNR below the threshold, or None where the models never part."""
-        return next((found for found in self.modules if not found.sqnr_db >= self.threshold), None)
+        return next((found for found in self.judged if not found.sqnr_db >= self.threshold), None)
 
     @property
     def output(self) -> ModuleDifference | None:
@@ -95,16 +103,21 @@ class ModelComparison:
     @property
     def verdict(self) -> Literal["pass", "fail"]:
         """``pass`` where no module falls below the threshold."""
-        return "pass" if self.modules and self.parting is None else "fail"
+        return "pass" if self.judged and self.parting is None else "fail"
 
     @property
     def below(self) -> int:
         """How many modules fall below the threshold."""
-        return sum(not found.sqnr_db >= self.threshold for found in self.modules)
+        return sum(not found.sqnr_db >= self.threshold for found in self.judged)
 
     def parting_words(self) -> str:
         """Where the models part, in a sentence."""
         found = self.parting
+        if found is None and self.rotated:
+            return (
+                f"the models never part: their outputs do not fall below {self.threshold:g} dB; one was rotated, so "
+                "what lies within has other coordinates and is not judged"
+            )
         if found is None:
             return f"the models never part: no module falls below {self.threshold:g} dB"
         return f"the models part at {found.name or 'the output'}: {found.sqnr_db:.1f} dB, below {self.threshold:g} dB"

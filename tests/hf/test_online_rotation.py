@@ -211,3 +211,14 @@ def test_a_checkpoint_keeps_turning_when_it_is_exported_and_other_formats_refuse
 def test_a_checkpoint_that_turns_inputs_verifies(made: Made) -> None:
     _, directory = made("llama_gqa", "w4a16-g32", "compressed-tensors")
     assert verify_checkpoint(directory)["passed"]
+
+
+@pytest.mark.parametrize("scheme", ["w4a16-g32", "w8a8-dynamic"])
+def test_an_export_says_what_is_true_of_its_own_format(
+    scheme: str, made: Made, tmp_path: Path, proof_here: None
+) -> None:
+    for before, after in (("native", "compressed-tensors"), ("compressed-tensors", "native")):
+        _, directory = made("llama_gqa", scheme, before)
+        report = goldstick.export(directory, after, output=tmp_path / after).report
+        said = [one for one in report.warnings if "Layers turn their input at run time" in one]
+        assert len(said) == (1 if after == "compressed-tensors" else 0)

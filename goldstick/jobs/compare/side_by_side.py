@@ -14,7 +14,7 @@ from torch import Tensor
 from goldstick.core.counts import counted
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.rows import row_chunks
-from goldstick.errors import UsageError
+from goldstick.errors import DataError, UsageError
 from goldstick.evaluation.forward import embedding_rows
 from goldstick.hf.example_inputs import Inputs, fixed_inputs, give_inputs
 from goldstick.hf.streaming import StreamedModel
@@ -22,6 +22,7 @@ from goldstick.jobs.compare.lockstep import Finished, in_pairs, run_in_steps
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.recipes.recipe import Calibration
 from goldstick.report.model_comparison import PARTING_DB, ModelComparison, ModuleDifference
+from goldstick.report.report import Report
 
 
 def compare_models(
@@ -87,7 +88,17 @@ def compare_models(
         only_first=tuple(name for name in alone[0] if name not in problems),
         only_second=tuple(name for name in alone[1] if name not in problems),
         not_compared=tuple(problems.items()),
+        rotated=_rotation(first) != _rotation(second),
     )
+
+
+def _rotation(directory: Path) -> dict[str, Any]:
+    """By what the coordinates of a checkpoint's layers are told apart: its report's account of a rotation."""
+    try:
+        told = Report.read(directory).rotation
+    except DataError:  # none, or another tool's
+        return {}
+    return {name: told[name] for name in ("seed", "residual_channels", "blocks", "heads") if name in told}
 
 
 def _inputs(

@@ -37,6 +37,7 @@ from goldstick.jobs.export.exported import compare_layers, same_copies
 from goldstick.jobs.inspect.inspect import table_of
 from goldstick.jobs.inspect.stored_report import bytes_by_parameter, report_of_files
 from goldstick.jobs.load.front_matter import card_remarks, front_matter
+from goldstick.jobs.plan.choose_format import STORED_NATIVE, loader_remarks
 from goldstick.jobs.proof.observation import Observation
 from goldstick.jobs.proof.observe_streamed import observe_checkpoint
 from goldstick.jobs.proof.proof import ProofMethod
@@ -119,10 +120,20 @@ def export_checkpoint(
         report = _report(plan, made, found, content.base_model)
         timing = {"export_and_write": written - started, "prove": time.perf_counter() - written}
         notes = (*(note for note in (missing_tokenizer(directory),) if note), *card_remarks(directory))
-        report = dataclasses.replace(report, timing=timing, warnings=(*report.warnings, *notes))
+        report = dataclasses.replace(report, timing=timing, warnings=(*_told(plan, report.warnings), *notes))
         report.write(work)
     told_by_first(report.to_json())
     return Quantized(directory=output, report=report)
+
+
+def _told(plan: ExportPlan, before: Sequence[str]) -> list[str]:
+    """What the user should know of the result: without what is true of the source's format alone, and with its own."""
+    stored, model = plan.checkpoint.stored, plan.checkpoint.network.model
+    old, new = (
+        [*storage.remarks(stored.layers), *loader_remarks(storage, stored.layers, model)]
+        for storage in (stored.format, plan.format)
+    )
+    return [*new, *(one for one in before if one not in (*old, *new) and not one.startswith(STORED_NATIVE))]
 
 
 def _observed(directory: Path) -> tuple[Observation | None, str]:

@@ -13,6 +13,9 @@ from goldstick.hf.initialisers import initialisers_fail
 from goldstick.hf.model_in_memory import is_transformers
 from goldstick.hf.pruned import cuts_something
 
+#: How it is said that the result is not in the format that others read.
+STORED_NATIVE = f"Stored in the {FALLBACK} format, which only goldstick reads"
+
 
 def choose_format(wanted: str, layers: Sequence[StoredLayer], ties: dict[str, str]) -> tuple[StorageFormat, list[str]]:
     """The storage format for given layers, with what the user should know of it.
@@ -31,10 +34,7 @@ def choose_format(wanted: str, layers: Sequence[StoredLayer], ties: dict[str, st
         return storage, storage.remarks(layers)
     if wanted != "auto":
         raise FormatError(f"{refusal_words(storage, reasons)} Use --format {FALLBACK}, or change the recipe.")
-    return FORMATS[FALLBACK], [
-        f"Stored in the {FALLBACK} format, which only goldstick reads, because {PREFERRED} cannot hold it: "
-        f"{reasons[0]}."
-    ]
+    return FORMATS[FALLBACK], [f"{STORED_NATIVE}, because {PREFERRED} cannot hold it: {reasons[0]}."]
 
 
 def format_in_memory(

@@ -9,13 +9,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from torch import nn
+
 from goldstick.algorithms import Quantizer, Stage
 from goldstick.algorithms.gptq import GPTQ
 from goldstick.algorithms.rtn import RTN
 from goldstick.checkpoint.entries import specs_nbytes
 from goldstick.core.qtensor import scale_dtype
 from goldstick.core.scheme import Scheme
-from goldstick.errors import RecipeError
+from goldstick.errors import RecipeError, UsageError
+from goldstick.evaluation.measurable import require_causal
 from goldstick.formats import FORMATS
 from goldstick.formats.native import NATIVE
 from goldstick.jobs.plan.plan import Plan, make_plan
@@ -108,6 +111,17 @@ def _stage(stage: Quantizer, chosen: Mapping[str, str]) -> Quantizer:
     )
 
 
+def _require_tokens(model: nn.Module) -> None:
+    """Raise UsageError unless the model predicts the tokens of a text that goes on, by which losses are measured."""
+    try:
+        require_causal(model)
+    except UsageError as error:
+        raise UsageError(
+            f"A search measures what a causal language model predicts, and a {type(model).__name__} is none. Give its "
+            "layers their schemes by a recipe; 'goldstick sensitivity' says which layer needs how many bits."
+        ) from error
+
+
 def find_layers(
     directory: Path,
     runtime: Runtime,
@@ -139,6 +153,7 @@ def find_layers(
     names = tuple(dict.fromkeys((*(schemes or runtime.schemes), FLOAT)))
     parsed = {name: Scheme.parse(name) for name in names if name != FLOAT}
     plan = _whole_plan(directory, runtime, tuple(exclude))
+    _require_tokens(plan.network.model)
     by_site: dict[str, list[PlannedTensor]] = {}
     for tensor in plan.tensors:
         if tensor.stored is not None:
@@ -154,8 +169,11 @@ def find_layers(
             if len(known) == len(sizes):
                 nbytes[name] = sum(known)
         found.append(Group(sites=group, nbytes=dict(sorted(nbytes.items(), key=lambda item: item[1]))))
-    if all(len(group.nbytes) == 1 for group in found):
-        raise RecipeError(f"No layer of {directory} can become {', '.join(parsed)} in the format {runtime.format}.")
+    of_no_use = [name for name in parsed if not any(name in group.nbytes for group in found)]
+    if of_no_use and (schemes or len(of_no_use) == len(parsed)):
+        raise RecipeError(
+            f"No layer of {directory} can become {' or '.join(of_no_use)} in the format {runtime.format}."
+        )
     chosen = {tensor.name for tensors in by_site.values() for tensor in tensors}
     return Layers(
         directory=directory,

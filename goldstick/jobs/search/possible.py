@@ -113,7 +113,12 @@ def _file_bytes(layers: Layers, chosen: Sequence[str]) -> int:
 
 
 def refuse_size(layers: Layers, size: int) -> None:
-    """Refuse a size below the smallest that can be made; UsageError, which names that."""
+    """Refuse a size below the smallest that can be made, or at which nothing is rounded; UsageError, which names it."""
+    if size >= layers.source:
+        raise UsageError(
+            f"{size:,} bytes hold the model as it is ({layers.source:,} bytes, "
+            f"{8 * layers.source / layers.weights:.3g} bits a weight), so nothing would be rounded. Ask for less."
+        )
     least = smallest(layers)
     if size < least:
         raise UsageError(

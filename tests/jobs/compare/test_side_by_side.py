@@ -210,3 +210,20 @@ def test_the_command_prints_a_tree_writes_a_page_and_gives_json(source: Path, tm
     assert 'data-path="model.layers.1.self_attn.q_proj"' in page.read_text()
     machine = CliRunner().invoke(main, ["compare", str(source), str(source), "--json"])
     assert json.loads(machine.stdout)["parting"] is None
+
+
+def test_of_a_rotated_model_the_output_alone_is_judged(source: Path, tmp_path: Path, proof_here: None) -> None:
+    for name, stages in (("turned", [{"rotate": {}}]), ("online", [{"rotate": {"online": True}}])):
+        recipe = {"stages": [*stages, {"rtn": {"scheme": "w8a16"}}]}
+        goldstick.quantize(source, recipe, output=tmp_path / name)
+        found = compare_models(source, tmp_path / name)
+        assert found.rotated
+        assert any(module.sqnr_db < found.threshold for module in found.modules)
+        assert found.verdict == "pass" and found.below == 0
+        assert "one was rotated" in found.parting_words()
+    again = compare_models(tmp_path / "turned", tmp_path / "turned")
+    assert not again.rotated and again.verdict == "pass"
+    worse = changed(tmp_path / "turned", tmp_path / "worse", lambda tensors: tensors["lm_head.weight"].neg_())
+    broken = compare_models(source, worse)
+    assert broken.rotated and broken.verdict == "fail"
+    assert broken.parting is not None and not broken.parting.name

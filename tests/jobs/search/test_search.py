@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import goldstick
 from goldstick.cli import main
-from goldstick.errors import UsageError
+from goldstick.errors import RecipeError, UsageError
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.save import finish
@@ -29,6 +29,7 @@ from goldstick.jobs.search.weight_files import weight_file_bytes
 from goldstick.recipes.recipe import Calibration, Recipe
 from goldstick.structure.network import Network
 from tests.support.proofs import prove_here
+from tests.support.tiny_models import FAMILIES
 
 SCHEMES = ("w2a16-g32", "w4a16-g32", "w8a16-channel")
 
@@ -204,3 +205,31 @@ def test_other_checkpoints_are_judged_on_the_same_rows(source_with_text: Path, t
     assert itself["kl"] == pytest.approx(0.0, abs=1e-9) and itself["grown"] == pytest.approx(0.0, abs=1e-9)
     assert itself["bytes"] == files_of(source_with_text)
     assert found.record["whole"]["kl"] > 1e-9
+
+
+@pytest.mark.parametrize("family", ["t5", "bert", "vit"])
+def test_a_model_that_does_not_go_on_from_a_text_is_refused(family: str, text: Calibration, tmp_path: Path) -> None:
+    FAMILIES[family]().save_pretrained(tmp_path)
+    with pytest.raises(UsageError, match=r"what a causal language model predicts, and a \w+ is none"):
+        search_recipe(tmp_path, Target(bits=12.0), text=text, method="rtn", effort="fast")
+
+
+def test_a_size_that_holds_the_model_as_it_is_is_refused_at_once(source_with_text: Path, text: Calibration) -> None:
+    with pytest.raises(UsageError, match=r"hold the model as it is .* Ask for less"):
+        search_recipe(source_with_text, Target(bits=100.0), text=text)
+
+
+def test_a_scheme_that_fits_no_layer_is_named(source_with_text: Path, text: Calibration) -> None:
+    with pytest.raises(RecipeError, match="can become w8a8-dynamic in the format native"):
+        search_recipe(source_with_text, Target(bits=6.0), text=text, schemes=("w8a8-dynamic", "w4a16-g32"))
+
+
+def test_a_journal_of_another_search_is_not_offered(source_with_text: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "found.yaml"
+    (tmp_path / "found.journal.json").write_text("{}")
+    words = ["search", str(source_with_text), "-o", str(recipe), "--dataset", "x.txt"]
+    for more, says in ((["--size", "1KB", "--bits", "4"], "Ask for one thing"), (["--schemes", ""], "has no name")):
+        result = CliRunner().invoke(main, [*words, *more])
+        assert result.exit_code != 0
+        assert says in result.output
+        assert "goes on with it" not in result.output
