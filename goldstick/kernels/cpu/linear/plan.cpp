@@ -41,7 +41,9 @@ Plan plan_of(const LinearCall<T>& call, Isa isa, bool bytes) {
     const std::int64_t anew = wide ? kTile512 : small ? kInterleavedTokens8 : kInterleavedTokens;
     plan.few = call.tokens <= (plan.interleaved ? anew : in_rows);
     const bool few_wide = plan.few && wide && plan.interleaved;
-    plan.halved = few_wide && !small && call.tokens <= kHalvedTokens;
+    // A kernel of superblocks reads 8-bit inputs as low bytes, beside high ones that are 0.
+    const bool low_alone = call.rounding == Rounding::kInt8Group && plan.interleaved && call.interleaved->in_superblocks();
+    plan.halved = few_wide && (!small || low_alone) && call.tokens <= kHalvedTokens;
     plan.in_bytes = plan.halved || (bytes && small && isa != Isa::kScalar && (!plan.few || few_wide));
     plan.superblocks = plan.halved && call.interleaved->in_superblocks();
     plan.tile = plan.few ? 1 : kTile;
