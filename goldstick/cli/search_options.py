@@ -80,7 +80,10 @@ def given(context: click.Context, *names: str | None) -> list[str]:
 
 def _state(file: Path) -> tuple[int, int] | None:
     """By what a file that grew is known."""
-    return (found := file.stat()).st_size and (found.st_mtime_ns, found.st_size) if file.is_file() else None
+    if not file.is_file():
+        return None
+    found = file.stat()
+    return found.st_mtime_ns, found.st_size
 
 
 @contextmanager
