@@ -13,7 +13,6 @@ from goldstick.calibration.data.batches import as_batches
 from goldstick.calibration.device_memory import naming_full_devices
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.checkpoint.staging import check_output, refuse_overlap
-from goldstick.core.counts import counted
 from goldstick.core.processes import rank, told_by_first
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
@@ -42,7 +41,6 @@ from goldstick.jobs.save.result import Result, apply_recipe
 from goldstick.jobs.search.ask import search
 from goldstick.kernels.input_bits import refuse_fewer_bits
 from goldstick.kernels.input_bits import set_input_bits as set_input_bits
-from goldstick.nn.packed import PackedWeight
 from goldstick.planning import RecipeLike as RecipeLike
 from goldstick.planning import plan as plan
 from goldstick.recipes.needs_data import needs_data
@@ -81,7 +79,7 @@ def apply(
         DataError: ``data`` holds what is no batch; the message names the item.
         SourceError: The model is in float64, in which no quantized layer runs.
         QuantizationError: A weight is not finite.
-        UsageError: The model is quantized already, or :func:`set_input_bits` has let inputs be rounded to 8 bits.
+        UsageError: :func:`set_input_bits` has let inputs be rounded to 8 bits.
         TrainingError: A training diverged, or its checkpoint is of another.
     """
     if not isinstance(model, nn.Module):
@@ -90,11 +88,6 @@ def apply(
             "its directory with goldstick.quantize(directory, recipe, output=…)."
         )
     refuse_fewer_bits()
-    if packed := [name for name, module in model.named_modules() if isinstance(module, PackedWeight)]:
-        raise UsageError(
-            f"{packed[0] or 'The model'} is quantized already ({counted(len(packed), 'layer')}), and apply takes "
-            "a float model. goldstick.quantize(directory, …) takes quantized checkpoints, too."
-        )
     loaded = Recipe.load(recipe)
     if data is not None and not needs_data(loaded.stages):
         raise UsageError("None of the recipe's algorithms looks at data; leave out data=.")

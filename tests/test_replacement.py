@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -171,9 +172,11 @@ def test_a_model_that_torch_does_not_copy_is_named_with_the_way_out() -> None:
     torch.testing.assert_close(goldstick.apply(model, "rtn-w8a16", inplace=True).model(x), before, rtol=0.02, atol=0.02)
 
 
-def test_a_model_that_is_quantized_already_is_refused_with_the_way_out() -> None:
+def test_what_was_quantized_before_is_not_saved_as_if_it_were_float(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 16))
     some = goldstick.apply(model, {"stages": [{"rtn": {"scheme": "w8a16", "targets": {"include": ["0"]}}}]}).model
-    for recipe in ("rtn-w8a16", "rtn-w4a16-g16"):
-        with pytest.raises(UsageError, match=r"0 is quantized already \(1 layer\), .* goldstick.quantize\(directory"):
-            goldstick.apply(some, recipe)
+    result = goldstick.apply(some, "rtn-w8a16")
+    assert all(isinstance(layer, PackedWeight) for layer in result.model.children())
+    with pytest.raises(UsageError, match=r"0 was quantized before \(1 layer\), .* goldstick.quantize\(directory"):
+        result.save(tmp_path / "out")
+    assert not (tmp_path / "out").exists()

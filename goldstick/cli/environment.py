@@ -9,7 +9,7 @@ from goldstick.errors import UsageError
 
 #: Variable → what it can be. The last two are of OpenMP: a number of threads, or one for each level of nesting.
 _CHOICES = {
-    "GOLDSTICK_BACKEND": ("cpu-integer", "cpu", "cpu-float", "reference", "scaled-mm", "triton"),
+    "GOLDSTICK_BACKEND": ("cpu-integer", "cpu", "cpu-float", "triton", "reference", "scaled-mm"),
     "GOLDSTICK_ISA": ("amx", "avx512", "avx2", "scalar"),
 }
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")

@@ -20,12 +20,14 @@ from goldstick.calibration.validation import calibration_warnings
 from goldstick.checkpoint.shards import write_entries
 from goldstick.checkpoint.sidecars import sidecars_of
 from goldstick.checkpoint.staging import refuse_overlap, staged
+from goldstick.core.counts import counted
 from goldstick.core.edits import FoldNorm, Prune
 from goldstick.core.error import WeightError
 from goldstick.core.notices import UnrecognisedWarning
 from goldstick.core.processes import rank
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.references import copy_of, left_behind, parameters_of
+from goldstick.errors import UsageError
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import given_inputs, inputs_for
 from goldstick.hf.model_in_memory import config_of, ignored, is_transformers, names_of
@@ -47,6 +49,7 @@ from goldstick.jobs.save.pieces import (
 )
 from goldstick.jobs.save.records import environment, layer_records, shapes_of
 from goldstick.jobs.save.structure import structure_of
+from goldstick.nn.packed import PackedWeight
 from goldstick.recipes import Recipe
 from goldstick.recipes.found_rotation import find_rotation, turn_quantized
 from goldstick.recipes.measured import resolve_recipe
@@ -77,6 +80,7 @@ class Result:
     _errors: Mapping[str, WeightError]
     _cuts: Sequence[Prune] = ()
     _folds: Sequence[FoldNorm] = ()
+    _packed_before: Sequence[str] = ()
 
     def save(self, directory: str | Path, *, overwrite: bool = False, progress: Progress = quiet) -> Path:
         """Write the model as a checkpoint, read it back in a fresh process, and compare.
@@ -88,8 +92,14 @@ class Result:
         Raises:
             OutputError: The directory exists or cannot be written.
             FormatError: The recipe's format cannot hold the result.
+            UsageError: Layers were quantized before, of which this result knows nothing.
             CheckpointError: What was read back is not what was written.
         """
+        if self._packed_before:
+            raise UsageError(
+                f"{self._packed_before[0]} was quantized before ({counted(len(self._packed_before), 'layer')}), and "
+                "this result knows nothing of how. goldstick.quantize(directory, …) takes quantized checkpoints."
+            )
         if rank() == 0:
             self._write(Path(directory), overwrite, progress)
         return Path(directory)
@@ -146,6 +156,7 @@ def apply_recipe(
     if is_transformers(model):
         refuse_rewriting(recipe.stages, f"the transformers model {type(model).__name__}")
     before_rewriting = model
+    packed = [name for name, module in model.named_modules() if isinstance(module, PackedWeight)]
     model, folds = rewrite(model, recipe.stages, _a_batch(model, batches), inplace=inplace)
     inplace = inplace or model is not before_rewriting
     original = Network(model)
@@ -199,6 +210,7 @@ def apply_recipe(
         _errors=errors,
         _cuts=whole.cuts,
         _folds=folds,
+        _packed_before=packed,
     )
 
 
