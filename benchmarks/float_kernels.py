@@ -13,7 +13,6 @@ or ``--out``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -23,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.kernels import PAUSE, Call, Clock, copies, goldstick_kernel, in_turn, reading_alike
+from benchmarks.kernels import PAUSE, Call, Clock, copies, goldstick_kernel, in_turn, reading_alike, timing_options
 from goldstick.core.bitpack import pack_rows
 from goldstick.core.element import ELEMENTS
 from goldstick.jobs.bench.stopwatch import beyond_caches
@@ -129,18 +128,7 @@ def measure(rows: int, columns: int, tokens: list[int], seconds: float, clock: C
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", default=["4096x4096"], help="rows × columns")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 128])
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="processor: of one thread")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results")
-    options = parser.parse_args()
-    if options.clock == "processor" and options.threads != 1:
-        parser.error("the processor time is that of the calling thread: give --threads 1 with it")
-    torch.set_num_threads(options.threads)
-    clock = time.thread_time if options.clock == "processor" else time.perf_counter
+    options, clock = timing_options(__doc__, shapes=["4096x4096"], tokens=[1, 16, 128], seconds=2.0, results=RESULTS)
     best, shapes = _C.isa(), {}
     for shape in options.shapes:
         rows, columns = (int(size) for size in shape.split("x"))

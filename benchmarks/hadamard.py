@@ -11,17 +11,15 @@ turn; ratios are medians of pairs. Writes ``benchmarks/results/hadamard.json``, 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
 
 from benchmarks.float_kernels import Row, paired, summary
-from benchmarks.kernels import Clock, goldstick_kernel
+from benchmarks.kernels import Clock, goldstick_kernel, timing_options
 from goldstick.core.input_rotation import plain_transform, transform_size
 from goldstick.jobs.save.records import environment
 from goldstick.kernels.cpu import _C
@@ -52,18 +50,9 @@ def measure(rows: int, columns: int, tokens: list[int], seconds: float, clock: C
 
 def main() -> None:
     """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", default=["4096x11008", "4096x16384"], help="rows × columns")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 16, 128])
-    parser.add_argument("--seconds", type=float, default=1.0)
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="processor: of one thread")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results")
-    options = parser.parse_args()
-    if options.clock == "processor" and options.threads != 1:
-        parser.error("the processor time is that of the calling thread: give --threads 1 with it")
-    torch.set_num_threads(options.threads)
-    clock = time.thread_time if options.clock == "processor" else time.perf_counter
+    options, clock = timing_options(
+        __doc__, shapes=["4096x11008", "4096x16384"], tokens=[1, 16, 128], seconds=1.0, results=RESULTS
+    )
     shapes: dict[str, list[Row]] = {}
     for shape in options.shapes:
         rows, columns = (int(size) for size in shape.split("x"))

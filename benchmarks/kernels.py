@@ -277,20 +277,29 @@ def measure(
     return result
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--shapes", nargs="+", default=["11008x4096", "4096x4096"], help="rows × columns")
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16, 64, 512])
-    parser.add_argument("--seconds", type=float, default=4.0)
+def timing_options(
+    about: str | None, *, shapes: list[str], tokens: list[int], seconds: float, results: Path
+) -> tuple[argparse.Namespace, Clock]:
+    """What a benchmark of kernels is asked for, with these defaults, and its clock; torch takes the threads."""
+    parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
+    parser.add_argument("--shapes", nargs="+", default=shapes, help="rows × columns")
+    parser.add_argument("--tokens", type=int, nargs="+", default=tokens)
+    parser.add_argument("--seconds", type=float, default=seconds)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--clock", choices=["wall", "processor"], default="wall", help="processor: of one thread")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the file of results")
+    parser.add_argument("--out", type=Path, default=results, help="the file of results")
     options = parser.parse_args()
     if options.clock == "processor" and options.threads != 1:
         parser.error("the processor time is that of the calling thread: give --threads 1 with it")
-    clock = time.thread_time if options.clock == "processor" else time.perf_counter
     torch.set_num_threads(options.threads)
+    return options, time.thread_time if options.clock == "processor" else time.perf_counter
+
+
+def main() -> None:
+    """Measure, print, write."""
+    options, clock = timing_options(
+        __doc__, shapes=["11008x4096", "4096x4096"], tokens=[1, 4, 16, 64, 512], seconds=4.0, results=RESULTS
+    )
     warnings.filterwarnings("ignore", category=UserWarning, module="torch")
     shapes = {}
     for shape in options.shapes:

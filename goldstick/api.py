@@ -191,6 +191,7 @@ def export(
         SourceError: The directory is no quantized checkpoint of a transformers model.
         CheckpointError: What was written and read back is not what it should be.
     """
+    refuse_fewer_bits()
     if format not in FORMATS and format not in GRAPHS:
         raise UsageError(f"There is no format {format!r}. There are {', '.join([*FORMATS, *GRAPHS])}.")
     with checkpoint_directory(find_model(directory)) as found:

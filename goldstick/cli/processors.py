@@ -45,7 +45,6 @@ def echo_input_bits() -> None:
 
 def input_bits_record() -> dict[str, int]:
     """The same for JSON: ``input_bits``, or nothing."""
-    from goldstick.kernels.input_bits import INPUT_BITS as KNOWN
-    from goldstick.kernels.input_bits import input_bits
+    from goldstick.kernels.input_bits import fewer_bits
 
-    return {} if (bits := input_bits()) == KNOWN[0] else {"input_bits": bits}
+    return {"input_bits": bits} if (bits := fewer_bits()) else {}

@@ -35,11 +35,16 @@ def input_bits() -> int:
     return _chosen
 
 
+def fewer_bits() -> int | None:
+    """The same, where it is fewer than a process begins with: what records and keys of results are told."""
+    return None if _chosen == INPUT_BITS[0] else _chosen
+
+
 def refuse_fewer_bits() -> None:
-    """Raise UsageError where decisions would be made by inputs of 8 bits."""
-    if _chosen != INPUT_BITS[0]:
+    """Raise UsageError where decisions, or proofs in other processes, would be made by inputs of 8 bits."""
+    if fewer_bits() is not None:
         raise UsageError(
-            f"Inputs are rounded to {_chosen} bits in this process, by which nothing is quantized: call "
+            f"Inputs are rounded to {_chosen} bits in this process, by which nothing is quantized or proven: call "
             f"goldstick.set_input_bits({INPUT_BITS[0]}) before."
         )
 

@@ -111,4 +111,5 @@ JSON = st.recursive(
 def test_any_json_is_read_or_refused(told: object, apply: object, size: object) -> None:
     for config in (told, {"config_groups": told}, {"config_groups": {"a": group(apply=apply, head_dim=size)}}):
         with suppress(GoldstickError):
-            InputTransforms({TRANSFORM_CONFIG: config}).size(DOWN[0], 512)
+            size = InputTransforms({TRANSFORM_CONFIG: config}).size(DOWN[0], 512)
+            assert type(size) is int and (size == 0 or 512 % size == 0)

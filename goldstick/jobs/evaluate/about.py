@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.errors import DataError
-from goldstick.kernels.input_bits import INPUT_BITS, input_bits
+from goldstick.kernels.input_bits import fewer_bits
 from goldstick.report.file_names import FILE_NAME
 from goldstick.report.report import Report
 
@@ -26,7 +26,7 @@ def about_model(name: str, directory: Path) -> dict[str, Any]:
         "name": name,
         "bytes": sum(path.stat().st_size for path in sorted(directory.glob("*.safetensors"))),
     }
-    if (bits := input_bits()) != INPUT_BITS[0]:
+    if bits := fewer_bits():
         found["input_bits"] = bits
     if (directory / FILE_NAME).is_file():
         try:

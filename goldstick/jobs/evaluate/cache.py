@@ -20,7 +20,7 @@ from goldstick.evaluation.evaluate import Evaluation
 from goldstick.evaluation.find_tasks import find_tasks
 from goldstick.evaluation.protocol import Task, TaskResult
 from goldstick.jobs.evaluate.fingerprint import task_fingerprint
-from goldstick.kernels.input_bits import INPUT_BITS, input_bits
+from goldstick.kernels.input_bits import fewer_bits
 
 #: Names a directory for the cache; without it, it lies where the user's programs keep such files.
 DIRECTORY_VARIABLE = "GOLDSTICK_CACHE"
@@ -110,7 +110,7 @@ def _digest(model: str, task: Task, data: DataSource, limit: int | None) -> str 
     if found is None:
         return None
     versions = [version(name) for name in ("torch", "transformers")] + [_own_version()]
-    if (bits := input_bits()) != INPUT_BITS[0]:
+    if bits := fewer_bits():
         versions.append(f"inputs of {bits} bits")
     return hashlib.sha256(repr((model, found, limit, versions)).encode()).hexdigest()
 

@@ -49,6 +49,7 @@ from goldstick.jobs.save.pieces import (
 )
 from goldstick.jobs.save.records import environment, layer_records, shapes_of
 from goldstick.jobs.save.structure import structure_of
+from goldstick.kernels.input_bits import refuse_fewer_bits
 from goldstick.nn.packed import PackedWeight
 from goldstick.recipes import Recipe
 from goldstick.recipes.found_rotation import find_rotation, turn_quantized
@@ -92,9 +93,11 @@ class Result:
         Raises:
             OutputError: The directory exists or cannot be written.
             FormatError: The recipe's format cannot hold the result.
-            UsageError: Layers were quantized before, of which this result knows nothing.
+            UsageError: Layers were quantized before, of which this result knows nothing; or inputs are rounded to 8
+                bits, which the process that proves the checkpoint does not.
             CheckpointError: What was read back is not what was written.
         """
+        refuse_fewer_bits()
         if self._packed_before:
             raise UsageError(
                 f"{self._packed_before[0]} was quantized before ({counted(len(self._packed_before), 'layer')}), and "

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.kernels import cpu
+from goldstick.kernels.input_bits import grouped_rounding
 from goldstick.kernels.prepared import versions
 from goldstick.nn.fused.block_chain import BlockChain, BlockState
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward
@@ -53,6 +54,7 @@ class FusedDecodeBlock:
 
     def _forget(self, _: object = None) -> None:
         self._block: Any = None
+        self._rounding = ""  # of inputs, as it was prepared
         self._shape = (0, 0, 0)  # width, heads of the cache and their channels
         # Each tensor that the block reads: who holds it, by which name, which it is, and its address where it is read.
         self._tensors: list[tuple[dict[str, Any], str, Callable[[], Tensor | None], int | None]] = []
@@ -154,9 +156,14 @@ class FusedDecodeBlock:
 
     def _prepared(self, dtype: torch.dtype) -> Any:
         """The block in C++, or ``None`` where its layers do not run there, or gradients are wanted."""
-        learning = torch.is_grad_enabled()
-        if self._block is None or not cpu._C.tensors_unchanged(self._tensors, self._copied, learning):
+        learning, rounding = torch.is_grad_enabled(), grouped_rounding()
+        if (
+            self._block is None
+            or rounding != self._rounding
+            or not cpu._C.tensors_unchanged(self._tensors, self._copied, learning)
+        ):
             self._prepare()
+            self._rounding = rounding
             if self._block is None or not cpu._C.tensors_unchanged(self._tensors, self._copied, learning):
                 return None
         return self._block if self.norms[0].module._parameters["weight"].dtype is dtype else None  # type: ignore[union-attr]
