@@ -9,6 +9,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from goldstick.errors import RecipeError
+
 Scope = Literal["layer", "global"]
 #: Name of a group → the units that go.
 Choice = dict[str, list[int]]
@@ -97,6 +99,27 @@ def to_share(
         else:
             low = middle + 1
     return lowest(scores, low / total, scope, steps)
+
+
+def fewest(scores: Mapping[str, Tensor], keep: Mapping[str, int]) -> Choice:
+    """The units of the lowest scores, so that given numbers are left; of groups that are not named none goes.
+
+    Args:
+        scores: Name of a group → scores [units].
+        keep: Name of a group → how many units it keeps.
+
+    Raises:
+        RecipeError: There is no such group, or it has fewer.
+    """
+    for name, number in keep.items():
+        if name not in scores:
+            raise RecipeError(
+                f"scop is to keep {number} channels of {name}, and no channels of that name can be cut. Those that "
+                f"can: {', '.join(scores) or 'none'}."
+            )
+        if number > len(scores[name]):
+            raise RecipeError(f"scop is to keep {number} channels of {name}, which has {len(scores[name])}.")
+    return {name: _order(values)[: len(values) - keep.get(name, len(values))] for name, values in scores.items()}
 
 
 def _order(values: Tensor) -> list[int]:

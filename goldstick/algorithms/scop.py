@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from goldstick.algorithms.channel_choice import Choice, Scope, lowest, to_share
+from goldstick.algorithms.channel_choice import Choice, Scope, fewest, lowest, to_share
 from goldstick.algorithms.stage import DataRequirement, NetworkRun, NetworkStage
 from goldstick.core.layout import Layout
 from goldstick.core.training import TrainingOptions
@@ -32,13 +32,15 @@ class SCOP(NetworkStage):
         rate: Share of the channels that goes; ``None`` where ``parameters`` or ``macs`` say how much.
         parameters: Share of all parameters that may be left, instead of ``rate``.
         macs: Share of the multiplications of one forward that may be left, instead of ``rate``.
+        keep: How many channels each layer keeps, path → number, instead of ``rate``; layers not named keep all.
         scope: Whether the same share goes of each ``layer``, or the lowest scores of the network (``global``).
         multiple: What a layer reads of channels that may go stays a multiple of this, or whole, so that the group size
             of a later stage divides it.
         knockoffs: ``shuffle``: another sample of the batch; ``gaussian``: second-order knockoffs of the inputs (arXiv
             1610.02351); ``given``: by the function ``knockoffs`` of the task.
-        criterion: ``knockoffs`` is SCOP. To compare with, and without training: the ``magnitude`` |γ| of the batch
-            norm or, without one, the norm of the weights that read the channel; or ``random``.
+        criterion: ``knockoffs`` is SCOP. Without training: ``taylor``, by how much the loss of the data changes to
+            first order without the channel, E[(∂L/∂m)²], m its mask (arXiv 1906.10771); the ``magnitude`` |γ| of the
+            batch norm or, without one, the norm of the weights that read the channel; or ``random``.
         training: How long and how fast the gates learn.
         ends: Whether channels of the first layer may go, too.
     """
@@ -53,10 +55,11 @@ class SCOP(NetworkStage):
     rate: float | None = 0.45
     parameters: float | None = None
     macs: float | None = None
+    keep: Mapping[str, int] = field(default_factory=dict)
     scope: Scope = "layer"
     multiple: int = 1
     knockoffs: Literal["shuffle", "gaussian", "given"] = "shuffle"
-    criterion: Literal["knockoffs", "magnitude", "random"] = "knockoffs"
+    criterion: Literal["knockoffs", "taylor", "magnitude", "random"] = "knockoffs"
     training: TrainingOptions = field(
         default_factory=lambda: TrainingOptions(rate=4e-3, betas=(0.5, 0.9), schedule="constant", norm_batches=0)
     )
@@ -65,8 +68,10 @@ class SCOP(NetworkStage):
     def __post_init__(self) -> None:
         shares = (self.parameters, self.macs)
         given = [value for value in shares if value is not None]
-        if len(given) > 1 or (not given and self.rate is None):
-            raise RecipeError("scop needs one of rate, parameters and macs.")
+        if len(given) + bool(self.keep) > 1 or (not given and not self.keep and self.rate is None):
+            raise RecipeError("scop needs one of rate, parameters, macs and keep.")
+        if any(number < 1 for number in self.keep.values()):
+            raise RecipeError(f"scop's keep is a number of channels for each layer, 1 or more, not {dict(self.keep)}.")
         if any(not 0 < value <= 1 for value in given) or (self.rate is not None and not 0 <= self.rate < 1):
             raise RecipeError(
                 "scop's rate is the share of channels that goes, from 0 to below 1; parameters and macs are shares "
@@ -112,6 +117,8 @@ class SCOP(NetworkStage):
             left_of: Units that go → the shares of ``parameters`` and ``macs`` that are left.
             steps: Name of a group → a multiple of so many units stay.
         """
+        if self.keep:
+            return fewest(scores, self.keep)
         if self.parameters is not None:
             return to_share(scores, self.parameters, self.scope, lambda choice: left_of(choice)["parameters"], steps)
         if self.macs is not None:

@@ -21,6 +21,7 @@ from goldstick.core.edits import Prune
 from goldstick.core.progress import Progress
 from goldstick.errors import DataError, RecipeError, StructureError
 from goldstick.recipes.channel_scores import comparable, magnitude
+from goldstick.recipes.taylor_scores import taylor_scores
 from goldstick.structure.calls import first_call
 from goldstick.structure.network import Network
 from goldstick.structure.pruning.costs import costs_of
@@ -138,6 +139,8 @@ def _scores(
     if stage.criterion == "magnitude":
         strengths = comparable([magnitude(network, group) for group in groups], groups)
         return {group.name: values for group, values in zip(groups, strengths, strict=True)}, None, {}
+    if stage.criterion == "taylor":
+        return taylor_scores(network.model, groups, task), None, {}
     knockoffs = _knockoffs(network.model, stage, task)
     real = next((tensor for tensor in tensors_in(whole) if tensor.is_floating_point() and tensor.ndim > 1), None)
     if samples_in(whole) < 2 and (real is None or takes_others(knockoffs)):

@@ -286,13 +286,60 @@ def test_a_multiple_leaves_what_a_group_size_divides() -> None:
         widths(1)
 
 
-@pytest.mark.parametrize("criterion", ["knockoffs", "magnitude", "random"])
+@pytest.mark.parametrize("criterion", ["knockoffs", "taylor", "magnitude", "random"])
 @pytest.mark.parametrize("kind", ["parameters", "macs"])
 def test_a_share_to_be_left_is_met_and_not_by_much_more(learned: TinyResidual, criterion: str, kind: str) -> None:
     task = TrainingTask(batches=batches(2))
     chosen = {"rate": None, kind: 0.6, "scope": "global", "ends": True}
     (pruning,) = pruned(learned, task=task, criterion=criterion, **chosen).report.pruning
     assert 0.45 < pruning[kind][1] / pruning[kind][0] <= 0.6
+
+
+def test_taylor_scores_are_the_squared_change_of_the_loss_to_first_order() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Concatenation().double()
+    data = [(images.double(), classes) for images, classes in batches(2)]
+    (pruning,) = pruned(model, criterion="taylor", keep={"left": 2}, task=TrainingTask(batches=data)).report.pruning
+    found = {layer["name"]: layer["scores"] for layer in pruning["layers"]}
+    step = 1e-5
+    for path, first in (("left", 0), ("right", 4)):  # which ``both`` reads side by side
+        for unit, score in enumerate(found[path]):
+            slopes = []
+            for images, classes in data:
+                losses = []
+                for change in (1 + step, 1 - step):
+                    scaled = copy.deepcopy(model)
+                    with torch.no_grad():
+                        scaled.both.weight[:, first + unit] *= change
+                        losses.append(nn.functional.cross_entropy(scaled(images), classes))
+                slopes.append(float(losses[0] - losses[1]) / (2 * step))
+            assert score == pytest.approx(sum(slope**2 for slope in slopes) / 2, rel=1e-3, abs=1e-9)
+    assert {layer["name"]: layer["kept"] for layer in pruning["layers"]} == {"left": 2, "right": 6, "both": 8}
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    gone = next(layer["dropped"] for layer in pruning["layers"] if layer["name"] == "left")
+    assert gone == sorted(sorted(range(4), key=found["left"].__getitem__)[:2])
+
+
+@pytest.mark.parametrize(
+    ("keep", "words"),
+    [
+        ({"nowhere": 2}, "no channels of that name can be cut. Those that can: left, right, both"),
+        ({"left": 5}, "5 channels of left, which has 4"),
+        ({"left": 0}, "1 or more"),
+    ],
+)
+def test_numbers_to_keep_that_cannot_be_are_refused(keep: dict[str, int], words: str) -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = Concatenation()
+    with pytest.raises(RecipeError, match=words):
+        pruned(model, criterion="magnitude", keep=keep, task=TrainingTask(batches=batches(2)))
+
+
+def test_numbers_to_keep_stand_in_the_place_of_a_share() -> None:
+    with pytest.raises(RecipeError, match="one of rate, parameters, macs and keep"):
+        goldstick.Recipe.load({"stages": [{"scop": {"keep": {"a": 1}, "macs": 0.5}}]})
 
 
 def test_equal_runs_cut_the_same(learned: TinyResidual) -> None:
