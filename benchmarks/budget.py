@@ -24,7 +24,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -118,7 +118,9 @@ def sizes(subject: Subject, folder: Path, _: int, done: Set[str]) -> Iterator[tu
 def uniform(subject: Subject, folder: Path, _: int, done: Set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     """KL of the recipe found at each size, and of the best scheme for all in about as many bytes."""
     weights = weights_of(subject)
-    known = {scheme: one_scheme(scheme) for scheme in UNIFORM}
+    model: Any = load_float(subject.directory)
+    heads = () if model.config.tie_word_embeddings else ("@head",)
+    known = {scheme: one_scheme(scheme, heads) for scheme in UNIFORM}
     nbytes = {scheme: weight_file_bytes(make_plan(subject.directory, recipe)) for scheme, recipe in known.items()}
     measured: dict[str, float] = {}
     for bits in [bits for bits in COMPARED if str(bits) not in done]:
@@ -140,12 +142,15 @@ def uniform(subject: Subject, folder: Path, _: int, done: Set[str]) -> Iterator[
         }  # fmt: skip
 
 
-def one_scheme(scheme: str) -> Recipe:
+def one_scheme(scheme: str, heads: Sequence[str] = ()) -> Recipe:
     """Every linear layer by GPTQ and the embedding to nearest, as a search's recipe has them, all to one scheme."""
     options = {"scheme": scheme, "range_search": "mse", "group_size_mismatch": "channel", "tie": "keep"}
     return Recipe.load(
         {
-            "stages": [{"gptq": options}, {"rtn": {**options, "targets": {"include": ["@embedding"]}}}],
+            "stages": [
+                {"gptq": {**options, "targets": {"include": ["*", *heads]}}},
+                {"rtn": {**options, "targets": {"include": ["@embedding"]}}},
+            ],
             "export": {"format": "native"},
         }
     )

@@ -47,6 +47,8 @@ _CANDIDATES = [
 _WAYS = [
     click.option("--method", type=click.Choice(["rtn", "gptq"]), default="gptq", show_default=True,
                  help="How layers are rounded that a search chose schemes for."),
+    click.option("--prune", is_flag=True,
+                 help="Let layers lose channels, too, where that loses less than fewer bits; with a size."),
     click.option("--held-out", metavar="PATH|NAME", help="The text of the rows that judge a search; else --dataset's."),
     click.option("--held-out-rows", type=click.IntRange(2), default=32, show_default=True, help="Rows that judge."),
 ]  # fmt: skip
@@ -68,7 +70,7 @@ SEARCH_OPTIONS = _decorator([*_SIZES, *_LOSSES, *_CANDIDATES, *_WAYS])
 #: What of them says what is asked for.
 TARGETS = ("size", "bits", "share", "max_loss")
 #: Names of all of them but ``--for``, which says something of a recipe that is given, too.
-NAMES = (*TARGETS, "metric", "schemes", "method", "effort", "held_out", "held_out_rows")
+NAMES = (*TARGETS, "metric", "schemes", "method", "prune", "effort", "held_out", "held_out_rows")
 
 
 def given(context: click.Context, *names: str | None) -> list[str]:

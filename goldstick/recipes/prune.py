@@ -140,7 +140,8 @@ def _scores(
         strengths = comparable([magnitude(network, group) for group in groups], groups)
         return {group.name: values for group, values in zip(groups, strengths, strict=True)}, None, {}
     if stage.criterion == "taylor":
-        return taylor_scores(network.model, groups, task), None, {}
+        with seeded(stage.training.seed, network.model):  # which draws the order of the data
+            return taylor_scores(network.model, groups, task), None, {}
     knockoffs = _knockoffs(network.model, stage, task)
     real = next((tensor for tensor in tensors_in(whole) if tensor.is_floating_point() and tensor.ndim > 1), None)
     if samples_in(whole) < 2 and (real is None or takes_others(knockoffs)):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from goldstick.structure.pruning.channel_masking import channel_axis
 from goldstick.structure.pruning.prunable import Prunable
+from goldstick.structure.pruning.reading_masks import reading_masks
 from goldstick.structure.trace import evaluating
 from goldstick.training.task import TrainingTask, on_device
 
@@ -36,8 +34,7 @@ def taylor_scores(model: nn.Module, groups: Sequence[Prunable], task: TrainingTa
     batches = 0
     with evaluating(model), _without_gradients(model), ExitStack() as stack:
         for group in groups:
-            for hook in _masks(model, group, masks[group.name]):
-                stack.callback(hook.remove)
+            stack.enter_context(reading_masks(model, group, masks[group.name]))
         for batches, batch in enumerate(task.epoch(0), start=1):  # noqa: B007  counts them
             with torch.enable_grad():
                 loss = task.loss(model, on_device(batch, device))
@@ -46,21 +43,6 @@ def taylor_scores(model: nn.Module, groups: Sequence[Prunable], task: TrainingTa
                 if gradient is not None:
                     total += gradient[:-1].double().cpu().square()
     return {name: total / max(batches, 1) for name, total in sums.items()}
-
-
-def _masks(model: nn.Module, group: Prunable, mask: Tensor) -> Iterator[Any]:
-    """Hooks that multiply what layers read of a group by its mask, whose last number is that of channels of no unit."""
-    for member in group.members:
-        if member.side == "input":
-            layer, owners = model.get_submodule(member.module), torch.tensor(member.units, device=mask.device)
-            yield layer.register_forward_pre_hook(partial(_masked, mask, owners))
-
-
-def _masked(mask: Tensor, owners: Tensor, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    values, *others = args
-    axis = channel_axis(layer, values) % values.ndim
-    shape = [-1 if index == axis else 1 for index in range(values.ndim)]
-    return values * mask[owners].to(values.dtype).reshape(shape), *others
 
 
 @contextmanager

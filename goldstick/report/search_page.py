@@ -14,7 +14,7 @@ from goldstick.core.json_files import write_atomically
 from goldstick.errors import UsageError
 from goldstick.report.file_names import SEARCH_PAGE
 from goldstick.report.page import render
-from goldstick.report.search_words import scheme_order, search_figures, searched_rows, short_names
+from goldstick.report.search_words import channel_words, scheme_order, search_figures, searched_rows, short_names
 
 #: Beside ``report.html`` where a recipe was found by a search.
 
@@ -59,6 +59,7 @@ def render_search(record: Mapping[str, Any]) -> str:
         figures=search_figures(record),
         record=record,
         rows=searched_rows(record),
+        channels=channel_words(record["pruning"]) if record.get("pruning") else "",
         measured=any(one["measured"] and one["second"] for group in record["groups"] for one in group["candidates"]),
         tasks=any((point.get("grown") or 0) > 0 for point in record["front"]),
         data=Markup(json.dumps(shown).replace("<", "\\u003c")),  # no end of a script in it

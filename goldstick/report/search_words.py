@@ -27,6 +27,8 @@ def search_pairs(record: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{counted(whole['rows'], 'held-out row')}, {record['rounded']}",
         ),
     ]
+    if pruning := record.get("pruning"):
+        lines.append(("channels", channel_words(pruning)))
     if rival := record.get("rival"):
         lines.append(
             (
@@ -39,6 +41,24 @@ def search_pairs(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         for one in record.get("beside", ())
     ]
     return lines
+
+
+def channel_words(pruning: Mapping[str, Any]) -> str:
+    """Which layers lose channels, and what whole layers lose in as many bytes."""
+    whole, pruned = pruning["whole_model"], pruning["pruned"]
+    fewer = [one for one in pruning["channels"] if one["kept"] < one["units"]]
+    if fewer:
+        counts = ", ".join(f"{one['kept']} of {one['units']}" for one in fewer)
+        return (
+            f"{counted(len(fewer), 'layer')} keep {counts}; once rounded, KL {pruned['kl']:.4g} where whole layers "
+            f"have {whole['kl']:.4g} in {format_bytes(whole['bytes'])}, on the rows that choices were judged on"
+        )
+    if pruned is None:
+        return "none goes: fewer bits lose less everywhere"
+    return (
+        f"none goes: once rounded, KL {whole['kl']:.4g}, and {pruned['kl']:.4g} without some, on the rows that choices "
+        "were judged on"
+    )
 
 
 def search_figures(record: Mapping[str, Any]) -> list[tuple[str, str, str]]:

@@ -13,8 +13,8 @@ from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
 from goldstick.errors import GoldstickError
 from goldstick.jobs.load.find_model import REFERENCE, check_model, data_directory, find_model
+from goldstick.jobs.search.find import search_recipe
 from goldstick.jobs.search.journal import states_of
-from goldstick.jobs.search.search import search_recipe
 from goldstick.jobs.search.target import Target
 from goldstick.kernels.input_bits import refuse_fewer_bits
 from goldstick.recipes.effort import Effort
@@ -38,6 +38,7 @@ def search(
     exclude: Sequence[str] = (),
     method: Literal["rtn", "gptq"] = "gptq",
     effort: Effort = "default",
+    prune: bool = False,
     dataset: str | None = None,
     samples: int = 8,
     seq_len: int = 256,
@@ -71,6 +72,8 @@ def search(
         exclude: Patterns of layers that stay float.
         method: How layers are rounded.
         effort: ``fast`` takes gradients alone, ``default`` measures what is near the decision, ``best`` all.
+        prune: Whether layers may lose channels, too, each its own number, where that loses less than fewer bits for
+            all of them: with a size, for the runtime ``goldstick``. The model is in memory as a whole then.
         dataset: The text; WikiText-2 where ``None``, for ``reference`` what comes with it.
         samples: Rows to search on.
         seq_len: Tokens of a row.
@@ -99,6 +102,7 @@ def search(
     settings = {"dataset": text} | ({"allow_short": True} if text == REFERENCE else {}) | dict(calibration or {})
     options: dict[str, Any] = {
         "runtime": runtime, "schemes": tuple(schemes), "exclude": tuple(exclude), "method": method, "effort": effort,
+        "prune": prune,
         "text": Calibration(
             dataset=text, samples=samples, seq_len=seq_len, seed=seed, text_field=settings.get("text_field")
         ),

@@ -26,6 +26,7 @@ class SearchedModel:
     Args:
         directory: A float checkpoint.
         weights: How many weights it has.
+        model: The model, where it is in memory already.
 
     Attributes:
         model: The model; no gradients are taken in its weights.
@@ -34,20 +35,20 @@ class SearchedModel:
         streamed: Blocks that are read when they are called; none where the model is in memory as a whole.
     """
 
-    def __init__(self, directory: Path, weights: int) -> None:
+    def __init__(self, directory: Path, weights: int, model: nn.Module | None = None) -> None:
         self.model: nn.Module
         self.network: Network
         self.streamed: frozenset[str] = frozenset()
         self._here: str | None = None
         self._changed: Mapping[str, Mapping[str, str]] = {}
         self._matrix: Callable[[Site, str], Tensor] | None = None
-        if 4 * weights > MOST_WHOLE:
+        if model is None and 4 * weights > MOST_WHOLE:
             self._from(StreamedModel(directory))
             self._begin()
             if self.streamed and find_chain(self.network, _PROBE, self) == self.network.blocks:
                 return
             self.streamed = frozenset()
-        self.model = load_float(directory)
+        self.model = load_float(directory) if model is None else model
         self._begin()
 
     def _from(self, source: StreamedModel) -> None:

@@ -50,10 +50,38 @@ class Journal:
         self._known.update(values)
         self._write()
 
+    def part(self, name: str) -> Journal:
+        """Numbers of something else that belongs to it, in the same file."""
+        return JournalPart(self, name)
+
     def _write(self) -> None:
         if self._path is not None:
             content = {"identity": self._identity, "known": self._known}
             write_atomically(self._path, dump_json(content).encode(), replace=True)
+
+
+class JournalPart(Journal):
+    """Numbers by key that lie in another journal.
+
+    Args:
+        whole: The journal.
+        name: Tells them from others in it.
+    """
+
+    def __init__(self, whole: Journal, name: str) -> None:
+        self._whole, self._name = whole, name
+
+    def get(self, key: str) -> Any:
+        """As the journal does."""
+        return self._whole.get(f"{self._name} {key}")
+
+    def keep(self, key: str, value: float | list[float]) -> None:
+        """As the journal does."""
+        self._whole.keep(f"{self._name} {key}", value)
+
+    def keep_all(self, values: Mapping[str, float | list[float]]) -> None:
+        """As the journal does."""
+        self._whole.keep_all({f"{self._name} {key}": value for key, value in values.items()})
 
 
 def states_of(directory: Path) -> dict[str, list[int]]:

@@ -67,6 +67,7 @@ class Layers:
         weights: The number of the model's weights.
         source: Bytes of the source's tensors.
         calibration: The data of the recipe.
+        exclude: Patterns of layers that stay float.
     """
 
     directory: Path
@@ -78,6 +79,7 @@ class Layers:
     weights: int
     source: int
     calibration: Calibration
+    exclude: tuple[str, ...] = ()
 
     def recipe(self, chosen: Mapping[str, str]) -> Recipe:
         """The recipe that makes each site what is chosen: site name → scheme, or ``float``.
@@ -131,6 +133,7 @@ def find_layers(
     schemes: Sequence[str] = (),
     exclude: Sequence[str] = (),
     effort: Effort = "fast",
+    require_use: bool = True,
 ) -> Layers:
     """What the layers of a checkpoint may become for a runtime, and their bytes.
 
@@ -145,6 +148,7 @@ def find_layers(
         schemes: What to choose among, instead of all that the runtime runs.
         exclude: Patterns of layers that stay float.
         effort: How much the recipe does for it.
+        require_use: Whether each of ``schemes`` must be of use for a layer.
 
     Raises:
         RecipeError: A scheme is unknown, or no layer can become any of them.
@@ -170,7 +174,7 @@ def find_layers(
                 nbytes[name] = sum(known)
         found.append(Group(sites=group, nbytes=dict(sorted(nbytes.items(), key=lambda item: item[1]))))
     of_no_use = [name for name in parsed if not any(name in group.nbytes for group in found)]
-    if of_no_use and (schemes or len(of_no_use) == len(parsed)):
+    if of_no_use and ((schemes and require_use) or len(of_no_use) == len(parsed)):
         raise RecipeError(
             f"No layer of {directory} can become {' or '.join(of_no_use)} in the format {runtime.format}."
         )
@@ -185,6 +189,7 @@ def find_layers(
         weights=sum(tensor.source.shape.numel() for tensor in plan.tensors),
         source=plan.bytes_before,
         calibration=calibration,
+        exclude=tuple(exclude),
     )
 
 

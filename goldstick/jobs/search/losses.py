@@ -24,13 +24,20 @@ class RowLosses:
         model: The float model.
         batches: Keyword arguments of its forward; rows of one length.
         ranks: Who runs it together, each some of the batches; all of them ask for the same losses.
+        right: The predictions, where they are those of another model.
     """
 
-    def __init__(self, model: nn.Module, batches: Sequence[Mapping[str, Tensor]], ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        batches: Sequence[Mapping[str, Tensor]],
+        ranks: Ranks | None = None,
+        right: Sequence[Tensor] | None = None,
+    ) -> None:
         self.batches, self._ranks = batches, ranks or Ranks()
         self._own = [batches[number] for number in self._ranks.share(len(batches))]
         self.runs = BlockRuns(model, self._own, None if self._own else ())
-        self.right = list(self.runs.logits())
+        self.right = list(self.runs.logits() if right is None else right)
 
     def kl(self) -> list[float]:
         """The mean KL(p ‖ q) per token of each row, p of the float model, q of what it is now."""

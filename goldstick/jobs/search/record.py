@@ -133,7 +133,7 @@ def _points(search: Search, front: Any, overhead: int) -> list[dict[str, Any]]:
         found.append(
             {
                 "bytes": choice.nbytes + search.layers.fixed + overhead,
-                "loss": choice.loss,
+                "loss": choice.loss + search.offset,
                 "measured": measured,
                 "grown": grown,
                 "picks": choice.picks,

@@ -66,7 +66,7 @@ class Scores:
     ) -> None:
         self._floats = floats
         self._ranks = ranks or Ranks()
-        self.layers, self._network, self._rounded, self._rows = layers, network, rounded, rows
+        self.layers, self._network, self._rounded, self.rows = layers, network, rounded, rows
         self._journal, self._progress = journal, progress
         self.gradients = self._gradients(seed)
 
@@ -150,7 +150,7 @@ class Scores:
             self._progress("measuring layers", number, len(keys))
             chosen = asked[keys[number]]
             with self._rounded.become({site.name: scheme for name, scheme in chosen.items() for site in sites[name]}):
-                return _rounded_number(fmean(self._rows.kl()))
+                return _rounded_number(fmean(self.rows.kl()))
 
         for part in windows([1] * len(keys), self._ranks.count * (1 if self._ranks.alone else _AT_A_TIME)):
             found = self._ranks.each([1] * len(part), partial(_in, part, measured))
@@ -184,7 +184,7 @@ class Scores:
         candidates = {group.name: [s for s in group.nbytes if s != FLOAT] for group in self.layers.groups}
         found = gradient_scores(
             self._network,
-            self._rows.batches,
+            self.rows.batches,
             {group.name: group.sites for group in self.layers.groups if candidates[group.name]},
             candidates,
             self._rounded,

@@ -1,25 +1,20 @@
-"""Search: the recipe of the least loss at a size, or of the least size at a loss."""
+"""Search: which layer becomes what, for the least loss at a size, or the least size at a loss."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from torch import nn
 
 from goldstick.core.agreement import require_same, sizes_of
-from goldstick.core.progress import Progress, quiet
-from goldstick.core.ranks import Ranks
 from goldstick.errors import UsageError
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.save.result import apply_recipe
-from goldstick.jobs.search.beside import judge_beside
 from goldstick.jobs.search.bound import MOST_LOOKS, upper_bound
 from goldstick.jobs.search.exchange import exchange
 from goldstick.jobs.search.in_place import choose_in_place
@@ -27,18 +22,18 @@ from goldstick.jobs.search.in_turn import SearchedModel
 from goldstick.jobs.search.journal import Journal, states_of
 from goldstick.jobs.search.knapsack import Choice
 from goldstick.jobs.search.layer_inputs import inputs_as_calibrated
-from goldstick.jobs.search.layers import FLOAT, Layers, Method, find_layers
+from goldstick.jobs.search.layers import FLOAT, Layers
 from goldstick.jobs.search.losses import RowLosses
-from goldstick.jobs.search.possible import refuse_size
 from goldstick.jobs.search.record import found_by
 from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.jobs.search.rows import draw_rows, in_batches
-from goldstick.jobs.search.runtimes import RUNTIMES, RuntimeName
 from goldstick.jobs.search.scores import Scores
+from goldstick.jobs.search.settings import SearchSettings
 from goldstick.jobs.search.target import Found, Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
-from goldstick.recipes.effort import Effort
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.needs_data import needs_data
+from goldstick.recipes.recipe import Recipe
+from goldstick.training import TrainingTask
 
 #: Times that the choice is made anew after what it chose was measured.
 _ROUNDS = {"fast": 0, "default": 6, "best": 0}
@@ -48,91 +43,46 @@ _EXCHANGES = {"fast": 0, "default": 12, "best": 48}
 _IN_PLACE = {"fast": (0, 0.0), "default": (2, 0.25), "best": (4, 0.0)}
 
 
-def search_recipe(
-    directory: Path,
-    target: Target,
-    *,
-    text: Calibration,
-    runtime: RuntimeName = "goldstick",
-    schemes: Sequence[str] = (),
-    exclude: Sequence[str] = (),
-    method: Method = "gptq",
-    effort: Effort = "default",
-    calibration: Calibration | None = None,
-    held_out: str | None = None,
-    held_out_rows: int = 32,
-    data_dir: Path | None = None,
-    journal: Path | None = None,
-    beside: Sequence[str] = (),
-    progress: Progress = quiet,
-    ranks: Ranks | None = None,
-) -> Found:
-    """Find which layer becomes what.
+class Search:
+    """The state of a search: the model in memory, the rows, the scores.
 
     Args:
-        directory: A float checkpoint of a causal language model.
+        layers: What is chosen among.
         target: What is asked for.
-        text: The rows that changes are measured on, and their seed.
-        runtime: What the result is for.
-        schemes: What to choose among, instead of all that the runtime runs.
-        exclude: Patterns of layers that stay float.
-        method: How layers are rounded; by GPTQ each alone while searching, on the inputs it has in the float model.
-        effort: ``fast`` takes gradients alone; ``default`` measures what is near the decision and tries exchanges;
-            ``best`` measures all.
-        calibration: The data of the recipe that is found.
-        held_out: Text of the rows that a choice is judged on; other rows of ``text`` where ``None``.
-        held_out_rows: How many these are.
-        data_dir: Where sets of text known by name lie.
-        journal: The file that lets a search that was stopped go on; whoever uses what was found removes it.
-        beside: Other checkpoints of the model, to be judged on the same rows.
-        progress: Told what is done.
-        ranks: Who does it together; all of them find the same.
+        settings: How it is looked for.
+        model: The float model, where it is in memory already.
+        whole: The search of the model before channels were cut out of it, which this one is judged beside.
+        part: What tells this search's measurements from those of ``whole``, in whose journal they lie.
 
-    Raises:
-        UsageError: Nothing so small, or of so little loss, can be made; the message says what the best is.
-        RecipeError, DataError: As :func:`goldstick.search` has them.
+    Attributes:
+        offset: What the float model loses beside that of ``whole``.
     """
-    layers = find_layers(
-        directory, RUNTIMES[runtime], method=method, calibration=calibration or Calibration(), schemes=schemes,
-        exclude=exclude, effort=effort,
-    )  # fmt: skip
-    if target.max_loss is None:
-        refuse_size(layers, target.bytes_of(layers))
-    search = Search(
-        layers, target, text, held_out, held_out_rows, data_dir, journal, effort, progress, ranks or Ranks()
-    )  # fmt: skip
-    found = search.run()
-    return dataclasses.replace(found, record=found.record | {"beside": judge_beside(beside, search.check)})
-
-
-class Search:
-    """The state of a search: the model in memory, the rows, the scores."""
 
     def __init__(
         self,
         layers: Layers,
         target: Target,
-        text: Calibration,
-        held_out: str | None,
-        held_out_rows: int,
-        data_dir: Path | None,
-        journal: Path | None,
-        effort: Effort,
-        progress: Progress,
-        ranks: Ranks,
+        settings: SearchSettings,
+        model: nn.Module | None = None,
+        whole: Search | None = None,
+        part: str = "",
     ) -> None:
-        self.layers, self.target, self.effort, self.progress, self.text = layers, target, effort, progress, text
-        self.data_dir = data_dir
-        searched = SearchedModel(layers.directory, layers.weights)
-        model, network = searched.model, searched.network
-        rows = draw_rows(model, layers.directory, text, held_out, held_out_rows, data_dir)
-        asked = {"target": repr(target), "effort": effort, "method": layers.method, "text": rows.fingerprint}
+        self.layers, self.target, self.settings = layers, target, settings
+        self.tuning: RowLosses
+        self.check: RowLosses
+        self.journal: Journal
+        self.effort, self.progress, self.text = settings.effort, settings.progress, settings.text
+        ranks, text, data_dir = settings.ranks, settings.text, settings.data_dir
+        self.searched = SearchedModel(layers.directory, layers.weights, model)
+        model, network = self.searched.model, self.searched.network
+        rows = draw_rows(model, layers.directory, text, settings.held_out, settings.held_out_rows, data_dir)
+        asked = {"target": repr(target), "effort": self.effort, "method": layers.method, "text": rows.fingerprint}
         require_same(ranks, asked | {"model": sizes_of(layers.directory)})
-        inputs = inputs_as_calibrated(layers, searched, data_dir, progress, ranks)
-        self.rounded = RoundedLayers(network, layers.runtime, searched.dtypes, inputs, searched)
-        self.tuning = RowLosses(model, in_batches(rows.tuning), ranks)
-        self.check = RowLosses(model, in_batches(rows.check), ranks)
-        self.held_out = held_out or f"{text.dataset}, rows that were not searched on"
+        inputs = inputs_as_calibrated(layers, self.searched, data_dir, self.progress, ranks)
+        self.rounded = RoundedLayers(network, layers.runtime, self.searched.dtypes, inputs, self.searched)
+        self.tuning = RowLosses(model, in_batches(rows.tuning), ranks, whole.tuning.right if whole else None)
+        self.check = RowLosses(model, in_batches(rows.check), ranks, whole.check.right if whole else None)
+        self.held_out = settings.held_out or f"{text.dataset}, rows that were not searched on"
         identity = {
             "source": states_of(layers.directory),
             "rows": rows.fingerprint,
@@ -140,10 +90,11 @@ class Search:
             "seed": text.seed,
             "rounded": repr((layers.method, layers.calibration)) if inputs else "to nearest",
         }
-        self.journal = Journal(journal, identity, ranks)
+        self.journal = Journal(settings.journal, identity, ranks) if whole is None else whole.journal.part(part)
+        self.offset = 0.0 if whole is None else fmean(self.tuning.kl())
         self.scores = Scores(
             layers, network, self.rounded, RowLosses(model, in_batches(rows.searched)), self.journal,
-            seed=text.seed, progress=progress, ranks=ranks, floats=searched,
+            seed=text.seed, progress=self.progress, ranks=ranks, floats=self.searched,
         )  # fmt: skip
 
     def run(self) -> Found:
@@ -227,12 +178,14 @@ class Search:
             self.journal.keep(key, known)
         return known
 
-    def _made(self, recipe: Recipe) -> nn.Module:
-        model = load_float(self.layers.directory)
-        batches: list[Any] = []
-        if self.layers.method == "gptq":
-            batches = calibration_data(recipe.calibration, self.layers.directory, self.data_dir)(model).batches()
-        return apply_recipe(model, recipe, inplace=True, batches=batches).model.eval()
+    def made(self, recipe: Recipe) -> nn.Module:
+        """The model that a recipe makes, as a quantization would."""
+        model, given = load_float(self.layers.directory), recipe.calibration
+        if not needs_data(recipe.stages):
+            return apply_recipe(model, recipe, inplace=True).model.eval()
+        data = calibration_data(given, self.layers.directory, self.settings.data_dir)(model)
+        training = TrainingTask(batches=data.training_batches(given.training_batch))
+        return apply_recipe(model, recipe, inplace=True, batches=data.batches(), training=training).model.eval()
 
     def _within_loss(self, most: float) -> tuple[dict[str, str], int, list[dict[str, Any]]]:
         """The smallest choice whose loss on rows not searched on is within the bound with 95 % confidence."""
@@ -286,7 +239,7 @@ class Search:
         key = f"real {self.layers.method} {self.target.metric} {self.layers.calibration!r} " + " ".join(sites.values())
         known: list[float] | None = self.journal.get(key)
         if known is None:
-            known = self.check.of(self._made(self.layers.recipe(sites)), self.target.metric)
+            known = self.check.of(self.made(self.layers.recipe(sites)), self.target.metric)
             self.journal.keep(key, known)
         return known
 

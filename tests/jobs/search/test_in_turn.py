@@ -14,11 +14,11 @@ from goldstick.calibration.end_gradients import InMemory
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.search import gradient_scores, in_turn, reverse_sweep, rounding
 from goldstick.jobs.search.chain import find_chain
+from goldstick.jobs.search.find import search_recipe
 from goldstick.jobs.search.in_turn import SearchedModel
 from goldstick.jobs.search.layer_inputs import inputs_by_blocks, inputs_of_layers
 from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.jobs.search.runtimes import RUNTIMES
-from goldstick.jobs.search.search import search_recipe
 from goldstick.jobs.search.target import Target
 from goldstick.recipes.recipe import Calibration
 from goldstick.structure.network import Network

@@ -16,6 +16,7 @@ from goldstick.jobs.load.load import load_float
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.save import finish
 from goldstick.jobs.search.bound import upper_bound
+from goldstick.jobs.search.find import search_recipe
 from goldstick.jobs.search.gradient_scores import gradient_scores
 from goldstick.jobs.search.journal import Journal
 from goldstick.jobs.search.layers import FLOAT, find_layers
@@ -23,7 +24,6 @@ from goldstick.jobs.search.losses import RowLosses
 from goldstick.jobs.search.possible import smallest
 from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.jobs.search.runtimes import RUNTIMES
-from goldstick.jobs.search.search import search_recipe
 from goldstick.jobs.search.target import Found, Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
 from goldstick.recipes.recipe import Calibration, Recipe

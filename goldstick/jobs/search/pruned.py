@@ -1,0 +1,170 @@
+"""A search of a model without some of its channels, where that loses less than fewer bits for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from torch import nn
+
+from goldstick.algorithms import SCOP
+from goldstick.checkpoint.shards import write_entries
+from goldstick.checkpoint.sidecars import sidecars_of
+from goldstick.core.json_files import dump_json
+from goldstick.core.progress import quiet
+from goldstick.errors import UsageError
+from goldstick.formats.native import NATIVE
+from goldstick.hf.model_in_memory import config_of, names_of
+from goldstick.jobs.load.calibration_data import calibration_data
+from goldstick.jobs.load.load import load_float
+from goldstick.jobs.save.pieces import float_tensors, save_entries
+from goldstick.jobs.save.result import apply_recipe
+from goldstick.jobs.search.channels import channels_kept, find_prospects, prunable_groups
+from goldstick.jobs.search.layers import Layers, find_layers
+from goldstick.jobs.search.possible import refuse_size
+from goldstick.jobs.search.search import Search
+from goldstick.jobs.search.settings import SearchSettings
+from goldstick.jobs.search.target import Found, Target
+from goldstick.recipes.recipe import Export, Recipe
+from goldstick.recipes.taylor_scores import taylor_scores
+from goldstick.structure.network import Network
+from goldstick.structure.targets import Targets
+from goldstick.training import TrainingTask
+from goldstick.training.loop import seeded
+
+
+def refuse_pruning(layers: Layers, target: Target, settings: SearchSettings) -> None:
+    """Refuse what channels cannot go for; UsageError, which says what to do."""
+    if target.max_loss is not None:
+        raise UsageError("Channels go for a size. Ask for a size, bits a weight or a share, or do not prune.")
+    if layers.runtime.format != NATIVE.name:
+        raise UsageError(
+            f"Layers that each keep another number of channels are held by the native format alone, not by "
+            f"{layers.runtime.format}. Search for the runtime goldstick, or do not prune."
+        )
+    if not settings.ranks.alone:
+        raise UsageError("Channels are searched for by one process. Run the search without torchrun, or do not prune.")
+    size = target.bytes_of(layers)
+    if size >= layers.source:
+        refuse_size(layers, size)
+
+
+def search_pruned(search: Search, found: Found) -> Found:
+    """What loses less in as many bytes: what was found, or that of a search of the model without some channels.
+
+    Args:
+        search: The search of the whole model, in memory as a whole.
+        found: What it found, which may be too large where nothing smaller can be made.
+
+    Raises:
+        RecipeError: No layer can lose channels.
+        UsageError: Nothing is so small, also without channels.
+    """
+    size, layers = search.target.bytes_of(search.layers), search.layers
+    chosen = _chosen(found)
+    groups = prunable_groups(search)
+    model = search.searched.model
+    with seeded(SCOP().training.seed, model):  # as the recipe's stage will
+        scores = taylor_scores(model, groups, _task(search, model))
+    prospects = find_prospects(search, groups, scores)
+    taken = sum(group.nbytes[chosen[group.name]] for group in layers.groups)
+    real = _real_loss(search, found.recipe)
+    kept = channels_kept(search, prospects, size - (found.nbytes - taken), real / search.whole(chosen))
+    account: dict[str, Any] = {
+        "channels": [
+            {
+                "name": one.group.name,
+                "units": one.group.units,
+                "kept": one.group.units,
+                "tried": [[kept, loss] for kept, loss in one.losses.items() if kept < one.group.units],
+            }
+            for one in prospects
+        ],
+        "whole_model": {"bytes": found.nbytes, "kl": real},
+    }
+    if not kept:
+        return _with(found, {**account, "pruned": None})
+    stage = SCOP(criterion="taylor", rate=None, keep=kept, targets=Targets(include=tuple(kept)))
+    with _cut(search, stage) as (directory, cut):
+        again = Search(
+            _layers_of_cut(layers, directory), Target(size=size), search.settings, cut, search, f"without {kept}"
+        )
+        other = again.run()
+    recipe = other.recipe.model_copy(update={"stages": (stage, *other.recipe.stages)})
+    loss = _real_loss(search, recipe)
+    account["pruned"] = {"bytes": other.nbytes, "kl": loss, "kept": kept}
+    if other.nbytes > size or (found.nbytes <= size and real <= loss):
+        refuse_size(layers, size)
+        return _with(found, account)
+    for one in account["channels"]:
+        one["kept"] = kept.get(one["name"], one["units"])
+    of_the_whole = {key: found.record[key] for key in ("asked", "model", "uniform", "rival")}
+    record = {**other.record, **of_the_whole}
+    return _with(Found(recipe=recipe, nbytes=other.nbytes, record=record), account)
+
+
+def _with(found: Found, account: Mapping[str, Any]) -> Found:
+    return dataclasses.replace(found, record=found.record | {"pruning": account})
+
+
+def _chosen(found: Found) -> dict[str, str]:
+    return {group["name"]: group["chosen"] for group in found.record["groups"]}
+
+
+def _real_loss(search: Search, recipe: Recipe) -> float:
+    """Mean KL, on the rows that exchanges are judged on, of the model that a recipe makes."""
+    key = f"made {hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()}"
+    known: float | None = search.journal.get(key)
+    if known is None:
+        known = float(f"{fmean(search.tuning.of(search.made(recipe), 'kl')):.6g}")
+        search.journal.keep(key, known)
+    return known
+
+
+def _task(search: Search, model: nn.Module) -> TrainingTask:
+    """The data that the recipe's stage will score channels on."""
+    settings = search.layers.calibration
+    data = calibration_data(settings, search.layers.directory, search.settings.data_dir)(model)
+    return TrainingTask(batches=data.training_batches(settings.training_batch))
+
+
+@contextmanager
+def _cut(search: Search, stage: SCOP) -> Iterator[tuple[Path, nn.Module]]:
+    """A float checkpoint of the model without channels, for plans, and the model."""
+    layers = search.layers
+    model = load_float(layers.directory)
+    recipe = Recipe(stages=(stage,), calibration=layers.calibration, export=Export(format=NATIVE.name))
+    model = apply_recipe(model, recipe, inplace=True, training=_task(search, model)).model.eval()
+    with tempfile.TemporaryDirectory() as folder:
+        directory = Path(folder)
+        for name, path in sidecars_of(layers.directory).items():
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, directory / name)
+        (directory / "config.json").write_text(dump_json(config_of(model) or {}), encoding="utf-8")
+        floats = float_tensors(Network(model), names_of(model))
+        write_entries(directory, save_entries([], floats, NATIVE), None, quiet)
+        yield directory, model
+
+
+def _layers_of_cut(layers: Layers, directory: Path) -> Layers:
+    """The layers of a model without channels: what they may become now and might have before."""
+    before = {group.name: group.nbytes for group in layers.groups}
+    found = find_layers(
+        directory, layers.runtime, method=layers.method, calibration=layers.calibration,
+        schemes=tuple(dict.fromkeys(name for nbytes in before.values() for name in nbytes)),
+        exclude=layers.exclude, effort=layers.effort, require_use=False,
+    )  # fmt: skip
+    groups = tuple(
+        dataclasses.replace(
+            group, nbytes={name: size for name, size in group.nbytes.items() if name in before[group.name]}
+        )
+        for group in found.groups
+    )
+    return dataclasses.replace(found, groups=groups, weights=layers.weights, source=layers.source)
