@@ -1,11 +1,12 @@
 """Sizes met, losses kept, and what a search wins over one scheme for all: goldstick's search for a size or a loss.
 
-    python -m benchmarks.budget sizes uniform loss scores cost [--models reference,stories260k] [--seeds 20] [--missing]
+    python -m benchmarks.budget sizes uniform channels loss scores cost [--models reference,stories260k] [--seeds 20] [--missing]
 
 ``sizes``: for 12 sizes in bits a weight (embedding, head, scales and headers counted) a checkpoint is searched for and
 written; how far below what was asked are its weight files? ``uniform``: at 4.25, 3.5, 3.0 and 2.5 bits, mean KL on the
 evaluation text, which no search or calibration sees, of the recipe found and of the best scheme for all layers in at
-most 2 % more bytes, both rounded by GPTQ on the same rows (the embedding, tied to the head, to nearest). ``loss``: the
+most 2 % more bytes, both rounded by GPTQ on the same rows (the embedding, tied to the head, to nearest). ``channels``:
+the same of recipes found with and without ``--prune``, at few bits. ``loss``: the
 smallest model whose perplexity grows by no more than 2 %, or whose KL is no more than 0.02, for so many seeds; how much
 is it on rows that no part of the search has seen? ``scores``: Spearman's correlation of gradient scores with measured
 KL over all (layer, candidate) pairs. ``cost``: processor seconds and peak memory of a search beside one quantization by
@@ -52,6 +53,7 @@ from goldstick.jobs.search.target import Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
 from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.training import TrainingTask
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "budget.json"
@@ -59,6 +61,7 @@ DOCUMENT = ROOT / "docs" / "search.md"
 BEGIN, END = "<!-- written by benchmarks/budget.py -->", "<!-- end -->"
 SIZES = (2.5, 2.75, 3.0, 3.25, 3.5, 3.75, 4.0, 4.25, 4.75, 5.5, 6.25, 7.0, 8.0, 9.0)
 COMPARED = (4.25, 3.5, 3.0, 2.5)
+FEW = (3.5, 3.0, 2.75, 2.5, 2.25)
 UNIFORM = tuple(f"w{bits}a16-{grain}" for bits in (2, 3, 4) for grain in ("g16", "g32", "g64", "g128", "channel"))
 ROWS: dict[str, Any] = {"samples": 128, "seq_len": 256}
 #: The metric of ``loss`` and what may be lost: rounding lowers the reference model's perplexity on the bundled text.
@@ -142,6 +145,18 @@ def uniform(subject: Subject, folder: Path, _: int, done: Set[str]) -> Iterator[
         }  # fmt: skip
 
 
+def channels(subject: Subject, folder: Path, _: int, done: Set[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """KL of what is found where layers may lose channels, and where they may not."""
+    for bits in [bits for bits in FEW if str(bits) not in done]:
+        if not possible_sizes(subject.directory, Target(bits=bits)).possible:
+            continue
+        whole, pruned = (searched(subject, folder, bits=bits, prune=prune) for prune in (False, True))
+        kept = [[one["kept"], one["units"]] for one in pruned.search["pruning"]["channels"]]
+        row = {"bytes": pruned.search["bytes"], "kept": kept, "kl": kl(subject, pruned)}
+        row["whole"] = kl(subject, whole) if pruned != whole else row["kl"]
+        yield str(bits), row | {"ratio": row["kl"] / row["whole"]}
+
+
 def one_scheme(scheme: str, heads: Sequence[str] = ()) -> Recipe:
     """Every linear layer by GPTQ and the embedding to nearest, as a search's recipe has them, all to one scheme."""
     options = {"scheme": scheme, "range_search": "mse", "group_size_mismatch": "channel", "tie": "keep"}
@@ -159,11 +174,12 @@ def one_scheme(scheme: str, heads: Sequence[str] = ()) -> Recipe:
 def made(subject: Subject, recipe: Recipe) -> Any:
     """The model that a recipe makes, in memory."""
     model = load_float(subject.directory)
-    batches: list[Any] = []
-    if needs_data(recipe.stages):
-        settings = Calibration(dataset=subject.dataset, **ROWS)
-        batches = calibration_data(settings, subject.directory, subject.data)(model).batches()
-    return apply_recipe(model, recipe, inplace=True, batches=batches).model.float().eval()
+    if not needs_data(recipe.stages):
+        return apply_recipe(model, recipe, inplace=True).model.float().eval()
+    data = calibration_data(Calibration(dataset=subject.dataset, **ROWS), subject.directory, subject.data)(model)
+    training = TrainingTask(batches=data.training_batches(recipe.calibration.training_batch))
+    made = apply_recipe(model, recipe, inplace=True, batches=data.batches(), training=training)
+    return made.model.float().eval()
 
 
 def kl(subject: Subject, recipe: Recipe) -> float:
@@ -247,7 +263,7 @@ def cost(subject: Subject, folder: Path, _: int, done: Set[str]) -> Iterator[tup
         yield name, {"processor_seconds": round(seconds, 1), "peak_bytes": used.ru_maxrss * 1024}
 
 
-MEASURES = {"sizes": sizes, "uniform": uniform, "loss": loss, "scores": scores, "cost": cost}
+MEASURES = {"sizes": sizes, "uniform": uniform, "channels": channels, "loss": loss, "scores": scores, "cost": cost}
 
 
 def rows_of(what: str, model: str) -> frozenset[str]:

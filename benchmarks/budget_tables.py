@@ -17,6 +17,11 @@ def tables(results: dict[str, Any], losses: dict[str, tuple[Any, float]]) -> str
             lines.append(
                 f"| {model} | {bits} | {row['kl']:.4f} | {scheme} | {row['scheme_kl']:.4f} | {row['ratio']:.2f} |"
             )
+    pruned = ["| model | bits asked | channels that stay | KL | KL of whole layers | ratio |", "|---" * 6 + "|"]
+    for model, rows in results.get("channels", {}).items():
+        for bits, row in sorted(rows.items(), key=lambda item: -float(item[0])):
+            kept = "all" if row["ratio"] == 1 else ", ".join(f"{some} of {units}" for some, units in row["kept"])
+            pruned.append(f"| {model} | {bits} | {kept} | {row['kl']:.4f} | {row['whole']:.4f} | {row['ratio']:.2f} |")
     said = []
     for model, rows in results.get("sizes", {}).items():
         below = [row["below_percent"] for row in rows.values()]
@@ -42,4 +47,4 @@ def tables(results: dict[str, Any], losses: dict[str, tuple[Any, float]]) -> str
             f"{name} {row['processor_seconds']:.0f} s, {row['peak_bytes'] / 1e6:.0f} MB" for name, row in rows.items()
         ]
         said.append(f"* {model}, processor time and peak memory: {'; '.join(words)}.")
-    return "\n".join([*lines, "", *said])
+    return "\n".join([*lines, "", *pruned, "", *said])

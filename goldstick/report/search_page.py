@@ -47,7 +47,7 @@ def render_search(record: Mapping[str, Any]) -> str:
     require_plotly()
     from plotly.offline import get_plotlyjs
 
-    record = {"beside": [], "rival": None, **record}  # of records older than these
+    record = {"beside": [], "rival": None, "pruning": None, **record}  # of records older than these
     shown = {
         **record,
         "labels": short_names([group["name"] for group in record["groups"]]),
@@ -59,7 +59,7 @@ def render_search(record: Mapping[str, Any]) -> str:
         figures=search_figures(record),
         record=record,
         rows=searched_rows(record),
-        channels=channel_words(record["pruning"]) if record.get("pruning") else "",
+        channels=channel_words(record["pruning"]) if record["pruning"] else "",
         measured=any(one["measured"] and one["second"] for group in record["groups"] for one in group["candidates"]),
         tasks=any((point.get("grown") or 0) > 0 for point in record["front"]),
         data=Markup(json.dumps(shown).replace("<", "\\u003c")),  # no end of a script in it
