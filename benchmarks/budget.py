@@ -1,6 +1,6 @@
 """Sizes met, losses kept, and what a search wins over one scheme for all: goldstick's search for a size or a loss.
 
-    python -m benchmarks.budget sizes uniform channels loss scores cost [--models reference,stories260k] [--seeds 20] [--missing]
+    python -m benchmarks.budget sizes uniform channels loss scores cost [--models MODELS] [--seeds 20] [--missing]
 
 ``sizes``: for 12 sizes in bits a weight (embedding, head, scales and headers counted) a checkpoint is searched for and
 written; how far below what was asked are its weight files? ``uniform``: at 4.25, 3.5, 3.0 and 2.5 bits, mean KL on the
