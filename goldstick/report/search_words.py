@@ -56,8 +56,8 @@ def channel_words(pruning: Mapping[str, Any]) -> str:
     if pruned is None:
         return "none goes: fewer bits lose less everywhere"
     return (
-        f"none goes: once rounded, KL {whole['kl']:.4g}, and {pruned['kl']:.4g} without some, on the rows that choices "
-        "were judged on"
+        f"none goes: once rounded, KL {whole['kl']:.4g}, and {pruned['kl']:.4g} without some, which is not less with "
+        "95 % confidence on the rows that choices were judged on"
     )
 
 

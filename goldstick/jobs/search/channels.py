@@ -51,7 +51,8 @@ def prunable_groups(search: Search) -> list[Prunable]:
     Raises:
         RecipeError: There are none.
     """
-    sites = {site.module for group in search.layers.groups for site in group.sites}
+    every = [site for group in search.layers.groups for site in group.sites]
+    sites = {site.module for site in every if site.role == "inner" and site.block is not None}
     row = {"input_ids": search.check.batches[0]["input_ids"][:2], "use_cache": False}
     groups, refused = find_prunable(search.searched.network, (), row, layers=sites)
     found = [one for one in groups if not one.heads and {member.module for member in one.members} <= sites]
