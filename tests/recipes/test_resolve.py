@@ -135,11 +135,13 @@ def test_smaller_groups_keep_what_else_a_scheme_says() -> None:
     assert resolve([stage], network).assignments["0"].scheme == Scheme.parse("w3a8-dynamic-g32-asym")
 
 
-@pytest.mark.parametrize("scheme", ["mxfp4a16", "nvfp4a16", "fp8-block"])
+@pytest.mark.parametrize("scheme", ["mxfp4a16", "nvfp4a16", "fp8-block", "q4_k"])
 def test_blocks_of_number_formats_have_one_size_and_stay_an_error(scheme: str) -> None:
     network = Network(nn.Sequential(nn.Linear(172, 8)).to("meta"))
-    with pytest.raises(RecipeError, match="group size does not divide the inputs of 0"):
+    with pytest.raises(RecipeError, match="group size does not divide the inputs of 0") as caught:
         resolve([RTN(scheme=scheme, group_size_mismatch="smaller")], network)
+    assert "mismatch smaller" not in str(caught.value)  # which would not help
+    assert "mismatch channel" in str(caught.value) and "mismatch skip" in str(caught.value)
 
 
 def test_the_group_size_of_a_file_is_meant(tmp_path: Path) -> None:
