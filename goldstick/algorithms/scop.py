@@ -48,7 +48,8 @@ class SCOP(NetworkStage):
     name: ClassVar[str] = "scop"
     remedy: ClassVar[str] = "prune before it"
     unforeseen: ClassVar[str] = (
-        "Shapes and sizes are those before scop cuts channels; how many go is known only when it has scored them."
+        "Shapes and sizes are those before scop cuts channels. Unless it is told how many each layer keeps, that is "
+        "known only when it has scored them."
     )
 
     targets: Targets = field(default_factory=Targets)

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 from goldstick.algorithms.base import GroupSizeMismatch
 from goldstick.core.scheme import Scheme
 
 #: Sizes that layers fall back to, best first.
 SMALLER_GROUPS = (128, 64, 32, 16)
+#: What a stage may say of such layers, and what they become.
+_WAYS: dict[GroupSizeMismatch, str] = {
+    "smaller": "gives them the largest groups of 128, 64, 32 or 16 that divide",
+    "channel": "gives them one scale per output channel",
+    "skip": "leaves them float",
+}
 
 
 def regrouped(scheme: Scheme, in_features: int, mismatch: GroupSizeMismatch) -> tuple[Scheme, str] | None:
@@ -37,6 +44,20 @@ def regrouped(scheme: Scheme, in_features: int, mismatch: GroupSizeMismatch) -> 
     if not sizes:
         return _by_channel(scheme, in_features)
     return dataclasses.replace(scheme, weight=dataclasses.replace(weight, group_size=sizes[0])), f"groups of {sizes[0]}"
+
+
+def ways_out(layers: Iterable[tuple[Scheme, int]]) -> str:
+    """What to say of layers that their groups do not divide, of what is of use for all of them.
+
+    Args:
+        layers: What each would be, and its inputs.
+    """
+    unfit = list(layers)
+    return ", ".join(
+        f"'--group-size-mismatch {way}' {what}"
+        for way, what in _WAYS.items()
+        if way == "skip" or all(regrouped(scheme, in_features, way) for scheme, in_features in unfit)
+    )
 
 
 def _by_channel(scheme: Scheme, in_features: int) -> tuple[Scheme, str]:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from goldstick.algorithms.base import Algorithm, GroupSizeMismatch, Quantizer, rounds, smooths
+from goldstick.algorithms.base import Algorithm, Quantizer, rounds, smooths
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.algorithms.stage import AnyStage, Place, Stage, of_kind
 from goldstick.algorithms.validate import Validate
@@ -15,19 +15,12 @@ from goldstick.calibration.task import Step
 from goldstick.core.layout import Layout
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
-from goldstick.recipes.group_sizes import regrouped
+from goldstick.recipes.group_sizes import regrouped, ways_out
 from goldstick.recipes.ignored import ignored
 from goldstick.recipes.mixture import with_mixture
 from goldstick.recipes.order import misplaced, unfinishable
 from goldstick.structure.network import Network, Site
 from goldstick.structure.plain_layers import Reading
-
-#: What a stage may say of layers that its groups do not divide, and what they become, where a scheme can be changed so.
-_WAYS: dict[GroupSizeMismatch, str] = {
-    "smaller": "gives them the largest groups of 128, 64, 32 or 16 that divide",
-    "channel": "gives them one scale per output channel",
-}
-_FLOAT: dict[GroupSizeMismatch, str] = {"skip": "leaves them float"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,7 +160,7 @@ def _assign(
 ) -> None:
     """Add a stage's sites to ``assignments`` or ``skipped``, and what is wrong with it to ``problems``."""
     twice, indivisible = [], []
-    ways = dict(_WAYS)
+    unfit: list[tuple[Scheme, int]] = []
     for site in sites:
         scheme, note = _for_forward(site, stage.scheme_for(site), stage.trains)
         grids = [grid for grid in (scheme.weight, scheme.activation) if grid is not None]
@@ -185,17 +178,17 @@ def _assign(
             assignments[site.name] = Assignment(site=site, stage=stage, scheme=instead, note=note)
         else:
             indivisible.append(f"{site.name} ({site.in_features} inputs, groups of {size})")
-            ways = {way: what for way, what in ways.items() if regrouped(scheme, site.in_features, way)}
+            unfit.append((scheme, site.in_features))
     if twice:
         problems.append(
             f"{place}: {_some(twice)} would be quantized twice, since a stage before does it already. Exclude such "
             "layers from one of the stages (targets: {exclude: [...]})."
         )
     if indivisible:
-        helps = ", ".join(f"'--group-size-mismatch {way}' {what}" for way, what in (ways | _FLOAT).items())
         problems.append(
             f"{place}: the group size does not divide the inputs of {_some(indivisible)}. Decide what such layers "
-            f"become: {helps} (the same as 'group_size_mismatch:' in the recipe), or choose a group size that divides."
+            f"become: {ways_out(unfit)} (the same as 'group_size_mismatch:' in the recipe), or choose a group size "
+            "that divides."
         )
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +27,7 @@ from goldstick.jobs.load.load import load_float
 from goldstick.jobs.save.pieces import float_tensors, save_entries
 from goldstick.jobs.save.result import apply_recipe
 from goldstick.jobs.search.bound import upper_bound
-from goldstick.jobs.search.channels import channels_kept, find_prospects, prunable_groups
+from goldstick.jobs.search.channels import Prospect, channels_kept, find_prospects, prunable_groups
 from goldstick.jobs.search.layers import Layers, find_layers
 from goldstick.jobs.search.possible import refuse_size
 from goldstick.jobs.search.search import Search
@@ -71,51 +71,55 @@ def search_pruned(search: Search, found: Found) -> Found:
         UsageError: Nothing is so small, also without channels.
     """
     size, layers = search.target.bytes_of(search.layers), search.layers
-    chosen = _chosen(found)
-    groups = prunable_groups(search)
-    model = search.searched.model
+    prospects = _prospects(search)
+    whole, alone = _losses(search, found.recipe), search.whole(_chosen(found))
+    taken = sum(group.nbytes[_chosen(found)[group.name]] for group in layers.groups)
+    left = fmean(whole) / alone if alone > 0 else 1.0
+    kept = channels_kept(search, prospects, size - (found.nbytes - taken), left)
+    account: dict[str, Any] = {"whole_model": {"bytes": found.nbytes, "kl": fmean(whole)}, "pruned": None}
+    if kept:
+        other = _without(search, kept)
+        pruned = _losses(search, other.recipe)
+        account["pruned"] = {"bytes": other.nbytes, "kl": fmean(pruned), "kept": kept}
+        more = [one - beside for one, beside in zip(pruned, whole, strict=True)]
+        if other.nbytes <= size and (found.nbytes > size or upper_bound(more, 0.95) < 0):
+            of_the_whole = {key: found.record[key] for key in ("model", "uniform", "rival")}
+            record = {**other.record, **of_the_whole, "pruning": account | _channels(prospects, kept)}
+            return dataclasses.replace(other, record=record)
+    refuse_size(layers, size)
+    return dataclasses.replace(found, record=found.record | {"pruning": account | _channels(prospects, {})})
+
+
+def _prospects(search: Search) -> list[Prospect]:
+    groups, model = prunable_groups(search), search.searched.model
     with seeded(SCOP().training.seed, model):  # as the recipe's stage will
         scores = taylor_scores(model, groups, _task(search, model))
-    prospects = find_prospects(search, groups, scores)
-    taken = sum(group.nbytes[chosen[group.name]] for group in layers.groups)
-    real = _losses(search, found.recipe)
-    kept = channels_kept(search, prospects, size - (found.nbytes - taken), fmean(real) / search.whole(chosen))
-    account: dict[str, Any] = {
+    return find_prospects(search, groups, scores)
+
+
+def _without(search: Search, kept: Mapping[str, int]) -> Found:
+    """What a search of the model with so many channels finds; its recipe cuts them first."""
+    stage = SCOP(criterion="taylor", rate=None, keep=kept, targets=Targets(include=tuple(kept)))
+    with _cut(search, stage) as (directory, model):
+        layers = _layers_of_cut(search.layers, directory)
+        found = Search(layers, search.target, search.settings, model, search, f"without {kept}").run()
+    recipe = found.recipe.model_copy(update={"stages": (stage, *found.recipe.stages)})
+    return dataclasses.replace(found, recipe=recipe)
+
+
+def _channels(prospects: Sequence[Prospect], kept: Mapping[str, int]) -> dict[str, Any]:
+    """The record's account of each layer's channels."""
+    return {
         "channels": [
             {
                 "name": one.group.name,
                 "units": one.group.units,
-                "kept": one.group.units,
-                "tried": [[kept, loss] for kept, loss in one.losses.items() if kept < one.group.units],
+                "kept": kept.get(one.group.name, one.group.units),
+                "tried": [[count, loss] for count, loss in one.losses.items() if count < one.group.units],
             }
             for one in prospects
-        ],
-        "whole_model": {"bytes": found.nbytes, "kl": fmean(real)},
+        ]
     }
-    if not kept:
-        return _with(found, {**account, "pruned": None})
-    stage = SCOP(criterion="taylor", rate=None, keep=kept, targets=Targets(include=tuple(kept)))
-    with _cut(search, stage) as (directory, cut):
-        again = Search(
-            _layers_of_cut(layers, directory), Target(size=size), search.settings, cut, search, f"without {kept}"
-        )
-        other = again.run()
-    recipe = other.recipe.model_copy(update={"stages": (stage, *other.recipe.stages)})
-    losses = _losses(search, recipe)
-    account["pruned"] = {"bytes": other.nbytes, "kl": fmean(losses), "kept": kept}
-    more = [one - beside for one, beside in zip(losses, real, strict=True)]
-    if other.nbytes > size or (found.nbytes <= size and upper_bound(more, 0.95) >= 0):
-        refuse_size(layers, size)
-        return _with(found, account)
-    for one in account["channels"]:
-        one["kept"] = kept.get(one["name"], one["units"])
-    of_the_whole = {key: found.record[key] for key in ("asked", "model", "uniform", "rival")}
-    record = {**other.record, **of_the_whole}
-    return _with(Found(recipe=recipe, nbytes=other.nbytes, record=record), account)
-
-
-def _with(found: Found, account: Mapping[str, Any]) -> Found:
-    return dataclasses.replace(found, record=found.record | {"pruning": account})
 
 
 def _chosen(found: Found) -> dict[str, str]:
