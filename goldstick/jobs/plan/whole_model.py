@@ -14,8 +14,8 @@ def whole_model_warning(resolution: Resolution, calibrated: bool) -> str:
     """
     if resolution.trains:
         return (
-            "The whole model is held in memory while it is trained. A run that is stopped goes on with --resume behind "
-            "its last whole epoch; what comes after the training starts anew."
+            "The whole model is held in memory while it is trained or pruned. A run that is stopped goes on with "
+            "--resume behind the last whole epoch of its training; all else starts anew."
         )
     if resolution.has_epochs:
         return (
