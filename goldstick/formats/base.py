@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol
 
@@ -250,6 +250,10 @@ class StorageFormat(ABC):
         """
         listed = self.listed(config).rotated
         return lambda name, site, in_features: listed.get(site, 0)
+
+    def idle_rotations(self, config: Mapping[str, Any], modules: Iterable[str]) -> list[str]:
+        """Names of transforms at run time, as a config gives them, that are meant for none of a model's modules."""
+        return []
 
     def stays_float(self, config: Mapping[str, Any]) -> StaysFloat | None:
         """What a config excepts from quantization; ``None`` where it names the quantized layers.

@@ -7,7 +7,7 @@ writes the ``format`` into every group, since readers take the layout from there
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -165,6 +165,10 @@ class CompressedTensors(StorageFormat):
         """What its ``transform_config`` says."""
         transforms = InputTransforms(config)
         return lambda name, site, in_features: transforms.size(name.removesuffix(".weight"), in_features)
+
+    def idle_rotations(self, config: Mapping[str, Any], modules: Iterable[str]) -> list[str]:
+        """Groups of its ``transform_config`` that mean no layer."""
+        return InputTransforms(config).idle(modules)
 
     def listed(self, config: Mapping[str, Any]) -> SiteTable:
         """None: the config matches layers by patterns."""

@@ -8,7 +8,7 @@ its own inverse. What else it can say was done to the weights before they were s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from reprlib import repr as shown
 from typing import Any
 
@@ -60,14 +60,14 @@ class InputTransforms:
         groups = told.get("config_groups", {}) if isinstance(told, Mapping) else None
         if not isinstance(groups, Mapping):
             raise FormatError(f"{TRANSFORM_CONFIG} has no table 'config_groups'.")
-        self._listed: list[tuple[NamePatterns, NamePatterns, int | None]] = []
+        self._listed: list[tuple[str, NamePatterns, NamePatterns, int | None]] = []
         for name, group in groups.items():
             places = group.get("apply") if isinstance(group, Mapping) else None
             if not isinstance(places, list) or not all(isinstance(place, Mapping) for place in places):
                 raise FormatError(f"The group {name[:100]!r} of {TRANSFORM_CONFIG} has no list of tables 'apply'.")
             for place in places:
                 if place.get("location") not in _DONE_BEFORE:
-                    self._listed.append(_read(name, group, place))
+                    self._listed.append((name, *_read(name, group, place)))
 
     def size(self, module: str, in_features: int) -> int:
         """Channels of a module's input that are mixed at run time; 0 for none.
@@ -77,7 +77,7 @@ class InputTransforms:
         """
         meant = [
             size
-            for targets, ignored, size in self._listed
+            for _, targets, ignored, size in self._listed
             if targets.first(module) is not None and not _in(ignored, module)
         ]
         if len(meant) > 1:
@@ -91,6 +91,15 @@ class InputTransforms:
                 f"turns them in blocks of a power of two that divides them, up to {LARGEST_TRANSFORM}."
             )
         return size
+
+    def idle(self, modules: Iterable[str]) -> list[str]:
+        """Names of the groups that mean none of these modules at one of their places."""
+        every = list(modules)
+        return [
+            name
+            for name, targets, ignored, _ in self._listed
+            if not any(targets.first(module) is not None and not _in(ignored, module) for module in every)
+        ]
 
 
 def _in(patterns: NamePatterns, module: str) -> bool:

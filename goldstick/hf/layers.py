@@ -153,10 +153,10 @@ class DeclaredLayers:
         return dataclasses.replace(layer, act_order=act_order)
 
     def refuse_turned_floats(self, layers: Sequence[StoredLayer]) -> None:
-        """Refuse a config that has the input of a layer turned at run time that is not quantized.
+        """Refuse a config that has the input of a layer turned at run time that is not quantized, or of none.
 
         Raises:
-            FormatError: It has; the message names the layer.
+            FormatError: It has; the message names the layer, or the group of the config that names no layer.
         """
         quantized = {layer.name for layer in layers}
         for name in self._tensors:
@@ -168,6 +168,13 @@ class DeclaredLayers:
                     f"{self._directory} has the input of {site.name} turned at run time, which is a float layer: "
                     "goldstick turns the inputs of quantized layers only."
                 )
+        names = [name.removesuffix(".weight") for name in (*quantized, *self._tensors)]
+        if idle := self.format.idle_rotations(self._config, names):
+            raise FormatError(
+                f"{self._directory} has inputs turned at run time by the group {idle[0][:100]!r} of its config, which "
+                "names no layer of the model, so that layers would be given inputs that are not turned. Correct its "
+                "targets, or remove the group."
+            )
 
     @cached_property
     def _scheme_of(self) -> SchemeOf:

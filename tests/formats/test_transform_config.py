@@ -107,6 +107,12 @@ JSON = st.recursive(
 )
 
 
+def test_groups_that_mean_no_module_are_named() -> None:
+    read_ones = read({"R4": group(), "other": group({"targets": ["lm_head"]}), "ignored": group({"ignore": DOWN})})
+    assert read_ones.idle([*DOWN, *OTHERS]) == ["other", "ignored"]
+    assert read_ones.idle([*DOWN, "lm_head"]) == ["ignored"]
+
+
 @given(told=JSON, apply=JSON, size=JSON)
 def test_any_json_is_read_or_refused(told: object, apply: object, size: object) -> None:
     for config in (told, {"config_groups": told}, {"config_groups": {"a": group(apply=apply, head_dim=size)}}):

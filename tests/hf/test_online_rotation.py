@@ -183,6 +183,16 @@ def test_a_float_layer_whose_input_is_to_be_turned_is_refused(made: Made, tmp_pa
         goldstick.load(changed(directory, tmp_path, turn_head))
 
 
+def test_a_transform_that_is_meant_for_no_layer_is_refused(made: Made, tmp_path: Path) -> None:
+    def misname(table: dict[str, Any]) -> None:
+        for group in table[TRANSFORM_CONFIG]["config_groups"].values():
+            group["apply"][0]["targets"] = [r"re:language_model\.layers\..*\.down_proj$"]
+
+    _, directory = made("llama_gqa", "w4a16-g32", "compressed-tensors")
+    with pytest.raises(GoldstickError, match=r"names no layer of the model.*Correct its targets"):
+        goldstick.load(changed(directory, tmp_path, misname))
+
+
 @pytest.mark.parametrize("rotated", [{f"{BLOCK}.mlp.down_proj": 24}, {f"{BLOCK}.mlp.down_proj": 256}, {"x": 8}, 3])
 def test_a_native_table_that_makes_no_sense_is_refused(rotated: object, made: Made, tmp_path: Path) -> None:
     _, directory = made("llama_gqa", "w4a16-g32", "native")
