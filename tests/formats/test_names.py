@@ -28,7 +28,7 @@ ALSO = {
     "jobs/search/for_sensitivity.py": {"gptq"},
     "jobs/search/layer_inputs.py": {"gptq"},
     "jobs/search/layers.py": {"gptq"},
-    "jobs/search/search.py": {"gptq"},
+    "jobs/search/find.py": {"gptq"},
     "recipes/words.py": {"gptq", "awq"},
 }
 
