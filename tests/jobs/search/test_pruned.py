@@ -129,12 +129,16 @@ def test_what_channels_cannot_go_for_is_refused(
         found_for(source_with_text, target, **options)
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(idle: Path) -> Found:
+    return found_for(idle, Target(size=int(1.5 * least_of(idle))), effort="default")
+
+
 @pytest.mark.parametrize("last", ["channels ", "without ", "made "])
 def test_a_search_that_is_killed_finds_the_same(
-    last: str, idle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    last: str, uninterrupted: Found, idle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = Target(size=int(1.5 * least_of(idle)))
-    expected = found_for(idle, target, effort="default")
     keep = Journal.keep
 
     def killing(self: Journal, key: str, value: float | list[float]) -> None:
@@ -147,8 +151,8 @@ def test_a_search_that_is_killed_finds_the_same(
         patch.setattr(Journal, "keep", killing)
         found_for(idle, target, effort="default", journal=journal)
     again = found_for(idle, target, effort="default", journal=journal)
-    assert again.recipe == expected.recipe
-    assert again.record == expected.record
+    assert again.recipe == uninterrupted.recipe
+    assert again.record == uninterrupted.record
 
 
 def test_the_command_says_which_channels_go(idle: Path, tmp_path: Path) -> None:
