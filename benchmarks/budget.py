@@ -251,6 +251,7 @@ def cost(subject: Subject, folder: Path, _: int, done: Set[str]) -> Iterator[tup
         "quantization": ["quantize", model, "-o", str(folder / "q"), "-r", "gptq-w4a16-channel", *data, *calibrated],
         "search, fast": ["search", model, "-o", str(folder / "f.yaml"), "--bits", "4.25", "--effort", "fast", *data],
         "search, default": ["search", model, "-o", str(folder / "n.yaml"), "--bits", "4.25", *data],
+        "search, --prune": ["search", model, "-o", str(folder / "p.yaml"), "--bits", "2.5", "--prune", *data],
     }
     for name, words in [job for job in jobs.items() if job[0] not in done]:
         process = subprocess.Popen(
