@@ -49,9 +49,10 @@ def channel_words(pruning: Mapping[str, Any]) -> str:
     fewer = [one for one in pruning["channels"] if one["kept"] < one["units"]]
     if fewer:
         counts = ", ".join(f"{one['kept']} of {one['units']}" for one in fewer)
+        layers = f"{counted(len(fewer), 'layer')} {'keeps' if len(fewer) == 1 else 'keep'} {counts}"
         return (
-            f"{counted(len(fewer), 'layer')} keep {counts}; once rounded, KL {pruned['kl']:.4g} where whole layers "
-            f"have {whole['kl']:.4g} in {format_bytes(whole['bytes'])}, on the rows that choices were judged on"
+            f"{layers}; once rounded, KL {pruned['kl']:.4g} where whole layers have {whole['kl']:.4g} in "
+            f"{format_bytes(whole['bytes'])}, on the rows that choices were judged on"
         )
     if pruned is None:
         return "none goes: fewer bits lose less everywhere"

@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from goldstick.algorithms.channel_choice import fewest
 from goldstick.errors import RecipeError, UsageError
+from goldstick.hf.example_inputs import inputs_for
 from goldstick.jobs.search.knapsack import Front, Option
-from goldstick.jobs.search.layers import Group
+from goldstick.jobs.search.layers import Group, Layers
 from goldstick.jobs.search.search import Search
+from goldstick.structure.network import Network
 from goldstick.structure.pruning.prunable import Prunable
 from goldstick.structure.pruning.reading_masks import reading_masks
 from goldstick.structure.pruning.search import find_prunable
@@ -45,16 +48,20 @@ class Prospect:
         return frozenset(member.module for member in self.group.members)
 
 
-def prunable_groups(search: Search) -> list[Prunable]:
+def prunable_groups(layers: Layers, model: nn.Module) -> list[Prunable]:
     """The channels that searched layers make and other searched layers read, but for heads.
+
+    Args:
+        layers: What is searched.
+        model: The model, in memory.
 
     Raises:
         RecipeError: There are none.
     """
-    every = [site for group in search.layers.groups for site in group.sites]
+    every = [site for group in layers.groups for site in group.sites]
     sites = {site.module for site in every if site.role == "inner" and site.block is not None}
-    row = {"input_ids": search.check.batches[0]["input_ids"][:2], "use_cache": False}
-    groups, refused = find_prunable(search.searched.network, (), row, layers=sites)
+    inputs = {**(inputs_for(model) or {}), "use_cache": False}
+    groups, refused = find_prunable(Network(model), (), inputs, layers=sites)
     found = [one for one in groups if not one.heads and {member.module for member in one.members} <= sites]
     if not found:
         layer, reason = next(iter(refused.items()), ("the model", "it has no such layers"))
@@ -67,10 +74,10 @@ def find_prospects(search: Search, groups: Sequence[Prunable], scores: Mapping[s
     found = []
     for number, group in enumerate(groups):
         search.progress("measuring channels", number, len(groups))
-        order = scores[group.name].sort(stable=True).indices
+        own = {group.name: scores[group.name]}
         losses = {group.units: 0.0}
         for kept in _numbers(group):
-            losses[kept] = _loss_without(search, group, order[: group.units - kept])
+            losses[kept] = _loss_without(search, group, fewest(own, {group.name: kept})[group.name])
         found.append(Prospect(group=group, losses=losses))
     search.progress("measuring channels", len(groups), len(groups))
     return found
@@ -83,12 +90,12 @@ def _numbers(group: Prunable) -> list[int]:
     return [kept for kept in dict.fromkeys(tried) if 0 < kept < group.units]
 
 
-def _loss_without(search: Search, group: Prunable, gone: Tensor) -> float:
+def _loss_without(search: Search, group: Prunable, gone: Sequence[int]) -> float:
     key = f"channels {group.name} {group.units - len(gone)}"
     known: float | None = search.journal.get(key)
     if known is None:
         mask = torch.ones(group.units + 1)
-        mask[gone] = 0
+        mask[list(gone)] = 0
         with reading_masks(search.searched.model, group, mask):
             known = float(f"{fmean(search.scores.rows.kl()):.6g}")
         search.journal.keep(key, known)

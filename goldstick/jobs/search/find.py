@@ -10,6 +10,7 @@ from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.search.beside import judge_beside
+from goldstick.jobs.search.channels import prunable_groups
 from goldstick.jobs.search.layers import Method, find_layers
 from goldstick.jobs.search.possible import refuse_size
 from goldstick.jobs.search.pruned import refuse_pruning, search_pruned
@@ -77,8 +78,13 @@ def search_recipe(
     )  # fmt: skip
     if prune:
         refuse_pruning(layers, target, settings)
-    elif target.max_loss is None:
-        refuse_size(layers, target.bytes_of(layers))
-    search = Search(layers, target, settings, load_float(directory) if prune else None)
-    found = search_pruned(search, search.run()) if prune else search.run()
+        model = load_float(directory)
+        groups = prunable_groups(layers, model)  # none is an error before anything is measured
+        search = Search(layers, target, settings, model)
+        found = search_pruned(search, groups)
+    else:
+        if target.max_loss is None:
+            refuse_size(layers, target.bytes_of(layers))
+        search = Search(layers, target, settings)
+        found = search.run()
     return dataclasses.replace(found, record=found.record | {"beside": judge_beside(beside, search.check)})

@@ -27,7 +27,7 @@ from goldstick.jobs.load.load import load_float
 from goldstick.jobs.save.pieces import float_tensors, save_entries
 from goldstick.jobs.save.result import apply_recipe
 from goldstick.jobs.search.bound import upper_bound
-from goldstick.jobs.search.channels import Prospect, channels_kept, find_prospects, prunable_groups
+from goldstick.jobs.search.channels import Prospect, channels_kept, find_prospects
 from goldstick.jobs.search.layers import Layers, find_layers
 from goldstick.jobs.search.possible import refuse_size
 from goldstick.jobs.search.search import Search
@@ -36,6 +36,7 @@ from goldstick.jobs.search.target import Found, Target
 from goldstick.recipes.recipe import Export, Recipe
 from goldstick.recipes.taylor_scores import taylor_scores
 from goldstick.structure.network import Network
+from goldstick.structure.pruning.prunable import Prunable
 from goldstick.structure.targets import Targets
 from goldstick.training import TrainingTask
 from goldstick.training.loop import seeded
@@ -57,21 +58,21 @@ def refuse_pruning(layers: Layers, target: Target, settings: SearchSettings) -> 
         refuse_size(layers, size)
 
 
-def search_pruned(search: Search, found: Found) -> Found:
-    """What loses less in as many bytes: what was found, or that of a search of the model without some channels.
+def search_pruned(search: Search, groups: Sequence[Prunable]) -> Found:
+    """What loses less in as many bytes: what a search finds, or a search of the model without some channels.
 
     Channels go where that loses less with 95 % confidence, row by row, and where nothing else is small enough.
 
     Args:
-        search: The search of the whole model, in memory as a whole.
-        found: What it found, which may be too large where nothing smaller can be made.
+        search: The search of the whole model, in memory as a whole. It may find what is too large, where nothing
+            smaller can be made of it.
+        groups: The channels that can go.
 
     Raises:
-        RecipeError: No layer can lose channels.
         UsageError: Nothing is so small, also without channels.
     """
-    size, layers = search.target.bytes_of(search.layers), search.layers
-    prospects = _prospects(search)
+    size, layers, found = search.target.bytes_of(search.layers), search.layers, search.run()
+    prospects = _prospects(search, groups)
     whole, alone = _losses(search, found.recipe), search.whole(_chosen(found))
     taken = sum(group.nbytes[_chosen(found)[group.name]] for group in layers.groups)
     left = fmean(whole) / alone if alone > 0 else 1.0
@@ -90,10 +91,12 @@ def search_pruned(search: Search, found: Found) -> Found:
     return dataclasses.replace(found, record=found.record | {"pruning": account | _channels(prospects, {})})
 
 
-def _prospects(search: Search) -> list[Prospect]:
-    groups, model = prunable_groups(search), search.searched.model
+def _prospects(search: Search, groups: Sequence[Prunable]) -> list[Prospect]:
+    model = search.searched.model
+    search.progress("scoring channels", 0, 1)
     with seeded(SCOP().training.seed, model):  # as the recipe's stage will
         scores = taylor_scores(model, groups, _task(search, model))
+    search.progress("scoring channels", 1, 1)
     return find_prospects(search, groups, scores)
 
 

@@ -26,7 +26,7 @@ from goldstick.jobs.search.layers import FLOAT, Layers
 from goldstick.jobs.search.losses import RowLosses
 from goldstick.jobs.search.record import found_by
 from goldstick.jobs.search.rounding import RoundedLayers
-from goldstick.jobs.search.rows import draw_rows, in_batches
+from goldstick.jobs.search.rows import Rows, draw_rows, in_batches
 from goldstick.jobs.search.scores import Scores
 from goldstick.jobs.search.settings import SearchSettings
 from goldstick.jobs.search.target import Found, Target
@@ -68,6 +68,7 @@ class Search:
         part: str = "",
     ) -> None:
         self.layers, self.target, self.settings = layers, target, settings
+        self.rows: Rows
         self.tuning: RowLosses
         self.check: RowLosses
         self.journal: Journal
@@ -75,7 +76,9 @@ class Search:
         ranks, text, data_dir = settings.ranks, settings.text, settings.data_dir
         self.searched = SearchedModel(layers.directory, layers.weights, model)
         model, network = self.searched.model, self.searched.network
-        rows = draw_rows(model, layers.directory, text, settings.held_out, settings.held_out_rows, data_dir)
+        held_out = settings.held_out, settings.held_out_rows
+        self.rows = draw_rows(model, layers.directory, text, *held_out, data_dir) if whole is None else whole.rows
+        rows = self.rows
         asked = {"target": repr(target), "effort": self.effort, "method": layers.method, "text": rows.fingerprint}
         require_same(ranks, asked | {"model": sizes_of(layers.directory)})
         inputs = inputs_as_calibrated(layers, self.searched, data_dir, self.progress, ranks)

@@ -17,6 +17,7 @@ from goldstick.algorithms import SCOP
 from goldstick.cli import main
 from goldstick.errors import RecipeError, UsageError
 from goldstick.jobs.save import finish
+from goldstick.jobs.search import find
 from goldstick.jobs.search.channels import Prospect, channels_kept
 from goldstick.jobs.search.find import search_recipe
 from goldstick.jobs.search.journal import Journal
@@ -127,6 +128,14 @@ def test_what_channels_cannot_go_for_is_refused(
 ) -> None:
     with pytest.raises((UsageError, RecipeError), match=words):
         found_for(source_with_text, target, **options)
+
+
+def test_that_no_layer_can_lose_channels_is_said_before_anything_is_measured(
+    source_with_text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(find, "Search", None)
+    with pytest.raises(RecipeError, match="No layer can lose channels here"):
+        found_for(source_with_text, Target(bits=8.0), exclude=("*mlp*",))
 
 
 @pytest.fixture(scope="module")
