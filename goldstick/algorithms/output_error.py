@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import combinations_with_replacement
 
 import torch
 from torch import Tensor
@@ -12,10 +13,9 @@ from torch import Tensor
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.rows import row_chunks
 
-_COLUMN_BLOCK = 512
-_ROWS = 512  # that a block of the Hessian is converted for
-#: What a product of so many terms in float32, of numbers that were rounded to it, may be off, relative to its terms.
-_OFF = (_COLUMN_BLOCK + 8) * 2.0**-24
+_COLUMN_BLOCK = 384
+#: What sums of products of so many terms in float32, of numbers rounded to it, may be off, relative to the terms.
+_OFF = (2 * _COLUMN_BLOCK + 8) * 2.0**-24
 
 Rival = tuple[str, QuantizedTensor, float]
 """The name of a rounding's ranges, its codes, its output error."""
@@ -74,16 +74,17 @@ class Estimate:
 def estimated_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor) -> Estimate:
     """:func:`output_error` of products in float32, and how far it may be off.
 
-    H is symmetric, so that the blocks on and above its diagonal are enough. Within a block of 512 columns float32 sums
-    are off by (512 + 8) · 2⁻²⁴ · |Δ| |H| |Δ|ᵀ at most, in whatever order they are taken, with rounding H and Δ before,
-    and between blocks they are float64. |Δ| |H| |Δ|ᵀ is no more than ‖Δ‖² ‖H‖, both of Frobenius.
+    H is symmetric, so that the blocks on and above its diagonal are enough. Of each block of 384 columns by 384, the
+    product with Δ and its sum with a row of Δ are float32, off by (2 · 384 + 8) · 2⁻²⁴ · |Δ| |H| |Δ|ᵀ at most, in
+    whatever order they are taken, with rounding H and Δ before; rows and blocks are summed in float64.
+    |Δ| |H| |Δ|ᵀ is no more than ‖Δ‖² ‖H‖, both of Frobenius.
 
     Args:
         weight: float [out, in].
         tensor: Ŵ, as it will be run.
         hessian: float64 [in, in], symmetric.
     """
-    rows, columns = weight.shape
+    columns = weight.shape[1]
     norm = float(torch.linalg.vector_norm(hessian))
     largest = float(weight.abs().max()) or 1.0
     if not 0 < norm < math.inf or not largest < math.inf or _rounds_further(weight.device):
@@ -91,16 +92,15 @@ def estimated_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor) ->
     down = 2.0 ** -math.frexp(norm)[1]  # so that nothing leaves the range of float32
     shrink = 2.0 ** -math.frexp(largest)[1]
     total, square = 0.0, 0.0
-    for first in range(0, rows, _ROWS):
-        part = slice(first, min(first + _ROWS, rows))
+    for part in row_chunks(weight, copies=2):
         delta = (weight[part].float() - tensor.rows(part).dequantize().float()) * shrink
-        square += float(delta.square().sum(dtype=torch.float64))
-        for start in range(0, columns, _COLUMN_BLOCK):
-            stop = min(start + _COLUMN_BLOCK, columns)
-            product = delta[:, start:stop] @ (hessian[start:stop, start:] * down).float()  # [rows, in − start]
-            product *= delta[:, start:]
-            product[:, stop - start :] *= 2
-            total += float(product.sum(dtype=torch.float64))
+        square += float(delta.square().sum(-1).sum(dtype=torch.float64))
+        sums = torch.zeros(len(delta), dtype=torch.float64, device=delta.device)
+        for start, first in combinations_with_replacement(range(0, columns, _COLUMN_BLOCK), 2):
+            here, there = slice(start, start + _COLUMN_BLOCK), slice(first, first + _COLUMN_BLOCK)
+            product = delta[:, here] @ (hessian[here, there] * down).float()
+            sums += product.mul_(delta[:, there]).sum(-1).mul_(1 if start == first else 2)
+        total += float(sums.sum())
     up = 1 / (down * shrink * shrink)
     return Estimate(error=total * up, slack=_OFF * square * norm * down * up)
 

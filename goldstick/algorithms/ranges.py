@@ -15,7 +15,7 @@ from goldstick.algorithms.ggml.rounding import quantize_as_ggml
 from goldstick.algorithms.range_error import deviation, least_error_range
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, in_groups, joined, quantize_on_grid, scale_dtype
-from goldstick.core.rows import as_rows, row_chunks
+from goldstick.core.rows import all_finite, as_rows, row_chunks
 from goldstick.core.stored_scale import global_scale_for, stored_scale
 from goldstick.errors import QuantizationError
 
@@ -140,7 +140,7 @@ def quantize_with_ranges(
 
 def _quantize_rows(rows: Tensor, grid: Grid, search: FindRange, kept: ScaleDtype, tall: int = 1) -> QuantizedTensor:
     """Some rows, ``tall`` of which share their scales."""
-    if not torch.isfinite(rows).all():
+    if not all_finite(rows):
         bad = int((~torch.isfinite(rows)).sum())
         raise QuantizationError(f"{bad} values of the weight are NaN or infinite.")
     grouped = in_groups(rows.float(), grid)  # [rows, groups, width]
@@ -283,7 +283,7 @@ def _range(low: Tensor, high: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
     span = (high - low) / grid.code_max
     # A group of zeros gets the scale 1: its codes are then its zero, exactly.
     scale = torch.where(span == 0, torch.ones_like(span), span.clamp(min=torch.finfo(dtype).tiny)).to(dtype)
-    if not torch.isfinite(scale).all():
+    if not all_finite(scale):
         raise QuantizationError(f"A scale of {float(span.max()):.3g} does not fit {dtype}; load the model in float32.")
     if grid.symmetric:
         return scale, None

@@ -33,6 +33,12 @@ def as_rows(tensor: Tensor) -> Tensor:
     return tensor.reshape(math.prod(tensor.shape[:-1]), tensor.shape[-1])
 
 
+def all_finite(values: Tensor) -> bool:
+    """Whether no value is NaN or infinite. Neither leaves a sum, so each is looked at only where the sum is one."""
+    total = values.sum(dtype=torch.promote_types(values.dtype, torch.float32))
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(values).all())
+
+
 def finite_rows(rows: Tensor, counts: Tensor | None = None) -> Iterator[tuple[Tensor, int]]:
     """The rows that count and are finite, and how many that count are not; some at a time.
 
@@ -45,8 +51,7 @@ def finite_rows(rows: Tensor, counts: Tensor | None = None) -> Iterator[tuple[Te
         chunk = rows[start : start + step]
         if counts is not None:
             chunk = chunk[counts[start : start + step]]
-        # One sum tells whether all is finite: infinity and NaN never leave it.
-        if torch.isfinite(chunk.sum(dtype=torch.promote_types(chunk.dtype, torch.float32))):
+        if all_finite(chunk):
             yield chunk, 0
         else:
             finite = torch.isfinite(chunk).all(-1)

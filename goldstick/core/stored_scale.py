@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from goldstick.core.grid import POWERS_OF_TWO, Grid
+from goldstick.core.rows import all_finite
 from goldstick.errors import QuantizationError
 
 _FLOAT8 = torch.float8_e4m3fn
@@ -49,7 +50,7 @@ def stored_scale(largest: Tensor, grid: Grid, dtype: torch.dtype, global_scale: 
         local = (global_scale * scale.float()).clamp(max=_FLOAT8_LARGEST).to(_FLOAT8).float()
         return torch.where(local == 0, _FLOAT8_LEAST, local).to(dtype)
     scale = scale.to(dtype)
-    if not torch.isfinite(scale).all():
+    if not all_finite(scale):
         raise QuantizationError(f"A scale of {float(largest.max()):.3g} does not fit {dtype}; use float32.")
     return torch.where(scale == 0, torch.finfo(dtype).eps, scale)
 
@@ -99,7 +100,7 @@ def scales_of_exponents(codes: Tensor, dtype: torch.dtype) -> Tensor:
     if bool((codes == 255).any()):
         raise QuantizationError("its scales hold the e8m0 code 255, which stands for no number. Quantize it again.")
     scale = torch.ldexp(torch.ones(codes.shape, device=codes.device), codes.int() - _BIAS).to(dtype)
-    if not torch.isfinite(scale).all():
+    if not all_finite(scale):
         raise QuantizationError(f"its scales reach 2^{int(codes.max()) - _BIAS}, too much for {dtype}; use float32.")
     return scale
 
@@ -128,7 +129,7 @@ def check_stored_scales(scale: Tensor, divisor: Tensor | None) -> None:
     Raises:
         QuantizationError: One is NaN or infinite, or the divisor zero or negative.
     """
-    if not scale.is_meta and not bool(torch.isfinite(scale).all()):
+    if not scale.is_meta and not all_finite(scale):
         raise QuantizationError("its scales are not all numbers: some are NaN or infinite. Quantize it again.")
     if divisor is not None and not divisor.is_meta:
         wrong = divisor[~(torch.isfinite(divisor) & (divisor > 0))]

@@ -5,9 +5,11 @@
 #if defined(__GNUC__)
 #define GOLDSTICK_INLINE inline __attribute__((always_inline))
 #define GOLDSTICK_RESTRICT __restrict__  // nothing else is read or written where this points to
+#define GOLDSTICK_UNROLL _Pragma("GCC unroll 16")  // whole: sums in an array stay in registers only then
 #else
 #define GOLDSTICK_INLINE inline
 #define GOLDSTICK_RESTRICT
+#define GOLDSTICK_UNROLL
 #endif
 
 #if defined(__x86_64__) && defined(__GNUC__)

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <vector>
 
+#include "base/buffer.hpp"
+
 namespace goldstick {
 namespace {
 
@@ -91,8 +93,7 @@ void add_products(const Products& products, int threads, Isa isa) {
     const std::int64_t down = panels_of(products.rows), across = panels_of(products.columns);
     const std::int64_t step = std::min(kTokens, products.tokens + products.tokens % 2);
     const std::int64_t size = step * kPanel;
-    std::vector<std::int16_t> packed_left(static_cast<std::size_t>(down * size));
-    std::vector<std::int16_t> packed_right(static_cast<std::size_t>(products.upper ? 0 : across * size));
+    const Buffer<std::int16_t> packed_left(down * size), packed_right(products.upper ? 0 : across * size);
     std::vector<std::int64_t> together_left(static_cast<std::size_t>(down));
     std::vector<std::int64_t> together_right(static_cast<std::size_t>(products.upper ? 0 : across));
     const std::int64_t* left_together = together_left.data();

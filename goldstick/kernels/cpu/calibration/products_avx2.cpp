@@ -30,21 +30,28 @@ GOLDSTICK_AVX2 void add_part(const std::int16_t* left, const std::int16_t* right
     const std::int32_t* lefts = reinterpret_cast<const std::int32_t*>(left) + row;  // a pair is 32 bits
     const std::int32_t* rights = reinterpret_cast<const std::int32_t*>(right) + column;
     __m256i sums[kRows][kVectors];
-    for (auto& of_row : sums) {
-        for (__m256i& sum : of_row) sum = _mm256_setzero_si256();
+    GOLDSTICK_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+        GOLDSTICK_UNROLL
+        for (int v = 0; v < kVectors; ++v) sums[i][v] = _mm256_setzero_si256();
     }
     for (std::int64_t pair = 0; pair < pairs; ++pair, lefts += kPanel, rights += kPanel) {
         __m256i columns[kVectors];
+        GOLDSTICK_UNROLL
         for (int v = 0; v < kVectors; ++v) columns[v] = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(rights) + v);
+        GOLDSTICK_UNROLL
         for (int i = 0; i < kRows; ++i) {
             const __m256i value = _mm256_set1_epi32(lefts[i]);
+            GOLDSTICK_UNROLL
             for (int v = 0; v < kVectors; ++v) {
                 sums[i][v] = _mm256_add_epi32(sums[i][v], _mm256_madd_epi16(value, columns[v]));
                 __asm__ volatile("" : "+x"(sums[i][v]));  // in this order: all products first would not fit
             }
         }
     }
+    GOLDSTICK_UNROLL
     for (int i = 0; i < kRows; ++i) {
+        GOLDSTICK_UNROLL
         for (int v = 0; v < kVectors; ++v) add_wide(tile[row + i] + column + 8 * v, sums[i][v]);
     }
 }

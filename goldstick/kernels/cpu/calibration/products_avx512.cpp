@@ -1,5 +1,6 @@
-// One instruction of VNNI multiplies sixteen channels' pairs of tokens, adds each pair, and adds that to the sums. Six rows
-// by 48 columns stay in eighteen registers for as many tokens as 32 bits hold.
+// One instruction of VNNI multiplies sixteen channels' pairs of tokens, adds each pair, and adds that to the sums. Four rows
+// by 48 columns stay in twelve registers for as many tokens as 32 bits hold: more make a compiler copy them about.
+#include "base/inline.hpp"
 #include "calibration/products.hpp"
 
 #include <algorithm>
@@ -12,7 +13,7 @@
 namespace goldstick {
 namespace {
 
-constexpr int kRows = 6;
+constexpr int kRows = 4;
 constexpr int kVectors = kPanel / 16;
 static_assert(kPanel % kRows == 0 && kPanel % 16 == 0);
 
@@ -29,18 +30,25 @@ GOLDSTICK_VNNI void add_rows(const std::int16_t* left, const std::int16_t* right
     const std::int32_t* lefts = reinterpret_cast<const std::int32_t*>(left) + row;  // a pair is 32 bits
     const std::int32_t* rights = reinterpret_cast<const std::int32_t*>(right);
     __m512i sums[kRows][kVectors];
-    for (auto& of_row : sums) {
-        for (__m512i& sum : of_row) sum = _mm512_setzero_si512();
+    GOLDSTICK_UNROLL
+    for (int i = 0; i < kRows; ++i) {
+        GOLDSTICK_UNROLL
+        for (int v = 0; v < kVectors; ++v) sums[i][v] = _mm512_setzero_si512();
     }
     for (std::int64_t pair = 0; pair < pairs; ++pair, lefts += kPanel, rights += kPanel) {
         __m512i columns[kVectors];
+        GOLDSTICK_UNROLL
         for (int v = 0; v < kVectors; ++v) columns[v] = _mm512_loadu_si512(rights + 16 * v);
+        GOLDSTICK_UNROLL
         for (int i = 0; i < kRows; ++i) {
             const __m512i value = _mm512_set1_epi32(lefts[i]);
+            GOLDSTICK_UNROLL
             for (int v = 0; v < kVectors; ++v) sums[i][v] = _mm512_dpwssd_epi32(sums[i][v], value, columns[v]);
         }
     }
+    GOLDSTICK_UNROLL
     for (int i = 0; i < kRows; ++i) {
+        GOLDSTICK_UNROLL
         for (int v = 0; v < kVectors; ++v) add_wide(tile[row + i] + 16 * v, sums[i][v]);
     }
 }

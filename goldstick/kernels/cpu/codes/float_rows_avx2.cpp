@@ -9,7 +9,6 @@
 #include <immintrin.h>
 
 #define GOLDSTICK_HERE GOLDSTICK_AVX2
-#define GOLDSTICK_UNROLL _Pragma("GCC unroll 8")  // whole: sums in an array stay in registers only then
 
 namespace goldstick {
 namespace {

@@ -9,7 +9,6 @@
 #include <immintrin.h>
 
 #define GOLDSTICK_HERE __attribute__((target("avx512f,avx512bw,avx512vl")))
-#define GOLDSTICK_UNROLL _Pragma("GCC unroll 16")  // whole: sums in an array stay in registers only then
 
 namespace goldstick {
 namespace {

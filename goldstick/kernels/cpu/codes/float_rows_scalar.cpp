@@ -1,11 +1,11 @@
 // Float codes without vector instructions: the same operations, one float after the other.
 #include <cmath>
 
+#include "base/inline.hpp"
 #include "codes/float_codes.hpp"
 #include "codes/float_row_kernels.hpp"
 
 #define GOLDSTICK_HERE
-#define GOLDSTICK_UNROLL
 
 namespace goldstick {
 namespace {

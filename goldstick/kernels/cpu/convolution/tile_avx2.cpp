@@ -8,8 +8,6 @@
 #include <algorithm>
 #include <cstring>
 
-#define GOLDSTICK_UNROLL _Pragma("GCC unroll 8")  // whole: sums in an array stay in registers only then
-
 namespace goldstick {
 namespace {
 
@@ -36,10 +34,15 @@ GOLDSTICK_AVX2 void tile(const TileCall<std::int16_t>& call, std::int64_t begin)
     const std::int8_t* panel = call.panel;
     const std::int16_t* const* const pixels = call.pixels + begin;
     float* const sums = call.sums + begin * kRows;
-    __m256i products[vectors][count];
+    // One pixel after the other, or more would be at work than there are registers; fewer leave them by being held to it.
+    constexpr bool many = vectors == 2 && count > 3;
+    __m256i sums_low[count], sums_high[count];
     GOLDSTICK_UNROLL
     for (int t = 0; t < count; ++t) {
-        products[0][t] = products[vectors - 1][t] = _mm256_setzero_si256();
+        sums_low[t] = _mm256_setzero_si256();
+        if constexpr (vectors == 2) {
+            sums_high[t] = _mm256_setzero_si256();
+        }
     }
     bool first_span = true;
     for (const Run& run : call.runs) {
@@ -53,20 +56,23 @@ GOLDSTICK_AVX2 void tile(const TileCall<std::int16_t>& call, std::int64_t begin)
             GOLDSTICK_UNROLL
             for (int t = 0; t < count; ++t) {
                 const __m256i both = pair_at(q[t] + 2 * k);
-                products[0][t] = _mm256_add_epi32(products[0][t], _mm256_madd_epi16(low, both));
+                sums_low[t] = _mm256_add_epi32(sums_low[t], _mm256_madd_epi16(low, both));
                 if constexpr (vectors == 2) {
-                    products[1][t] = _mm256_add_epi32(products[1][t], _mm256_madd_epi16(high, both));
-                    asm volatile("" : "+x"(products[1][t]));  // one pixel after the other: there are 16 registers
+                    sums_high[t] = _mm256_add_epi32(sums_high[t], _mm256_madd_epi16(high, both));
                 }
-                asm volatile("" : "+x"(products[0][t]));
+                if constexpr (many) {
+                    asm volatile("" : "+x"(sums_low[t]), "+x"(sums_high[t]));
+                }
             }
         }
         if (run.closes) {
             GOLDSTICK_UNROLL
             for (int t = 0; t < count; ++t) {
-                for (int v = 0; v < vectors; ++v) {
-                    add_to(sums + t * kRows + 8 * v, products[v][t], first_span);
-                    products[v][t] = _mm256_setzero_si256();
+                add_to(sums + t * kRows, sums_low[t], first_span);
+                sums_low[t] = _mm256_setzero_si256();
+                if constexpr (vectors == 2) {
+                    add_to(sums + t * kRows + 8, sums_high[t], first_span);
+                    sums_high[t] = _mm256_setzero_si256();
                 }
             }
             first_span = false;

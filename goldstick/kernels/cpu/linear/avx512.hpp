@@ -11,7 +11,6 @@
 #include <immintrin.h>
 
 #define GOLDSTICK_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vnni")))
-#define GOLDSTICK_UNROLL _Pragma("GCC unroll 16")  // whole: sums in an array stay in registers only then
 
 namespace goldstick {
 namespace {

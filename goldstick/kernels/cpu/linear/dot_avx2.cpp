@@ -10,8 +10,6 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define GOLDSTICK_UNROLL _Pragma("GCC unroll 8")  // whole: sums in an array stay in registers only then
-
 namespace goldstick {
 namespace {
 
