@@ -145,8 +145,11 @@ def simulate(shape: Shape, gpus: int, rates: Rates) -> dict[str, Any]:
             # A Hessian is summed over ranks, just over half of it: to the solver alone where there is but one.
             exchanged += group.count * 8 * n * n * upper_share(n) * (0 if gpus == 1 else 1)
             exchanged += group.count * n * rows / 2 * (0 if gpus == 1 else 1)  # codes of four bits
-            # Layers of a group go to ranks of their own, experts to all ranks in turn; rows are not divided.
-            layers = [n**3 / 3 / rates.factor + n / rates.columns + n * one / rates.searched for one in group.rows]
+            # Layers of a group go to ranks of their own, experts to all ranks in turn. Of a layer that is alone each
+            # rank searches the ranges of its rows; the loop over columns takes as long for a few rows as for all.
+            apart = gpus if group.count == len(group.rows) == 1 else 1
+            fixed = n**3 / 3 / rates.factor + n / rates.columns
+            layers = [fixed + n * one / rates.searched / apart for one in group.rows]
             busiest = max(max(layers), sum(layers) * group.count / gpus)
             solved += busiest
         weights += count * block

@@ -151,11 +151,13 @@ class Quantizer(Algorithm):
             them: ``leave`` them float and say so, or stop with an ``error``.
         tie: What to do with a targeted weight that is tied to another: stop with an ``error``, ``untie`` them and
             quantize only the target, or ``keep`` the tie and quantize both ends as one.
+        shares_rows: Whether several ranks may solve a layer together, each its rows (:class:`SharedRows`).
         compensates: Whether the algorithm makes up for the rounding error of a column in those after it, which stages
             that balance before it take into account.
     """
 
     compensates: ClassVar[bool] = False
+    shares_rows: ClassVar[bool] = False
     renamed: ClassVar[Mapping[str, str]] = {"indivisible": "group_size_mismatch"}
 
     scheme: Scheme | str = "w4a16-g128"

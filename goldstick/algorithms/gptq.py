@@ -34,6 +34,7 @@ from goldstick.core.grid import Grid
 from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups
 from goldstick.core.scheme import Scheme
+from goldstick.core.shared_rows import SharedRows
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Site
 
@@ -52,6 +53,7 @@ def solve_gptq(
     overwrite: bool = False,
     cycles: int = 0,
     largest: Tensor | None = None,
+    rows: SharedRows | None = None,
 ) -> Solution:
     """Quantize ``weight`` so that tr((W − Ŵ) H (W − Ŵ)ᵀ) stays small, never larger than rounding to nearest.
 
@@ -82,6 +84,7 @@ def solve_gptq(
         overwrite: Whether the storage of ``hessian`` may be used; with drift, a float64 weight or cycles, it is not.
         cycles: Cycles of :func:`descend` on codes and scales behind the column loop, in the damped Hessian.
         largest: The largest magnitude of the matrix that these are rows of; that of ``weight`` where ``None``.
+        rows: Who solves it together; all of them call this, and are given the same. One alone where ``None``.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity, or the shapes do not fit. A Hessian that cannot be used
@@ -94,12 +97,17 @@ def solve_gptq(
     hessian = hessian.double()
     if (bad := not_finite(Hessian=hessian, drift=drift)) is not None:
         return rounded_without_data(weight, grid, search, largest, bad)
-    rivals = roundings(weight, grid, search, hessian.diagonal(), largest)
+    rows, shape = (rows or SharedRows()).of(weight, grid), weight.shape
+    if not rows.alone:
+        largest = weight.abs().max() if largest is None else largest
+        weight = weight[rows.own(len(weight))]
+    rivals = rows.tried(lambda: roundings(weight, grid, search, hessian.diagonal(), largest))
     rounded = rivals[search]
     dead = hessian.diagonal() == 0
     count = int(dead.sum())
     if count == len(dead):
-        return Solution(tensor=rounded, dead=count, fallback="the Hessian is zero: no input ever reached the layer")
+        why = "the Hessian is zero: no input ever reached the layer"
+        return Solution(tensor=rows.whole(rounded, shape), dead=count, fallback=why)
     mean = float(hessian.diagonal()[~dead].mean())
     columns = column_order(hessian.diagonal(), grid, order)
     memo = {} if memo is None else memo
@@ -107,8 +115,8 @@ def solve_gptq(
     make_room(hessian.nbytes)
     # The column loop rounds float64 to float32.
     known = drifted is None and weight.dtype != torch.float64 and not cycles
-    estimates = [estimated_error(weight, tensor, hessian) for tensor in rivals.values()] if known else []
-    rival = None if known else least_error(weight, rivals, hessian, drifted)
+    estimates = [estimated_error(weight, tensor, hessian, rows.total) for tensor in rivals.values()] if known else []
+    rival = None if known else least_error(weight, rivals, hessian, drifted, rows.total)
     for damping in ladder:
         key = order, grid.group_width(len(dead)), damping
         if key not in memo:
@@ -125,19 +133,21 @@ def solve_gptq(
             solved = descend(target, solved, damped_hessian(hessian, damping * mean), columns, cycles)
         rank = effective_rank(factor, damping * mean, dead[columns])
         if known:
-            loss = undamped_error(weight, solved, squares, damping * mean, dead)
+            loss = undamped_error(weight, solved, squares, damping * mean, dead, rows.total)
             if all(estimate.above(loss) for estimate in estimates):
                 nearest = min(estimate.error for estimate in estimates)
-                return Solution(tensor=solved, damping=damping, dead=count, loss=loss, rtn_loss=nearest, rank=rank)
-            rival = least_undamped(weight, rivals, factor, columns, damping * mean, dead)
+                tensor = rows.whole(solved, shape)
+                return Solution(tensor=tensor, damping=damping, dead=count, loss=loss, rtn_loss=nearest, rank=rank)
+            rival = least_undamped(weight, rivals, factor, columns, damping * mean, dead, rows.total)
         else:
-            loss = output_error(weight, solved, hessian, drifted)
+            loss = output_error(weight, solved, hessian, drifted, rows.total)
         assert rival is not None
-        return replace(never_worse(solved, loss, rival), damping=damping, dead=count, rank=rank)
-    rival = least_error(weight, rivals, hessian) if rival is None else rival
+        rival = rival[0], rows.whole(rival[1], shape), rival[2]
+        return replace(never_worse(rows.whole(solved, shape), loss, rival), damping=damping, dead=count, rank=rank)
+    rival = least_error(weight, rivals, hessian, None, rows.total) if rival is None else rival
     reason = f"the Hessian is not positive definite, even damped by {ladder[-1]:g} of its mean diagonal"
     least = finite_or_none(rival[2])
-    return Solution(tensor=rival[1], dead=count, fallback=reason, loss=least, rtn_loss=least)
+    return Solution(tensor=rows.whole(rival[1], shape), dead=count, fallback=reason, loss=least, rtn_loss=least)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +179,7 @@ class GPTQ(HessianQuantizer):
     """
 
     name: ClassVar[str] = "gptq"
+    shares_rows: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {**Quantizer.renamed, "asymmetric": "gptaq"}
 
     cycles: int = 0
@@ -221,5 +232,5 @@ class GPTQ(HessianQuantizer):
         return solve_gptq(
             weight, hessian, grid, order=self.order, ladder=damping_ladder(self.damping), search=self.range_search,
             memo=None if alone else observer.memo, drift=drift, alpha=self.alpha, overwrite=alone, cycles=self.cycles,
-            largest=largest,
+            largest=largest, rows=observer.shared,
         )  # fmt: skip

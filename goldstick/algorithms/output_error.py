@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations_with_replacement
 
@@ -19,9 +19,22 @@ _OFF = (2 * _COLUMN_BLOCK + 8) * 2.0**-24
 
 Rival = tuple[str, QuantizedTensor, float]
 """The name of a rounding's ranges, its codes, its output error."""
+Total = Callable[[Tensor], float]
+"""The sum of what float64 [rows] holds, over these rows or, where others have the rest of a matrix, over all."""
 
 
-def output_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor, drifted: Tensor | None = None) -> float:
+def float_sum(values: Tensor) -> float:
+    """The sum of some numbers."""
+    return float(values.sum())
+
+
+def output_error(
+    weight: Tensor,
+    tensor: QuantizedTensor,
+    hessian: Tensor,
+    drifted: Tensor | None = None,
+    total: Total = float_sum,
+) -> float:
     """tr((W − Ŵ) H (W − Ŵ)ᵀ), the squared error of the layer's output summed over outputs, times 2/n; float64.
 
     With ``drifted`` = W D the error is measured against the float model (arXiv 2504.02692, equation 6), up to a term
@@ -33,8 +46,9 @@ def output_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor, drift
         tensor: Ŵ, as it will be run: dequantized in the dtype of its scale.
         hessian: float64 [in, in], symmetric.
         drifted: W D with D = (2/n) Σ (x_fp − x_q) x_qᵀ, float64 [out, in].
+        total: The sum over outputs, of which these may be a part.
     """
-    return float(row_errors(weight, tensor, hessian, drifted).sum())
+    return total(row_errors(weight, tensor, hessian, drifted))
 
 
 def row_errors(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor, drifted: Tensor | None = None) -> Tensor:
@@ -71,7 +85,7 @@ class Estimate:
         return math.isfinite(self.error) and self.error - self.slack > other
 
 
-def estimated_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor) -> Estimate:
+def estimated_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor, total: Total = float_sum) -> Estimate:
     """:func:`output_error` of products in float32, and how far it may be off.
 
     H is symmetric, so that the blocks on and above its diagonal are enough. Of each block of 384 columns by 384, the
@@ -83,26 +97,25 @@ def estimated_error(weight: Tensor, tensor: QuantizedTensor, hessian: Tensor) ->
         weight: float [out, in].
         tensor: Ŵ, as it will be run.
         hessian: float64 [in, in], symmetric.
+        total: As for :func:`output_error`.
     """
     columns = weight.shape[1]
     norm = float(torch.linalg.vector_norm(hessian))
-    largest = float(weight.abs().max()) or 1.0
-    if not 0 < norm < math.inf or not largest < math.inf or _rounds_further(weight.device):
+    largest = float(weight.abs().max()) if len(weight) else 0.0
+    if not 0 < norm < math.inf or _rounds_further(weight.device):
         return Estimate(error=math.nan, slack=math.inf)
     down = 2.0 ** -math.frexp(norm)[1]  # so that nothing leaves the range of float32
-    shrink = 2.0 ** -math.frexp(largest)[1]
-    total, square = 0.0, 0.0
+    shrink = 2.0 ** -math.frexp(largest or 1.0)[1] if largest < math.inf else 1.0
+    sums, squares = (torch.zeros(len(weight), dtype=torch.float64, device=weight.device) for _ in range(2))
     for part in row_chunks(weight, copies=2):
         delta = (weight[part].float() - tensor.rows(part).dequantize().float()) * shrink
-        square += float(delta.square().sum(-1).sum(dtype=torch.float64))
-        sums = torch.zeros(len(delta), dtype=torch.float64, device=delta.device)
+        squares[part] = delta.square().sum(-1).double()
         for start, first in combinations_with_replacement(range(0, columns, _COLUMN_BLOCK), 2):
             here, there = slice(start, start + _COLUMN_BLOCK), slice(first, first + _COLUMN_BLOCK)
             product = delta[:, here] @ (hessian[here, there] * down).float()
-            sums += product.mul_(delta[:, there]).sum(-1).mul_(1 if start == first else 2)
-        total += float(sums.sum())
-    up = 1 / (down * shrink * shrink)
-    return Estimate(error=total * up, slack=_OFF * square * norm * down * up)
+            sums[part] += product.mul_(delta[:, there]).sum(-1).mul_(1 if start == first else 2)
+    up = 1 / (shrink * shrink)
+    return Estimate(error=total(sums * (up / down)), slack=_OFF * total(squares * up) * norm)
 
 
 def _rounds_further(device: torch.device) -> bool:
@@ -111,24 +124,30 @@ def _rounds_further(device: torch.device) -> bool:
 
 
 def least_error(
-    weight: Tensor, rivals: Mapping[str, QuantizedTensor], hessian: Tensor, drifted: Tensor | None = None
+    weight: Tensor,
+    rivals: Mapping[str, QuantizedTensor],
+    hessian: Tensor,
+    drifted: Tensor | None = None,
+    total: Total = float_sum,
 ) -> Rival:
     """The rival of least output error: its name, its codes, its error; the first of equals."""
-    errors = {name: output_error(weight, tensor, hessian, drifted) for name, tensor in rivals.items()}
+    errors = {name: output_error(weight, tensor, hessian, drifted, total) for name, tensor in rivals.items()}
     name = min(errors, key=lambda name: errors[name] if math.isfinite(errors[name]) else math.inf)
     return name, rivals[name], errors[name]
 
 
-def undamped_error(weight: Tensor, solved: QuantizedTensor, squares: Tensor, shift: float, dead: Tensor) -> float:
+def undamped_error(
+    weight: Tensor, solved: QuantizedTensor, squares: Tensor, shift: float, dead: Tensor, total: Total = float_sum
+) -> float:
     """The :func:`output_error` of codes, from their error δ (H + λI) δᵀ that the column loop has summed on its way.
 
     Inputs that were always zero have 1 in the place of H_jj there.
     """
-    undamped = squares.sum()
+    undamped = squares.clone()
     for part in row_chunks(weight, copies=8):
         delta = (weight[part].double() - solved.rows(part).dequantize()).square_()
-        undamped -= (shift * delta.sum(-1) + delta[:, dead].sum(-1)).sum()
-    return max(0.0, float(undamped))  # below 0 by rounding alone, where inputs do not span the columns
+        undamped[part] -= shift * delta.sum(-1) + delta[:, dead].sum(-1)
+    return max(0.0, total(undamped))  # below 0 by rounding alone, where inputs do not span the columns
 
 
 def least_undamped(
@@ -138,6 +157,7 @@ def least_undamped(
     columns: Tensor,
     shift: float,
     dead: Tensor,
+    total: Total = float_sum,
 ) -> Rival:
     """:func:`least_error` from the factor, for the Hessian may be lost: δ (UᵀU)⁻¹ δᵀ = ‖δ U⁻¹‖²."""
     errors = {}
@@ -146,6 +166,6 @@ def least_undamped(
         for part in row_chunks(weight, copies=8):
             delta = (weight[part].double() - tensor.rows(part).dequantize())[:, columns]
             squares[part] = torch.linalg.solve_triangular(factor, delta, upper=True, left=False).square_().sum(-1)
-        errors[name] = undamped_error(weight, tensor, squares, shift, dead)
+        errors[name] = undamped_error(weight, tensor, squares, shift, dead, total)
     name = min(errors, key=lambda name: errors[name])
     return name, rivals[name], errors[name]

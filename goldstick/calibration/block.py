@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from goldstick import surgery
 from goldstick.calibration.bias_correction import correct_bias, has_bias, mean_output
 from goldstick.calibration.block_finish import BlockFinish
-from goldstick.calibration.dividing import decided, groups_of_ranks, owners_of
+from goldstick.calibration.dividing import decided, groups_of_ranks, owners_of, share_rows, shares_rows
 from goldstick.calibration.experts import observe_experts
 from goldstick.calibration.held_out import LearnedPasses
 from goldstick.calibration.input_factors import InputMultipliers
@@ -220,30 +219,24 @@ class BlockCalibration:
         notes: Mapping[str, float | str],
     ) -> None:
         """Decide on layers that read one tensor."""
-        if self._ranks.alone:  # one is rounded before the next is looked at: no more than one is held
-            for task in group:
-                observer.last_use = task is group[-1]
-                state = self._state_of(task, observer, scale)
-                self._work.measure(task, state)
-                self._place(task, self._solved(task, state, notes))
-            return
-        left: list[Assignment] = []
-        for task in group:
+        apart: list[Assignment] = []
+        for task in group:  # one is rounded before the next is looked at: no more than one is held
             state = self._state_of(task, observer, scale)
             self._work.measure(task, state)
-            if not isinstance(state, OutputGroups):
-                left.append(task)
+            if not (self._ranks.alone or (task.stage.shares_rows and shares_rows(group, self._ranks))):
+                apart.append(task)
                 continue
-            for _, part in state.parts:
-                part.settle(task.stage.statistics or ())
-            solve = partial(self._solved, state=state, notes=notes)
-            self._place(task, decided(self._work, self._network, [task], solve)[0])
-        self._decide_together(left, observer, notes)
+            observer.last_use = task is group[-1] and not apart
+            share_rows(state, task.stage.statistics or (), self._ranks)
+            self._place(task, self._solved(task, state, notes))
+        self._decide_together(apart, observer, notes)
 
     def _decide_together(
         self, group: Sequence[Assignment], observer: InputObserver, notes: Mapping[str, float | str]
     ) -> None:
         """Decide on layers that read one tensor, each on a rank of its own where their stages say what they ask for."""
+        if not group:
+            return
         wanted = [task.stage.statistics for task in group]
         if any(one is None for one in wanted):
             for task in group:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import Tensor
 
 from goldstick.calibration.groups import input_groups
 from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import Quantize
+from goldstick.core.inputs import InputObserver
+from goldstick.core.output_groups import OutputGroups
 from goldstick.core.ranks import Ranks
+from goldstick.core.shared_rows import SharedRows
 from goldstick.structure.network import Network
 
 
@@ -33,6 +36,22 @@ def groups_of_ranks(
 def owners_of(ranks: Ranks, tasks: Sequence[Assignment]) -> list[int]:
     """Which rank solves which of some tasks."""
     return ranks.owners([*map(_kind, tasks)], [*map(_cost, tasks)])
+
+
+def shares_rows(group: Sequence[Assignment], ranks: Ranks) -> bool:
+    """Whether layers that read one tensor are solved by all ranks, each some rows, and not each by one.
+
+    A processor takes as long as there are rows. A GPU takes as long for a few as for many, one layer after the other,
+    so there layers are divided where there are several.
+    """
+    return ranks.device.type == "cpu" or len(group) == 1
+
+
+def share_rows(state: InputObserver | OutputGroups, statistics: Collection[str], ranks: Ranks) -> None:
+    """Let all ranks solve a layer together, each its rows: they all have what it asks for of its inputs."""
+    for observer in [state] if isinstance(state, InputObserver) else [part for _, part in state.parts]:
+        observer.settle(statistics)
+        observer.shared = None if ranks.alone else SharedRows(ranks)
 
 
 def decided(

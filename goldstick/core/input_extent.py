@@ -9,6 +9,7 @@ from torch import Tensor
 
 from goldstick.core.ranks import Ranks
 from goldstick.core.rows import as_rows, finite_rows
+from goldstick.core.shared_rows import SharedRows
 from goldstick.errors import QuantizationError
 
 _MOST_DROPPED = 0.01
@@ -23,12 +24,14 @@ class InputExtent:
     Attributes:
         tokens: Inputs counted, n.
         dropped: Inputs left out because they hold NaN or infinity.
+        shared: Who solves together, each some rows, a layer that reads them; ``None``: one alone.
     """
 
     def __init__(self, in_features: int) -> None:
         self.in_features = in_features
         self.tokens = 0
         self.dropped = 0
+        self.shared: SharedRows | None = None
         self._largest = torch.zeros(in_features, dtype=torch.float64)
         self._lowest = torch.full((in_features,), torch.inf, dtype=torch.float64)
         self._highest = -self._lowest
