@@ -47,7 +47,7 @@ NOT_RUN = {
     ("kernels.md", "python benchmarks/gpu_kernels.py"): "needs a GPU",
     ("optimize.md", "goldstick bench kernels --shape 4096x4096 --threads 2"): "times layers for a quarter of a minute",
     ("optimize.md", "goldstick bench decode --shape 5632x2048 --blocks 4"): "times networks for a quarter of a minute",
-    ("recipes.md", "[fold|rotate-][smoothquant-][awq-][METHOD-][FINISH-][distill-]SCHEME[-down8][-kv8]"): "a grammar",
+    ("recipes.md", "[fold|rotate-][smoothquant-][awq-][METHOD-][FINISH-][distill-]SCHEME[-down8][-kv8|kv4]"): "grammar",
 }  # fmt: skip
 #: Pages whose example is a package, installed and used in processes of its own by test_docs.py.
 PACKAGES = {"task.md", "writing-a-format.md", "writing-an-algorithm.md"}

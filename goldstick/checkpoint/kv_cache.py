@@ -64,7 +64,7 @@ def stored_kv(settings: KVSettings, modules: Mapping[int, str], storage: Storage
     config: Mapping[str, Any] = {}
     tensors: Mapping[str, Tensor] = {}
     readable = bool(modules) and set(settings.scales) <= set(modules)
-    if storage.holds_kv_scales and readable:
+    if storage.holds_kv_scales and readable and settings.scheme.dtype in _TYPES:
         config, tensors = {"kv_cache_scheme": kv_config(settings.scheme)}, kv_tensors(settings, modules, dtype)
     return StoredKV(label=settings.scheme.label, config=config, tensors=tensors, sidecar=kv_sidecar(settings))
 
@@ -128,6 +128,8 @@ def kv_sidecar(settings: KVSettings) -> bytes:
     scheme = asdict(settings.scheme)
     if scheme["dtype"] == "int8":  # which is what files without it hold
         del scheme["dtype"]
+    if not scheme["rotate"]:
+        del scheme["rotate"]
     return json.dumps({"version": KV_VERSION, "scheme": scheme, "layers": layers}).encode() + b"\n"
 
 

@@ -13,11 +13,11 @@ from goldstick.errors import QuantizationError, RecipeError
 
 KVMode = Literal["static", "dynamic"]
 KVGranularity = Literal["channel", "head", "tensor"]
-KVDtype = Literal["int8", "fp8"]
+KVDtype = Literal["int8", "fp8", "int4"]
 
 #: The largest number a code stands for before it is scaled. Of int8 the grid is −127 … 127, symmetric, so that a sign
-#: change changes codes by their sign alone; FP8 is E4M3.
-CODE_MAX: Mapping[KVDtype, int] = {"int8": 127, "fp8": 448}
+#: change changes codes by their sign alone; FP8 is E4M3. Codes of int4 count steps from a minimum on.
+CODE_MAX: Mapping[KVDtype, int] = {"int8": 127, "fp8": 448, "int4": 15}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,12 +25,15 @@ class KVScheme:
     """How keys and values are stored.
 
     Attributes:
-        dtype: What codes are: ``int8``, or ``fp8`` (E4M3).
-        mode: ``static``: scales from calibration data. ``dynamic``: a scale for each token and head, from the token.
+        dtype: What codes are: ``int8``, ``fp8`` (E4M3), or ``int4``.
+        mode: ``static``: scales from calibration data. ``dynamic``: a scale for each token and head, from the token; of
+            int4 a minimum, too.
         keys: What shares one scale among the keys: a ``channel`` of a head, a ``head``, or the whole ``tensor``.
         values: The same for the values. A dynamic cache has ``head`` for both.
         window: How many of the newest tokens stay in float.
         sinks: How many of the first tokens stay in float.
+        rotate: Whether keys and values of int4 are turned by a Hadamard transform before they are rounded, and back
+            when they are read.
     """
 
     __pydantic_config__: ClassVar[dict[str, str]] = {"extra": "forbid"}
@@ -41,10 +44,17 @@ class KVScheme:
     values: KVGranularity = "head"
     window: int = 0
     sinks: int = 0
+    rotate: bool = False
 
     def __post_init__(self) -> None:
         if self.dtype not in CODE_MAX:
             raise RecipeError(f"A KV cache holds {' or '.join(CODE_MAX)}, not {self.dtype!r}.")
+        if self.dtype == "int4" and self.mode == "static":
+            raise RecipeError(
+                "A KV cache in int4 has a step and a minimum for each token and head: mode is dynamic. Leave mode out."
+            )
+        if self.rotate and self.dtype != "int4":
+            raise RecipeError(f"rotate is for a KV cache in int4; in {self.dtype} it would gain nothing.")
         if self.mode not in ("static", "dynamic"):
             raise RecipeError(f"A KV cache is static or dynamic, not {self.mode!r}.")
         for name, granularity in (("keys", self.keys), ("values", self.values)):
@@ -61,9 +71,11 @@ class KVScheme:
 
     @property
     def label(self) -> str:
-        """A short name, such as ``kv8-channel-head``, ``kv8-dynamic`` or ``kvfp8-tensor-tensor``."""
-        name = "kv8" if self.dtype == "int8" else f"kv{self.dtype}"
+        """A short name, such as ``kv8-channel-head``, ``kv8-dynamic``, ``kvfp8-tensor-tensor`` or ``kv4-rotated``."""
+        name = f"kv{self.dtype.removeprefix('int')}"
         parts = [name, "dynamic"] if self.mode == "dynamic" else [name, self.keys, self.values]
+        if self.dtype == "int4":  # which has no other mode
+            parts = [name, *["rotated"][: self.rotate]]
         parts += [f"{name}{tokens}" for name, tokens in (("window", self.window), ("sinks", self.sinks)) if tokens]
         return "-".join(parts)
 

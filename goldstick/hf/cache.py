@@ -73,7 +73,8 @@ class QuantizedLayer(CacheLayerMixin):  # type: ignore[no-untyped-call]  # of it
         from goldstick.nn.kv_cache import QuantizedStates  # modules and kernels, which a plan does without
 
         scheme, scales = self.settings.scheme, self.scales
-        options: Any = {"window": scheme.window, "sinks": scheme.sinks, "dtype": scheme.dtype}
+        kept = ("window", "sinks", "dtype", "rotate")
+        options: Any = {name: getattr(scheme, name) for name in kept}
         self.dtype, self.device = key_states.dtype, key_states.device
         self.key_states = QuantizedStates(key_states, scales.keys if scales else None, **options)
         self.value_states = QuantizedStates(value_states, scales.values if scales else None, **options)

@@ -8,6 +8,7 @@ from torch import Tensor
 from goldstick.core.kv_cache import CODE_MAX, KVDtype
 from goldstick.errors import QuantizationError
 from goldstick.nn.kv_buffer import KVBuffer, joined
+from goldstick.nn.kv_nibbles import nibbles_of, numbers_of
 
 _FP8 = torch.float8_e4m3fn
 
@@ -62,13 +63,21 @@ class QuantizedStates:
         window: How many of the newest tokens stay in float.
         sinks: How many of the first tokens stay in float.
         dtype: What codes are.
+        rotate: Whether what int4 holds is turned (:func:`goldstick.nn.kv_nibbles.nibbles_of`).
 
     Raises:
         QuantizationError: The scales are those of another shape of heads.
     """
 
     def __init__(
-        self, like: Tensor, scale: Tensor | None, *, window: int = 0, sinks: int = 0, dtype: KVDtype = "int8"
+        self,
+        like: Tensor,
+        scale: Tensor | None,
+        *,
+        window: int = 0,
+        sinks: int = 0,
+        dtype: KVDtype = "int8",
+        rotate: bool = False,
     ) -> None:
         heads, channels = like.shape[1], like.shape[3]
         if scale is not None and (scale.shape[0] not in (1, heads) or scale.shape[1] not in (1, channels)):
@@ -77,12 +86,13 @@ class QuantizedStates:
                 f"{(heads, channels)}: the scales belong to another model."
             )
         empty = like[:, :, :0]
-        self.window, self.sinks, self.dtype = window, sinks, dtype
+        self.window, self.sinks, self.dtype, self.rotate, self.channels = window, sinks, dtype, rotate, channels
         self.seen = 0  # tokens ever added, less those cropped
         self.first = self.recent = empty  # [batch, kv_heads, tokens, channels]
-        self.codes = empty.to(torch.int8)
+        self.codes = self._rounded(empty)[0] if dtype == "int4" else empty.to(torch.int8)
         self.fixed = None if scale is None else scale.to(like.device)[:, None, :]  # [kv_heads or 1, 1, channels or 1]
-        self.scales = empty[..., :1].float() if scale is None else None  # [batch, kv_heads, tokens, 1]
+        # [batch, kv_heads, tokens, 1]; of int4 [batch, kv_heads, tokens, 2], a step and a minimum.
+        self.scales = self._rounded(empty)[1] if scale is None else None
         self._kv_buffers: dict[str, KVBuffer | None] = {}  # of codes and scales
 
     def __len__(self) -> int:
@@ -108,9 +118,16 @@ class QuantizedStates:
         if self.fixed is not None:
             self._add("codes", quantize_states(leaving, self.fixed, self.dtype))
         elif self.scales is not None:
-            scale = token_scale(leaving, self.dtype) if leaving.shape[2] else self.scales[:, :, :0]
-            self._add("codes", quantize_states(leaving, scale, self.dtype))
-            self._add("scales", scale)
+            codes, scales = self._rounded(leaving)
+            self._add("codes", codes)
+            self._add("scales", scales)
+
+    def _rounded(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Codes of some tokens, and what is known of each token."""
+        if self.dtype == "int4":
+            return nibbles_of(states, self.rotate)
+        scale = token_scale(states, self.dtype)
+        return quantize_states(states, scale, self.dtype), scale
 
     def _add(self, name: str, new: Tensor) -> None:
         self._kv_buffers[name], tokens = joined(self._kv_buffers.get(name), getattr(self, name), new)
@@ -121,9 +138,9 @@ class QuantizedStates:
 
         Returns:
             The runs of tokens that are not empty, floats and int8, and the scales of the latter: [kv_heads, channels],
-            or by token [batch, kv_heads, tokens]; none where there are no codes. FP8 is one run of floats.
+            or by token [batch, kv_heads, tokens]; none where there are no codes. FP8 and int4 are one run of floats.
         """
-        if self.dtype == "fp8":
+        if self.dtype != "int8":
             return [self.dequantized()], []
         runs = [part for part in (self.first, self.codes, self.recent) if part.shape[2]]
         if not self.codes.shape[2]:
@@ -138,7 +155,10 @@ class QuantizedStates:
         """All tokens in the dtype they came in, [batch, kv_heads, tokens, channels]."""
         scale = self.fixed if self.scales is None else self.scales
         assert scale is not None
-        middle = dequantize_states(self.codes, scale, self.recent.dtype, self.dtype)
+        if self.dtype == "int4":
+            middle = numbers_of(self.codes, scale, self.channels, self.recent.dtype, self.rotate)
+        else:
+            middle = dequantize_states(self.codes, scale, self.recent.dtype, self.dtype)
         return torch.cat([self.first, middle, self.recent], dim=2)
 
     def drop_first(self, tokens: int) -> None:

@@ -104,6 +104,10 @@ _WORDS = {
         slot="cache", stage="kv_cache", title="8-bit KV cache",
         does="stores [keys and values](kv-cache.md) in 8 bits with static scales",
     ),
+    "kv4": Word(
+        slot="cache", stage="kv_cache", options={"dtype": "int4", "rotate": True}, title="4-bit KV cache",
+        does="stores [keys and values](kv-cache.md#in-four-bits) in 4 bits, turned by a Hadamard transform",
+    ),
 }  # fmt: skip
 
 #: The method where a sentence names none.

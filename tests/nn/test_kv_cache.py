@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from goldstick.core.kv_cache import KVScales, KVScheme, KVSettings, kv_scale
+from goldstick.core.kv_cache import KVDtype, KVScales, KVScheme, KVSettings, kv_scale
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.nn.kv_cache import QuantizedStates, dequantize_states, quantize_states, token_scale
+from goldstick.nn.kv_nibbles import nibbles_of, numbers_of
 
 
 def states(tokens: int = 9, *, seed: int = 0, heads: int = 2, channels: int = 4, batch: int = 3) -> Tensor:
@@ -70,6 +71,45 @@ def test_a_store_in_fp8_gives_attention_the_numbers_of_its_codes(fixed: bool) ->
     (run,), scales = store.runs()
     assert torch.equal(run, expected) and torch.equal(store.dequantized(), expected) and scales == []
     assert store.codes.dtype == torch.int8
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+@pytest.mark.parametrize("channels", [6, 7, 8])
+def test_int4_counts_steps_from_the_least_number_of_a_token(channels: int, rotate: bool) -> None:
+    x = states(5, channels=channels)
+    turned = x
+    if rotate:
+        size = {6: 2, 7: 1, 8: 8}[channels]
+        matrix = torch.tensor([[(-1.0) ** bin(i & j).count("1") for j in range(size)] for i in range(size)])
+        turned = (x.reshape(-1, size) @ matrix / math.sqrt(size)).reshape(x.shape)
+    codes, ends = nibbles_of(x, rotate)
+    assert codes.dtype == torch.int8 and codes.shape == (3, 2, 5, (channels + 1) // 2) and ends.shape == (3, 2, 5, 2)
+    bits = codes.view(torch.uint8)
+    numbers = numbers_of(codes, ends, channels, torch.float32)
+    for index in torch.cartesian_prod(*(torch.arange(n) for n in x.shape)).tolist():
+        batch, head, token, channel = index
+        row = turned[batch, head, token].double()
+        low, step = float(row.min()), float(row.max() - row.min()) / 15
+        code = int(bits[batch, head, token, channel // 2]) >> (4 * (channel % 2)) & 15
+        assert abs(code - (float(row[channel]) - low) / step) < 0.5 + 1e-4
+        assert float(numbers[tuple(index)]) == pytest.approx(code * step + low, abs=1e-5)
+    error = (numbers_of(codes, ends, channels, torch.float32, rotate) - x).norm() / x.norm()
+    assert 0.001 < float(error) < 0.1
+
+
+def test_a_token_alike_in_all_channels_is_kept_and_one_that_is_no_number_stays_none() -> None:
+    x = states(3)
+    x[0, 0, 0], x[0, 0, 1, 2] = 3.5, math.nan
+    found = numbers_of(*nibbles_of(x), 4, torch.float32)
+    assert bool((found[0, 0, 0] == 3.5).all()) and bool(found[0, 0, 1].isnan().all())
+    assert bool(found[0, 1].isfinite().all())
+
+
+def test_turning_spreads_a_large_channel() -> None:
+    x = states(64, channels=16)
+    x[..., 3] *= 50
+    plain, turned = (numbers_of(*nibbles_of(x, rotate), 16, torch.float32, rotate) - x for rotate in (False, True))
+    assert turned.norm() < 0.8 * plain.norm()
 
 
 @pytest.mark.parametrize("granularity", ["channel", "head", "tensor"])
@@ -155,10 +195,14 @@ def test_tokens_that_are_cropped_may_come_again(fixed: bool) -> None:
     assert torch.equal(cropped.dequantized(), whole.dequantized())
 
 
-def test_dropping_from_either_end_leaves_the_rest_as_it_was() -> None:
+every_dynamic_dtype = pytest.mark.parametrize("dtype", ["int8", "fp8", "int4"])
+
+
+@every_dynamic_dtype
+def test_dropping_from_either_end_leaves_the_rest_as_it_was(dtype: KVDtype) -> None:
     x = states(12)
     for window, sinks in ((0, 0), (3, 0), (3, 2), (0, 4)):
-        store = QuantizedStates(x, None, window=window, sinks=sinks)
+        store = QuantizedStates(x, None, window=window, sinks=sinks, dtype=dtype)
         store.append(x)
         before = store.dequantized()
         store.drop_first(3)
@@ -166,9 +210,10 @@ def test_dropping_from_either_end_leaves_the_rest_as_it_was() -> None:
         assert torch.equal(store.dequantized(), before[:, :, 3:8])
 
 
-def test_rows_of_the_batch_are_chosen_repeated_and_reordered() -> None:
+@every_dynamic_dtype
+def test_rows_of_the_batch_are_chosen_repeated_and_reordered(dtype: KVDtype) -> None:
     x = states(6)
-    store = QuantizedStates(x, None, window=2, sinks=1)
+    store = QuantizedStates(x, None, window=2, sinks=1, dtype=dtype)
     store.append(x)
     before = store.dequantized()
     store.select_rows(torch.tensor([2, 0, 0]))
@@ -186,6 +231,24 @@ def test_codes_take_a_byte_each_and_dtype_comes_back() -> None:
     dynamic = QuantizedStates(x, None)
     dynamic.append(x)
     assert dynamic.nbytes == x.numel() + 4 * x.numel() // x.shape[-1]
+    halves = QuantizedStates(x, None, dtype="int4")
+    halves.append(x)
+    assert halves.nbytes == x.numel() // 2 + 8 * x.numel() // x.shape[-1]
+    assert halves.dequantized().dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("rotate", [False, True])
+def test_a_store_in_int4_grows_token_by_token_as_at_once(rotate: bool) -> None:
+    x = states(20)
+    stores = [QuantizedStates(x, None, window=3, sinks=2, dtype="int4", rotate=rotate) for _ in range(2)]
+    stores[0].append(x)
+    for token in x.split(1, dim=2):
+        stores[1].append(token)
+    expected = numbers_of(*nibbles_of(x[:, :, 2:17], rotate), 4, x.dtype, rotate)
+    expected = torch.cat([x[:, :, :2], expected, x[:, :, 17:]], dim=2)
+    for store in stores:
+        (run,), scales = store.runs()
+        assert torch.equal(run, expected) and torch.equal(store.dequantized(), expected) and scales == []
 
 
 def test_scales_of_another_model_are_refused() -> None:
@@ -200,6 +263,9 @@ def test_scales_of_another_model_are_refused() -> None:
         ({"mode": "sometimes"}, "static or dynamic"),
         ({"keys": "group"}, "channel, head or tensor"),
         ({"window": -1}, "below zero"),
+        ({"dtype": "int4"}, "mode is dynamic"),
+        ({"rotate": True}, "in int8 it would gain nothing"),
+        ({"dtype": "int2"}, "int8 or fp8 or int4"),
     ],
 )
 def test_schemes_that_mean_nothing_are_refused(options: dict[str, object], words: str) -> None:

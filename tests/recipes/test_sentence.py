@@ -119,7 +119,9 @@ def test_any_words_in_their_order_are_a_recipe_or_one_that_order_and_stages_forb
         else:
             legal += 1
             assert not trains_late
-            assert [stage for stage in stages if isinstance(stage, KVCache)] == [KVCache()] * words.count("kv8")
+            eight, four = KVCache(), KVCache(dtype="int4", rotate=True)
+            caches = [eight] * words.count("kv8") + [four] * words.count("kv4")
+            assert [stage for stage in stages if isinstance(stage, KVCache)] == caches
             assert any(isinstance(stage, RandomRotation) for stage in stages) == ("rotate" in words)
     assert legal >= 3 * 2 * 2 * 7 * 2 * 2 * 2 * 2 - (2 * 3 + 4) * 16
 
@@ -193,7 +195,7 @@ def test_what_is_wrong_is_said_with_its_place_and_what_is_near(text: str, compla
 
 
 def test_what_was_expected_is_every_word_that_can_stand_there() -> None:
-    with pytest.raises(RecipeError, match="Expected: down8, kv8, g128, g32, g64, channel, asym, the end"):
+    with pytest.raises(RecipeError, match="Expected: down8, kv8, kv4, g128, g32, g64, channel, asym, the end"):
         Recipe.load("rtn-w4a16-nothing")
 
 
@@ -270,7 +272,7 @@ def test_the_documents_have_every_word_and_every_recommendation() -> None:
 
 def test_a_shell_completes_the_last_word() -> None:
     assert continuations("rot") == ["rotate"]
-    assert continuations("gptq-w4a16-g128-k") == ["gptq-w4a16-g128-kv8"]
+    assert continuations("gptq-w4a16-g128-k") == ["gptq-w4a16-g128-kv8", "gptq-w4a16-g128-kv4"]
     assert {"gptq-slb_finish", "gptq-w8a8", "gptq-w4a16-g128"} < set(continuations("gptq-"))
     assert not any("rtn" in one for one in continuations("gptq-"))
     assert set(RECOMMENDED) < set(continuations(""))
@@ -284,6 +286,7 @@ def test_descriptions_say_bits_grain_activations_and_methods() -> None:
         "rotate-gptq-w4a16-g64-asym": "4-bit weights in groups of 64 with zero points; rotation, GPTQ",
         "w8a8-static": "8-bit weights per output channel and 8-bit activations, one scale per tensor",
         "kv8": "8-bit KV cache",
+        "kv4": "4-bit KV cache",
     }
     assert {name: parse(name).recipe()["description"] for name in described} == described
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from tools.docs import comparison, consumers, convolutions, gguf, hadamard, input_bits, rotation
+from tools.docs import comparison, consumers, convolutions, gguf, hadamard, input_bits, kv_caches, rotation
 from tools.docs.marked import replaced
 from tools.docs.recipe_options import recipe_options
 from tools.docs.results import results
@@ -48,6 +48,7 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "networks-zen1": convolutions.networks_zen1,
     },
     "docs/k-quants.md": {"running": gguf.running, "making": gguf.making},
+    "docs/kv-cache.md": {"caches": kv_caches.costs},
     "docs/learn.md": {"frontier": comparison.frontier},
     "docs/reference/recipe-options.md": {"options": recipe_options},
     "docs/rotation.md": {"online": rotation.online},

@@ -116,11 +116,13 @@ class TokenAttention:
     def _over_codes(self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
         """The same over int8 codes, and floats before and behind them; codes never become numbers in memory."""
         keys, values = layer.key_states, layer.value_states
-        batch, kv_heads, _, channels = keys.codes.shape
+        batch, kv_heads = keys.codes.shape[:2]
+        channels = keys.channels
         assert self.query.shared is not None
         if (
             batch != len(x)
             or channels != self.channels
+            or values.channels != channels
             or values.codes.shape != keys.codes.shape
             or not keys.codes.is_cpu
         ):
