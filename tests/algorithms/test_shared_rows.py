@@ -26,6 +26,7 @@ GRIDS = {
     "channel": grid_of(8, True, None),
     "nvfp4": Scheme.parse("nvfp4a16").weight,
     "mxfp4": Scheme.parse("mxfp4a16").weight,
+    "q4_k": Scheme.parse("q4_k").weight,
     "block": Grid(bits=8, element="e4m3", granularity="block", group_size=16),  # rows share scales: solved by each
 }
 
@@ -76,12 +77,13 @@ def _same(first: QuantizedTensor, second: QuantizedTensor) -> bool:
 @pytest.mark.parametrize("options", [{}, {"cycles": 1}, {"drift": True}], ids=["plain", "cycles", "drift"])
 def test_ranks_that_share_rows_find_what_one_finds(name: str, options: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    weight, x = torch.randn(29, 64), correlated(300, 64)
-    hessian = hessian_of(x)
-    settings: dict[str, Any] = dict(options)
+    blocks = GRIDS[name].superblock is not None
+    width = 256 if blocks else 64
+    weight, hessian = torch.randn(29, width), hessian_of(correlated(300, width))
+    settings: dict[str, Any] = {**options, **({"search": "ggml-imatrix"} if blocks else {})}
     if settings.pop("drift", False):
-        settings |= {"drift": 0.01 * hessian_of(correlated(300, 64)), "alpha": 0.5}
-    if settings and name == "block":
+        settings |= {"drift": 0.01 * hessian_of(correlated(300, width)), "alpha": 0.5}
+    if options and name == "block":
         pytest.skip("what ranks do not share is the same for every option")
     alone = solve_gptq(weight, hessian, GRIDS[name], **settings)
     assert alone.fallback is None
