@@ -13,6 +13,7 @@ from goldstick.formats.modelopt import MODELOPT
 from goldstick.formats.mxfp4 import MXFP4
 from goldstick.jobs.doctor.runtimes.arguments import groups_of
 from goldstick.jobs.doctor.runtimes.exceptions import floats_of_no_group
+from goldstick.jobs.doctor.runtimes.own_cache import own_cache_rule
 from goldstick.jobs.doctor.runtimes.runtime import (
     AMD,
     CPU,
@@ -118,6 +119,7 @@ SGLANG = Runtime(
             read_in=f"{_QUANTIZATION}/compressed_tensors (no file reads 'transform_config')",
             find=turned_at_run_time,
         ),
+        own_cache_rule("SGLang", _QUANTIZATION),
         *server_rules(
             "SGLang",
             fused=f"{_QUANTIZATION}/compressed_tensors/utils.py (should_ignore_layer)",

@@ -12,6 +12,7 @@ from goldstick.formats.gptq import GPTQ
 from goldstick.formats.modelopt import MODELOPT
 from goldstick.formats.mxfp4 import MXFP4
 from goldstick.jobs.doctor.runtimes.arguments import groups_of
+from goldstick.jobs.doctor.runtimes.own_cache import own_cache_rule
 from goldstick.jobs.doctor.runtimes.runtime import Answers, Rule, Runtime, names_in, refused
 from goldstick.jobs.doctor.runtimes.servers import server_rules
 from goldstick.jobs.doctor.runtimes.subject import Subject
@@ -161,6 +162,7 @@ VLLM = Runtime(
             read_in=f"{_QUANTIZATION}/compressed_tensors/transform/module.py (HadamardTransform)",
             find=turned_on_several,
         ),
+        own_cache_rule("vLLM", _QUANTIZATION),
         *server_rules(
             "vLLM",
             fused=f"{_QUANTIZATION}/compressed_tensors/utils.py (should_ignore_layer)",

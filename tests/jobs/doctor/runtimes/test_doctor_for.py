@@ -12,8 +12,11 @@ from click.testing import CliRunner
 from safetensors.torch import save_file
 
 from goldstick import api
+from goldstick.algorithms.kv_cache import KVCache
+from goldstick.checkpoint.kv_cache import KV_SIDECAR, stored_kv
 from goldstick.cli import main
 from goldstick.core.scheme import Scheme
+from goldstick.formats import FORMATS
 from goldstick.jobs.doctor.runtimes import RUNTIMES
 from goldstick.jobs.doctor.runtimes.subject import Module, Subject
 from tests.support.runtime_checkpoints import Workshop
@@ -141,3 +144,18 @@ def test_mx_layers_of_a_model_whose_config_names_no_dtype(
     files, table = frozenset({"model.safetensors"}), config["quantization_config"]
     assert len(rule.findings(Subject(config=config, table=table, files=files, directory=tmp_path))) == faults
     assert not rule.findings(Subject(config=config, table=table))
+
+
+@pytest.mark.parametrize("runtime", ["vllm", "sglang", "transformers"])
+def test_a_cache_that_goldstick_alone_knows_is_remarked(runtime: str, tmp_path: Path) -> None:
+    """One that the config tells of is judged by what it says."""
+    settings = KVCache(dtype="int4", rotate=True).solve({})
+    stored = stored_kv(settings, {0: "model.layers.0.self_attn"}, FORMATS["compressed-tensors"], torch.float32)
+    assert not stored.config and not stored.tensors
+    rule = next(one for one in RUNTIMES[runtime].rules if one.check == "own-cache")
+    files = frozenset({"model.safetensors", KV_SIDECAR})
+    (found,) = rule.findings(Subject(config={}, table={}, files=files))
+    assert found.severity == "remark" and found.where == (KV_SIDECAR,)
+    told = stored_kv(KVCache(mode="dynamic").solve({}), {0: "model"}, FORMATS["compressed-tensors"], torch.float32)
+    assert not rule.findings(Subject(config={}, table=told.config, files=files))
+    assert not rule.findings(Subject(config={}, table={}, files=files - {KV_SIDECAR}))
