@@ -87,11 +87,17 @@ def measure(subject: Subject, patterns: Sequence[str]) -> None:
         if missing:
             print(f"{subject.name:12s} {row.name:28s} not measured: there is no stage {missing[0]}", flush=True)
             continue
-        found = bench.measure(row)
-        results = Results.read(RESULTS)  # again, for another run may have added to it
-        results.put(subject, row, found, environment())
-        results.write(RESULTS)
+        found = keep(bench, row, RESULTS)
         print(f"{subject.name:12s} {row.name:28s} {found['perplexity']:10.4f} {found['seconds']:6.1f} s", flush=True)
+
+
+def keep(bench: Bench, row: Row, path: Path) -> dict[str, Any]:
+    """Measure a row, and put it into a file of results."""
+    found = bench.measure(row)
+    results = Results.read(path)  # again, for another run may have added to it
+    results.put(bench.subject, row, found, environment())
+    results.write(path)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

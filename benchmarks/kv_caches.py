@@ -18,11 +18,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.accuracy import Bench
+from benchmarks.accuracy import Bench, keep
 from benchmarks.accuracy_cases import FLOAT, Row, Subject, subjects
 from benchmarks.accuracy_verdicts import Results
 from goldstick.hf.names import quiet_libraries
-from goldstick.jobs.save.records import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "kv-caches.json"
@@ -76,17 +75,13 @@ def main() -> None:
     arguments = parser.parse_args()
     quiet_libraries()
     for name in arguments.models.split(","):
-        subject = models()[name]
-        bench = Bench.of(subject)
+        bench = Bench.of(models()[name])
         if name == "keys":
             enlarge_keys(bench.model)
         for row in (FLOAT, *rows()):
             if arguments.missing and Results.read(RESULTS).row(name, row.name):
                 continue
-            found = bench.measure(row)
-            results = Results.read(RESULTS)  # again, for another run may have added to it
-            results.put(subject, row, found, environment())
-            results.write(RESULTS)
+            found = keep(bench, row, RESULTS)
             print(f"{name:12s} {row.name:32s} ppl {found['perplexity']:.4f} KL {found['kl']:.5f}", flush=True)
 
 

@@ -20,11 +20,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.accuracy import Bench
+from benchmarks.accuracy import Bench, keep
 from benchmarks.accuracy_cases import FLOAT, PLANTED_FACTORS, PLANTED_SEED, PLANTED_SHARE, Row, Subject, subjects
 from benchmarks.accuracy_verdicts import Results
 from goldstick.hf.names import quiet_libraries
-from goldstick.jobs.save.records import environment
 from tools.planted_outliers import plant
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -69,8 +68,7 @@ def main() -> None:
     quiet_libraries()
     patterns = arguments.only.split(",")
     for name in arguments.models.split(","):
-        subject = models()[name]
-        bench = Bench.of(subject)
+        bench = Bench.of(models()[name])
         if name == "planted":
             plant(bench.model, PLANTED_SHARE, PLANTED_FACTORS, PLANTED_SEED, behind="linear")
         for row in (FLOAT, *rows()):
@@ -78,10 +76,7 @@ def main() -> None:
                 continue
             if arguments.missing and Results.read(RESULTS).row(name, row.name):
                 continue
-            found = bench.measure(row)
-            results = Results.read(RESULTS)  # again, for another run may have added to it
-            results.put(subject, row, found, environment())
-            results.write(RESULTS)
+            found = keep(bench, row, RESULTS)
             print(f"{name:12s} {row.name:40s} KL {found['kl']:.5f} {found['seconds']:6.1f} s", flush=True)
 
 

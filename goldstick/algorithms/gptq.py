@@ -142,7 +142,8 @@ def solve_gptq(
         else:
             loss = output_error(weight, solved, hessian, drifted, rows.total)
         assert rival is not None
-        rival = rival[0], rows.whole(rival[1], shape), rival[2]
+        if not loss < rival[2]:  # otherwise its codes are of no account
+            rival = rival[0], rows.whole(rival[1], shape), rival[2]
         return replace(never_worse(rows.whole(solved, shape), loss, rival), damping=damping, dead=count, rank=rank)
     rival = least_error(weight, rivals, hessian, None, rows.total) if rival is None else rival
     reason = f"the Hessian is not positive definite, even damped by {ladder[-1]:g} of its mean diagonal"

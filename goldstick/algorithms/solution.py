@@ -71,8 +71,9 @@ def never_worse(tensor: QuantizedTensor, loss: float, rival: Rival) -> Solution:
     """
     name, rounded, rtn_loss = rival
     fallback = None
-    same = torch.equal(tensor.codes, rounded.codes) and torch.equal(tensor.scale, rounded.scale)
-    if not loss < rtn_loss and not same:
+    if not loss < rtn_loss and not (
+        torch.equal(tensor.codes, rounded.codes) and torch.equal(tensor.scale, rounded.scale)
+    ):
         fallback = f"its output error {loss:.6g} is not below the {rtn_loss:.6g} of rounding with {name} ranges"
         tensor, loss = rounded, rtn_loss
     return Solution(tensor=tensor, fallback=fallback, loss=finite_or_none(loss), rtn_loss=finite_or_none(rtn_loss))

@@ -11,7 +11,7 @@ from torch import Tensor
 from goldstick import surgery
 from goldstick.calibration.bias_correction import correct_bias, has_bias, mean_output
 from goldstick.calibration.block_finish import BlockFinish
-from goldstick.calibration.dividing import decided, groups_of_ranks, owners_of, share_rows, shares_rows
+from goldstick.calibration.dividing import by_all_ranks, decided, groups_of_ranks, owners_of, share_rows
 from goldstick.calibration.experts import observe_experts
 from goldstick.calibration.held_out import LearnedPasses
 from goldstick.calibration.input_factors import InputMultipliers
@@ -223,7 +223,7 @@ class BlockCalibration:
         for task in group:  # one is rounded before the next is looked at: no more than one is held
             state = self._state_of(task, observer, scale)
             self._work.measure(task, state)
-            if not (self._ranks.alone or (task.stage.shares_rows and shares_rows(group, self._ranks))):
+            if not by_all_ranks(task, group, state, self._ranks):
                 apart.append(task)
                 continue
             observer.last_use = task is group[-1] and not apart

@@ -38,13 +38,16 @@ def owners_of(ranks: Ranks, tasks: Sequence[Assignment]) -> list[int]:
     return ranks.owners([*map(_kind, tasks)], [*map(_cost, tasks)])
 
 
-def shares_rows(group: Sequence[Assignment], ranks: Ranks) -> bool:
-    """Whether layers that read one tensor are solved by all ranks, each some rows, and not each by one.
+def by_all_ranks(
+    task: Assignment, group: Sequence[Assignment], state: InputObserver | OutputGroups, ranks: Ranks
+) -> bool:
+    """Whether a layer is solved by all ranks, each some rows, and not by one.
 
     A processor takes as long as there are rows. A GPU takes as long for a few as for many, one layer after the other,
-    so there layers are divided where there are several.
+    so there layers are divided where several read one tensor and are solved by the same inputs.
     """
-    return ranks.device.type == "cpu" or len(group) == 1
+    few = ranks.device.type == "cpu" or len(group) == 1 or isinstance(state, OutputGroups)
+    return ranks.alone or (task.stage.shares_rows and few)
 
 
 def share_rows(state: InputObserver | OutputGroups, statistics: Collection[str], ranks: Ranks) -> None:

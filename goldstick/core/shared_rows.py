@@ -33,6 +33,8 @@ class SharedRows:
 
     def of(self, weight: Tensor, grid: Grid) -> SharedRows:
         """These, where the rows of a matrix [out, in] share no scale and are enough; else all rows here."""
+        if self.alone:
+            return self
         apart = grid.granularity in ("channel", "group") and len(weight) >= self.ranks.count and all_finite(weight)
         return self if apart else SharedRows()
 

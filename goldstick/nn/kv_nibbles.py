@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from goldstick.core.kv_cache import CODE_MAX
 from goldstick.kernels.hadamard_op import hadamard
 
-_MOST = 15  # the largest code
+_MOST = CODE_MAX["int4"]
 
 
 def nibbles_of(states: Tensor, rotate: bool = False) -> tuple[Tensor, Tensor]:

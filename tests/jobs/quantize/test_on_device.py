@@ -35,8 +35,9 @@ def test_what_runs_on_a_device_runs_on_it_alone() -> None:
 
 
 def test_two_processes_with_a_device_each_write_what_one_writes(data: Path, tmp_path: Path) -> None:
-    jobs = [job(data, name, tmp_path / name, device=NAME) for name in ("awq-gptaq", "imatrix-slb")]
-    alone = [job(data, name, tmp_path / f"{name} alone", device=NAME) for name in ("awq-gptaq", "imatrix-slb")]
+    names = ("awq-gptaq", "imatrix-slb", "output")
+    jobs = [job(data, name, tmp_path / name, device=NAME) for name in names]
+    alone = [job(data, name, tmp_path / f"{name} alone", device=NAME) for name in names]
     for code, errors in finish([*start(2, jobs), *start(1, alone)]):
         assert code == 0, errors
     for one, other in zip(jobs, alone, strict=True):
