@@ -21,11 +21,14 @@ from torch import Tensor
 from goldstick.hf.source import open_source
 
 ROOT = Path(__file__).resolve().parents[1]
-#: Scheme → bits, group, auto-round's data type, llm-compressor's preset.
-SCHEMES: dict[str, tuple[int, int, str, str | None]] = {
+#: Scheme → bits, group (none for a scale for each row), auto-round's data type, llm-compressor's preset.
+SCHEMES: dict[str, tuple[int, int | None, str, str | None]] = {
     "w4a16-g128": (4, 128, "int", None),
     "w3a16-g128": (3, 128, "int", None),
     "w2a16-g64": (2, 64, "int", None),
+    "w4a16-channel": (4, None, "int", None),
+    "w3a16-channel": (3, None, "int", None),
+    "w2a16-channel": (2, None, "int", None),
     "nvfp4a16": (4, 16, "nv_fp", "NVFP4A16"),
     "mxfp4a16": (4, 32, "mx_fp", "MXFP4A16"),
 }
@@ -87,7 +90,7 @@ def run(name: str, python: str, model: Path, ids: Tensor, scheme: str) -> tuple[
             "method": peer.method,
             "by_row": [],
             "options": peer.options,
-            "cases": {"gptq": {"bits": bits, "group_size": group}},
+            "cases": {"gptq": {"bits": bits, "group_size": group or -1}},
         }
         (folder / "spec.json").write_text(json.dumps(spec))
         job = [sys.executable, str(ROOT / "benchmarks" / "memory.py"), "--measure", python]

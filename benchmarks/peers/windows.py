@@ -11,13 +11,12 @@ import gzip
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.jobs.load.calibration_data import calibration_data
@@ -35,7 +34,7 @@ def main() -> None:
     """Write ``windows`` (safetensors: calibration, held_out) and print the fingerprint."""
     spec = json.loads(Path(sys.argv[1]).read_text())
     directory, data_dir = Path(spec["model"]), Path(spec["data_dir"])
-    model: Any = stand_in(directory)
+    model = stand_in(directory)
     settings = {name: spec[name] for name in ("dataset", "samples", "seq_len", "seed")}
     data = calibration_data(Calibration(**settings), directory, data_dir)(model)
     tensors = {"calibration": data.ids}
@@ -45,11 +44,11 @@ def main() -> None:
     print(json.dumps({"fingerprint": data.fingerprint, "audit": data.audit()}))
 
 
-def stand_in(directory: Path) -> Any:
-    """All that the windows depend on of a model: its config and the rows of its embedding."""
-    config = AutoConfig.from_pretrained(directory)
-    embedding = nn.Embedding(config.vocab_size, 1)
-    return SimpleNamespace(config=config, get_input_embeddings=lambda: embedding)
+def stand_in(directory: Path) -> nn.Module:
+    """The model without its weights: the windows depend on its config, and on the rows of its embedding."""
+    with torch.device("meta"):
+        model: nn.Module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
+    return model
 
 
 def held_out(language_model: LanguageModel, data_dir: Path, spec: dict[str, Any]) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -79,7 +80,8 @@ class BlockCalibration:
         self._groups, again = groups_of_ranks(network, products, work.ranks, look or (runs[0] if runs else None))
         self._called_again = {task.site.name for number in again for task in self._groups[number]}
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
-        self._passes: Passes = (PausedPasses if together else RepeatedPasses)(runs, modules, again, work.ranks)
+        kind = partial(PausedPasses, back=network.before_reading) if together else RepeatedPasses
+        self._passes: Passes = kind(runs, modules, again, work.ranks)
         self._finish = BlockFinish(network, work, runs, masks)
         if self._finish.learned < len(runs):  # layers are not fitted to what judges them
             self._passes = LearnedPasses(self._passes, self._finish.learned)
@@ -89,7 +91,7 @@ class BlockCalibration:
             self._token_weights = weights_in_block(work.tasks, original, gradients, work.ranks)
             sites = [[task.site for task in group] for group in self._groups]
             copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
-            self._beside = OriginalPasses(original, copies, together=together, ranks=work.ranks)
+            self._beside = OriginalPasses(original, copies, kind, ranks=work.ranks)
         self._edits = PackedEdits()
         self._untouched: set[str] = set()
         self._runs = runs
@@ -195,8 +197,7 @@ class BlockCalibration:
         return not self._ranks.any(chooses_tokens(self._network, self._passes, group[0].site))
 
     def _solve_experts(self, task: Assignment) -> None:
-        parameter = getattr(self._network.module(task.site), task.site.parameter)
-        state, notes = observe_experts(task, parameter, self._passes)
+        state, notes = observe_experts(task, partial(self._network.parameter, task.site), self._passes)
         self._work.measure(task, state)
         self._place(task, self._ranks.of(self._solved(task, state, notes)))  # its experts are divided
 

@@ -32,7 +32,7 @@ class BlockFinish:
 
     def __init__(self, network: Network, work: Work, runs: Runs, masks: list[Tensor | None]) -> None:
         self._network, self._work, self._runs, self._masks = network, work, runs, masks
-        self._floats: dict[str, tuple[Tensor, Tensor]] = {}  # weight, and the scale decided for it
+        self._floats: dict[str, tuple[Tensor, Tensor]] = {}  # weight, which rests, and the scale decided for it
         self._rounded_inputs = RoundedInputs(network)
         stage = work.validation
         self.learned = len(runs)
@@ -46,9 +46,9 @@ class BlockFinish:
         return self._work.validation is not None or self._work.reconstruction is not None
 
     def remember(self, weight: Tensor, edit: Quantize) -> None:
-        """Keep the float weight of a layer that was decided."""
+        """Keep the float weight of a layer that was decided, in the processor's memory."""
         if self.wanted:
-            self._floats[edit.site] = weight.clone(), edit.tensor.scale
+            self._floats[edit.site] = weight.to("cpu", copy=True), edit.tensor.scale
 
     def improve(self, edits: MutableMapping[str, Quantize], targets: Iterable[Tensor]) -> None:
         """Do it; the block then holds the weights of ``edits``, which are changed, and rounds inputs as they say.
@@ -65,7 +65,7 @@ class BlockFinish:
             rounded = {name: self._rounded(edits, name) for name in edits}
             self._take(edits, validate_block(self._network, dict(edits), rounded, judge))
         if work.reconstruction is not None:
-            weights = {name: weight for name, (weight, _) in self._floats.items()}
+            weights = {name: self._float(name) for name in self._floats}
             self._take(edits, reconstruct_block(self._network, dict(edits), weights, work.reconstruction, passes))
 
     def release(self) -> None:
@@ -74,13 +74,17 @@ class BlockFinish:
 
     def _rounded(self, edits: MutableMapping[str, Quantize], name: str) -> Quantize | None:
         """Rounding to nearest; ``None`` where a scale that a later layer gave away has moved into this one's."""
-        weight, scale = self._floats[name]
         task: Assignment = self._work.tasks[name]
-        same = edits[name].tensor.scale.equal(scale)
-        return self._work.ranks.of(self._work.rounded(task, weight)) if same else None
+        same = edits[name].tensor.scale.equal(self._floats[name][1])
+        return self._work.ranks.of(self._work.rounded(task, self._float(name))) if same else None
+
+    def _float(self, name: str) -> Tensor:
+        """The float weight, where the layer was decided."""
+        weight, scale = self._floats[name]
+        return weight.to(scale.device)
 
     def _take(self, edits: MutableMapping[str, Quantize], found: dict[str, Quantize]) -> None:
         for name, edit in found.items():
             surgery.apply(self._network, [SetWeight(site=name, weight=edit.tensor.dequantize())])
             edits[name] = edit
-            self._work.revise(self._work.tasks[name], self._floats[name][0], edit)
+            self._work.revise(self._work.tasks[name], self._float(name), edit)

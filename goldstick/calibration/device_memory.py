@@ -13,6 +13,8 @@ from goldstick.errors import UsageError
 
 _SHARE = 0.85
 """Of what is free; the rest is for the allocator's gaps and the products' own scratch."""
+_OF_WEIGHTS = 0.5
+"""Of what is free, the most for the weights of a block; the rest is for batches, and for what solving takes."""
 
 
 def held_on_device(module: nn.Module, run: Callable[[], Tensor], device: torch.device) -> int:
@@ -46,10 +48,24 @@ def fits_on_device(module: nn.Module, held: int, batches: int, device: torch.dev
     widest = max((parameter.shape[-1] for parameter in module.parameters() if parameter.ndim > 1), default=0)
     largest = max((parameter.nbytes for parameter in module.parameters()), default=0)
     solving = streams * 4 * 8 * widest**2 + 8 * largest
+    return solving + streams * batches * held <= _SHARE * (free_on_device(device) or 0)
+
+
+def free_on_device(device: torch.device) -> int | None:
+    """Bytes of a device that a process may take; ``None`` where that is not asked, as of the processor."""
+    if device.type != "cuda":
+        return None
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(device)
     processes = -(-local_count() // max(1, torch.cuda.device_count()))  # on this device
-    return solving + streams * batches * held <= _SHARE * free / processes
+    return free // processes
+
+
+def room_for_weights(held: int, device: torch.device) -> int | None:
+    """Bytes that a device has for the weights of a block; ``None`` where it has enough for the ``held`` bytes of it."""
+    free = free_on_device(device)
+    room = None if free is None else int(_OF_WEIGHTS * free)
+    return room if room is not None and held > room else None
 
 
 @contextmanager

@@ -48,13 +48,13 @@ class _Listen(TorchFunctionMode):
 
 
 def observe_experts(
-    task: Assignment, parameter: Tensor, passes: Passes
+    task: Assignment, parameter: Callable[[], Tensor], passes: Passes
 ) -> tuple[Sequence[InputObserver] | None, dict[str, float | str]]:
     """What the experts of a task are given; an expert that too few tokens reached is shown every token.
 
     Args:
         task: The task.
-        parameter: The weights of all its experts, [experts, …].
+        parameter: Gives the weights of all its experts, [experts, …], where the passes are.
         passes: The passes, with the experts at hand.
 
     Returns:
@@ -64,7 +64,7 @@ def observe_experts(
     if state is None:
         return None, {}
     for captured in passes.captured_inputs():
-        listen_to_experts(parameter, captured, lambda expert, x: state[expert].observe(x))
+        listen_to_experts(parameter(), captured, lambda expert, x: state[expert].observe(x))
     if not passes.ranks.alone:
         state.share(passes.ranks)
     least = task.stage.least_inputs(task.site)
@@ -78,7 +78,7 @@ def observe_experts(
             fresh[expert].observe(x)
 
     for captured in passes.captured_inputs():
-        listen_to_experts(parameter, captured, hear, every_token=True)
+        listen_to_experts(parameter(), captured, hear, every_token=True)
     if not passes.ranks.alone:
         fresh.share(passes.ranks)
     for expert in starved:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from goldstick.calibration.passes import Groups, Passes, PausedPasses, RepeatedPasses
+from goldstick.calibration.passes import Groups, Passes
 from goldstick.calibration.pauses import CapturedInput
 from goldstick.core.ranks import Ranks
 
@@ -37,12 +37,14 @@ class OriginalPasses:
     Args:
         original: The float block.
         groups: Copies of the layers of each group.
-        together: Whether all batches wait together; as the passes beside.
+        kind: Of passes; as the ones beside.
         ranks: Who has passes of other batches.
     """
 
-    def __init__(self, original: Original, groups: Groups, *, together: bool, ranks: Ranks | None = None) -> None:
-        self._passes: Passes = (PausedPasses if together else RepeatedPasses)(original.runs, groups, ranks=ranks)
+    def __init__(
+        self, original: Original, groups: Groups, kind: Callable[..., Passes], ranks: Ranks | None = None
+    ) -> None:
+        self._passes = kind(original.runs, groups, ranks=ranks)
         self._numbers = self._passes.groups()
         self._at: int | None = -1
         self._wanted = -1

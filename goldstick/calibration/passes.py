@@ -56,12 +56,20 @@ class PausedPasses:
         again: Numbers of the groups whose layers are called more than once. What they are given is seen in passes of
             their own, which do not pause.
         ranks: Who has passes of other batches.
+        back: Told of the layer that a pass stood before when it goes on.
     """
 
-    def __init__(self, runs: Runs, groups: Groups, again: Collection[int] = (), ranks: Ranks | None = None) -> None:
+    def __init__(
+        self,
+        runs: Runs,
+        groups: Groups,
+        again: Collection[int] = (),
+        ranks: Ranks | None = None,
+        back: Callable[[nn.Module], None] = lambda module: None,
+    ) -> None:
         self.ranks = ranks or Ranks()
         self._runs, self._groups, self._called_again = runs, groups, frozenset(again)
-        self._pausing = True
+        self._pausing, self._back = True, back
         self._number_of = {module: number for number, group in enumerate(groups) for module in group}
         self._passes: list[PausedPass] = []
         self._solved: set[int] = set()
@@ -126,6 +134,7 @@ class PausedPasses:
     def _pause(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._pausing and self._number_of[module] not in self._solved:
             PausedPass.pause((self._number_of[module], module, args, kwargs))
+            self._back(module)
 
 
 class RepeatedPasses:

@@ -51,9 +51,10 @@ def _multiplies_input(site: Site) -> bool:
 
 def _rounding(edit: Quantize, activation: str) -> Callable[[Tensor], Tensor]:
     """x → x as the layer will multiply it, in x's dtype."""
-    dtype = edit.tensor.scale.dtype
-    scale = None if edit.input_scale is None else edit.input_scale.to(dtype).reshape(1)
-    zero = None if edit.input_zero is None else edit.input_zero.reshape(1)
+    like = edit.tensor.scale  # ranges are kept in the processor's memory
+    dtype, device = like.dtype, like.device
+    scale = None if edit.input_scale is None else edit.input_scale.to(device, dtype).reshape(1)
+    zero = None if edit.input_zero is None else edit.input_zero.to(device).reshape(1)
 
     def rounded(x: Tensor) -> Tensor:
         found = quantized_input(x.detach().to(dtype), activation, scale, zero).to(x.dtype)

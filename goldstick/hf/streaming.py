@@ -20,6 +20,7 @@ from goldstick.hf.example_inputs import give_inputs, inputs_beside
 from goldstick.hf.loading import LazyTensor, from_pretrained, quantized_class
 from goldstick.hf.names import CheckpointNames, model_class
 from goldstick.hf.rehearsal import put_into
+from goldstick.hf.resting_layers import RestingLayers, move_to
 from goldstick.hf.source import float_config, open_source, runs_in_float
 from goldstick.structure.blocks import block_of, find_blocks
 from goldstick.structure.network import Network
@@ -42,6 +43,7 @@ class StreamedModel:
         blocks: Paths of its repeated blocks; empty where it has none, and everything was read.
         entered: The block that :meth:`enter` read last; empty where there is none.
         keeps_blocks: Whether blocks that :meth:`enter` read stay in memory.
+        resting: Layers of its blocks that are on the device only while they are used; ``None`` for none.
 
     Raises:
         SourceError: The directory is no readable model.
@@ -55,6 +57,7 @@ class StreamedModel:
         self.blocks: tuple[str, ...] = ()
         self.entered = ""
         self.keeps_blocks = False
+        self.resting: RestingLayers | None = None
         config = read_config(directory, "no checkpoint")
         table = config.get("quantization_config")
         tensors: Mapping[str, TensorInfo] | None = None
@@ -92,7 +95,14 @@ class StreamedModel:
         self._require(found.missing_keys, {*found.mismatched_keys, *found.conversion_errors}, found.unexpected_keys)
         if self._quantizer is not None:
             self._quantizer.finish(block)
-        self._to_device(self._model.get_submodule(block))
+        module = self._model.get_submodule(block)
+        if self.resting is None or self._device is None:
+            self._to_device(module)
+            return
+        for path, part in module.named_modules(prefix=block):
+            if path not in self.resting.paths:
+                self._to_device(part, recurse=False)
+        self.resting.watch(block, module)
 
     def read_with(self, block: str | None) -> str | None:
         """A block if it is streamed; ``None`` for one that was read with what lies outside."""
@@ -108,6 +118,8 @@ class StreamedModel:
 
     def release(self, block: str) -> None:
         """Let go of the weights of a block; buffers that no checkpoint holds stay. A float block can be read again."""
+        if self.resting is not None:
+            self.resting.leave()
         for module in self._model.get_submodule(block).modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
@@ -163,10 +175,10 @@ class StreamedModel:
     def _read(self, infos: Mapping[str, TensorInfo]) -> tuple[Any, Any]:
         return put_into(self._model, {name: LazyTensor(info) for name, info in infos.items()}, self._settings)
 
-    def _to_device(self, module: nn.Module) -> None:
+    def _to_device(self, module: nn.Module, recurse: bool = True) -> None:
         """Move what was read; parameters stay the objects they are, so that ties hold."""
-        if (device := self._device) is not None:
-            module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))  # type: ignore[no-untyped-call]
+        if self._device is not None:
+            move_to(module, self._device, recurse)
 
     def _require(self, missing: Iterable[Any], wrong: Iterable[Any], unexpected: Iterable[Any]) -> None:
         problems = {"missing": missing, "misshapen": wrong}

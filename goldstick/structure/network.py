@@ -102,6 +102,7 @@ class Network:
         cut: The ties that count as cut.
         sites: Every weight that can be quantized, in the order of ``named_modules``.
         blocks: Paths of the repeated blocks, in order of execution as far as the module lists tell.
+        before_reading: Told of a module before its weight is read: what rests elsewhere can be brought.
 
     Raises:
         StructureError: A parameter has no shape yet.
@@ -114,6 +115,7 @@ class Network:
         self._owner = _parameter_owners(model, self.cut)
         self.sites = tuple(self._find_sites())
         self.by_name = {site.name: site for site in self.sites}
+        self.before_reading: Callable[[nn.Module], None] = lambda module: None
 
     def _find_sites(self) -> list[Site]:
         heads = {_output_head(self.model), *_tied_to_embeddings(self.model)} - {None}
@@ -164,12 +166,22 @@ class Network:
 
     def weight(self, site: Site) -> Tensor:
         """The canonical matrix [..., out, in] of a site, detached."""
-        parameter = getattr(self.module(site), site.parameter, None)
+        return site.layout.to_matrix(self.parameter(site).detach())
+
+    def parameter(self, site: Site) -> nn.Parameter:
+        """The parameter of a site, as it is stored.
+
+        Raises:
+            StructureError: The site was quantized.
+        """
+        module = self.module(site)
+        self.before_reading(module)
+        parameter = getattr(module, site.parameter, None)
         if not isinstance(parameter, nn.Parameter):  # a quantized layer gives its dequantized numbers as a tensor
             raise StructureError(
                 f"{site.name} no longer holds a float parameter {site.parameter!r}: it was quantized already."
             )
-        return site.layout.to_matrix(parameter.detach())
+        return parameter
 
     def shared(self) -> frozenset[str]:
         """Names of the sites whose weight is another site's, too."""

@@ -7,16 +7,22 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load
 from torch import nn
 
 import goldstick
+from goldstick.calibration import device_memory
 from goldstick.core.parcels import packed, unpacked
+from goldstick.errors import UsageError
+from goldstick.hf import resting_layers
+from goldstick.jobs.quantize.blockwise_model import BlockwiseModel
 from tests.support.crash_points import contents
-from tests.support.rank_jobs import write_sources
+from tests.support.rank_jobs import job, write_sources
 from tests.support.ranks import quantize
 from tests.support.second_device import NAME, OnDevice, second_device
 
 _W4 = {"scheme": "w4a16-g32"}
+_QUICK = {"range_search": "minmax"}
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +69,64 @@ def test_a_run_on_a_device_writes_what_the_processor_writes_and_proves_it_there(
         del found["goldstick.json"]  # the proof ran whole layers of C++ on the CPU
     assert files[0] == files[1]
     assert len(proven) == 2
+
+
+@pytest.mark.parametrize(
+    ("source", "stages", "largest", "together"),
+    [
+        ("llama", [{"awq": {"quantize": False, "grid": 1}}, {"gptq": {**_W4, **_QUICK, "gptaq": True}}], 64 * 32, True),
+        ("llama", [{"gptq": {"scheme": "w8a8-static", **_QUICK}}, "validate"], 64 * 32, False),
+        ("mixture", [{"gptq": {**_W4, **_QUICK}}], 5 * 3 * 32 * 32, False),
+    ],
+    ids=["awq, gptaq", "static inputs, one by one", "mixture, one by one"],
+)
+def test_a_block_larger_than_the_device_is_there_in_parts_and_gives_the_same_bytes(
+    source: str, stages: list[Any], largest: int, together: bool, data: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    most, room = 0, 4 * largest  # bytes of float32
+
+    def have(resting: Any, layer: nn.Module) -> None:
+        nonlocal most
+        plain(resting, layer)
+        most = max(most, sum(_on_the_device(one) for one in resting._watched))
+
+    plain = resting_layers.RestingLayers.have
+    monkeypatch.setattr(resting_layers.RestingLayers, "have", have)
+    monkeypatch.setattr(BlockwiseModel, "_fits_together", lambda *_: together)
+    calibration = {"dataset": str(data / "rows.jsonl"), "packing": False, "samples": 6, "seq_len": 64}
+    job = {"source": data / source, "recipe": {"stages": stages, "calibration": calibration}}
+    quantize({**job, "output": tmp_path / "cpu", "options": {}})
+    with second_device():
+        monkeypatch.setattr(device_memory, "free_on_device", lambda _: 2 * room)  # half of it for weights
+        quantize({**job, "output": tmp_path / NAME, "options": {"device": NAME}})
+    assert 0 < most <= room
+    there, here = (load((tmp_path / device / "model.safetensors").read_bytes()) for device in (NAME, "cpu"))
+    assert there.keys() == here.keys()
+    for name, value in here.items():
+        if name.endswith("input_scale"):  # behind a layer that C++ multiplied on the CPU
+            torch.testing.assert_close(there[name], value)
+        else:
+            assert torch.equal(there[name], value), name
+
+
+def test_what_takes_gradients_of_a_whole_block_is_refused_where_it_does_not_fit(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_memory, "free_on_device", lambda _: 1000)
+    with second_device():
+        for name, said in (("learn", "learn takes the gradients"), ("output", "objective: output takes the gradients")):
+            with pytest.raises(UsageError, match=f"gold:0 has room for 0.0 GB.*{said}.*--device cpu"):
+                quantize(job(data, name, tmp_path / name, device=NAME))
+
+
+def _on_the_device(layer: nn.Module) -> int:
+    """Bytes of a layer's float weights that are there."""
+    return sum(
+        tensor.nbytes
+        for name, tensor in layer.named_parameters(recurse=False)
+        if tensor.device.type == NAME and not name.startswith("weight_")
+    )
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def auto_round() -> str:
 
 def frontier() -> str:
     """Efforts beside auto-round on the reference model: mean KL in thousandths of a nat, processor seconds."""
-    found = read("frontier")
+    found = read("frontier")["reference"]
     tools = {
         "`--effort default`": "default", "`--effort best`": "best", "auto-round": "auto-round",
         "auto-round, 1000 iterations": "auto-round best",

@@ -89,6 +89,8 @@ class BlockwiseModel:
         self._calls: Calls = []
         self._gradients: Mapping[str, Sequence[Tensor]] = {}
         self.network = Network(streamed.model, cut=plan.network.cut)
+        if streamed.resting is not None:
+            self.network.before_reading = streamed.resting.have
         self.measured: dict[str, InputSquares] = {}
         measured = self._keep if measures else None
         work = calibrated_work(self.network, plan.resolution, self._take_note, measured)
@@ -227,6 +229,8 @@ class BlockwiseModel:
         if block != self.blocks[0]:
             self._read(block)
         original = copy.deepcopy(self._model.get_submodule(block)) if self._has_float_model else None
+        if original is not None and self._streamed.resting is not None:
+            self._streamed.resting.watch(block, original)
         self._round(block)
         return original
 

@@ -53,7 +53,9 @@ class Trial:
         self.sites = [site for site in sites if site.layout is not Layout.EMBEDDING]
         self.block = copy.deepcopy(block).float().eval()
         fill_meta(self.block, self.generator)
-        device = next((parameter.device for parameter in self.block.parameters()), torch.device("cpu"))
+        devices = {parameter.device for parameter in self.block.parameters()}
+        device = devices.pop() if len(devices) == 1 else torch.device("cpu")  # where layers come and go
+        self.block.to(device)
 
         def place(tensor: Tensor) -> Tensor:
             tensor = materialise(tensor, self.generator)

@@ -31,7 +31,7 @@ def test_what_runs_on_a_device_runs_on_it_alone() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/support/device_checks.py"]
     found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "6 passed" in found.stdout
+    assert "10 passed" in found.stdout
 
 
 def test_two_processes_with_a_device_each_write_what_one_writes(data: Path, tmp_path: Path) -> None:
