@@ -4,7 +4,7 @@
         [--model reference] [--only 'w4*'] [--seeds 0] [--report]
 
 For each scheme and calibration seed all tools get the same windows of a model's own text (128 of 256 tokens).
-goldstick runs through its Python interface in memory: ``gptq-SCHEME`` with each effort, and parts of what efforts turn
+goldstick runs through its Python interface in memory: ``gptq`` with each effort, and parts of what efforts turn
 on. Other tools run by the Python that has them installed (:mod:`benchmarks.frontier_peers`). Each result is evaluated
 by plain transformers' logits in float32 on held-out text of the same kind: mean KL from the float model's next tokens,
 with a 95 % interval of documents drawn again, and the difference from goldstick's, of the same documents. One thread
@@ -52,12 +52,14 @@ MODELS = {
     "widened": GROUPS,
     "stories260k": ("w4a16-channel", "w3a16-channel", "w2a16-channel"),
 }
-#: Words of a recipe, and the effort.
-EFFORTS = {
-    "fast": ("gptq", "fast"),
-    "default": ("gptq", "default"),
-    "best": ("gptq", "best"),
-    "best, distill": ("gptq-distill", "best"),
+_TWO_SIDED = {"objective": "loss", "two_sided": True}
+#: Stages, and the effort.
+EFFORTS: dict[str, tuple[list[dict[str, dict[str, Any]]], str]] = {
+    "fast": ([{"gptq": {}}], "fast"),
+    "default": ([{"gptq": {}}], "default"),
+    "best": ([{"gptq": {}}], "best"),
+    "best, two-sided": ([{"gptq": _TWO_SIDED}], "best"),
+    "best, distill": ([{"gptq": {}}, {"distill": {}}], "best"),
 }
 #: What efforts turn on, one after the other, and what they do not.
 PARTS: dict[str, list[dict[str, dict[str, Any]]]] = {
@@ -66,6 +68,7 @@ PARTS: dict[str, list[dict[str, dict[str, Any]]]] = {
     "gptaq, cycles": [{"gptq": {"gptaq": True, "cycles": 2}}],
     "gptaq, cycles, output": [{"gptq": {"gptaq": True, "cycles": 2, "objective": "output"}}],
     "gptaq, cycles, loss": [{"gptq": {"gptaq": True, "cycles": 2, "objective": "loss"}}],
+    "gptaq, cycles, two-sided": [{"gptq": {"gptaq": True, "cycles": 2, **_TWO_SIDED}}],
     "gptaq, cycles, learn": [{"gptq": {"gptaq": True, "cycles": 2}}, {"learn": {"steps": 200}}],
 }
 
@@ -157,13 +160,10 @@ class Bench:
 
 def with_goldstick(model: Any, batches: Any, scheme: str, method: str) -> tuple[Any, dict[str, Any]]:
     """The model that one recipe makes of another, in memory, and what it took."""
-    if method in EFFORTS:
-        words, effort = EFFORTS[method]
-        recipe = Recipe.load(f"{words}-{scheme}").with_effort(effort)  # type: ignore[arg-type]
-    else:
-        stages = [{name: dict(options) for name, options in stage.items()} for stage in PARTS[method]]
-        stages[0]["gptq"]["scheme"] = scheme
-        recipe = Recipe.load({"stages": stages})
+    given, effort = EFFORTS[method] if method in EFFORTS else (PARTS[method], "fast")
+    stages = [{name: dict(options) for name, options in stage.items()} for stage in given]
+    stages[0]["gptq"]["scheme"] = scheme
+    recipe = Recipe.load({"stages": stages}).with_effort(effort)  # type: ignore[arg-type]
     began, used = time.perf_counter(), time.process_time()
     result = goldstick.apply(model, recipe, data=batches)
     seconds, used = time.perf_counter() - began, time.process_time() - used

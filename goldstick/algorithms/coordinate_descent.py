@@ -36,7 +36,14 @@ def damped_hessian(hessian: Tensor, shift: float) -> Tensor:
 
 
 def descend(
-    target: Tensor, tensor: QuantizedTensor, hessian: Tensor, columns: Tensor, cycles: int, *, scales: bool = True
+    target: Tensor,
+    tensor: QuantizedTensor,
+    hessian: Tensor,
+    columns: Tensor,
+    cycles: int,
+    *,
+    scales: bool = True,
+    factors: tuple[Tensor, Tensor] | None = None,
 ) -> QuantizedTensor:
     """Codes and scales with tr((W − Ŵ) A (W − Ŵ)ᵀ) no larger than before, in any row (arXiv 2505.07004, LNQ).
 
@@ -52,10 +59,11 @@ def descend(
         columns: In which order columns are taken, int64 [in].
         cycles: How many cycles at most; none is made after one that moved nothing.
         scales: Whether scales move, where their grid leaves each row its own.
+        factors: :func:`sweep_factors` of A, where they are known.
     """
     if cycles < 1:
         return tensor
-    factor, lower = _sweep_factor(hessian, columns)
+    factor, lower = factors or sweep_factors(hessian, columns)
     errors = row_errors(target, tensor, hessian)
     for _ in range(cycles):
         before = errors
@@ -181,7 +189,7 @@ def _storable(steps: Tensor, tensor: QuantizedTensor, scale: Tensor) -> Tensor:
     return torch.where(torch.isfinite(wanted) & (wanted > 0), wanted, scale)
 
 
-def _sweep_factor(hessian: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+def sweep_factors(hessian: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """F = D (D + Lᵀ)⁻¹ and L D⁻¹ of A in the order of the columns; see :func:`descend_codes`."""
     ordered = torch.empty_like(hessian)
     for start in range(0, len(columns), _BLOCK):

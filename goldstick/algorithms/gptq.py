@@ -11,7 +11,7 @@ from torch import Tensor
 
 from goldstick.algorithms.base import Quantizer
 from goldstick.algorithms.column_loop import solve_columns
-from goldstick.algorithms.coordinate_descent import damped_hessian, descend
+from goldstick.algorithms.coordinate_descent import damped_hessian, descend, sweep_factors
 from goldstick.algorithms.gptaq import gptaq_target
 from goldstick.algorithms.guide import Guide, Objective, guide_for
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
@@ -27,6 +27,7 @@ from goldstick.algorithms.output_error import (
 from goldstick.algorithms.ranges import RangeSearch
 from goldstick.algorithms.roundings import not_finite, rounded_without_data, roundings, too_few_inputs
 from goldstick.algorithms.solution import Solution, effective_rank, finite_or_none, never_worse, solve_each, solve_parts
+from goldstick.algorithms.two_sided import solve_two_sided
 from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.freed_memory import make_room
@@ -47,13 +48,14 @@ def solve_gptq(
     order: Order = "gar",
     ladder: Sequence[float] = (0.01, 0.1, 1.0),
     search: RangeSearch = "mse",
-    memo: dict[Any, Tensor | None] | None = None,
+    memo: dict[Any, Any] | None = None,
     drift: Tensor | None = None,
     alpha: float = 1.0,
     overwrite: bool = False,
     cycles: int = 0,
     largest: Tensor | None = None,
     rows: SharedRows | None = None,
+    aimed: Tensor | None = None,
 ) -> Solution:
     """Quantize ``weight`` so that tr((W − Ŵ) H (W − Ŵ)ᵀ) stays small, never larger than rounding to nearest.
 
@@ -85,6 +87,8 @@ def solve_gptq(
         cycles: Cycles of :func:`descend` on codes and scales behind the column loop, in the damped Hessian.
         largest: The largest magnitude of the matrix that these are rows of; that of ``weight`` where ``None``.
         rows: Who solves it together; all of them call this, and are given the same. One alone where ``None``.
+        aimed: What the float model's inputs are multiplied with where that is not ``weight``, float64 [out, in]: these
+            are some rows of a matrix, whose others follow with the same Hessian (:func:`solve_two_sided`).
 
     Raises:
         QuantizationError: The weight holds NaN or infinity, or the shapes do not fit. A Hessian that cannot be used
@@ -111,7 +115,7 @@ def solve_gptq(
     mean = float(hessian.diagonal()[~dead].mean())
     columns = column_order(hessian.diagonal(), grid, order)
     memo = {} if memo is None else memo
-    drifted = None if drift is None else weight.double() @ drift.double()
+    drifted = None if drift is None else (weight.double() if aimed is None else aimed) @ drift.double()
     make_room(hessian.nbytes)
     # The column loop rounds float64 to float32.
     known = drifted is None and weight.dtype != torch.float64 and not cycles
@@ -130,7 +134,8 @@ def solve_gptq(
         make_room(hessian.nbytes)
         solved = replace(rounded, codes=codes)
         if cycles:
-            solved = descend(target, solved, damped_hessian(hessian, damping * mean), columns, cycles)
+            damped, *factors = _for_cycles(hessian, damping * mean, columns, memo if aimed is not None else {})
+            solved = descend(target, solved, damped, columns, cycles, factors=(factors[0], factors[1]))
         rank = effective_rank(factor, damping * mean, dead[columns])
         if known:
             loss = undamped_error(weight, solved, squares, damping * mean, dead, rows.total)
@@ -149,6 +154,15 @@ def solve_gptq(
     reason = f"the Hessian is not positive definite, even damped by {ladder[-1]:g} of its mean diagonal"
     least = finite_or_none(rival[2])
     return Solution(tensor=rows.whole(rival[1], shape), dead=count, fallback=reason, loss=least, rtn_loss=least)
+
+
+def _for_cycles(hessian: Tensor, shift: float, columns: Tensor, memo: dict[Any, Any]) -> Sequence[Tensor]:
+    """The damped Hessian and its factors for cycles, kept in ``memo`` for further rows."""
+    if "cycles" not in memo:
+        damped = damped_hessian(hessian, shift)
+        memo["cycles"] = damped, *sweep_factors(damped, columns)
+    found: Sequence[Tensor] = memo["cycles"]
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,6 +191,8 @@ class GPTQ(HessianQuantizer):
             ``loss`` at the end, by weights of tokens (GuidedQuant, arXiv 2505.07004).
         output_groups: Into how many parts the rows are taken apart, each with a Hessian of its own.
         mix: How much of the plain Hessian is mixed in, 0 to 1 (:class:`Guide`).
+        two_sided: Whether rows make up for each other's errors, too, where the loss does not mind
+            (:func:`solve_two_sided`); of ``objective: loss``. All rows have one Hessian then.
     """
 
     name: ClassVar[str] = "gptq"
@@ -187,17 +203,18 @@ class GPTQ(HessianQuantizer):
     objective: Objective = "layer"
     output_groups: int = 4
     mix: float = 0.2
+    two_sided: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        guide_for(self.objective, self.output_groups, self.mix)
+        guide_for(self.objective, self.output_groups, self.mix, self.two_sided)
         if not self.cycles >= 0:
             raise RecipeError(f"cycles is 0 or more, not {self.cycles}.")
 
     @property
     def guide(self) -> Guide | None:
         """As ``objective`` says."""
-        return guide_for(self.objective, self.output_groups, self.mix)
+        return guide_for(self.objective, self.output_groups, self.mix, self.two_sided)
 
     def solve(self, site: Site, weight: Tensor, state: Observers | OutputGroups, scheme: Scheme) -> Sequence[Edit]:
         """One ``Quantize`` edit for a matrix [..., out, in], with what was found out about it as notes.
@@ -210,9 +227,16 @@ class GPTQ(HessianQuantizer):
         def solve_matrix(matrix: Tensor, observer: InputObserver, keep: bool) -> Solution:
             return self._solve_matrix(matrix, observer, scheme.weight, keep=keep, largest=largest)
 
+        def solve_rows(target: Tensor, aimed: Tensor, observer: InputObserver) -> Solution:
+            return self._solve_matrix(target, observer, scheme.weight, keep=True, largest=largest, aimed=aimed)
+
         if isinstance(state, OutputGroups):
-            tensor, notes = solve_parts(weight, state, solve_matrix)
-            notes["objective"] = self.objective
+            together = bool(state.across)
+            solved = (
+                solve_two_sided(weight, state, solve_rows) if together else solve_parts(weight, state, solve_matrix)
+            )
+            tensor, notes = solved
+            notes["objective"] = f"{self.objective}, two-sided" if together else self.objective
             state = state.plain
         else:
             tensor, notes = solve_each(weight, state, solve_matrix)
@@ -221,7 +245,14 @@ class GPTQ(HessianQuantizer):
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
 
     def _solve_matrix(
-        self, weight: Tensor, observer: InputObserver, grid: Grid, *, keep: bool, largest: Tensor | None = None
+        self,
+        weight: Tensor,
+        observer: InputObserver,
+        grid: Grid,
+        *,
+        keep: bool,
+        largest: Tensor | None = None,
+        aimed: Tensor | None = None,
     ) -> Solution:
         if (few := too_few_inputs(observer, self.token_floor)) is not None:
             return rounded_without_data(weight, grid, self.range_search, largest, few)
@@ -233,5 +264,5 @@ class GPTQ(HessianQuantizer):
         return solve_gptq(
             weight, hessian, grid, order=self.order, ladder=damping_ladder(self.damping), search=self.range_search,
             memo=None if alone else observer.memo, drift=drift, alpha=self.alpha, overwrite=alone, cycles=self.cycles,
-            largest=largest, rows=observer.shared,
+            largest=largest, rows=observer.shared, aimed=aimed,
         )  # fmt: skip

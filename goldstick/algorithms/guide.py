@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from goldstick.errors import RecipeError
@@ -19,11 +19,13 @@ class Guide:
         objective: What an error of an output is weighed by: the ``output`` of the block, or the ``loss`` at the end.
         parts: Into how many parts the outputs of a layer are taken apart, each with a Hessian of its own.
         mix: How much of the plain Hessian is mixed in, 0 to 1, against weights of few tokens.
+        two_sided: Whether outputs are looked at together, too (YAQA, arXiv 2505.22988).
     """
 
     objective: Objective
     parts: int = 1
     mix: float = 0.2
+    two_sided: bool = False
 
     def __post_init__(self) -> None:
         if self.objective not in ("output", "loss"):
@@ -34,11 +36,17 @@ class Guide:
             )
 
 
-def guide_for(objective: Objective, parts: int, mix: float) -> Guide | None:
+def guide_for(objective: Objective, parts: int, mix: float, two_sided: bool) -> Guide | None:
     """The guide of options; ``None`` for the error of each layer's own output.
 
     Raises:
         RecipeError: An option is out of its range.
     """
     guide = Guide(objective="output" if objective == "layer" else objective, parts=parts, mix=mix)
+    if two_sided:
+        if objective != "loss":
+            raise RecipeError(
+                "two_sided looks at gradients of the loss at a layer's outputs: say objective: loss, too."
+            )
+        guide = replace(guide, parts=1, two_sided=True)
     return None if objective == "layer" else guide

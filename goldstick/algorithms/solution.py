@@ -112,7 +112,9 @@ def solve_each(
         solutions = state.each(solved, wanted)
     else:
         solutions = [solved(number) for number in range(len(observers))]
-    return _stacked([solution.tensor for solution in solutions], weight.shape[:-2]), _notes(solutions, observers)
+    return _stacked([solution.tensor for solution in solutions], weight.shape[:-2]), solution_notes(
+        solutions, observers
+    )
 
 
 def solve_parts(
@@ -129,7 +131,7 @@ def solve_parts(
     """
     solutions = [solve(weight[part], observer, False) for part, observer in state.parts]
     tensor = joined([solution.tensor for solution in solutions], weight.shape, solutions[0].tensor.grid)
-    return tensor, _notes(solutions, [observer for _, observer in state.parts])
+    return tensor, solution_notes(solutions, [observer for _, observer in state.parts])
 
 
 def _stacked(tensors: Sequence[QuantizedTensor], lead: torch.Size) -> QuantizedTensor:
@@ -149,7 +151,7 @@ def _stacked(tensors: Sequence[QuantizedTensor], lead: torch.Size) -> QuantizedT
     )
 
 
-def _notes(solutions: Sequence[Solution], observers: Sequence[InputObserver]) -> dict[str, float | str]:
+def solution_notes(solutions: Sequence[Solution], observers: Sequence[InputObserver]) -> dict[str, float | str]:
     """What the report says of a site: its largest damping, fewest tokens, summed losses, its first fallback."""
     notes: dict[str, float | str] = {
         "tokens": min(observer.tokens for observer in observers),

@@ -31,7 +31,7 @@ from goldstick.calibration.smoothing import smooth_group
 from goldstick.calibration.starved_experts import are_starved, shown_every_token
 from goldstick.calibration.task import Assignment, Work
 from goldstick.calibration.unreached import note_unreached
-from goldstick.calibration.weighted_inputs import weighted_groups, weights_in_block
+from goldstick.calibration.weighted_inputs import TokenWeights, weighted_groups, weights_in_block
 from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import Quantize, SetWeight
 from goldstick.core.freed_memory import make_room
@@ -86,9 +86,9 @@ class BlockCalibration:
         if self._finish.learned < len(runs):  # layers are not fitted to what judges them
             self._passes = LearnedPasses(self._passes, self._finish.learned)
         self._beside: OriginalPasses | None = None
-        self._token_weights: dict[str, Sequence[Tensor]] = {}
+        self._token_weights: dict[str, TokenWeights] = {}
         if original is not None:
-            self._token_weights = weights_in_block(work.tasks, original, gradients, work.ranks)
+            self._token_weights = weights_in_block(work.tasks, original, gradients, masks, work.ranks)
             sites = [[task.site for task in group] for group in self._groups]
             copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
             self._beside = OriginalPasses(original, copies, kind, ranks=work.ranks)

@@ -52,9 +52,12 @@ def by_all_ranks(
 
 def share_rows(state: InputObserver | OutputGroups, statistics: Collection[str], ranks: Ranks) -> None:
     """Let all ranks solve a layer together, each its rows: they all have what it asks for of its inputs."""
+    together = () if isinstance(state, InputObserver) else [part for _, part in state.across]
     for observer in [state] if isinstance(state, InputObserver) else [part for _, part in state.parts]:
         observer.settle(statistics)
-        observer.shared = None if ranks.alone else SharedRows(ranks)
+        observer.shared = None if ranks.alone or together else SharedRows(ranks)
+    for observer in together:  # rows wait for each other, so that each rank solves all
+        observer.settle(("hessian",))
 
 
 def decided(

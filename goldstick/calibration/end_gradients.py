@@ -15,6 +15,9 @@ from goldstick.core.ranks import Ranks
 from goldstick.errors import QuantizationError, StructureError
 
 _SEED = 0
+_TEMPERATURE = 3.0
+"""Of the predictions whose curvature counts: where the float model is nearly certain, that at 1 is almost nothing, and
+errors of rounding, which are large, would cost nothing there."""
 _LARGEST_EXPONENT = 60
 
 
@@ -57,9 +60,9 @@ def end_gradients(
 ) -> dict[str, Sequence[Tensor]]:
     """∂L/∂y at the output y of every block, for every batch: float of the hidden states' shape and dtype, on disk.
 
-    At the scores the gradient is that of a random loss whose ∇L ∇Lᵀ is on average the Hessian of the divergence from
-    the float model, diag(p) − p pᵀ: ∇L = √p ∘ ε − p (√pᵀ ε), with ε of ±1 by chance. Labels drawn from p (arXiv
-    2505.22988) have the same average, and where one is nearly certain, hardly ever any gradient. One sweep forward
+    At the scores z the gradient is that of a random loss whose ∇L ∇Lᵀ is on average the Hessian of a divergence,
+    diag(p) − p pᵀ: ∇L = √p ∘ ε − p (√pᵀ ε), with ε of ±1 by chance. Labels drawn from p (arXiv 2505.22988) have the
+    same average, and where one is nearly certain, hardly ever any gradient. p = softmax(z / 3). One sweep forward
     leaves what each block is given on disk; one backward takes a block at a time with its gradients. What padding
     predicts has no part in it.
 
@@ -117,7 +120,7 @@ def _of_the_loss(
                 "('logits'); take 'objective: output'."
             )
         with torch.no_grad():
-            share = scores.float().softmax(-1)
+            share = (scores.float() / _TEMPERATURE).softmax(-1)
             root = share.sqrt().mul_(_signs(share, index))
             slope = root - share * root.sum(-1, keepdim=True)
             mask = batch.get("attention_mask")
@@ -144,24 +147,21 @@ def _require_finite(gradients: Sequence[Tensor], block: str, first: int) -> None
             )
 
 
-def output_weights(
-    layers: Mapping[str, nn.Module], run: Callable[[], Tensor], ahead: Tensor | None, groups: int, number: int = 0
+def output_gradients(
+    layers: Mapping[str, nn.Module], run: Callable[[], Tensor], ahead: Tensor | None, number: int = 0
 ) -> dict[str, Tensor]:
-    """How much the error of each token counts at the outputs of layers: a_k(t) = mean_{j∈k} (∂L/∂o_tj)².
-
-    GuidedQuant (arXiv 2505.07004), with k of ``groups`` contiguous parts of a layer's outputs.
+    """∂L/∂o at the outputs of layers.
 
     Args:
         layers: Site name → the float layer, which is called once in a run.
         run: The float block's forward on a batch.
-        ahead: ∂L/∂y of what it gives. ``None`` for ±1 by chance, with which E[a] is the mean of Σ (∂y/∂o)²: all that
-            the block gives counts alike.
-        groups: Into how many parts outputs are taken apart, or as many as there are outputs.
+        ahead: ∂L/∂y of what it gives. ``None`` for ±1 by chance, with which the mean square of a gradient is on average
+            that of (∂y/∂o): all that the block gives counts alike.
         number: Number of the batch, from which chance is drawn.
 
     Returns:
-        Site name → float32 [..., parts], with the leading dimensions of the layer's output. Layers that the run did not
-        reach, or reached more than once, are left out.
+        Site name → float32 in the shape of the layer's output. Layers that the run did not reach, or reached more than
+        once, are left out.
     """
     probes: dict[str, list[Tensor]] = {name: [] for name in layers}
 
@@ -188,11 +188,8 @@ def output_weights(
     finally:
         for handle in handles:
             handle.remove()
-    return {
-        name: _parts(gradient.float().square(), groups)
-        for name, gradient in zip(single, gradients, strict=True)
-        if gradient is not None
-    }
+    found = zip(single, gradients, strict=True)
+    return {name: gradient.float() for name, gradient in found if gradient is not None}
 
 
 def _signs(like: Tensor, number: int) -> Tensor:
@@ -201,7 +198,19 @@ def _signs(like: Tensor, number: int) -> Tensor:
     return torch.randint(0, 2, like.shape, generator=generator).mul_(2).sub_(1).to(like)
 
 
-def _parts(squares: Tensor, groups: int) -> Tensor:
+def output_weights(gradient: Tensor, groups: int) -> Tensor:
+    """How much the error of each token counts at a layer's outputs: a_k(t) = mean_{j∈k} (∂L/∂o_tj)².
+
+    GuidedQuant (arXiv 2505.07004), with k of ``groups`` contiguous parts of the outputs, or as many as there are.
+
+    Args:
+        gradient: float32 [..., out].
+        groups: How many parts.
+
+    Returns:
+        float32 [..., parts].
+    """
+    squares = gradient.square()
     return torch.stack([part.mean(-1) for part in squares.tensor_split(min(groups, squares.shape[-1]), dim=-1)], dim=-1)
 
 

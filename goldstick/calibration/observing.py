@@ -43,7 +43,7 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
                     "takes, or leave that one out."
                 )
             if rows is not None:
-                look(rows, _fitting(masks[captured.batch], rows))
+                look(rows, fitting(masks[captured.batch], rows))
         if look == observer.observe_range:
             observer.share_ranges(passes.ranks)
     observer.share(passes.ranks)
@@ -61,7 +61,7 @@ def rows_of_batches(
         if rows is not None:
             other = floats.get(captured.batch)
             beside = None if other is None else rows_read_by(other.module, other.tensor)
-            yield captured.batch, (rows, _fitting(masks[captured.batch], rows), beside)
+            yield captured.batch, (rows, fitting(masks[captured.batch], rows), beside)
 
 
 def chooses_tokens(network: Network, passes: Passes, site: Site) -> bool:
@@ -135,10 +135,10 @@ def _pairs(passes: Passes, original: OriginalPasses, masks: Sequence[Tensor | No
         if rows is not None:
             met = other is not None and other.batch == captured.batch
             beside = rows_read_by(other.module, other.tensor) if met and other is not None else None
-            yield rows, _fitting(masks[captured.batch], rows), beside
+            yield rows, fitting(masks[captured.batch], rows), beside
 
 
-def _fitting(mask: Tensor | None, rows: Tensor) -> Tensor | None:
+def fitting(mask: Tensor | None, rows: Tensor) -> Tensor | None:
     """The mask in the shape of the rows' tokens; ``None`` where these are no longer the tokens of the batch."""
     tokens = rows.shape[:-1]
     return mask.reshape(tokens) if mask is not None and mask.numel() == tokens.numel() else None

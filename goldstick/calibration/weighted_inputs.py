@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick.algorithms.base import Guide, Quantizer
-from goldstick.calibration.end_gradients import output_weights, relative_weights
-from goldstick.calibration.observing import Rows
+from goldstick.calibration.end_gradients import output_gradients, output_weights, relative_weights
+from goldstick.calibration.observing import Rows, fitting
 from goldstick.calibration.original import Original
 from goldstick.calibration.task import Assignment
 from goldstick.core.cross_covariance import CrossCovarianceObserver
@@ -17,10 +18,32 @@ from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups
 from goldstick.core.ranks import Ranks
 
+_TOGETHER = 1024
+"""Outputs whose gradients are looked at together, at most: their products take eight bytes for each pair."""
+
+_Across = Mapping[str, Sequence[tuple[slice, InputObserver]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenWeights:
+    """How much each token counts at the outputs of a layer.
+
+    Attributes:
+        roots: √a, float32 [..., parts], batch by batch.
+        across: Neighbouring outputs that are looked at together, and the gradients there; empty for none.
+    """
+
+    roots: Sequence[Tensor]
+    across: Sequence[tuple[slice, InputObserver]]
+
 
 def weights_in_block(
-    tasks: Mapping[str, Assignment], original: Original, gradients: Sequence[Tensor] | None, ranks: Ranks
-) -> dict[str, Sequence[Tensor]]:
+    tasks: Mapping[str, Assignment],
+    original: Original,
+    gradients: Sequence[Tensor] | None,
+    masks: Sequence[Tensor | None],
+    ranks: Ranks,
+) -> dict[str, TokenWeights]:
     """How much each token counts at the outputs of the layers of a block, whose stages have such an objective.
 
     Args:
@@ -28,10 +51,11 @@ def weights_in_block(
         original: The float block.
         gradients: ∂L/∂y of what it gives, batch by batch; ``None`` where no loss is known, and for stages whose
             objective is the block's output.
+        masks: Which tokens of each batch count; ``None`` for all.
         ranks: Who has further batches.
     """
     first = sum(ranks.gather(len(original.runs))[: ranks.rank])
-    found: dict[str, Sequence[Tensor]] = {}
+    found: dict[str, TokenWeights] = {}
     guides: dict[Guide, list[Assignment]] = {}
     for task in tasks.values():
         if task.stage.guide is not None and task.site.layout.multiplied and not task.site.matrix_shape[:-2]:
@@ -40,21 +64,66 @@ def weights_in_block(
         if guide.objective == "loss" and gradients is None:
             continue
         layers = {task.site.name: original.counterpart(task.site.module) for task in chosen}
+        ahead = gradients if guide.objective == "loss" else None
+        passes = _GradientPasses(layers, original, ahead, masks, first)
+        across = {task.site.name: _parts_of(task.site.matrix_shape[-2]) for task in chosen if guide.two_sided}
         each = []
-        for index, run in enumerate(original.runs):
-            ahead = gradients[index] if guide.objective == "loss" and gradients is not None else None
-            each.append(output_weights(layers, run, ahead, guide.parts, first + index))
+        for batch in passes.again():
+            each.append({name: output_weights(gradient, guide.parts) for name, (gradient, _) in batch.items()})
+            _look(across, batch, "observe_range")
+        _share(across, "share_ranges", ranks)
+        for batch in passes.again() if across else ():
+            _look(across, batch, "observe")
+        _share(across, "share", ranks)
         for name in layers:
             if not ranks.any(not all(name in batch for batch in each)):
-                found[name] = relative_weights([batch[name] for batch in each], guide.mix, ranks)
+                roots = relative_weights([batch[name] for batch in each], guide.mix, ranks)
+                found[name] = TokenWeights(roots=roots, across=across.get(name, ()))
     return found
+
+
+@dataclass(frozen=True)
+class _GradientPasses:
+    """Passes of all batches forward and back through a float block."""
+
+    layers: Mapping[str, nn.Module]
+    original: Original
+    ahead: Sequence[Tensor] | None
+    masks: Sequence[Tensor | None]
+    first: int
+
+    def again(self) -> Iterator[dict[str, tuple[Tensor, Tensor | None]]]:
+        """Batch by batch: site name → the gradients at its outputs, and which of the tokens count."""
+        for index, run in enumerate(self.original.runs):
+            ahead = None if self.ahead is None else self.ahead[index]
+            found = output_gradients(self.layers, run, ahead, self.first + index)
+            yield {name: (gradient, fitting(self.masks[index], gradient)) for name, gradient in found.items()}
+
+
+def _parts_of(outputs: int) -> list[tuple[slice, InputObserver]]:
+    parts = torch.arange(outputs).tensor_split(-(-outputs // _TOGETHER))
+    return [(slice(int(part[0]), int(part[-1]) + 1), InputObserver(len(part))) for part in parts]
+
+
+def _look(across: _Across, batch: Mapping[str, tuple[Tensor, Tensor | None]], look: str) -> None:
+    for name, parts in across.items():
+        if name in batch:
+            gradient, mask = batch[name]
+            for part, observer in parts:
+                getattr(observer, look)(gradient[..., part], mask)
+
+
+def _share(across: _Across, share: str, ranks: Ranks) -> None:
+    for parts in across.values():
+        for _, observer in parts:
+            getattr(observer, share)(ranks)
 
 
 def weighted_groups(
     stage: Quantizer,
     outputs: int,
     plain: InputObserver,
-    weights: Sequence[Tensor],
+    weights: TokenWeights,
     rows: Callable[[], Iterable[tuple[int, Rows]]],
     scale: Tensor | None,
     ranks: Ranks,
@@ -65,7 +134,7 @@ def weighted_groups(
         stage: The layer's stage.
         outputs: How many outputs it has.
         plain: Its inputs as they are.
-        weights: √a, float32 [..., parts], batch by batch.
+        weights: How much each token counts.
         rows: Gives, as often as it is asked, each batch's number, inputs, mask and the inputs of the float model.
         scale: What the inputs were divided by and the float model's were not.
         ranks: Who has further batches.
@@ -84,7 +153,7 @@ def weighted_groups(
         for look in ("observe_range", "observe"):
             fit = True
             for index, (x, mask, floats) in rows():
-                root = weights[index][..., part : part + 1]
+                root = weights.roots[index][..., part : part + 1]
                 fit = root.numel() * x.shape[-1] == x.numel()
                 if not fit:
                     break
@@ -94,6 +163,6 @@ def weighted_groups(
             if ranks.any(not fit):
                 return None
             (observer.share_ranges if look == "observe_range" else observer.share)(ranks)
-        observer.last_use = True
+        observer.last_use = not weights.across  # rows come one after the other
         found.append((slice(int(place[0]), int(place[-1]) + 1), observer))
-    return OutputGroups(parts=found, plain=plain)
+    return OutputGroups(parts=found, plain=plain, across=weights.across)

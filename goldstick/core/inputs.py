@@ -64,7 +64,7 @@ class InputObserver(InputExtent):
 
     def __init__(self, in_features: int) -> None:
         super().__init__(in_features)
-        self.memo: dict[Any, Tensor | None] = {}
+        self.memo: dict[Any, Any] = {}
         self.last_use = False
         self._released = False
         self._held: list[tuple[Tensor, Tensor | None, int | None]] = []

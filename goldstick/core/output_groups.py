@@ -15,7 +15,10 @@ class OutputGroups:
     Attributes:
         parts: Rows of the weight, from the first to the last, and what they saw.
         plain: The inputs as they are.
+        across: Neighbouring rows that are solved together, and the gradients of the loss at these outputs (arXiv
+            2505.22988); empty where rows are solved each for itself.
     """
 
     parts: Sequence[tuple[slice, InputObserver]]
     plain: InputObserver
+    across: Sequence[tuple[slice, InputObserver]] = ()

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms.coordinate_descent import (
-    _sweep_factor,
     damped_hessian,
     descend,
     descend_codes,
     fit_scales,
+    sweep_factors,
 )
 from goldstick.algorithms.gptq import GPTQ, solve_gptq
 from goldstick.algorithms.output_error import output_error, row_errors
@@ -38,7 +38,7 @@ def test_a_cycle_gives_the_codes_of_a_slow_descent_that_tries_them_all(name: str
     weight, hessian, grid = problem(name, 32)
     start = quantize_with_search(weight, grid, "minmax")
     columns = torch.randperm(32)
-    found = descend_codes(weight, start, *_sweep_factor(hessian, columns), columns)
+    found = descend_codes(weight, start, *sweep_factors(hessian, columns), columns)
     slow = replace(start, codes=descended_slowly(weight, start, hessian, columns.tolist()))
     assert torch.equal(found.dequantize(), slow.dequantize())  # a zero has two codes among floats
     assert not torch.equal(found.codes, start.codes)
@@ -47,7 +47,7 @@ def test_a_cycle_gives_the_codes_of_a_slow_descent_that_tries_them_all(name: str
 def test_columns_beyond_one_block_of_the_loop_make_no_difference() -> None:
     weight, hessian, grid = problem("w2a16-g32", 160)
     start, columns = quantize_with_search(weight, grid, "minmax"), torch.arange(160)
-    found = descend_codes(weight[:2], start.rows(slice(0, 2)), *_sweep_factor(hessian, columns), columns)
+    found = descend_codes(weight[:2], start.rows(slice(0, 2)), *sweep_factors(hessian, columns), columns)
     assert torch.equal(found.codes, descended_slowly(weight[:2], start.rows(slice(0, 2)), hessian, list(range(160))))
 
 

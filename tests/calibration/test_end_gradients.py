@@ -13,7 +13,13 @@ import goldstick
 from goldstick.algorithms import GPTQ
 from goldstick.calibration import end_gradients as module
 from goldstick.calibration.block_loop import starts
-from goldstick.calibration.end_gradients import InMemory, end_gradients, output_weights, relative_weights
+from goldstick.calibration.end_gradients import (
+    InMemory,
+    end_gradients,
+    output_gradients,
+    output_weights,
+    relative_weights,
+)
 from goldstick.calibration.spilled import Spilled
 from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups
@@ -62,7 +68,7 @@ def test_the_sweep_gives_the_gradients_of_the_whole_model(model: nn.Module) -> N
         scores = model(**batch).logits
         for handle in handles:
             handle.remove()
-        p = scores.detach().softmax(-1)
+        p = (scores.detach() / 3).softmax(-1)
         signs = module._signs(p, index)
         slope = p.sqrt() * signs - p * (p.sqrt() * signs).sum(-1, keepdim=True)
         for name, output in kept.items():
@@ -89,10 +95,12 @@ def test_what_padding_predicts_has_no_part(model: nn.Module) -> None:
 def test_weights_are_mean_squares_of_the_gradients_of_each_part() -> None:
     layer, head = nn.Linear(6, 8), nn.Linear(8, 3)
     x, ahead = torch.randn(2, 5, 6), torch.randn(2, 5, 3)
-    found = output_weights({"layer": layer}, lambda: head(layer(x)), ahead, 2)["layer"]
+    gradient = output_gradients({"layer": layer}, lambda: head(layer(x)), ahead)["layer"]
     squares = (ahead @ head.weight).square()
-    torch.testing.assert_close(found, torch.stack([squares[..., :4].mean(-1), squares[..., 4:].mean(-1)], -1))
-    assert output_weights({"layer": nn.Linear(6, 8)}, lambda: head(layer(x)), ahead, 2) == {}
+    torch.testing.assert_close(
+        output_weights(gradient, 2), torch.stack([squares[..., :4].mean(-1), squares[..., 4:].mean(-1)], -1)
+    )
+    assert output_gradients({"layer": nn.Linear(6, 8)}, lambda: head(layer(x)), ahead) == {}
 
 
 def test_a_share_of_one_leaves_all_tokens_alike() -> None:
@@ -166,7 +174,8 @@ def test_the_way_by_blocks_gives_the_bytes_of_the_model_in_memory_with_any_numbe
     model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     write_tokenizer(tmp_path / "model")
     write_words(tmp_path / "text.txt")
-    stages = [{"awq": {"quantize": False}}, {"gptq": {"scheme": W2, "gptaq": True, "objective": "loss"}}]
+    options = {"scheme": W2, "gptaq": True, "cycles": 1, "objective": "loss", "two_sided": True}
+    stages = [{"awq": {"quantize": False}}, {"gptq": options}]
     recipe = {"stages": stages, "calibration": {"dataset": str(tmp_path / "text.txt"), "samples": 8, "seq_len": 16}}
     found = []
     threads = torch.get_num_threads()

@@ -31,7 +31,11 @@ RECIPES: dict[str, tuple[str, list[Any], bool]] = {
     ),
     "learn": ("llama", [{"gptq": {"scheme": "w3a16-g32", "cycles": 1}}, {"learn": {"steps": 3, "batches": 3}}], True),
     "output": ("llama", [{"gptq": {"scheme": "w3a16-g32", "objective": "output", "output_groups": 2}}], True),
-    "loss": ("llama", [{"gptq": {"scheme": "w3a16-g32", "objective": "loss", "gptaq": True}}], False),
+    "loss": (
+        "llama",
+        [{"gptq": {"scheme": "w3a16-g32", "objective": "loss", "two_sided": True, "gptaq": True}}],
+        False,
+    ),
     "mixture": ("mixture", [_GPTQ], True),
     "descent": ("mixture", [{"descent": {"scheme": "nvfp4a16", "cycles": 2, "gptaq": True}}], True),
     "rtn": ("mixture", [{"rtn": {"scheme": "w4a16-g32", "range_search": "mse"}}], False),
