@@ -17,13 +17,22 @@ _OF_WEIGHTS = 0.5
 """Of what is free, the most for the weights of a block; the rest is for batches, and for what solving takes."""
 
 
-def held_on_device(module: nn.Module, run: Callable[[], Tensor], device: torch.device) -> int:
-    """The most bytes that a pass holds where a layer of a block begins, and batches may wait; it runs once."""
-    before, most = torch.cuda.memory_allocated(device), 0
+def held_on_device(
+    module: nn.Module, run: Callable[[], Tensor], device: torch.device, weights: Callable[[], int] = lambda: 0
+) -> int:
+    """The most bytes that a pass holds where a layer of a block begins, and batches may wait; it runs once.
+
+    Args:
+        module: The block.
+        run: The pass.
+        device: The device.
+        weights: Bytes there of layers that come and go, which are none of the pass's.
+    """
+    before, most = torch.cuda.memory_allocated(device) - weights(), 0
 
     def note(*_: object) -> None:
         nonlocal most
-        most = max(most, torch.cuda.memory_allocated(device) - before)
+        most = max(most, torch.cuda.memory_allocated(device) - weights() - before)
 
     layers = [layer for layer in module.modules() if not list(layer.children())]
     handles = [layer.register_forward_pre_hook(note) for layer in layers]

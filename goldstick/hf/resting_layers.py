@@ -50,13 +50,17 @@ class RestingLayers:
         self._watched.clear()
         self._here.clear()
 
+    def nbytes(self) -> int:
+        """Bytes of layers that are on the device now."""
+        return sum(map(_bytes, self._here))
+
     def have(self, layer: nn.Module) -> None:
         """Have a layer on the device, in the place of those that were not used for longest; others are left alone."""
         if layer not in self._watched:
             return
         self._here.pop(layer, None)
         size = _bytes(layer)
-        while self._here and size + sum(map(_bytes, self._here)) > self._room:
+        while self._here and size + self.nbytes() > self._room:
             longest = next(iter(self._here))
             move_to(longest, _REST, recurse=False)
             del self._here[longest]

@@ -104,6 +104,10 @@ class StreamedModel:
                 self._to_device(part, recurse=False)
         self.resting.watch(block, module)
 
+    def nbytes_on_device(self) -> int:
+        """Bytes of resting layers that are on the device now."""
+        return 0 if self.resting is None else self.resting.nbytes()
+
     def read_with(self, block: str | None) -> str | None:
         """A block if it is streamed; ``None`` for one that was read with what lies outside."""
         return block if block in self.blocks else None

@@ -10,7 +10,7 @@ from torch import nn
 
 import goldstick.api
 from goldstick.calibration import device_memory
-from goldstick.calibration.device_memory import fits_on_device, held_on_device
+from goldstick.calibration.device_memory import fits_on_device, held_on_device, room_for_weights
 from goldstick.errors import UsageError
 
 DEVICE = torch.device("cuda", 0)
@@ -22,6 +22,21 @@ def test_what_a_pass_holds_is_the_most_where_a_layer_begins(monkeypatch: pytest.
     block = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 4))
     assert held_on_device(block, lambda: block(torch.ones(1, 4)), DEVICE) == 70
     assert not any(module._forward_pre_hooks for module in block.modules())
+
+
+def test_weights_that_come_and_go_are_none_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocated, weights = iter([1000, 1350, 1220]), iter([400, 700, 500])
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: next(allocated))
+    block = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    assert held_on_device(block, lambda: block(torch.ones(1, 4)), DEVICE, lambda: next(weights)) == 120
+
+
+def test_a_block_has_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "free_on_device", lambda _: 1000)
+    assert room_for_weights(500, DEVICE) is None
+    assert room_for_weights(501, DEVICE) == 500
+    monkeypatch.undo()
+    assert room_for_weights(10**15, torch.device("cpu")) is None
 
 
 @pytest.mark.parametrize(("free", "fits"), [(200_000, False), (2_000_000, True)])

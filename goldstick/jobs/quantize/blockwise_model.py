@@ -244,8 +244,8 @@ class BlockwiseModel:
         module, kind = self._model.get_submodule(block), block_signature(self.network, block)
         device, count = self._ranks.device, len(self._batches)
         if kind not in self._activations:
-            measured = held_on_device(module, run, device) if device.type == "cuda" else activations(module, run)
-            self._activations[kind] = measured
+            measured = partial(held_on_device, module, run, device, self._streamed.nbytes_on_device)
+            self._activations[kind] = measured() if device.type == "cuda" else activations(module, run)
         held = self._activations[kind]
         if device.type == "cuda":
             return fits_on_device(module, held, count, device, models)
