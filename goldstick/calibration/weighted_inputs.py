@@ -29,10 +29,12 @@ class TokenWeights:
     """How much each token counts at the outputs of a layer.
 
     Attributes:
+        parts: Into how many parts its outputs are taken apart, at most; 1 where rows share scales.
         roots: √a, float32 [..., parts], batch by batch.
         across: Neighbouring outputs that are looked at together, and the gradients there; empty for none.
     """
 
+    parts: int
     roots: Sequence[Tensor]
     across: Sequence[tuple[slice, InputObserver]]
 
@@ -66,10 +68,12 @@ def weights_in_block(
         layers = {task.site.name: original.counterpart(task.site.module) for task in chosen}
         ahead = gradients if guide.objective == "loss" else None
         passes = _GradientPasses(layers, original, ahead, masks, first)
-        across = {task.site.name: _parts_of(task.site.matrix_shape[-2]) for task in chosen if guide.two_sided}
+        parts = {task.site.name: guide.parts if _apart(task) else 1 for task in chosen}
+        two_sided = [task.site for task in chosen if guide.two_sided and _apart(task)]
+        across = {site.name: _parts_of(site.matrix_shape[-2]) for site in two_sided}
         each = []
         for batch in passes.again():
-            each.append({name: output_weights(gradient, guide.parts) for name, (gradient, _) in batch.items()})
+            each.append({name: output_weights(gradient, parts[name]) for name, (gradient, _) in batch.items()})
             _look(across, batch, "observe_range")
         _share(across, "share_ranges", ranks)
         for batch in passes.again() if across else ():
@@ -78,7 +82,7 @@ def weights_in_block(
         for name in layers:
             if not ranks.any(not all(name in batch for batch in each)):
                 roots = relative_weights([batch[name] for batch in each], guide.mix, ranks)
-                found[name] = TokenWeights(roots=roots, across=across.get(name, ()))
+                found[name] = TokenWeights(parts=parts[name], roots=roots, across=across.get(name, ()))
     return found
 
 
@@ -98,6 +102,11 @@ class _GradientPasses:
             ahead = None if self.ahead is None else self.ahead[index]
             found = output_gradients(self.layers, run, ahead, self.first + index)
             yield {name: (gradient, fitting(self.masks[index], gradient)) for name, gradient in found.items()}
+
+
+def _apart(task: Assignment) -> bool:
+    """Whether rows can be solved apart."""
+    return not task.scheme.weight.rows_share_scales
 
 
 def _parts_of(outputs: int) -> list[tuple[slice, InputObserver]]:
@@ -143,7 +152,7 @@ def weighted_groups(
         ``None`` where weights and inputs are not of the same tokens.
     """
     assert stage.guide is not None  # which says what the weights are
-    parts = min(stage.guide.parts, outputs)
+    parts = min(weights.parts, outputs)
     drifts = isinstance(plain, CrossCovarianceObserver) and stage.needs_float_inputs
     found: list[tuple[slice, InputObserver]] = []
     places = torch.arange(outputs).tensor_split(parts)

@@ -111,6 +111,11 @@ class Grid:
             raise RecipeError(f"The scales of {self.element} are not integers; leave out 'scale' or take iq4.")
 
     @property
+    def rows_share_scales(self) -> bool:
+        """Whether rows have scales in common, by blocks or all of them, and cannot be solved each for itself."""
+        return self.granularity in ("block", "tensor")
+
+    @property
     def float_element(self) -> Element | None:
         """The table of what codes stand for; ``None`` for integers."""
         return ELEMENTS.get(self.element)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import goldstick
 from goldstick.algorithms import GPTQ
@@ -25,6 +26,7 @@ from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, StructureError
+from goldstick.nn import QuantizedLinear
 from goldstick.structure.network import Network
 from tests.support.calibration import Batches, seeded_llama, token_batches
 from tests.support.gptq import correlated
@@ -137,6 +139,22 @@ def test_layers_are_solved_by_the_objective_and_notes_say_so(model: nn.Module, o
     assert notes and set(notes) == {objective}
     logits = [one.model(**some_data()[0]).logits for one in (plain, found)]
     assert not torch.equal(*logits)
+
+
+@pytest.mark.parametrize("options", [{"objective": "output"}, {"objective": "loss", "two_sided": True}])
+def test_rows_that_share_scales_are_solved_together(options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=512, hidden_size=256, intermediate_size=256, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    recipe = {"stages": [{"gptq": {"scheme": "fp8-block", **options}}]}
+    found = goldstick.apply(LlamaForCausalLM(config).eval(), recipe, data=some_data(2))
+    scales = [module.weight_scale for module in found.model.modules() if isinstance(module, QuantizedLinear)]
+    assert scales
+    for scale in scales:
+        blocks = scale.reshape(-1, 128, scale.shape[-1])
+        assert torch.equal(blocks, blocks[:, :1].expand_as(blocks))
 
 
 def test_a_gradient_that_is_no_number_names_its_block(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
