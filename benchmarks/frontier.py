@@ -185,7 +185,8 @@ def report() -> str:
     for model in MODELS:
         if read(model):
             parts += [f"## {model}", table(model, [*EFFORTS, *PEERS]), *differences(model)]
-    return "\n\n".join([*parts, "## Parts of an effort", table("reference", list(PARTS))])
+            parts += ["Parts of an effort:", table(model, list(PARTS))]
+    return "\n\n".join(parts)
 
 
 def table(model: str, methods: list[str]) -> str:
