@@ -30,7 +30,7 @@ def clipped(weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid) -> Quanti
         rows: Sampled inputs, float [k, in].
         grid: What the codes live on.
     """
-    if grid.granularity in ("block", "tensor"):  # no group of columns has an error of its own
+    if grid.rows_share_scales:  # no group of columns has an error of its own
         return quantize_with_search(weight, grid, "mse")
     width = grid.group_width(weight.shape[-1])
     if width <= _WIDEST_BLOCK:
@@ -66,7 +66,7 @@ def best_rows(weight: Tensor, rivals: Sequence[QuantizedTensor], hessian: Tensor
     """
     grid = rivals[0].grid
     errors = torch.stack([row_errors(weight, rival, hessian) for rival in rivals])  # [rivals, out]
-    if grid.granularity in ("block", "tensor"):  # rows that share their scales are taken together
+    if grid.rows_share_scales:  # rows that share their scales are taken together
         tall = grid.group_size or len(weight)
         errors = torch.nn.functional.pad(errors, (0, -len(weight) % tall)).reshape(len(rivals), -1, tall).sum(-1)
         errors = errors.repeat_interleave(tall, dim=-1)[:, : len(weight)]

@@ -16,8 +16,6 @@ from goldstick.core.rows import row_chunks
 _BLOCK = 256
 _FLOAT8 = torch.float8_e4m3fn
 _FLOAT8_LARGEST = 448.0
-#: Groups of outputs that share a scale have no best scale of their own in a row.
-_SHARED = ("block", "tensor")
 
 
 def damped_hessian(hessian: Tensor, shift: float) -> Tensor:
@@ -145,7 +143,7 @@ def fit_scales(target: Tensor, tensor: QuantizedTensor, hessian: Tensor) -> Quan
 
 def has_own_scales(grid: Grid) -> bool:
     """Whether each row has scales of its own that may move one by one."""
-    return grid.superblock is None and grid.granularity not in _SHARED
+    return grid.superblock is None and not grid.rows_share_scales
 
 
 def better_rows(first: QuantizedTensor, second: QuantizedTensor, better: Tensor) -> QuantizedTensor:

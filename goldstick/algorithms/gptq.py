@@ -134,8 +134,8 @@ def solve_gptq(
         make_room(hessian.nbytes)
         solved = replace(rounded, codes=codes)
         if cycles:
-            damped, *factors = _for_cycles(hessian, damping * mean, columns, memo if aimed is not None else {})
-            solved = descend(target, solved, damped, columns, cycles, factors=(factors[0], factors[1]))
+            damped, factors = _for_cycles(hessian, damping * mean, columns, memo if aimed is not None else {})
+            solved = descend(target, solved, damped, columns, cycles, factors=factors)
         rank = effective_rank(factor, damping * mean, dead[columns])
         if known:
             loss = undamped_error(weight, solved, squares, damping * mean, dead, rows.total)
@@ -156,12 +156,14 @@ def solve_gptq(
     return Solution(tensor=rows.whole(rival[1], shape), dead=count, fallback=reason, loss=least, rtn_loss=least)
 
 
-def _for_cycles(hessian: Tensor, shift: float, columns: Tensor, memo: dict[Any, Any]) -> Sequence[Tensor]:
+def _for_cycles(
+    hessian: Tensor, shift: float, columns: Tensor, memo: dict[Any, Any]
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The damped Hessian and its factors for cycles, kept in ``memo`` for further rows."""
     if "cycles" not in memo:
         damped = damped_hessian(hessian, shift)
-        memo["cycles"] = damped, *sweep_factors(damped, columns)
-    found: Sequence[Tensor] = memo["cycles"]
+        memo["cycles"] = damped, sweep_factors(damped, columns)
+    found: tuple[Tensor, tuple[Tensor, Tensor]] = memo["cycles"]
     return found
 
 
@@ -231,12 +233,11 @@ class GPTQ(HessianQuantizer):
             return self._solve_matrix(target, observer, scheme.weight, keep=True, largest=largest, aimed=aimed)
 
         if isinstance(state, OutputGroups):
-            together = bool(state.across)
-            solved = (
-                solve_two_sided(weight, state, solve_rows) if together else solve_parts(weight, state, solve_matrix)
-            )
-            tensor, notes = solved
-            notes["objective"] = f"{self.objective}, two-sided" if together else self.objective
+            if state.across:
+                tensor, notes = solve_two_sided(weight, state, solve_rows)
+            else:
+                tensor, notes = solve_parts(weight, state, solve_matrix)
+            notes["objective"] = f"{self.objective}, two-sided" if state.across else self.objective
             state = state.plain
         else:
             tensor, notes = solve_each(weight, state, solve_matrix)

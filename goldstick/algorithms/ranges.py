@@ -123,7 +123,7 @@ def quantize_with_ranges(
         return quantize_as_ggml(weight, grid)
     rows = as_rows(weight)
     kept = ScaleDtype(scale_dtype(weight.dtype), own=weight.dtype if plain and grid.symmetric else None)
-    if not (grid.tensor_scaled or grid.granularity in ("block", "tensor")):
+    if not (grid.tensor_scaled or grid.rows_share_scales):
         pieces = [_quantize_rows(rows[part], grid, search, kept) for part in row_chunks(rows, copies)]
         return joined(pieces, weight.shape, grid)
     pieces = []

@@ -138,7 +138,7 @@ class SmoothLoss:
         if scale is not None and not torch.isfinite(scaled).all():
             return None
         grid = member.scheme.weight
-        if self._ranges == "clip" and not member.compensated and grid.granularity not in ("block", "tensor"):
+        if self._ranges == "clip" and not member.compensated and not grid.rows_share_scales:
             tensor = quantize_with_ranges(scaled, grid, self._clipping(grid, scale))
         else:
             tensor = quantize_with_search(scaled, grid, "minmax" if self._ranges == "minmax" else "mse")

@@ -112,9 +112,8 @@ def solve_each(
         solutions = state.each(solved, wanted)
     else:
         solutions = [solved(number) for number in range(len(observers))]
-    return _stacked([solution.tensor for solution in solutions], weight.shape[:-2]), solution_notes(
-        solutions, observers
-    )
+    tensor = _stacked([solution.tensor for solution in solutions], weight.shape[:-2])
+    return tensor, solution_notes(solutions, observers)
 
 
 def solve_parts(

@@ -13,8 +13,6 @@ from goldstick.errors import UsageError
 
 _SHARE = 0.85
 """Of what is free; the rest is for the allocator's gaps and the products' own scratch."""
-_OF_WEIGHTS = 0.5
-"""Of what is free, the most for the weights of a block; the rest is for batches, and for what solving takes."""
 
 
 def held_on_device(
@@ -70,10 +68,16 @@ def free_on_device(device: torch.device) -> int | None:
     return free // processes
 
 
-def room_for_weights(held: int, device: torch.device) -> int | None:
-    """Bytes that a device has for the weights of a block; ``None`` where it has enough for the ``held`` bytes of it."""
+def room_for_weights(held: int, device: torch.device, share: float) -> int | None:
+    """Bytes that a device has for the weights of a block; ``None`` where it has enough for the ``held`` bytes of it.
+
+    Args:
+        held: Bytes of the weights.
+        device: The device.
+        share: Of what is free, for weights; the rest is for batches, and for what solving takes.
+    """
     free = free_on_device(device)
-    room = None if free is None else int(_OF_WEIGHTS * free)
+    room = None if free is None else int(share * free)
     return room if room is not None and held > room else None
 
 

@@ -18,7 +18,7 @@ def can_learn(grid: Grid) -> bool:
 
     Scales of superblocks are whole numbers, and those of blocks and tensors are shared by rows.
     """
-    shared = grid.granularity in ("block", "tensor")
+    shared = grid.rows_share_scales
     return grid.superblock is None and grid.scale != POWERS_OF_TWO and not shared
 
 

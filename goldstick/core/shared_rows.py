@@ -35,7 +35,7 @@ class SharedRows:
         """These, where the rows of a matrix [out, in] share no scale and are enough; else all rows here."""
         if self.alone:
             return self
-        apart = grid.granularity in ("channel", "group") and len(weight) >= self.ranks.count and all_finite(weight)
+        apart = not grid.rows_share_scales and len(weight) >= self.ranks.count and all_finite(weight)
         return self if apart else SharedRows()
 
     @property

@@ -31,12 +31,12 @@ def test_weights_that_come_and_go_are_none_of_a_pass(monkeypatch: pytest.MonkeyP
     assert held_on_device(block, lambda: block(torch.ones(1, 4)), DEVICE, lambda: next(weights)) == 120
 
 
-def test_a_block_has_half_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_has_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_memory, "free_on_device", lambda _: 1000)
-    assert room_for_weights(500, DEVICE) is None
-    assert room_for_weights(501, DEVICE) == 500
+    assert room_for_weights(500, DEVICE, 0.5) is None
+    assert room_for_weights(501, DEVICE, 0.5) == 500
     monkeypatch.undo()
-    assert room_for_weights(10**15, torch.device("cpu")) is None
+    assert room_for_weights(10**15, torch.device("cpu"), 0.5) is None
 
 
 @pytest.mark.parametrize(("free", "fits"), [(200_000, False), (2_000_000, True)])

@@ -116,7 +116,7 @@ def test_what_takes_gradients_of_a_whole_block_is_refused_where_it_does_not_fit(
     monkeypatch.setattr(device_memory, "free_on_device", lambda _: 1000)
     with second_device():
         for name, said in (("learn", "learn takes the gradients"), ("output", "objective: output takes the gradients")):
-            with pytest.raises(UsageError, match=f"gold:0 has room for 0.0 GB.*{said}.*--device cpu"):
+            with pytest.raises(UsageError, match=f"gold:0 has room for 0.0 GB. Its.*{said}.*--device cpu"):
                 quantize(job(data, name, tmp_path / name, device=NAME))
 
 

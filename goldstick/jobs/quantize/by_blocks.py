@@ -12,7 +12,7 @@ from goldstick.calibration.arguments import block_calls
 from goldstick.calibration.data.samples import CalibrationSet
 from goldstick.calibration.held_out import apart
 from goldstick.calibration.scale_fold_targets import small
-from goldstick.calibration.task import Assignment
+from goldstick.calibration.task import Work
 from goldstick.calibration.validation import calibration_warnings
 from goldstick.checkpoint.hidden_states import HiddenStates, write_hidden_states
 from goldstick.checkpoint.journal import WorkDirectory
@@ -20,7 +20,6 @@ from goldstick.checkpoint.kv_cache import StoredKV
 from goldstick.checkpoint.measured_importance import read_measured, write_measured
 from goldstick.checkpoint.shards import ShardedWriter
 from goldstick.core.division import slow_ranks
-from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
 from goldstick.core.freed_memory import give_large_blocks_back, return_freed_memory
 from goldstick.core.progress import Progress
@@ -69,11 +68,12 @@ def prepare(
         return None
     data = calibrate(streamed.model) if plan.calibrated and calibrate is not None else None
     proof = model_inputs(streamed.model, plan.source.directory)
-    let_layers_rest(streamed, calibrated_work(plan.network, plan.resolution, _no_note), device)
+    work = calibrated_work(plan.network, plan.resolution, lambda task, edit, error: None)
+    let_layers_rest(streamed, work, device)
     streamed.load(streamed.blocks[0])
     batch = small(data.batches()[0] if data is not None else proof[0])
     try:
-        early = _calibrated_before(plan, streamed, on_device(batch, device))
+        early = _calibrated_before(work, streamed, on_device(batch, device))
     except StructureError:
         early = True
     if early:
@@ -82,7 +82,7 @@ def prepare(
     return BlockwiseRun(plan, streamed, data, proof, max_memory, progress, ranks or Ranks(device=device), saved_as)
 
 
-def _calibrated_before(plan: Plan, streamed: StreamedModel, batch: Mapping[str, Any]) -> bool:
+def _calibrated_before(work: Work, streamed: StreamedModel, batch: Mapping[str, Any]) -> bool:
     """Whether layers before the blocks are to be calibrated, such as a patch embedding.
 
     They are solved last, and then what went through the blocks is no longer what the finished model gives.
@@ -91,17 +91,13 @@ def _calibrated_before(plan: Plan, streamed: StreamedModel, batch: Mapping[str, 
         StructureError: The model cannot be taken apart into blocks.
     """
     model, blocks = streamed.model, streamed.blocks
-    outside = calibrated_work(plan.network, plan.resolution, _no_note).within(None).tasks.values()
+    outside = work.within(None).tasks.values()
     first = model.get_submodule(blocks[0])
     seen: list[nn.Module] = []
     modules = {first, *(model.get_submodule(task.site.module) for task in outside)}
     with called_before(modules, lambda module, args, kwargs: seen.append(module)):
         block_calls(model, blocks, batch)
     return seen.index(first) > 0
-
-
-def _no_note(task: Assignment, edit: Quantize, error: WeightError) -> None:
-    """Whoever only looks what is to be done keeps none."""
 
 
 class BlockwiseRun:

@@ -25,16 +25,17 @@ def let_layers_rest(streamed: StreamedModel, work: Work, device: torch.device) -
     """
     parameters = {block: streamed.model.get_submodule(block).parameters() for block in streamed.blocks}
     largest = max(sum(one.nbytes for one in held) for held in parameters.values())
-    room = room_for_weights((2 if work.needs_float_inputs else 1) * largest, device)
-    if room is None:
-        return
+    held = (2 if work.needs_float_inputs else 1) * largest
     guides = [task.stage.guide for task in work.tasks.values() if task.stage.guide is not None]
     whole = work.reconstruction.name if work.reconstruction is not None else ""
     whole = f"objective: {guides[0].objective}" if guides else whole
+    room = room_for_weights(held, device, share=1.0 if whole else 0.5)
+    if room is None:
+        return
     if whole:
         raise UsageError(
-            f"A block of this model holds {largest / 1e9:.1f} GB of weights, and {device} has room for "
-            f"{room / 1e9:.1f} GB of them. Its layers could come there one by one, but {whole} takes the gradients of "
-            "all of them at once: leave that out, free what other programs hold of the device, or use --device cpu."
+            f"A block of this model takes {held / 1e9:.1f} GB for weights, and {device} has room for "
+            f"{room / 1e9:.1f} GB. Its layers could come there one by one, but {whole} takes the gradients of all of "
+            "them at once: leave that out, free what other programs hold of the device, or use --device cpu."
         )
     streamed.resting = RestingLayers(resting_paths(Network(streamed.model)), device, room)
