@@ -3,12 +3,12 @@
     python -m benchmarks.frontier [--auto-round PYTHON] [--llm-compressor PYTHON] [--gptqmodel PYTHON] [--hqq PYTHON]
         [--model reference] [--only 'w4*'] [--seeds 0] [--report]
 
-For each scheme and calibration seed all tools get the same windows of a model's own text (128 of 256 tokens).
-goldstick runs through its Python interface in memory: ``gptq`` with each effort, and parts of what efforts turn
-on. Other tools run by the Python that has them installed (:mod:`benchmarks.frontier_peers`). Each result is evaluated
-by plain transformers' logits in float32 on held-out text of the same kind: mean KL from the float model's next tokens,
-with a 95 % interval of documents drawn again, and the difference from goldstick's, of the same documents. One thread
-each; processor seconds, since a machine has other work.
+For each scheme and calibration seed all tools get the same data and the same layers
+(:mod:`benchmarks.frontier_models`). goldstick runs through its Python interface in memory: ``gptq`` with each effort,
+and parts of what efforts turn on. Other tools run by the Python that has them installed
+(:mod:`benchmarks.frontier_peers`). Each result is evaluated by plain transformers' logits in float32 on held-out data
+of the same kind: mean KL from what the float model predicts, with a 95 % interval of items drawn again, and the
+difference from goldstick's, of the same items. One thread each; processor seconds, since a machine has other work.
 
 Writes ``benchmarks/results/frontier.json`` after each row, and the table of ``docs/history/frontier.md``.
 ``--report`` measures nothing.
@@ -21,37 +21,25 @@ import copy
 import fnmatch
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM
 
 import goldstick
-from benchmarks.accuracy_cases import Subject
+from benchmarks.frontier_models import Batch, FrontierModel, frontier_models, load
 from benchmarks.frontier_peers import PEERS, TOOLS, run
 from benchmarks.k_quants import ratio
-from benchmarks.searched_models import searched_subjects
 from goldstick.calibration.memory_budget import peak_memory
-from goldstick.evaluation.data import DataSource
-from goldstick.evaluation.divergence import divergence
-from goldstick.evaluation.language_model import LanguageModel
 from goldstick.hf.names import quiet_libraries
-from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.save.records import environment
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "frontier.json"
 DOCUMENT = ROOT / "docs" / "history" / "frontier.md"
 BEGIN, END = "<!-- written by benchmarks/frontier.py -->", "<!-- end -->"
-GROUPS = ("w4a16-g128", "w3a16-g128", "w2a16-g64", "nvfp4a16", "mxfp4a16")
-#: Model → its schemes: layers of stories260K have 172 inputs, which no group divides.
-MODELS = {
-    "reference": GROUPS,
-    "widened": GROUPS,
-    "stories260k": ("w4a16-channel", "w3a16-channel", "w2a16-channel"),
-}
 _TWO_SIDED = {"objective": "loss", "two_sided": True}
 #: Stages, and the effort.
 EFFORTS: dict[str, tuple[list[dict[str, dict[str, Any]]], str]] = {
@@ -78,7 +66,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for tool in TOOLS:
         parser.add_argument(f"--{tool}", dest=tool, metavar="PYTHON", help="left out, it is not measured")
-    parser.add_argument("--model", default="reference", choices=list(MODELS))
+    parser.add_argument("--model", default="reference", choices=list(frontier_models()))
     parser.add_argument("--only", nargs="*", default=["*"], help="patterns of the rows to measure, such as 'w4*'")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--missing", action="store_true", help="measure rows that are not in the results alone")
@@ -86,9 +74,10 @@ def main() -> None:
     arguments = parser.parse_args()
     quiet_libraries()
     torch.set_num_threads(1)
-    bench = Bench(searched_subjects()[arguments.model], {tool: getattr(arguments, tool) for tool in TOOLS})
+    subject = frontier_models()[arguments.model]
+    bench = Bench(arguments.model, subject, {tool: getattr(arguments, tool) for tool in TOOLS})
     for seed in [] if arguments.report else map(int, arguments.seeds.split(",")):
-        for scheme in MODELS[arguments.model]:
+        for scheme in subject.schemes:
             for method in (*EFFORTS, *PARTS, *PEERS):
                 wanted = any(fnmatch.fnmatchcase(f"{scheme} {method}", pattern) for pattern in arguments.only)
                 if wanted and not (arguments.missing and bench.has(f"{scheme} {method}", seed)):
@@ -103,12 +92,13 @@ class Bench:
     """The rows of one model.
 
     Args:
+        name: What the results call it.
         subject: The model and its data.
         pythons: Tool → a Python that has it; ``None`` where it is not to be measured.
     """
 
-    def __init__(self, subject: Subject, pythons: dict[str, str | None]) -> None:
-        self._subject, self._pythons = subject, pythons
+    def __init__(self, name: str, subject: FrontierModel, pythons: dict[str, str | None]) -> None:
+        self._name, self._subject, self._pythons = name, subject, pythons
 
     def measure(self, scheme: str, method: str, seed: int) -> None:
         """One row, kept; none where its tool is not at hand or has no such scheme."""
@@ -116,53 +106,64 @@ class Bench:
         python = self._pythons[peer.tool] if peer else None
         if peer and (python is None or ("fp4" in scheme and not peer.floats)):
             return
-        model = AutoModelForCausalLM.from_pretrained(subject.directory, dtype=torch.float32).eval()
-        settings = Calibration(dataset=subject.dataset, samples=128, seq_len=256, seed=seed)
-        data = calibration_data(settings, subject.directory, subject.data)(model)
+        model = load(subject)
+        data = subject.drawn(model, seed)
         if python is None:
-            changed, found = with_goldstick(model, data.batches(), scheme, method)
+            changed, found = with_goldstick(model, data.batches, scheme, method, subject.exclude)
         else:
             try:
-                weights, found = run(method, python, subject.directory, data.ids, scheme)
+                weights, found = run(method, python, subject, data, layers(model, subject.exclude), scheme)
             except RuntimeError as error:
-                print(f"{subject.name} {scheme} {method} seed {seed}: {error}", flush=True)
+                print(f"{self._name} {scheme} {method} seed {seed}: {error}", flush=True)
                 return
             changed = copy.deepcopy(model)
             changed.load_state_dict(weights, strict=False)
-        found = {**self._kl(model, changed), **found, "calibration": data.fingerprint, "versions": environment()}
+        found = {**kl(subject, model, changed), **found, "calibration": data.fingerprint, "versions": environment()}
         self._save(f"{scheme} {method}", seed, found)
         took = f"{found['processor_seconds']:.0f} s"
-        print(f"{subject.name} {scheme} {method} seed {seed}: KL {found['kl']:.5f}, {took}", flush=True)
+        print(f"{self._name} {scheme} {method} seed {seed}: KL {found['kl']:.5f}, {took}", flush=True)
 
     def has(self, row: str, seed: int) -> bool:
-        """Whether a row is measured, document by document."""
-        return "sums" in read(self._subject.name).get(row, {}).get(str(seed), {})
-
-    def _kl(self, model: Any, changed: Any) -> dict[str, Any]:
-        """The mean KL over the held-out text, its interval, and the sums of every document."""
-        subject = self._subject
-        with torch.no_grad():
-            first, second = (LanguageModel.from_directory(one, subject.directory) for one in (model, changed))
-            found = divergence(first, second, [subject.task], DataSource(subject.data))[subject.task]
-        interval, items = found["details"]["interval_95"]["token_kl"], found["details"]["items"]["token_kl"]
-        return {
-            "kl": round(found["metrics"]["token_kl"], 6),
-            "kl_interval": [round(end, 6) for end in interval],
-            "sums": [round(value, 6) for value in items["values"]],
-        }
+        """Whether a row is measured, item by item."""
+        return "sums" in read(self._name).get(row, {}).get(str(seed), {})
 
     def _save(self, row: str, seed: int, found: dict[str, Any]) -> None:
         """Put a row into the file, in the place of an older one."""
         results = json.loads(RESULTS.read_text()) if RESULTS.is_file() else {}
-        results.setdefault(self._subject.name, {}).setdefault(row, {})[str(seed)] = found
+        results.setdefault(self._name, {}).setdefault(row, {})[str(seed)] = found
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
 
-def with_goldstick(model: Any, batches: Any, scheme: str, method: str) -> tuple[Any, dict[str, Any]]:
+def kl(subject: FrontierModel, model: Any, changed: Any) -> dict[str, Any]:
+    """The mean KL over the held-out data, its interval, and the sums of every item."""
+    items = subject.divergence(model, changed)
+    low, high = items.interval() or (float("nan"), float("nan"))
+    return {
+        "kl": round(items.metric(), 6),
+        "kl_interval": [round(low, 6), round(high, 6)],
+        "sums": [round(value, 6) for value in items.values],
+    }
+
+
+def layers(model: Any, exclude: Sequence[str]) -> list[str]:
+    """Names of the layers that are quantized: goldstick's choice, for all tools."""
+    rounded = goldstick.apply(model, Recipe.load({"stages": [recipe_stage("rtn", "w8a16", exclude)]}))
+    return [record.name.removesuffix(".weight") for record in rounded.report.layers if record.scheme]
+
+
+def recipe_stage(algorithm: str, scheme: str, exclude: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """A stage for all layers but some."""
+    targets = {"targets": {"exclude": list(exclude)}} if exclude else {}
+    return {algorithm: {"scheme": scheme, **targets}}
+
+
+def with_goldstick(
+    model: Any, batches: Sequence[Batch], scheme: str, method: str, exclude: Sequence[str] = ()
+) -> tuple[Any, dict[str, Any]]:
     """The model that one recipe makes of another, in memory, and what it took."""
     given, effort = EFFORTS[method] if method in EFFORTS else (PARTS[method], "fast")
     stages = [{name: dict(options) for name, options in stage.items()} for stage in given]
-    stages[0]["gptq"]["scheme"] = scheme
+    stages[0]["gptq"] |= recipe_stage("gptq", scheme, exclude)["gptq"]
     recipe = Recipe.load({"stages": stages}).with_effort(effort)  # type: ignore[arg-type]
     began, used = time.perf_counter(), time.process_time()
     result = goldstick.apply(model, recipe, data=batches)
@@ -182,16 +183,18 @@ def read(model: str) -> dict[str, Any]:
 def report() -> str:
     """The tables of all models."""
     parts = []
-    for model in MODELS:
+    for model, subject in frontier_models().items():
         if read(model):
-            parts += [f"## {model}", table(model, [*EFFORTS, *PEERS]), *differences(model)]
-            parts += ["Parts of an effort:", table(model, list(PARTS))]
+            parts += [f"## {model}", table(model, subject.schemes, [*EFFORTS, *PEERS])]
+            parts += differences(model, subject.schemes)
+            others = table(model, subject.schemes, list(PARTS))
+            parts += ["Parts of an effort:", others] if others.count("\n") > 1 else []
     return "\n\n".join(parts)
 
 
-def table(model: str, methods: list[str]) -> str:
+def table(model: str, schemes: Sequence[str], methods: list[str]) -> str:
     """Methods down, schemes across: mean KL in thousandths of a nat with its interval, of the first seed; seconds."""
-    results, schemes = read(model), MODELS[model]
+    results = read(model)
     lines = ["| | " + " | ".join(f"`{scheme}`" for scheme in schemes) + " |", "|---" * (len(schemes) + 1) + "|"]
     for method in methods:
         cells = []
@@ -210,10 +213,10 @@ def table(model: str, methods: list[str]) -> str:
     return "\n".join(lines)
 
 
-def differences(model: str) -> list[str]:
+def differences(model: str, schemes: Sequence[str]) -> list[str]:
     """For each scheme and seed: goldstick's KL over that of the best peer, of the same documents."""
     results, lines = read(model), []
-    for scheme in MODELS[model]:
+    for scheme in schemes:
         peers = [name for name in PEERS if "sums" in results.get(f"{scheme} {name}", {}).get("0", {})]
         best = min(peers, key=lambda name: results[f"{scheme} {name}"]["0"]["kl"], default=None)
         for method in EFFORTS:

@@ -11,13 +11,16 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from benchmarks.frontier_models import Drawn, FrontierModel
 from goldstick.hf.source import open_source
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -68,15 +71,27 @@ PEERS = {
 TOOLS = tuple(dict.fromkeys(peer.tool for peer in PEERS.values()))
 
 
-def run(name: str, python: str, model: Path, ids: Tensor, scheme: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The weights that a peer leaves, and what it took."""
+def run(
+    name: str, python: str, model: FrontierModel, data: Drawn, layers: Sequence[str], scheme: str
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The weights that a peer leaves, and what it took.
+
+    Raises:
+        RuntimeError: It failed, or it left a layer float that it was to quantize.
+    """
     peer, (bits, group, kind, preset) = PEERS[name], SCHEMES[scheme]
     threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory() as folder_name:
         folder = Path(folder_name)
-        save_file({"calibration": ids.contiguous()}, folder / "windows.safetensors")
+        if data.ids is not None:
+            save_file({"calibration": data.ids.contiguous()}, folder / "windows.safetensors")
+        else:
+            torch.save(list(data.batches), folder / "batches.pt")
         spec = {
-            "model": str(model),
+            "model": str(model.directory),
+            "class": model.loaded_by,
+            "layers": list(layers),
+            "batches": None if data.ids is not None else str(folder / "batches.pt"),
             "windows": str(folder / "windows.safetensors"),
             "ids": str(folder / "windows.safetensors"),
             "output": str(folder / "out"),

@@ -13,20 +13,22 @@ import time
 from importlib.metadata import version
 from pathlib import Path
 
-import torch
 from auto_round import AutoRound
+from given import batches, float_layers, load_model, to_quantize, untouched
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 
 def main() -> None:
     """Quantize, save, and write how long each part took."""
     spec = json.loads(Path(sys.argv[1]).read_text())
     began = time.perf_counter()
-    model = AutoModelForCausalLM.from_pretrained(spec["model"], dtype="auto")
+    model = load_model(spec)
     tokenizer = AutoTokenizer.from_pretrained(spec["model"])
-    ids = load_file(spec["windows"])["calibration"]
-    batches = [{"input_ids": rows, "attention_mask": rows.new_ones(rows.shape)} for rows in ids.split(8)]
+    given = batches(spec)
+    layers = to_quantize(spec, model)
+    rows = next(iter(given[0].values()))
+    others = {name: {"bits": 16} for name in float_layers(spec, model) if spec.get("layers")}
     by_row = [
         name for name, _ in model.named_modules() if spec["group_size"] and name.rpartition(".")[2] in spec["by_row"]
     ]
@@ -41,17 +43,17 @@ def main() -> None:
             "data_type": spec.get("data_type", "int"),
             "act_bits": 16,
         },
-        layer_config={name: {"bits": spec["bits"], "group_size": -1} for name in by_row},
-        dataset=batches,
-        nsamples=len(ids),
-        seqlen=ids.shape[1],
-        batch_size=8,
+        layer_config={name: {"bits": spec["bits"], "group_size": -1} for name in by_row} | others,
+        dataset=given,
+        nsamples=sum(len(next(iter(batch.values()))) for batch in given),
+        seqlen=rows.shape[1],
+        batch_size=len(rows),
         device_map="cpu",
         **spec["options"],
     )
     rounding.quantize_and_save(spec["output"], format="fake")
     saved = time.perf_counter()
-    refuse_float_layers(Path(spec["model"]), Path(spec["output"]))
+    refuse_float_layers(Path(spec["model"]), Path(spec["output"]), layers)
     times = {
         "load": loaded - began,
         "quantize_and_write": saved - began,
@@ -61,13 +63,12 @@ def main() -> None:
     Path(spec["times"]).write_text(json.dumps({**times, "versions": versions}))
 
 
-def refuse_float_layers(source: Path, output: Path) -> None:
-    """Stop where a linear layer of a block was stored as it was."""
+def refuse_float_layers(source: Path, output: Path, layers: list[str]) -> None:
+    """Stop where a layer that was to be quantized was stored as it was."""
     (file,) = output.rglob("model.safetensors")
-    before, after = load_file(source / "model.safetensors"), load_file(file)
-    untouched = [name for name in before if name.endswith("_proj.weight") and torch.equal(before[name], after[name])]
-    if untouched:
-        sys.exit(f"auto-round left {len(untouched)} layers float, such as {untouched[0]}")
+    left = untouched(load_file(source / "model.safetensors"), load_file(file), layers)
+    if left:
+        sys.exit(f"auto-round left {len(left)} layers float, such as {left[0]}")
 
 
 if __name__ == "__main__":

@@ -13,20 +13,20 @@ from importlib.metadata import version
 from pathlib import Path
 
 import torch
+from given import load_model, to_quantize
 from hqq.core.quantize import BaseQuantizeConfig, HQQLinear
-from transformers import AutoModelForCausalLM
 
 
 def main() -> None:
     """Round, save, and write how long it took."""
     spec = json.loads(Path(sys.argv[1]).read_text())
     began = time.perf_counter()
-    model = AutoModelForCausalLM.from_pretrained(spec["model"], dtype=torch.float32)
+    model = load_model(spec, torch.float32)
     settings = BaseQuantizeConfig(nbits=spec["bits"], group_size=spec["group_size"], axis=1)
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear) and name.endswith("_proj"):
-            rounded = HQQLinear(module, settings, compute_dtype=torch.float32, device="cpu", del_orig=False)
-            module.weight.data = rounded.dequantize()
+    for name in to_quantize(spec, model):
+        module = model.get_submodule(name)
+        rounded = HQQLinear(module, settings, compute_dtype=torch.float32, device="cpu", del_orig=False)
+        module.weight.data = rounded.dequantize()
     model.save_pretrained(spec["output"])
     times = {"quantize_and_write": time.perf_counter() - began, "processor_seconds": time.process_time()}
     versions = {name: version(name) for name in ("hqq", "transformers", "torch")}

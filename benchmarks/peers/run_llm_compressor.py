@@ -1,7 +1,7 @@
 """Quantize with llm-compressor: ``PYTHON run_llm_compressor.py SPEC.json``, by the Python that has it installed.
 
-Everything is the tool's default but for the scheme, the data (the windows given, in order, unshuffled) and the number
-of windows that pass the model together.
+Everything is the tool's default but for the scheme, the layers that stay float, the data (as given, in order,
+unshuffled) and the number of windows that pass the model together.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset
+from given import batches, float_layers, load_model
 from llmcompressor import oneshot
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
 from llmcompressor.modifiers.transform.awq import AWQModifier
 from llmcompressor.modifiers.transform.smoothquant import SmoothQuantModifier
 from llmcompressor.pipelines.cache import IntermediatesCache
-from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from torch.utils.data import DataLoader
+from transformers import AutoTokenizer
 
 LINEARS = "(q|k|v|o|gate|up|down)_proj"
 
@@ -32,20 +32,15 @@ def main() -> None:
     # AWQ pins memory for a faster copy to a GPU, which fails on a host without one.
     IntermediatesCache.pin_memory = lambda *_, **__: None  # type: ignore[method-assign]
     began = time.perf_counter()
-    model = AutoModelForCausalLM.from_pretrained(spec["model"], dtype="auto")
+    model = load_model(spec)
     tokenizer = AutoTokenizer.from_pretrained(spec["model"])
-    ids = load_file(spec["windows"])["calibration"]
-    rows = {"input_ids": ids.tolist(), "attention_mask": [[1] * ids.shape[1]] * len(ids)}
+    given = batches(spec)
     loaded = time.perf_counter()
     oneshot(
         model=model,
         tokenizer=tokenizer,
-        dataset=Dataset.from_dict(rows),
-        recipe=recipe(spec),
-        num_calibration_samples=len(ids),
-        max_seq_length=ids.shape[1],
-        shuffle_calibration_samples=False,
-        batch_size=spec["batch_size"],
+        dataset=DataLoader(given, batch_size=None),
+        recipe=recipe(spec, float_layers(spec, model)),
     )
     quantized = time.perf_counter()
     model.save_pretrained(spec["output"], save_compressed=True)
@@ -57,9 +52,9 @@ def main() -> None:
     Path(spec["times"]).write_text(json.dumps({**times, "versions": versions}))
 
 
-def recipe(spec: dict[str, Any]) -> list[Any]:
-    """The modifiers of a method."""
-    scheme: dict[str, Any] = {"ignore": ["lm_head"]}
+def recipe(spec: dict[str, Any], left: list[str]) -> list[Any]:
+    """The modifiers of a method, which leave some layers as they are."""
+    scheme: dict[str, Any] = {"ignore": left}
     if spec.get("preset"):
         scheme |= {"targets": "Linear", "scheme": spec["preset"]}
     else:

@@ -54,7 +54,8 @@ def fits_on_device(module: nn.Module, held: int, batches: int, device: torch.dev
     """
     widest = max((parameter.shape[-1] for parameter in module.parameters() if parameter.ndim > 1), default=0)
     largest = max((parameter.nbytes for parameter in module.parameters()), default=0)
-    solving = streams * 4 * 8 * widest**2 + 8 * largest
+    matrix = max((parameter[(0,) * (parameter.ndim - 2)].nbytes for parameter in module.parameters()), default=0)
+    solving = streams * 4 * 8 * widest**2 + 8 * matrix + largest  # experts are solved one by one, their codes kept
     return solving + streams * batches * held <= _SHARE * (free_on_device(device) or 0)
 
 

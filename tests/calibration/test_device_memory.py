@@ -50,6 +50,15 @@ def test_all_passes_wait_where_most_of_what_is_free_holds_them(
     assert not fits_on_device(block, 1000, 2000, DEVICE)
 
 
+def test_experts_are_solved_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "free_on_device", lambda _: 1_000_000)
+    experts = nn.Module()
+    experts.gate_up_proj = nn.Parameter(torch.zeros(16, 64, 64))  # 262,144 bytes, of which each expert has 16,384
+    assert fits_on_device(experts, 1000, 300, DEVICE)
+    experts.gate_up_proj = nn.Parameter(torch.zeros(64, 64, 64))
+    assert not fits_on_device(experts, 1000, 300, DEVICE)
+
+
 def test_processes_that_share_a_device_share_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1_000_000, 1_000_000))

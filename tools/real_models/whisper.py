@@ -34,16 +34,22 @@ _BATCH = 4
 
 
 def _prepare(place: Workplace) -> None:
-    _recordings(place)
-    texts = sentences(place.shared, "calibration", CALIBRATION * _TOGETHER)
-    joined = [" ".join(texts[first : first + _TOGETHER]) for first in range(0, len(texts), _TOGETHER)]
-    record(place.path("calibration"), joined, place.site, seed=2)
+    recordings(place)
+    calibration_recordings(place)
     if not place.path(FLOAT).exists():
         _convert(place.site, place.path("float.part"))
         place.path("float.part").rename(place.path(FLOAT))
 
 
-def _recordings(place: Workplace) -> list[Utterance]:
+def calibration_recordings(place: Workplace) -> list[Utterance]:
+    """What it is calibrated on: some sentences in each."""
+    texts = sentences(place.shared, "calibration", CALIBRATION * _TOGETHER)
+    joined = [" ".join(texts[first : first + _TOGETHER]) for first in range(0, len(texts), _TOGETHER)]
+    return record(place.path("calibration"), joined, place.site, seed=2)
+
+
+def recordings(place: Workplace) -> list[Utterance]:
+    """What it is measured on: a sentence in each."""
     texts = sentences(place.shared, "evaluation", RECORDINGS)
     return record(place.path("evaluation"), texts, place.site, seed=1)
 
@@ -175,10 +181,10 @@ def _load(place: Workplace, folder: Path) -> nn.Module:
 
 def _transcripts(place: Workplace, model: nn.Module) -> list[str]:
     processor = AutoProcessor.from_pretrained(place.path(FLOAT))
-    recordings = _recordings(place)
+    spoken = recordings(place)
     heard: list[str] = []
-    for first in range(0, len(recordings), _BATCH):
-        sounds = [read_wave(one.file) for one in recordings[first : first + _BATCH]]
+    for first in range(0, len(spoken), _BATCH):
+        sounds = [read_wave(one.file) for one in spoken[first : first + _BATCH]]
         features = processor(sounds, sampling_rate=16_000, return_tensors="pt").input_features
         with torch.inference_mode():
             tokens = model.generate(features, language="en", task="transcribe", max_new_tokens=80)  # type: ignore[operator]
@@ -187,7 +193,7 @@ def _transcripts(place: Workplace, model: nn.Module) -> list[str]:
 
 
 def _score(place: Workplace, heard: Sequence[str], by_float: Sequence[str]) -> dict[str, Items]:
-    said = [words(one.text) for one in _recordings(place)]
+    said = [words(one.text) for one in recordings(place)]
     usual = [words(one) for one in by_float]
     errors = [edits(words(one), text) for one, text in zip(heard, said, strict=True)]
     moved = [edits(words(one), text) for one, text in zip(heard, usual, strict=True)]
