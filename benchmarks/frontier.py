@@ -115,6 +115,7 @@ class Bench:
                 weights, found = run(method, python, subject, data, layers(model, subject.exclude), scheme)
             except RuntimeError as error:
                 print(f"{self._name} {scheme} {method} seed {seed}: {error}", flush=True)
+                self._save(f"{scheme} {method}", seed, {"failed": str(error)})
                 return
             changed = copy.deepcopy(model)
             changed.load_state_dict(weights, strict=False)
@@ -124,8 +125,8 @@ class Bench:
         print(f"{self._name} {scheme} {method} seed {seed}: KL {found['kl']:.5f}, {took}", flush=True)
 
     def has(self, row: str, seed: int) -> bool:
-        """Whether a row is measured, item by item."""
-        return "sums" in read(self._name).get(row, {}).get(str(seed), {})
+        """Whether a row is measured, item by item, or its tool is known to fail."""
+        return not {"sums", "failed"}.isdisjoint(read(self._name).get(row, {}).get(str(seed), {}))
 
     def _save(self, row: str, seed: int, found: dict[str, Any]) -> None:
         """Put a row into the file, in the place of an older one."""
@@ -204,6 +205,9 @@ def table(model: str, schemes: Sequence[str], methods: list[str]) -> str:
                 cells.append("–")
                 continue
             row = seeds[min(seeds)]
+            if "failed" in row:
+                cells.append("fails")
+                continue
             low, high = row["kl_interval"]
             others = "".join(f", {1000 * seeds[seed]['kl']:.2f}" for seed in sorted(seeds)[1:])
             seconds = f"{row['processor_seconds']:.0f} s"

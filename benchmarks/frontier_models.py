@@ -127,7 +127,7 @@ class Questions:
 
     directory = ROOT / "build" / "minilm" / "training" / "model"
     loaded_by, schemes, exclude = "AutoModelForQuestionAnswering", GROUPS, ("*qa_outputs*",)
-    _tokens, _held_out = 256, 512
+    _tokens, _held_out = 160, 512
 
     def drawn(self, model: nn.Module, seed: int) -> Drawn:
         """Questions of the articles that the head was trained on."""
@@ -147,11 +147,10 @@ class Questions:
     def _batches(self, file: str, count: int, seed: int) -> list[Batch]:
         """Windows that are full, so that nothing is padded, of questions drawn at random."""
         tokenizer = transformers.AutoTokenizer.from_pretrained(self.directory)
-        questions = Random(seed).sample(read_questions(SHARED / "data" / "squad" / file), 4 * count)
-        windows = [one for one in make_windows(tokenizer, questions, self._tokens, 64) if len(one.ids) == self._tokens][
-            :count
-        ]
-        assert len(windows) == count, len(windows)
+        known = read_questions(SHARED / "data" / "squad" / file)
+        questions = Random(seed).sample(known, min(8 * count, len(known)))
+        cut = make_windows(tokenizer, questions, self._tokens, 64)
+        windows = [one for one in cut if len(one.ids) == self._tokens][:count]
         ids, types = torch.tensor([one.ids for one in windows]), torch.tensor([one.types for one in windows])
         return [
             {"input_ids": some, "token_type_ids": kinds, "attention_mask": torch.ones_like(some)}

@@ -23,6 +23,12 @@ def load_model(spec: dict[str, Any], dtype: Any = "auto") -> Any:
     return getattr(transformers, spec.get("class", "AutoModelForCausalLM")).from_pretrained(spec["model"], dtype=dtype)
 
 
+def load_processor(spec: dict[str, Any]) -> dict[str, Any]:
+    """Its processor, as a tool takes it beside the tokenizer; nothing for a model of text."""
+    found = transformers.AutoProcessor.from_pretrained(spec["model"])
+    return {"processor": found} if isinstance(found, transformers.ProcessorMixin) else {}
+
+
 def batches(spec: dict[str, Any]) -> list[dict[str, Tensor]]:
     """Keyword arguments of its forward."""
     if spec.get("batches"):

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from auto_round import AutoRound
-from given import batches, float_layers, load_model, to_quantize, untouched
+from given import batches, float_layers, load_model, load_processor, to_quantize, untouched
 from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
@@ -49,6 +49,7 @@ def main() -> None:
         seqlen=rows.shape[1],
         batch_size=len(rows),
         device_map="cpu",
+        **load_processor(spec),
         **spec["options"],
     )
     rounding.quantize_and_save(spec["output"], format="fake")

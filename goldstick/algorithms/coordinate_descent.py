@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms.column_loop import solve_columns
+from goldstick.algorithms.hessian_factor import invert_upper
 from goldstick.algorithms.output_error import row_errors
+from goldstick.algorithms.row_ranges import better_rows
 from goldstick.core.grid import POWERS_OF_TWO, Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.rows import row_chunks
@@ -146,16 +148,6 @@ def has_own_scales(grid: Grid) -> bool:
     return grid.superblock is None and not grid.rows_share_scales
 
 
-def better_rows(first: QuantizedTensor, second: QuantizedTensor, better: Tensor) -> QuantizedTensor:
-    """The rows of the second where that is better, bool [out], otherwise those of the first; on one grid."""
-    chosen = better.unsqueeze(-1)
-    return replace(
-        first,
-        codes=torch.where(chosen, second.codes, first.codes),
-        scale=torch.where(chosen, second.scale, first.scale),
-    )
-
-
 def _values(tensor: QuantizedTensor) -> Tensor:
     """What codes stand for in units of their steps, float64 [out, in]."""
     element = tensor.grid.float_element
@@ -194,6 +186,5 @@ def sweep_factors(hessian: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
         ordered[start : start + _BLOCK] = hessian[columns[start : start + _BLOCK]][:, columns]
     diagonal = ordered.diagonal().clone()
     lower = ordered.tril(-1).div_(diagonal)
-    unit = torch.eye(len(columns), dtype=ordered.dtype, device=ordered.device)
-    factor = torch.linalg.solve_triangular(ordered.triu_(), unit, upper=True)
-    return factor.mul_(diagonal.unsqueeze(-1)), lower
+    invert_upper(ordered)
+    return ordered.triu_().mul_(diagonal.unsqueeze(-1)), lower

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms.base import Quantizer
-from goldstick.algorithms.column_loop import solve_columns
 from goldstick.algorithms.coordinate_descent import damped_hessian, descend, sweep_factors
 from goldstick.algorithms.gptaq import gptaq_target
 from goldstick.algorithms.guide import Guide, Objective, guide_for
@@ -26,6 +25,7 @@ from goldstick.algorithms.output_error import (
 )
 from goldstick.algorithms.ranges import RangeSearch
 from goldstick.algorithms.roundings import not_finite, rounded_without_data, roundings, too_few_inputs
+from goldstick.algorithms.row_ranges import solve_with_ranges
 from goldstick.algorithms.solution import Solution, effective_rank, finite_or_none, never_worse, solve_each, solve_parts
 from goldstick.algorithms.two_sided import solve_two_sided
 from goldstick.core.cross_covariance import CrossCovarianceObserver
@@ -62,7 +62,8 @@ def solve_gptq(
     GPTQ (arXiv 2210.17323) with static groups: scales (in the weight's dtype, float32 for float64) and zeros come from
     the original weight before any column moves, and whatever order the columns are taken in is undone in the codes, so
     no order is stored. With H + λ·mean(diag H)·I = R Rᵀ (R upper: one Cholesky of the matrix read backwards),
-    U = R⁻¹ is the upper factor of the inverse, H⁻¹ = UᵀU. Columns are then solved by :func:`solve_columns`.
+    U = R⁻¹ is the upper factor of the inverse, H⁻¹ = UᵀU. Columns are then solved by :func:`solve_columns`, and each
+    row has the ranges of ``search`` or plain ones: see :func:`solve_with_ranges`.
 
     Inputs that were always zero are cut out of H and get H_jj = 1: no error reaches them or comes from them, so their
     codes are those of rounding to nearest.
@@ -130,9 +131,8 @@ def solve_gptq(
         if factor is None:
             continue
         target = weight if drifted is None else gptaq_target(weight, drifted, factor, columns, alpha)
-        codes, squares = solve_columns(target, factor, columns, rounded)
+        solved, squares = solve_with_ranges(target, factor, columns, rivals)
         make_room(hessian.nbytes)
-        solved = replace(rounded, codes=codes)
         if cycles:
             damped, factors = _for_cycles(hessian, damping * mean, columns, memo if aimed is not None else {})
             solved = descend(target, solved, damped, columns, cycles, factors=factors)
@@ -177,7 +177,8 @@ class GPTQ(HessianQuantizer):
     Attributes:
         range_search: Where scales come from, before any column moves: the ``minmax`` of the values, the shrunken
             range of least error (``mse``), or the same with errors weighted by the diagonal of H (``imatrix``); for
-            block types of GGUF files the published search, plain or so weighted (``ggml``, ``ggml-imatrix``).
+            block types of GGUF files the published search, plain or so weighted (``ggml``, ``ggml-imatrix``). A row
+            whose columns end with clearly less error from plain ranges has those (:func:`solve_with_ranges`).
         order: Which columns come first: those of large inputs inside each group and the groups of the largest first
             (``gar``), those of large inputs anywhere (``activation``), or as they are (``natural``). None of them
             costs anything at run time.

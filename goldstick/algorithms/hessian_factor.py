@@ -69,7 +69,7 @@ def inverse_factor(
     corners = [corner.clone() for corner in _corners(factor)] if overwrite else []
     factor.diagonal().add_(shift).masked_fill_(dead, 1 + shift)
     if _factorize(factor):
-        _invert(factor)
+        invert_upper(factor)
         # Infinity and NaN never leave a sum, which takes no memory.
         if torch.isfinite(factor.sum()) and (factor.diagonal() > 0).all():
             return factor.triu_()
@@ -151,7 +151,7 @@ def _factorize(matrix: Tensor) -> bool:
     return True
 
 
-def _invert(matrix: Tensor) -> None:
+def invert_upper(matrix: Tensor) -> None:
     """The inverse of the upper triangle of ``matrix`` in its place; blocks below the diagonal are left alone."""
     for corner in _corners(matrix):
         corner.triu_()

@@ -14,7 +14,7 @@ from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import Quantize
 from goldstick.core.grid import Grid
-from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.qtensor import QuantizedTensor, quantize_on_grid
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Network
 from tests.support.gptq import correlated, eliminate_slowly, grid_of, hessian_of
@@ -112,7 +112,7 @@ def test_a_dead_input_keeps_the_codes_of_rounding() -> None:
     x[:, [5, 20]] = 0  # the float model still feeds them
     weight, grid = torch.randn(8, 32), grid_of(3)
     solution = solve_gptq(weight, hessian_of(x), grid, drift=drift_of(x, original))
-    rounded = quantize_with_search(weight, grid, "mse")
+    rounded = quantize_on_grid(weight, solution.tensor.scale, solution.tensor.zero, grid)  # in the ranges it has
     assert solution.dead == 2
     assert torch.equal(solution.tensor.codes[:, [5, 20]], rounded.codes[:, [5, 20]])
 
