@@ -11,7 +11,7 @@ from torch import Tensor
 from goldstick.algorithms.column_loop import solve_columns
 from goldstick.core.qtensor import QuantizedTensor
 
-_CLEARLY = 0.95
+_CLEARLY = 0.9
 """Ranges that look at the weight alone must leave less than this of a row's error, to be taken in place of others."""
 
 

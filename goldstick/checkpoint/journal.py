@@ -176,9 +176,10 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """What was written there; empty where nothing is."""
     try:
-        found = parse_json(path.read_text(encoding="utf-8"), str(path))
+        text = path.read_text(encoding="utf-8")
+        found = parse_json(text, str(path))
         content: dict[str, Any] = found["content"]
-        intact = found["sha256"] == _sha256(content)
+        intact = found["sha256"] == _sha256(content) and text == dump_json(found)  # 1E-05 is 1e-05 to a parser
     except FileNotFoundError:
         return {}
     except (DataError, UnicodeDecodeError, KeyError, TypeError, AttributeError):

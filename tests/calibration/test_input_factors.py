@@ -26,7 +26,7 @@ MULTIPLY: dict[str, list[dict[str, Any]]] = {
     "awq": [{"awq": {"scheme": "w3a16-g32", "grid": 4, "unfoldable": "multiply"}}],
     "awq-gptq": [
         {"awq": {"quantize": False, "grid": 4, "unfoldable": "multiply"}},
-        {"gptq": {"scheme": "w3a16-g32"}},
+        {"gptq": {"scheme": "w3a16-g16"}},
     ],
     "smoothquant": [{"smoothquant": {"unfoldable": "multiply"}}, {"rtn": {"scheme": "w8a8-static"}}],
 }
