@@ -33,7 +33,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def recipe(text: Path | str, **calibration: Any) -> dict[str, Any]:
     return {
-        "stages": [{"gptq": {"scheme": "w3a16-g32"}}],
+        "stages": [{"gptq": {"scheme": "w4a16-g32"}}],
         "calibration": {"dataset": str(text), "samples": 12, "seq_len": 64, **calibration},
     }
 
