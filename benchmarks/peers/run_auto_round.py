@@ -25,7 +25,7 @@ def main() -> None:
     began = time.perf_counter()
     model = load_model(spec)
     tokenizer = AutoTokenizer.from_pretrained(spec["model"])
-    given = batches(spec)
+    given = batches({**spec, "batch_size": 8})  # its own default
     layers = to_quantize(spec, model)
     rows = next(iter(given[0].values()))
     others = {name: {"bits": 16} for name in float_layers(spec, model) if spec.get("layers")}
