@@ -125,7 +125,7 @@ inline float finished(float sum, float by, float shift, float least, float most)
     return above > most ? most : above;
 }
 
-// Where tiles of AVX-512 write outputs themselves: those of a pixel, and from there to the next pixel's.
+// Where tiles write outputs themselves: those of a pixel, and from there to the next pixel's.
 struct PixelOutputs {
     float* y;
     std::int64_t step;

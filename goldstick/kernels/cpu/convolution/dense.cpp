@@ -38,7 +38,7 @@ struct Work {
     std::int64_t padded_columns;     // of the codes
     std::vector<Run> runs;
     Lines<T, Code> lines;
-    bool at_once;                    // whether tiles write outputs themselves: with AVX-512 (AVX2 has too few registers)
+    bool at_once;                    // whether tiles write outputs themselves
 
     static constexpr int kWithin = 4 / sizeof(Code);  // channels of a step
     std::int64_t codes_of(std::int64_t rows_of_output) const {
@@ -92,13 +92,14 @@ struct Part {
     std::int64_t begin, end, first_block, last_block;
 };
 
-// How many pixels go through all blocks of channels together. Where the weight is small, writing is what takes time: few
-// pixels then, whose outputs lie side by side in memory.
+// How many pixels go through all blocks of channels together. Where the weight is small, writing is what takes time with
+// AVX-512: few pixels then, whose outputs lie side by side in memory.
 template <typename T, typename Code>
 std::int64_t pixels_of(const Work<T, Code>& work) {
     constexpr std::int64_t small = sizeof(Code) == 1 ? kSmallWeight : kSmallWeight / 4;
     const std::int64_t blocks = work.shape.blocks();
-    return work.at_once && blocks > 1 && work.weight.codes.count() <= small ? kFewPixels : kConvolutionPixels;
+    const bool few = work.at_once && work.isa >= Isa::kAvx512 && blocks > 1 && work.weight.codes.count() <= small;
+    return few ? kFewPixels : kConvolutionPixels;
 }
 
 template <typename T, typename Code>
@@ -233,7 +234,7 @@ void convolve_in(const ConvolutionWeight& weight, const ConvolutionCall<T>& call
     const std::int64_t padded_columns = call.width + shape.left + shape.right;
     std::vector<Run> runs = runs_of(shape, padded_columns, weight.together, longest);
     const auto spans = std::count_if(runs.begin(), runs.end(), [](const Run& run) { return run.closes; });
-    const bool at_once = std::is_same_v<T, float> && call.channels_last && spans == 1 && isa >= Isa::kAvx512;
+    const bool at_once = std::is_same_v<T, float> && call.channels_last && spans == 1 && isa != Isa::kScalar;
     const Work<T, Code> work{weight, shape, call, threads, isa, shape.rows_of(call.height), shape.columns_of(call.width),
                              padded_columns, std::move(runs), Lines<T, Code>(shape, call, padded_columns, isa), at_once};
     const std::int64_t rows = rows_of_band(work);

@@ -1,6 +1,7 @@
 // finished() of eight channels at once.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "base/inline.hpp"
@@ -27,6 +28,13 @@ public:
 private:
     __m256 by_, shift_, least_, most_;
 };
+
+// Fewer than eight.
+GOLDSTICK_AVX2 inline void store_some(float* y, __m256 values, std::int64_t count) {
+    alignas(32) float few[8];
+    _mm256_store_ps(few, values);
+    std::copy_n(few, count, y);
+}
 
 }  // namespace
 }  // namespace goldstick

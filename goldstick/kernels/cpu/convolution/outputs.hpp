@@ -83,9 +83,7 @@ GOLDSTICK_AVX2 inline void write_pixels_avx2(const Sums& sums, const Finish& fin
         if (whole >= 1) _mm256_storeu_ps(y, low);
         if (whole == 2) _mm256_storeu_ps(y + 8, high);
         if (rest) {
-            alignas(32) float few[8];
-            _mm256_store_ps(few, whole ? high : low);
-            std::copy_n(few, rest, y + 8 * whole);
+            store_some(y + 8 * whole, whole ? high : low, rest);
         }
     }
 }

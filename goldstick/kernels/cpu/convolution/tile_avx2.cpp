@@ -1,6 +1,8 @@
 // Convolutions with AVX2: two vectors of eight output channels and up to six pixels, or eight pixels of one channel.
 #include "base/inline.hpp"
 #include "convolution/convolution.hpp"
+#include "convolution/finish_avx2.hpp"
+#include "convolution/past_caches.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -26,6 +28,31 @@ GOLDSTICK_AVX2 inline __m256i widened_at(const std::int8_t* codes) {
 GOLDSTICK_AVX2 inline void add_to(float* sums, __m256i products, bool first) {
     const __m256 found = _mm256_cvtepi32_ps(products);
     _mm256_storeu_ps(sums, first ? found : _mm256_add_ps(_mm256_loadu_ps(sums), found));
+}
+
+// Sums of a pixel's channels to outputs: `channels` of them, of which a group's last ones may be fewer than the vectors hold.
+template <int vectors, int count>
+GOLDSTICK_AVX2 GOLDSTICK_INLINE void write(const PixelOutputs& to, const __m256i (&low)[count],
+                                           const __m256i (&high)[count], std::int64_t begin, std::int64_t channels) {
+    const WideFinish low_finish(to.finish, 0), high_finish(to.finish, 8);
+    float* y = to.y + begin * to.step;
+    const bool past_caches = to.finish.past_caches && channels == kRows && to.step % kRows == 0 && on_a_line(y);
+    GOLDSTICK_UNROLL
+    for (int t = 0; t < count; ++t, y += to.step) {
+        const __m256 first = low_finish(_mm256_cvtepi32_ps(low[t]));
+        if constexpr (vectors == 1) {
+            channels == 8 ? _mm256_storeu_ps(y, first) : store_some(y, first, channels);
+        } else {
+            const __m256 second = high_finish(_mm256_cvtepi32_ps(high[t]));
+            if (past_caches) {
+                _mm256_stream_ps(y, first);
+                _mm256_stream_ps(y + 8, second);
+            } else {
+                _mm256_storeu_ps(y, first);
+                channels == kRows ? _mm256_storeu_ps(y + 8, second) : store_some(y + 8, second, channels - 8);
+            }
+        }
+    }
 }
 
 // The pixels from `begin` on; `vectors` of channels, of which a group's last ones may fill one only.
@@ -64,6 +91,9 @@ GOLDSTICK_AVX2 void tile(const TileCall<std::int16_t>& call, std::int64_t begin)
                     asm volatile("" : "+x"(sums_low[t]), "+x"(sums_high[t]));
                 }
             }
+        }
+        if (run.closes && call.outputs) {
+            return write<vectors>(*call.outputs, sums_low, sums_high, begin, call.channels);
         }
         if (run.closes) {
             GOLDSTICK_UNROLL
