@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -19,10 +19,21 @@ _BLOCK = 128
 #: Bits of codes up to which the C++ operator solves them: of tables, of integers.
 _FUSED_BITS = (4, 8)
 
+_BEYOND = 1.001
+"""What lies further off than so many halves of the widest step was clipped."""
+
 Block = tuple[Tensor, Tensor]  # codes uint8 [rows, width], errors float64 [rows, width]
 
 
-def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: QuantizedTensor) -> tuple[Tensor, Tensor]:
+class Columns(NamedTuple):
+    """What :func:`solve_columns` found: the codes, and of each row the sum of e_j², and that of clipped columns."""
+
+    codes: Tensor
+    squares: Tensor
+    clipped: Tensor
+
+
+def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: QuantizedTensor) -> Columns:
     """The codes of GPTQ (arXiv 2210.17323, algorithm 1) for scales and zeros that are already fixed.
 
     For each column j in the given order: q = Q(w_j), e = (w_j − q) / U_jj, then w_k −= e · U_jk for the columns k to
@@ -39,13 +50,15 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
         ranges: Scales, zeros and grid, in the order of the weight.
 
     Returns:
-        The codes, uint8 [out, in], in the order of the weight; and Σ_j e_j² of each row, float64 [out]: with
-        δ = w − ŵ it is δ A δᵀ, where A = (UᵀU)⁻¹ is the Hessian, damped, that U is the factor for.
+        The codes, uint8 [out, in], in the order of the weight; Σ_j e_j² of each row, float64 [out]: with δ = w − ŵ it
+        is δ A δᵀ, where A = (UᵀU)⁻¹ is the Hessian, damped, that U is the factor for; and the part of it that is of
+        columns which lay beyond the range, further from what they became than half a step.
     """
     width = ranges.grid.group_width(weight.shape[-1])
     group = order // width
     codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
-    squares = torch.zeros(len(weight), dtype=torch.float64, device=weight.device)
+    squares, clipped = torch.zeros((2, len(weight)), dtype=torch.float64, device=weight.device)
+    half = _BEYOND / 2 * ranges.grid.widest_gap
     # What superblocks stand for is exact in float32, and what runs them may compute in it.
     kept = "float32" if ranges.grid.superblock else str(ranges.scale.dtype).removeprefix("torch.")
     solve = _fused(weight.device, ranges.grid) or solve_block
@@ -71,9 +84,12 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
                 kept,
                 ranges.grid.minimums,
             )
+            off = work[:, here].abs().mul_(factor.diagonal()[here])
+            beyond = off > (half * steps.double())[:, group[here]]
+            clipped[part] += torch.where(beyond, work[:, here], 0.0).square_().sum(-1)
         codes[part] = found[:, place]
         squares[part] = work.square_().sum(-1)
-    return codes, squares
+    return Columns(codes, squares, clipped)
 
 
 def solve_block(

@@ -104,8 +104,7 @@ def descend_codes(
         wanted = target[part].to(torch.float64, copy=True)
         wanted[:, columns] -= delta[:, columns] @ lower @ factor
         start[part] = wanted
-    codes, _ = solve_columns(start, factor, columns, tensor)
-    return replace(tensor, codes=codes)
+    return replace(tensor, codes=solve_columns(start, factor, columns, tensor).codes)
 
 
 def fit_scales(target: Tensor, tensor: QuantizedTensor, hessian: Tensor) -> QuantizedTensor:

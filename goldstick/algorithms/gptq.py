@@ -63,7 +63,7 @@ def solve_gptq(
     the original weight before any column moves, and whatever order the columns are taken in is undone in the codes, so
     no order is stored. With H + λ·mean(diag H)·I = R Rᵀ (R upper: one Cholesky of the matrix read backwards),
     U = R⁻¹ is the upper factor of the inverse, H⁻¹ = UᵀU. Columns are then solved by :func:`solve_columns`, and each
-    row has the ranges of ``search`` or plain ones: see :func:`solve_with_ranges`.
+    row has the ranges of ``search`` or, where these clip it, perhaps plain ones: see :func:`solve_with_ranges`.
 
     Inputs that were always zero are cut out of H and get H_jj = 1: no error reaches them or comes from them, so their
     codes are those of rounding to nearest.

@@ -10,9 +10,12 @@ from torch import Tensor
 
 from goldstick.algorithms.column_loop import solve_columns
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.rows import row_chunks
 
 _CLEARLY = 0.9
 """Ranges that look at the weight alone must leave less than this of a row's error, to be taken in place of others."""
+_CLIPPED = 0.2
+"""They are tried where more than this of a row's error is of columns that were clipped."""
 
 
 def solve_with_ranges(
@@ -22,9 +25,9 @@ def solve_with_ranges(
 
     A search for ranges knows rounding to nearest, and shrinks a range until what is clipped costs as much as finer
     steps save. The column loop moves weights past such a range, where they can make up for nothing any more, so that
-    wider steps may leave less in the end. Which of them do is seen by solving with both: Σ_j e_j² of a row is its error
-    in the damped Hessian. The first ranges stay unless others are clearly better, for they are nearer to the weight,
-    which counts on inputs that were not seen.
+    wider steps may leave less in the end. It shows: much of Σ_j e_j², the row's error in the damped Hessian, is then of
+    columns that were clipped. Such rows are solved with the other ranges, too. The first ranges stay unless others are
+    clearly better, for they are nearer to the weight, which counts on inputs that were not seen.
 
     Args:
         target: W, or W' of GPTAQ, float [out, in].
@@ -36,12 +39,17 @@ def solve_with_ranges(
         The codes with their ranges, and Σ_j e_j² of each row, float64 [out].
     """
     first, *others = ranges.values()
-    codes, squares = solve_columns(target, factor, columns, first)
-    solved = replace(first, codes=codes)
+    codes, squares, clipped = solve_columns(target, factor, columns, first)
+    solved, together = replace(first, codes=codes), first.grid.rows_share_scales
+    tried = clipped.sum() > _CLIPPED * squares.sum() if together else clipped > _CLIPPED * squares
     for other in others:
-        codes, found = solve_columns(target, factor, columns, other)
+        codes, found = solved.codes.clone(), squares.clone()
+        for part in row_chunks(target, copies=2):
+            rows = tried.expand(len(target))[part].nonzero().squeeze(1) + part.start
+            if len(rows):
+                codes[rows], found[rows], _ = solve_columns(target[rows], factor, columns, other.rows(rows))
         better = found < _CLEARLY * squares
-        if first.grid.rows_share_scales:
+        if together:
             better = (found.sum() < _CLEARLY * squares.sum()).expand(len(found))
         solved = better_rows(solved, replace(other, codes=codes), better)
         squares = torch.where(better, found, squares)

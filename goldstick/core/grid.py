@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, get_args
 
 from goldstick.core.element import E8M0, ELEMENTS, INTEGER, Element
@@ -145,6 +146,13 @@ class Grid:
         """Scales from zero to the end of a symmetric range."""
         element = self.float_element
         return self.code_max / 2 if element is None else element.largest
+
+    @property
+    def widest_gap(self) -> float:
+        """Scales between two numbers that follow each other, at most."""
+        element = self.float_element
+        values = () if element is None else element.values
+        return max((above - below for below, above in pairwise(values)), default=1.0)
 
     @property
     def dynamic(self) -> bool:

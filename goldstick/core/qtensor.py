@@ -135,8 +135,8 @@ class QuantizedTensor:
         blocks = self.global_scale[..., plane, :]
         return blocks.repeat_interleave(self.scale.shape[-1] // blocks.shape[-1], dim=-1)
 
-    def rows(self, part: slice) -> QuantizedTensor:
-        """Some rows of a matrix."""
+    def rows(self, part: slice | Tensor) -> QuantizedTensor:
+        """Some rows of a matrix: those from one to another, or of indices int64 [rows]."""
         zero = None if self.zero is None else self.zero[part]
         divisor = self.global_scale
         if divisor is not None and len(divisor) > 1:

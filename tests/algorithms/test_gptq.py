@@ -49,7 +49,7 @@ def test_codes_equal_those_of_a_slow_elimination(bits: int, symmetric: bool, siz
         columns = column_order(h.diagonal(), grid, order)
         factor = inverse_factor(h[columns][:, columns], 0.01 * float(h.diagonal().mean()))
         assert factor is not None
-        found, _ = column_loop.solve_columns(weight, factor, columns, ranges)
+        found = column_loop.solve_columns(weight, factor, columns, ranges).codes
         assert torch.equal(found, eliminate_slowly(weight, damped, columns.tolist(), ranges))
         solution = solve_gptq(weight, h, grid, order=order, search="minmax")
         assert solution.fallback or torch.equal(solution.tensor.codes, found)
@@ -177,7 +177,7 @@ def test_inputs_that_do_not_correlate_give_rounding_to_nearest(
         columns = column_order(h.diagonal(), grid, order)
         factor = inverse_factor(h[columns][:, columns], 0.01)
         assert factor is not None
-        assert torch.equal(column_loop.solve_columns(weight, factor, columns, rounded)[0], rounded.codes)
+        assert torch.equal(column_loop.solve_columns(weight, factor, columns, rounded).codes, rounded.codes)
     solution = solve_gptq(weight, torch.eye(64, dtype=torch.float64), grid, search="minmax")
     assert solution.fallback is None
     assert torch.equal(solution.tensor.codes, rounded.codes)
@@ -287,7 +287,7 @@ def test_a_dead_input_keeps_the_codes_of_rounding_and_touches_no_other() -> None
     live = float(h.diagonal()[h.diagonal() > 1e-3].mean())
     factor = inverse_factor(h[order][:, order], 0.01 * live)
     assert factor is not None
-    assert torch.equal(column_loop.solve_columns(weight, factor, order, rounded)[0], solution.tensor.codes)
+    assert torch.equal(column_loop.solve_columns(weight, factor, order, rounded).codes, solution.tensor.codes)
 
 
 def test_the_ladder_is_climbed_until_the_factorization_succeeds() -> None:
