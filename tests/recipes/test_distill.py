@@ -55,7 +55,7 @@ def layers(model: nn.Module) -> dict[str, QuantizedLinear]:
 
 
 def test_codes_stay_scales_and_norms_learn_and_the_held_out_divergence_falls(model: PreTrainedModel) -> None:
-    stage = {"gptq": {"scheme": "w2a16-g16"}}
+    stage = {"gptq": {"scheme": "w2a16-g16", "range_search": "minmax"}}  # searched ranges leave scales little to learn
     plain = goldstick.apply(model, {"stages": [stage]}, data=token_batches(8))
     result = distilled(model, stage)
     told = account(result)
