@@ -67,6 +67,7 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
         work = weight[part][:, order].float().double()  # [rows, in]; of columns that are done the errors
         steps = ranges.rows(part).steps()
         zero = ranges.rows(part).shifts()
+        limits = half * steps.double()
         found = torch.empty(work.shape, dtype=torch.uint8, device=weight.device)
         for start in range(0, len(order), _BLOCK):
             here = slice(start, min(start + _BLOCK, len(order)))
@@ -85,7 +86,7 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
                 ranges.grid.minimums,
             )
             off = work[:, here].abs().mul_(factor.diagonal()[here])
-            beyond = off > (half * steps.double())[:, group[here]]
+            beyond = off > limits[:, group[here]]
             clipped[part] += torch.where(beyond, work[:, here], 0.0).square_().sum(-1)
         codes[part] = found[:, place]
         squares[part] = work.square_().sum(-1)

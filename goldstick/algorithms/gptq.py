@@ -178,7 +178,8 @@ class GPTQ(HessianQuantizer):
         range_search: Where scales come from, before any column moves: the ``minmax`` of the values, the shrunken
             range of least error (``mse``), or the same with errors weighted by the diagonal of H (``imatrix``); for
             block types of GGUF files the published search, plain or so weighted (``ggml``, ``ggml-imatrix``). A row
-            whose columns end with clearly less error from plain ranges has those (:func:`solve_with_ranges`).
+            that these clip, and that ends with clearly less error from plain ranges, has those
+            (:func:`solve_with_ranges`).
         order: Which columns come first: those of large inputs inside each group and the groups of the largest first
             (``gar``), those of large inputs anywhere (``activation``), or as they are (``natural``). None of them
             costs anything at run time.

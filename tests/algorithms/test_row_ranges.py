@@ -106,9 +106,11 @@ def test_rows_that_share_scales_have_one_answer() -> None:
     weight, _, factor, columns = problem(grid)
     first = quantize_with_search(weight, grid, "minmax")
     wider = replace(first, scale=first.scale * 1.5)
-    for ranges in ({"mse": first, "minmax": wider}, {"mse": wider, "minmax": first}):
+    narrow = replace(first, scale=first.scale / 4)  # clips
+    for ranges in ({"mse": first, "minmax": wider}, {"mse": wider, "minmax": first}, {"mse": narrow, "minmax": first}):
         solved, squares = solve_with_ranges(weight, factor, columns, ranges)
-        (same,) = [one for one in (first, wider) if torch.equal(one.scale, solved.scale)]
+        (same,) = [one for one in ranges.values() if torch.equal(one.scale, solved.scale)]
+        assert ranges["mse"] is not narrow or same is first
         assert torch.equal(solve_columns(weight, factor, columns, same).squares, squares)
 
 

@@ -30,7 +30,7 @@ GOLDSTICK_AVX2 inline void add_to(float* sums, __m256i products, bool first) {
     _mm256_storeu_ps(sums, first ? found : _mm256_add_ps(_mm256_loadu_ps(sums), found));
 }
 
-// Sums of a pixel's channels to outputs: `channels` of them, of which a group's last ones may be fewer than the vectors hold.
+// Sums to outputs: `channels` of each pixel, which may be fewer than the vectors hold.
 template <int vectors, int count>
 GOLDSTICK_AVX2 GOLDSTICK_INLINE void write(const PixelOutputs& to, const __m256i (&low)[count],
                                            const __m256i (&high)[count], std::int64_t begin, std::int64_t channels) {
