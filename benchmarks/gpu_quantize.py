@@ -1,11 +1,13 @@
 """Time GPTQ of a Llama of random weights on a CUDA device, block by block, with the proof.
 
     python -m benchmarks.gpu_quantize [--layers 32] [--samples 128] [--recipe gptq-w4a16-g128] [--profile FILE]
+        [--llm-compressor PYTHON]
 
 The model has the shape of Llama 3.1 8B (hidden 4096, MLP 14336, 8 of 32 heads for keys and values, 128,256 tokens) in
 bfloat16; its samples are 2,048 random tokens each. Time does not depend on what the weights are. Adds a row to
 ``benchmarks/results/gpu_quantize.json``: seconds of the run up to the checkpoint, and of the proof, which reads it back
-on the device; the most memory of device and process.
+on the device; the most memory of device and process. With ``--llm-compressor``, by the Python that has it, its GPTQ
+(W4A16, its defaults) runs on the same model and samples behind it, one sample at a time as here.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import cProfile
 import json
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +23,9 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast
 
 import goldstick
 from goldstick.hf.random_models import llama_config
@@ -42,6 +48,8 @@ def write_model(folder: Path, layers: int) -> int:
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     config.architectures, config.dtype = [type(model).__name__], torch.bfloat16
     config.save_pretrained(folder)
+    words = Tokenizer(WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(folder)
     files: dict[str, dict[str, torch.Tensor]] = {}
     places, size = {}, 0
     for name, parameter in model.state_dict().items():
@@ -60,7 +68,21 @@ def write_model(folder: Path, layers: int) -> int:
     return size
 
 
-def measure(layers: int, samples: int, recipe: str, profile: Path | None) -> dict[str, Any]:
+def measure_peer(python: str, source: Path, ids: torch.Tensor, place: Path) -> dict[str, Any]:
+    """llm-compressor's GPTQ of the same model on the same samples: seconds of each part, versions."""
+    spec = {
+        "model": str(source), "windows": str(place / "windows.safetensors"), "batch_size": 1, "method": "gptq",
+        "preset": "W4A16", "output": str(place / "peer"), "times": str(place / "times.json"),
+    }  # fmt: skip
+    save_file({"calibration": ids}, spec["windows"])
+    (place / "spec.json").write_text(json.dumps(spec), encoding="utf-8")
+    script = Path(__file__).resolve().parent / "peers" / "run_llm_compressor.py"
+    subprocess.run([python, str(script), str(place / "spec.json")], check=True)
+    found: dict[str, Any] = json.loads((place / "times.json").read_text(encoding="utf-8"))
+    return found
+
+
+def measure(layers: int, samples: int, recipe: str, profile: Path | None, peer: str | None) -> dict[str, Any]:
     """Make the model, quantize it, and say how long it took."""
     with tempfile.TemporaryDirectory() as place:
         source, rows, output = Path(place, "source"), Path(place, "rows.safetensors"), Path(place, "output")
@@ -81,11 +103,15 @@ def measure(layers: int, samples: int, recipe: str, profile: Path | None) -> dic
             profiler.disable()
             profiler.dump_stats(profile)
         written = sum(file.stat().st_size for file in output.iterdir())
+        device_peak = torch.cuda.max_memory_allocated()
+        torch.cuda.empty_cache()
+        beside = {} if peer is None else {"llm_compressor": measure_peer(peer, source, ids, Path(place))}
     return {
         "device": torch.cuda.get_device_name(0), "layers": layers, "samples": samples, "tokens": TOKENS,
         "recipe": recipe, "source_bytes": size, "written_bytes": written, "seconds": round(seconds, 1),
-        "timing": report.timing, "device_peak_bytes": torch.cuda.max_memory_allocated(),
+        "timing": report.timing, "device_peak_bytes": device_peak,
         "process_peak_bytes": report.peak_memory, "proof": report.proof, "environment": environment(),
+        **beside,
     }  # fmt: skip
 
 
@@ -99,11 +125,12 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--recipe", default="gptq-w4a16-g128")
+    parser.add_argument("--llm-compressor", metavar="PYTHON", help="of an environment that has it")
     parser.add_argument("--profile", type=Path, help="where to leave what cProfile found")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise SystemExit("This quantizes on a CUDA device, and torch finds none; benchmarks/ranks.py times processors.")
-    row = measure(options.layers, options.samples, options.recipe, options.profile)
+    row = measure(options.layers, options.samples, options.recipe, options.profile, options.llm_compressor)
     print(json.dumps(row, indent=1))
     rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     RESULTS.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")

@@ -1,8 +1,8 @@
 """A simulation: GPTQ on 1, 8 and 64 GPUs, as goldstick divides it; time by part, memory and traffic.
 
 The counts (products, bytes) are those of the algorithm. The rates of solving layers and of writing hidden states were
-measured on one H200 (``gpu_quantize.py`` there, 8 B with 128 samples); those of passes, disks and networks are
-assumptions, since one GPU was at hand. The record holds each.
+measured on one H200 (``gpu_quantize.py`` there, 8 B with 128 samples, and single layers); those of passes, disks and
+networks are assumptions, since one GPU was at hand. The record holds each.
 
     python -m benchmarks.scale_model --out benchmarks/results/scale_model.json
 """
@@ -18,8 +18,9 @@ from typing import Any
 
 import torch
 
+from goldstick.calibration.device_memory import SHARE_OF_STATES
 from goldstick.core.division import upper_share
-from goldstick.jobs.quantize.commits import seconds_between
+from goldstick.jobs.quantize.commits import WORK_FOR_WRITING, seconds_between
 
 GPUS = (1, 8, 64)
 SAMPLES, SEQ_LEN = 512, 2048
@@ -32,11 +33,14 @@ class Rates:
 
     Attributes:
         forward: Products of bfloat16: 40 % of the published 989e12 operations, two for each product.
-        hessian: Products of whole numbers of 13 bits for Hessians, with what takes them apart: measured.
+        hessian: Products of whole numbers of 13 bits for Hessians, with what takes them apart: what a block of 8 B
+            leaves for them when the rest of its time is taken off.
         factor: Products of a factorization in float64, the slower of two widths: measured.
-        columns: Columns of GPTQ's loop, which waits for launches whatever the rows: measured.
+        columns: Columns of GPTQ's loop, whatever the rows: measured.
         searched: Weights whose ranges are searched: measured.
-        states: Bytes of hidden states that the first rank hashes, writes and syncs once in a minute: measured.
+        layers: Layers that start the rest of what solves them: what is left of four measured ones.
+        memory: Bytes of the GPU.
+        states: Bytes of hidden states that the first rank hashes, writes and syncs: measured.
         copied: Bytes of hidden states between a GPU and the memory of its processor.
         disk: Bytes that a machine of eight reads.
         write: Bytes that the one writer writes.
@@ -45,10 +49,12 @@ class Rates:
     """
 
     forward: float = 0.4 * 989e12 / 2
-    hessian: float = 4.5e13
+    hessian: float = 7e13
     factor: float = 1.6e12
-    columns: float = 22e3
-    searched: float = 1.5e8
+    columns: float = 180e3
+    searched: float = 2.6e9
+    layers: float = 33
+    memory: float = 141e9
     states: float = 0.5e9
     copied: float = 5e9
     disk: float = 5e9
@@ -131,6 +137,7 @@ PUBLISHED = {
 def simulate(shape: Shape, gpus: int, rates: Rates) -> dict[str, Any]:
     """Seconds of each part, bytes held by a GPU, bytes sent by a GPU."""
     tokens = SAMPLES * SEQ_LEN
+    states = 2 * shape.hidden * tokens / gpus
     link = rates.inside if gpus <= 8 else rates.between
     seconds = dict.fromkeys(("read", "forward", "hessians", "solve", "states", "exchange", "write"), 0.0)
     weights, sent, largest, widest = float(shape.outside), 0.0, 0.0, 0
@@ -148,7 +155,7 @@ def simulate(shape: Shape, gpus: int, rates: Rates) -> dict[str, Any]:
             # Layers of a group go to ranks of their own, experts to all ranks in turn. Of a layer that is alone each
             # rank searches the ranges of its rows; the loop over columns takes as long for a few rows as for all.
             apart = gpus if group.count == len(group.rows) == 1 else 1
-            fixed = n**3 / 3 / rates.factor + n / rates.columns
+            fixed = n**3 / 3 / rates.factor + n / rates.columns + 1 / rates.layers
             layers = [fixed + n * one / rates.searched / apart for one in group.rows]
             busiest = max(max(layers), sum(layers) * group.count / gpus)
             solved += busiest
@@ -158,15 +165,16 @@ def simulate(shape: Shape, gpus: int, rates: Rates) -> dict[str, Any]:
         seconds["forward"] += count * 2 * products / gpus / rates.forward  # before a block is solved, and behind it
         seconds["hessians"] += count * sums / gpus / rates.hessian
         seconds["solve"] += count * solved
-        seconds["states"] += count * 2 * 2 * shape.hidden * tokens / gpus / rates.copied
+        if 2 * states > SHARE_OF_STATES * (rates.memory - 2 * block):  # they go to the processor's memory, and back
+            seconds["states"] += count * 2 * states / rates.copied
         seconds["exchange"] += count * exchanged / link
     machines = max(1, gpus // 8)
     seconds["read"] = 2 * weights / rates.disk  # every machine reads all of it, and each rank the block at hand
     seconds["write"] = weights / 2 / rates.write
     blocks = sum(count for count, _ in shape.blocks)
-    commits = min(blocks, math.ceil(sum(seconds.values()) / SECONDS_BETWEEN_COMMITS))
-    seconds["states"] += commits * 2 * shape.hidden * tokens / rates.states
-    states = 2 * shape.hidden * tokens / gpus
+    writing = 2 * shape.hidden * tokens / rates.states
+    between = max(SECONDS_BETWEEN_COMMITS, WORK_FOR_WRITING * writing)
+    seconds["states"] += min(blocks, math.ceil(sum(seconds.values()) / between)) * writing
     sent += 0 if gpus == 1 else sum(count for count, _ in shape.blocks) * states
     held = {
         "block": 2 * largest, "outside": 2.0 * shape.outside, "hessian": 3 * 8.0 * widest**2, "states": 2 * states,

@@ -13,6 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import torch
 from given import batches, float_layers, load_model
 from llmcompressor import oneshot
 from llmcompressor.modifiers.gptq import GPTQModifier
@@ -48,6 +49,8 @@ def main() -> None:
     saved = time.perf_counter()
     times = {"load": loaded - began, "quantize": quantized - loaded, "write": saved - quantized}
     versions = {name: version(name) for name in ("llmcompressor", "compressed-tensors", "transformers", "torch")}
+    if torch.cuda.is_available():
+        times["device_peak_bytes"] = torch.cuda.max_memory_allocated()
     times |= {"quantize_and_write": saved - began, "processor_seconds": time.process_time()}
     Path(spec["times"]).write_text(json.dumps({**times, "versions": versions}))
 

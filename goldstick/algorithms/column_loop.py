@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.column_graph import solved_by_graph
+from goldstick.core.compiled import compiled
 from goldstick.core.element import INTEGER
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, codes_above_minimums, codes_on_grid
 from goldstick.core.rows import row_chunks
 
 _BLOCK = 128
-#: Bits of codes up to which the C++ operator solves them: of tables, of integers.
+#: Bits of codes up to which the processor's operator solves them: of tables, of integers.
 _FUSED_BITS = (4, 8)
 
 _BEYOND = 1.001
@@ -146,9 +145,7 @@ def solve_block(
 
 
 def _fused(device: torch.device, grid: Grid) -> Callable[..., Block] | None:
-    """The C++ operator, where it is built and loaded; on a GPU a graph of what :func:`solve_block` does."""
-    if device.type == "cuda" and grid.element == INTEGER:
-        return partial(solved_by_graph, solve_block)
-    if device.type != "cpu" or grid.bits > _FUSED_BITS[grid.integers] or not hasattr(torch.ops.goldstick, "gptq_block"):
+    """The compiled operator, where there is one for the device and the grid."""
+    if device.type == "cpu" and grid.bits > _FUSED_BITS[grid.integers]:
         return None
-    return lambda *arguments: cast(Block, torch.ops.goldstick.gptq_block(*arguments))
+    return compiled("gptq_block", device)

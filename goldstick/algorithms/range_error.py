@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
+from goldstick.core.compiled import compiled
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import values_on_grid
 
 _BLOCK = 32
+#: Bits of the largest tables that a GPU looks through for each weight and candidate.
+_TABLE_BITS = 4
 
 
 def least_error_range(
@@ -27,9 +28,10 @@ def least_error_range(
         importance: float32 [groups, width], 0 or more; ``None`` if all columns count alike.
         grid: Bits and symmetry.
     """
-    fused = _fused(grouped.device)
-    if fused is not None:
-        return fused(grouped, scale, zero, importance, grid.bits, "" if grid.integers else grid.element)
+    fused = compiled("search_ranges", grouped.device)
+    if fused is not None and (grouped.device.type == "cpu" or grid.integers or grid.bits <= _TABLE_BITS):
+        found: Tensor = fused(grouped, scale, zero, importance, grid.bits, "" if grid.integers else grid.element)
+        return found
     best = torch.zeros(grouped.shape[:2], dtype=torch.int64, device=grouped.device)
     least = torch.full(grouped.shape[:2], torch.inf, device=grouped.device)
     for candidate in range(scale.shape[-1]):
@@ -78,11 +80,3 @@ def rounding_error(
     for block in range(1, blocks.shape[-1]):
         total = total + blocks[..., block]
     return total
-
-
-def _fused(device: torch.device) -> Callable[..., Tensor] | None:
-    """The C++ operator, where it is built and loaded."""
-    if device.type != "cpu" or not hasattr(torch.ops.goldstick, "search_ranges"):
-        return None
-    operator: Callable[..., Tensor] = torch.ops.goldstick.search_ranges
-    return operator

@@ -13,6 +13,7 @@ from goldstick.errors import UsageError
 
 _SHARE = 0.85
 """Of what is free; the rest is for the allocator's gaps and the products' own scratch."""
+SHARE_OF_STATES = 0.25
 
 
 def held_on_device(
@@ -67,6 +68,15 @@ def free_on_device(device: torch.device) -> int | None:
     free, _ = torch.cuda.mem_get_info(device)
     processes = -(-local_count() // max(1, torch.cuda.device_count()))  # on this device
     return free // processes
+
+
+def room_for_states(size: int, device: torch.device) -> bool:
+    """Whether hidden states of so many bytes may stay on a device from one block to the next.
+
+    What a block is given and what it gives may take a quarter of what is free; the rest is for the block's own work.
+    """
+    free = free_on_device(device)
+    return free is not None and 2 * size <= SHARE_OF_STATES * free
 
 
 def room_for_weights(held: int, device: torch.device, share: float) -> int | None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 from goldstick.checkpoint.file_state import FileState, file_sha256, file_state
 from goldstick.core.division import balanced
@@ -42,14 +45,20 @@ class SourceFiles:
         ranks, paths = ranks or Ranks(), {name: path for path, name in self._names.items()}
         missing = ranks.of([name for path, name in self._names.items() if path not in self._hashes])
 
-        def hashed(number: int) -> str:
-            path = paths[missing[number]]
-            progress(f"hashing {missing[number]}", number, len(missing))
-            return _sha256(path)
-
         owners = balanced([_size(paths[name]) for name in missing], ranks.count)
-        for name, digest in zip(missing, ranks.divided(owners, hashed), strict=True):
-            self._take(paths[name], digest)
+        with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+            mine = {
+                number: pool.submit(_sha256, paths[name])
+                for number, name in enumerate(missing)
+                if owners[number] == ranks.rank
+            }
+
+            def hashed(number: int) -> str:
+                progress(f"hashing {missing[number]}", number, len(missing))
+                return mine[number].result()
+
+            for name, digest in zip(missing, ranks.divided(owners, hashed), strict=True):
+                self._take(paths[name], digest)
         return {self._names[path]: digest for path, digest in self._hashes.items()}
 
     def know(self, hashes: Mapping[str, str]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from goldstick.core.compiled import compiled
 from goldstick.core.powers_of_two import exponents_of, power_of_two
 from goldstick.errors import QuantizationError
 
@@ -14,11 +15,11 @@ BITS = 13
 """Bits of a rounded value, without its sign: 31 products of two such values fit 32 bits, so that a processor can sum
 eight times as many at once as in float64."""
 
-_OPERATORS: object = torch.ops.goldstick
 _COLUMN_BLOCK = 512
 _BYTES_BLOCK = 2048
 _OF_BYTES = 32  # channels and tokens come in such numbers where bytes are multiplied
 _TOGETHER = 2048  # tokens
+_TOGETHER_ON_DEVICE = 8 * _TOGETHER
 _TOKENS = 1 << 16  # at a time; tokens · 2^(2·BITS) stays below 2^53
 _LEAST_EXPONENT = -100  # smaller values are as good as none, and 2^(BITS − e) fits a float32
 
@@ -57,8 +58,9 @@ def add_products(sums: Tensor, left: Tensor, right: Tensor | None = None) -> Non
         right: int16 [tokens, columns]; ``None`` for ``left`` itself, and then only the sums on and above the diagonal
             are all there afterwards: :func:`mirror` does the rest.
     """
-    if left.device.type == "cpu" and hasattr(_OPERATORS, "add_products"):
-        torch.ops.goldstick.add_products(sums, left, left if right is None else right)
+    operator = compiled("add_products", left.device)
+    if operator is not None:
+        operator(sums, left, left if right is None else right)
         return
     columns = left if right is None else right
     if left.device.type == "cuda" and not (left.shape[-1] % _OF_BYTES or columns.shape[-1] % _OF_BYTES):
@@ -75,27 +77,33 @@ def add_products(sums: Tensor, left: Tensor, right: Tensor | None = None) -> Non
 def _add_products_of_bytes(sums: Tensor, left: Tensor, right: Tensor | None) -> None:
     """:func:`add_products` by products of 8-bit integers, which devices multiply many times as fast as float64.
 
-    q = 2^7 h + l with |h| ≤ 2^6 and −2^6 ≤ l < 2^6, so q q' = 2^14 h h' + 2^7 (h l' + l h') + l l', and a sum of 2^16
-    tokens of any of these products is below 2^31.
+    q = 2^7 h + l with |h| ≤ 2^6 and −2^6 ≤ l < 2^6, so q q' = 2^14 h h' + 2^7 m + l l' with m = h l' + l h' =
+    (h + l)(h' + l') − h h' − l l' (Karatsuba). h + l fits 8 bits, too, for h = 2^6 leaves l ≤ 0; and sums of 2^16
+    tokens of these products, and of m, are below 2^31.
     """
     for token in range(0, len(left), _TOKENS):
         rows = _bytes_of(left[token : token + _TOKENS])
         columns = rows if right is None else _bytes_of(right[token : token + _TOKENS])
         for start in range(0, len(sums), _BYTES_BLOCK):
             first = start if right is None else 0
-            high, low = (part[start : start + _BYTES_BLOCK] for part in rows)
-            beside_high, beside_low = (part[first:].T for part in columns)
             target = sums[start : start + _BYTES_BLOCK, first:]
-            target += torch._int_mm(high, beside_high).long() << 14
-            target += (torch._int_mm(high, beside_low).long() + torch._int_mm(low, beside_high)) << 7
-            target += torch._int_mm(low, beside_low)
+            high, low, middle = (
+                torch._int_mm(part[start : start + _BYTES_BLOCK], beside[first:].T)
+                for part, beside in zip(rows, columns, strict=True)
+            )
+            middle -= high
+            middle -= low
+            target += high.long() << 14
+            target += middle.long() << 7
+            target += low
 
 
-def _bytes_of(numbers: Tensor) -> tuple[Tensor, Tensor]:
-    """h and l of whole numbers [tokens, channels], int8 [channels, tokens]; zeros fill the tokens up."""
+def _bytes_of(numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """h, l and h + l of whole numbers [tokens, channels], int8 [channels, tokens]; zeros fill the tokens up."""
     numbers = torch.nn.functional.pad(numbers, (0, 0, 0, -len(numbers) % _OF_BYTES)).T
     high = (numbers + 64) >> 7
-    return high.to(torch.int8).contiguous(), (numbers - (high << 7)).to(torch.int8).contiguous()
+    low = numbers - (high << 7)
+    return tuple(part.to(torch.int8).contiguous() for part in (high, low, high + low))  # type: ignore[return-value]
 
 
 def joined(pieces: Iterator[Tensor]) -> Iterator[Tensor]:
@@ -103,7 +111,7 @@ def joined(pieces: Iterator[Tensor]) -> Iterator[Tensor]:
     waiting: list[Tensor] = []
     for piece in pieces:
         waiting.append(piece)
-        if sum(map(len, waiting)) >= _TOGETHER:
+        if sum(map(len, waiting)) >= (_TOGETHER if piece.device.type == "cpu" else _TOGETHER_ON_DEVICE):
             yield torch.cat(waiting)
             waiting = []
     if waiting:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from goldstick.core.compiled import declare
 from goldstick.core.element import ELEMENTS
 from goldstick.errors import KernelError
 from goldstick.kernels import cpu
@@ -83,4 +84,5 @@ if available:
         "str element='') -> (Tensor scale, Tensor minimum, Tensor codes)"
     )
     _library.impl("fit_blocks", _fit_blocks, "CPU")
+    declare("fit_blocks", "cpu")
     torch.library.register_fake("goldstick::fit_blocks", _fake_fit_blocks, lib=_library)

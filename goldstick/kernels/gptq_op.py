@@ -1,7 +1,6 @@
-"""The column loop of GPTQ as a torch operator, ``goldstick::gptq_block``.
+"""The column loop of GPTQ as a torch operator, ``goldstick::gptq_block``: compiled C++ on the CPU, Triton on a GPU.
 
-Algorithms may not import kernels: they use the operator where it is registered (the extension is built, the weight is
-on the CPU), and plain torch otherwise, with the same bits.
+Algorithms use it where ``core/compiled.py`` has it for the device, and plain torch otherwise, with the same bits.
 """
 
 from __future__ import annotations
@@ -10,9 +9,10 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from goldstick.core.compiled import declare
 from goldstick.core.element import ELEMENTS, INTEGER
 from goldstick.errors import KernelError
-from goldstick.kernels import cpu
+from goldstick.kernels import cpu, triton
 
 _library = Library("goldstick", "FRAGMENT")
 
@@ -66,6 +66,21 @@ def _gptq_block(
     return codes, errors
 
 
+def _gptq_block_on_gpu(
+    weight: Tensor,
+    factor: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    group: Tensor,
+    bits: int,
+    element: str = INTEGER,
+    dtype: str = "",
+    minimums: bool = False,
+) -> tuple[Tensor, Tensor]:
+    kept = getattr(torch, dtype) if dtype else scale.dtype
+    return triton.gptq_block(weight, factor, scale, zero, group, bits, element, kept, minimums)
+
+
 def _fake_gptq_block(
     weight: Tensor,
     factor: Tensor,
@@ -80,10 +95,13 @@ def _fake_gptq_block(
     return weight.new_empty(weight.shape, dtype=torch.uint8), weight.new_empty(weight.shape)
 
 
+_library.define(
+    "gptq_block(Tensor weight, Tensor factor, Tensor scale, Tensor? zero, Tensor group, int bits, "
+    "str element='int', str dtype='', bool minimums=False) -> (Tensor codes, Tensor errors)"
+)
+torch.library.register_fake("goldstick::gptq_block", _fake_gptq_block, lib=_library)
+_library.impl("gptq_block", _gptq_block_on_gpu, "CUDA")
+declare("gptq_block", "cuda", triton.compiles_for)
 if available:
-    _library.define(
-        "gptq_block(Tensor weight, Tensor factor, Tensor scale, Tensor? zero, Tensor group, int bits, "
-        "str element='int', str dtype='', bool minimums=False) -> (Tensor codes, Tensor errors)"
-    )
     _library.impl("gptq_block", _gptq_block, "CPU")
-    torch.library.register_fake("goldstick::gptq_block", _fake_gptq_block, lib=_library)
+    declare("gptq_block", "cpu")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from goldstick.core.compiled import declare
 from goldstick.kernels import cpu
 
 _library = Library("goldstick", "FRAGMENT")
@@ -37,4 +38,5 @@ def _fake_add_products(sums: Tensor, left: Tensor, right: Tensor) -> None:
 if available:
     _library.define("add_products(Tensor(a!) sums, Tensor left, Tensor right) -> ()")
     _library.impl("add_products", _add_products, "CPU")
+    declare("add_products", "cpu")
     torch.library.register_fake("goldstick::add_products", _fake_add_products, lib=_library)

@@ -1,7 +1,6 @@
-"""The choice between ranges as a torch operator, ``goldstick::search_ranges``.
+"""The choice between ranges as a torch operator, ``goldstick::search_ranges``: C++ on the CPU, Triton on a GPU.
 
-Algorithms may not import kernels: they use the operator where it is registered (the extension is built, the weight is
-on the CPU), and plain torch otherwise, with the same choice.
+Algorithms use it where ``core/compiled.py`` has it for the device, and plain torch otherwise, with the same choice.
 """
 
 from __future__ import annotations
@@ -12,9 +11,10 @@ import torch
 from torch import Tensor
 from torch.library import Library
 
+from goldstick.core.compiled import declare
 from goldstick.core.element import ELEMENTS
 from goldstick.errors import KernelError
-from goldstick.kernels import cpu
+from goldstick.kernels import cpu, triton
 
 _library = Library("goldstick", "FRAGMENT")
 
@@ -61,10 +61,12 @@ def _fake_search_ranges(
     return torch.empty(grouped.shape[:2], dtype=torch.int64, device=grouped.device)
 
 
+_library.define(
+    "search_ranges(Tensor grouped, Tensor scale, Tensor? zero, Tensor? importance, int bits, str element='') -> Tensor"
+)
+torch.library.register_fake("goldstick::search_ranges", _fake_search_ranges, lib=_library)
+_library.impl("search_ranges", triton.search_ranges, "CUDA")
+declare("search_ranges", "cuda", triton.compiles_for)
 if available:
-    _library.define(
-        "search_ranges(Tensor grouped, Tensor scale, Tensor? zero, Tensor? importance, int bits, str element='') "
-        "-> Tensor"
-    )
     _library.impl("search_ranges", _search_ranges, "CPU")
-    torch.library.register_fake("goldstick::search_ranges", _fake_search_ranges, lib=_library)
+    declare("search_ranges", "cpu")

@@ -23,8 +23,8 @@ Effort = Literal["fast", "default", "best"]
 
 #: Less of it fits the calibration text better and other texts worse; at few bits the first weighs more.
 _DAMPING, _DAMPED_FROM = 0.3, 4
-#: At so few bits codes begin far from where they end, and learn for longer.
-_FEW_BITS, _MORE_STEPS = 2, 1000
+#: The fewer the bits, the further codes begin from where they end: steps for each block, at most so many bits.
+_STEPS = {2: 1000, 3: 600}
 
 
 def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
@@ -33,7 +33,7 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
     ``fast`` leaves all as it is. ``default`` lets GPTQ and ``descent`` make up for the errors of earlier layers, damps
     their Hessian more from 4 bits on, so that codes fit other texts, too, and lets two cycles of coordinate descent
     follow GPTQ; and it judges layers on rows held out. ``best`` learns the codes of each block on top of that, for
-    longer where they have two bits.
+    longer where they have two bits or three.
 
     Recipes that look at no data, or whose data say ranges alone, or that train the network, stay as they are. GGUF's
     blocks hold scales of float16, which neither cycles nor learning keep.
@@ -48,7 +48,8 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
     finished = any(isinstance(stage, BlockReconstruction) for stage in found)
     blocks = any(isinstance(stage, Quantizer) and stage.float16_ranges for stage in found)
     if effort == "best" and not finished and not blocks:
-        found.insert(_behind_layers(found), Learn(steps=_MORE_STEPS) if _fewest_bits(found) <= _FEW_BITS else Learn())
+        steps = next((steps for bits, steps in _STEPS.items() if _fewest_bits(found) <= bits), Learn().steps)
+        found.insert(_behind_layers(found), Learn(steps=steps))
     return tuple(found)
 
 

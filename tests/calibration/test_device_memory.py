@@ -10,7 +10,7 @@ from torch import nn
 
 import goldstick.api
 from goldstick.calibration import device_memory
-from goldstick.calibration.device_memory import fits_on_device, held_on_device, room_for_weights
+from goldstick.calibration.device_memory import fits_on_device, held_on_device, room_for_states, room_for_weights
 from goldstick.errors import UsageError
 
 DEVICE = torch.device("cuda", 0)
@@ -37,6 +37,14 @@ def test_a_block_has_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) ->
     assert room_for_weights(501, DEVICE, 0.5) == 500
     monkeypatch.undo()
     assert room_for_weights(10**15, torch.device("cpu"), 0.5) is None
+
+
+def test_states_stay_where_two_of_them_take_a_quarter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_memory, "free_on_device", lambda _: 1000)
+    assert room_for_states(125, DEVICE)
+    assert not room_for_states(126, DEVICE)
+    monkeypatch.undo()
+    assert not room_for_states(1, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(("free", "fits"), [(200_000, False), (2_000_000, True)])

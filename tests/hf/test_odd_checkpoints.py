@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import nn
 from transformers import (
     HrmTextConfig,
     HrmTextForCausalLM,
     Mamba2Config,
     NeoMMEConfig,
+    PreTrainedTokenizerFast,
     ViTMAEConfig,
     ViTMAEModel,
 )
@@ -26,6 +29,7 @@ from goldstick.hf.stored_weight import StoredWeight
 from goldstick.jobs.proof.observation import first_output, observe
 from goldstick.jobs.proof.observe_streamed import observe_checkpoint
 from goldstick.jobs.save import finish
+from tests.support.crash_points import tiny_checkpoint
 from tests.support.proofs import prove_here
 from tools.zoo.build import Built, build
 from tools.zoo.catalogue import architectures
@@ -114,3 +118,11 @@ def test_layers_that_share_a_weight_are_stored(
     one, other = loaded.model.embed_tokens.embedding_projection, loaded.unembedding_projection
     assert (one.weight_packed is other.weight_packed) == (tie == "error")
     assert isinstance(NeoMMEConfig(), type(loaded.config))
+
+
+def test_a_tokenizer_to_which_any_text_is_one_word_leaves_the_proof_without_a_perplexity(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path / "model", 1)
+    words = Tokenizer(WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    PreTrainedTokenizerFast(tokenizer_object=words, unk_token="<unk>").save_pretrained(tmp_path / "model")
+    proof = goldstick.quantize(tmp_path / "model", "rtn-w4a16-g32", output=tmp_path / "made").report.proof
+    assert proof["passed"] and proof["perplexity_expected"] is None

@@ -12,6 +12,7 @@ from torch.library import opcheck
 
 from goldstick.algorithms import range_error
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
+from goldstick.core.compiled import compiled
 from goldstick.core.element import ELEMENTS
 from goldstick.core.grid import Grid
 from goldstick.core.scheme import Scheme
@@ -115,7 +116,7 @@ def test_the_choice_among_scales_of_float_elements_equals_that_of_plain_torch(
 def test_searches_among_scales_of_float_elements_use_it(scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
     weight, grid, importance = torch.randn(140, 192) * 0.02, Scheme.parse(scheme).weight, torch.rand(192)
     fused = quantize_with_search(weight, grid, "imatrix", importance)
-    monkeypatch.setattr(range_error, "_fused", lambda device: None)
+    monkeypatch.setattr(range_error, "compiled", lambda name, device: None)
     plain = quantize_with_search(weight, grid, "imatrix", importance)
     assert torch.equal(fused.codes, plain.codes) and torch.equal(fused.scale, plain.scale)
 
@@ -147,15 +148,15 @@ def test_threads_and_strides_do_not_show() -> None:
 def test_the_searches_use_it_and_find_the_same_ranges(
     search: RangeSearch, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert range_error._fused(torch.device("cpu")) is not None
-    assert range_error._fused(torch.device("meta")) is None
+    assert compiled("search_ranges", torch.device("cpu")) is not None
+    assert compiled("search_ranges", torch.device("meta")) is None
     importance = torch.rand(192) if search == "imatrix" else None
     for bits, size in ((2, 16), (3, 48), (4, None)):
         weight = torch.randn(40, 192).to(dtype)
         grid = Grid(bits=bits, symmetric=bits == 3, granularity="group" if size else "channel", group_size=size)
         with monkeypatch.context() as patch:
             fused = quantize_with_search(weight, grid, search, importance)
-            patch.setattr(range_error, "_fused", lambda device: None)
+            patch.setattr(range_error, "compiled", lambda name, device: None)
             plain = quantize_with_search(weight, grid, search, importance)
         assert torch.equal(fused.codes, plain.codes)
         assert torch.equal(fused.scale, plain.scale)

@@ -12,7 +12,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime import JITFunction
 
-from goldstick.kernels.triton import dequantize, integers, partial_sums, quantize, tuning, weight_only
+from goldstick.kernels.triton import (
+    columns,
+    dequantize,
+    integers,
+    partial_sums,
+    quantize,
+    ranges,
+    tuning,
+    weight_only,
+)
 
 WEIGHT = ("scale", "zero", "bias", "y")
 
@@ -122,12 +131,25 @@ def main() -> None:
             **tiles,
         )
     compile_for(90, integers._finish, {"partial": "*i32", **sums}, middle=8, has_zero=True, **tiles)
+    signed, unsigned = {"sign_bit": 8, "keeps_zero_sign": True}, {"sign_bit": 0, "keeps_zero_sign": False}
     norm = {"codes": "*i8", "code_sums": "*i32", "added": "fp32", "smallest": "fp32"}
     norm |= of_dtype("bf16", "x", "weight", "scale")
     compile_for(80, quantize._quantize, norm, dtype=tl.bfloat16, normalize=True, tile=1024)
     compile_for(90, partial_sums._add, {"partial": "*fp32", **of_dtype("bf16", "bias", "y")}, has_bias=True, tile=1024)
     dense = {"packed": "*i32", **of_dtype("fp16", "scale", "zero", "weight")}
     compile_for(80, dequantize._write, dense, bits=4, has_zero=True, tile_rows=32, tile_words=16)
+    operands = {**of_dtype("fp32", "steps", "zero", "edges", "table"), "group": "*i64", "codes": "*u8"}
+    operands |= of_dtype("fp64", "weight", "factor", "errors")
+    kinds = [(80, {"has_zero": True}), (90, {"has_zero": True, "minimums": True}), (90, {"has_table": True, **signed})]
+    for capability, kind in kinds:
+        options = {"has_zero": False, "minimums": False, "has_table": False, **unsigned, **kind}
+        compile_for(
+            capability, columns._solve, operands, bits=4, dtype=tl.bfloat16, tile_rows=16, tile_columns=128, **options
+        )
+    operands = {**of_dtype("fp32", "values", "scale", "zero", "importance", "edges", "table"), "best": "*i64"}
+    for capability, has_table in ((80, False), (90, True)):
+        options = {"has_zero": not has_table, "weighted": True, **(signed if has_table else unsigned)}
+        compile_for(capability, ranges._search, operands, bits=4, has_table=has_table, tile=16, **options)
     print("all compiled")
 
 

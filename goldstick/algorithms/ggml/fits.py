@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms.ggml import plain_fits
+from goldstick.core.compiled import compiled
 from goldstick.core.element import Element
 
 
@@ -138,7 +139,7 @@ def fit_table(x: Tensor, weight: Tensor, element: Element) -> Tensor:
 
 def _compiled(x: Tensor) -> bool:
     """Whether the C++ operator is built and loaded."""
-    return x.device.type == "cpu" and hasattr(torch.ops.goldstick, "fit_blocks")
+    return compiled("fit_blocks", x.device) is not None
 
 
 def _tenths(middle: int, most: int) -> list[float]:

@@ -150,6 +150,8 @@ def _perplexity(model: nn.Module, directory: Path | None) -> float | None:
 
     language_model = LanguageModel.from_directory(model, directory)
     ids = language_model.encode(_TEXT)[: language_model.context_length]
+    if len(ids) < 2:  # a tokenizer to which all of it is one word: no token follows another
+        return None
     try:
         (log_probabilities,) = language_model.token_log_probabilities([ids])
     except DataError:  # a tokenizer of another model, with which there is no text to read

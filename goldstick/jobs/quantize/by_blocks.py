@@ -14,7 +14,7 @@ from goldstick.calibration.held_out import apart
 from goldstick.calibration.scale_fold_targets import small
 from goldstick.calibration.task import Work
 from goldstick.calibration.validation import calibration_warnings
-from goldstick.checkpoint.hidden_states import HiddenStates, write_hidden_states
+from goldstick.checkpoint.hidden_states import HiddenStates, Specs
 from goldstick.checkpoint.journal import WorkDirectory
 from goldstick.checkpoint.kv_cache import StoredKV
 from goldstick.checkpoint.measured_importance import read_measured, write_measured
@@ -161,8 +161,8 @@ class BlockwiseRun:
         model, blocks = self._model, self._model.blocks
         self._ranks.of(Beginning(blocks_done=done, anew=not journal, cache=journal.get("kv_cache", {})))
         starts = model.start(journal.get("sites", {}), journal.get("kv_cache", {}))
-        first = self._begin(work, starts, journal)
-        specs = first.specs
+        commits = Commits(work.path, done, self._ranks.device, self._max_memory)
+        first, specs = self._begin(work, starts, journal, commits)
         for number in range(done if self._saved_as else 0):
             model.measured |= read_measured(work.path, number)
         if done:
@@ -171,7 +171,6 @@ class BlockwiseRun:
         tensors = BlockTensors(self._plan, model.network, blocks, self._names, kv.tensors if kv else {})
         limit = self._plan.recipe.export.max_shard_size
         writer = ShardedWriter(shards, tensors.specs(), limit, journal.get("files"))
-        commits = Commits(work.path, done, self._ranks.device, self._max_memory)
 
         def write(block: str, outputs: Iterator[Tensor]) -> Sequence[Tensor]:
             """Write a block and what it gives, and let go of it."""
@@ -238,14 +237,16 @@ class BlockwiseRun:
         self._ranks.account()
         model.finish(states)
 
-    def _begin(self, work: WorkDirectory, hidden: Sequence[Tensor], journal: Mapping[str, Any]) -> HiddenStates:
-        """The hidden states that the first block that is not done is given."""
+    def _begin(
+        self, work: WorkDirectory, hidden: Sequence[Tensor], journal: Mapping[str, Any], commits: Commits
+    ) -> tuple[Sequence[Tensor], Specs]:
+        """The hidden states that the first block that is not done is given, and what they are."""
         if journal:
             found = HiddenStates(work.path, journal["blocks_done"], journal["hidden"])
             self._sharing.given(found)
-            return found
+            return found, found.specs
         specs = self._sharing.specs(hidden)
-        return write_hidden_states(work.path, 0, self._sharing.to_first(iter(hidden)), specs)
+        return commits.kept(0, self._sharing.to_first(iter(hidden)), specs, last=False), specs
 
     def _found(self) -> dict[str, Any]:
         """What the journal remembers of the finished blocks, beside their tensors and hidden states."""

@@ -9,8 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from goldstick.calibration.device_memory import room_for_states
 from goldstick.calibration.memory_budget import used_memory
 from goldstick.checkpoint.hidden_states import HiddenStates, Specs, write_hidden_states
+
+WORK_FOR_WRITING = 9
+"""Seconds of work at least for each second of writing, where not every block is written down."""
 
 
 def seconds_between(device: torch.device) -> float:
@@ -32,11 +36,13 @@ class Commits:
     """
 
     def __init__(self, folder: Path, stored: int, device: torch.device, most: int) -> None:
-        self._folder, self._stored, self._seconds, self._most = folder, stored, seconds_between(device), most
+        self._folder, self._stored, self._device, self._most = folder, stored, device, most
+        self._least = self._wait = seconds_between(device)
+        self._on_device: bool | None = None
         self._last = time.monotonic()
 
     def kept(self, number: int, states: Iterator[Tensor], specs: Specs, *, last: bool) -> Sequence[Tensor]:
-        """The states behind a block, from a file where they are due there, or in the processor's memory.
+        """The states behind a block, in a file where they are due there, or in memory: the device's if it has room.
 
         Args:
             number: The block they go into.
@@ -44,9 +50,15 @@ class Commits:
             specs: Their shapes and dtypes.
             last: Whether no block follows.
         """
-        if last or time.monotonic() - self._last >= self._seconds or not self._fit(specs):
-            return write_hidden_states(self._folder, number, states, specs)
-        return [state.cpu() for state in states]
+        if self._on_device is None:
+            self._on_device = room_for_states(_size(specs), self._device)
+        began = time.monotonic()
+        if last or began - self._last >= self._wait or not self._fit(specs):
+            written = write_hidden_states(self._folder, number, states, specs)
+            if self._least:
+                self._wait = max(self._least, WORK_FOR_WRITING * (time.monotonic() - began))
+            return written
+        return [state if self._on_device else state.cpu() for state in states]
 
     def done(self, stored: int) -> None:
         """The journal knows the states in a file: those before them are of no more use."""
@@ -55,5 +67,8 @@ class Commits:
 
     def _fit(self, specs: Specs) -> bool:
         """Whether memory holds what a block is given and what it gives."""
-        size = sum(shape.numel() * dtype.itemsize for shape, dtype in specs)
-        return used_memory() + 2 * size <= self._most
+        return bool(self._on_device) or used_memory() + 2 * _size(specs) <= self._most
+
+
+def _size(specs: Specs) -> int:
+    return sum(shape.numel() * dtype.itemsize for shape, dtype in specs)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from goldstick.calibration.device_memory import room_for_states
 from goldstick.checkpoint.hidden_states import HiddenStates, Specs
 from goldstick.core.ranks import Ranks
 
@@ -42,6 +43,7 @@ class StatesOfRanks:
 
     def __init__(self, ranks: Ranks, batches: int, proof: int) -> None:
         self._ranks, self._batches, self._proof = ranks, batches, proof
+        self._on_device: bool | None = None
         self._counts = [len(ranks.share(batches, rank)) for rank in range(ranks.count)]
 
     def to_first(self, outputs: Iterator[Tensor]) -> Iterator[Tensor]:
@@ -84,8 +86,11 @@ class StatesOfRanks:
         return Places(states, places, self._ranks.device)
 
     def held(self, states: Sequence[Tensor]) -> Sequence[Tensor]:
-        """States that a rank holds in the processor's memory, each on its device when it is asked for."""
-        return Places([state.cpu() for state in states], range(len(states)), self._ranks.device)
+        """States that a rank holds in memory, its device's where it has room; each is there when it is asked for."""
+        if self._on_device is None:
+            self._on_device = room_for_states(sum(state.nbytes for state in states), self._ranks.device)
+        kept = [state if self._on_device else state.cpu() for state in states]
+        return Places(kept, range(len(states)), self._ranks.device)
 
     def given(self, states: HiddenStates | None) -> Sequence[Tensor]:
         """The states of this rank, out of a file that the first one has.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from goldstick.core.element import INTEGER
+from goldstick.core.notices import SlowKernelsWarning
 from goldstick.core.rounded_inputs import fake_quantize_per_token
 from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.errors import KernelError
@@ -121,6 +123,46 @@ def rms_norm_quantize(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor
     return codes.reshape(x.shape), scale.reshape(*x.shape[:-1], 1)
 
 
+def compiles_for(device: torch.device) -> bool:
+    """Whether Triton makes the kernels of algorithms for a device, which compute what plain torch does, bit for bit.
+
+    They need no measurement to be chosen, so any device that is new enough has them.
+    """
+    return not (_missing() or _why_not_on_cuda(device) or _why_not_compiled(device))
+
+
+def gptq_block(
+    weight: Tensor,
+    factor: Tensor,
+    scale: Tensor,
+    zero: Tensor | None,
+    group: Tensor,
+    bits: int,
+    element: str,
+    dtype: torch.dtype,
+    minimums: bool,
+) -> tuple[Tensor, Tensor]:
+    """What ``kernels/gptq_op.py`` defines; the device must be one that Triton compiles for."""
+    _check_devices(weight, factor, scale, zero)
+    with _current(weight.device):
+        codes, errors = _module("columns").solve_block(
+            weight, factor, scale, zero, group, bits, element, dtype, minimums
+        )
+    return codes, errors
+
+
+def search_ranges(
+    grouped: Tensor, scale: Tensor, zero: Tensor | None, importance: Tensor | None, bits: int, element: str = ""
+) -> Tensor:
+    """What ``kernels/ranges_op.py`` defines; the device must be one that Triton compiles for."""
+    if grouped.dtype != torch.float32 or scale.dtype != torch.float32:
+        raise KernelError(f"search_ranges takes float32, not weights in {grouped.dtype} and scales in {scale.dtype}")
+    _check_devices(grouped, scale, zero, importance)
+    with _current(grouped.device):
+        best: Tensor = _module("ranges").search_ranges(grouped, scale, zero, importance, bits, element)
+    return best
+
+
 def _check_devices(*tensors: Tensor | None) -> None:
     """Raise a KernelError unless all lie on one device: Triton would follow an address into another one's memory."""
     devices = sorted({str(tensor.device) for tensor in tensors if tensor is not None})
@@ -150,6 +192,22 @@ def _why_not_on_cuda(device: torch.device) -> str | None:
     if capability < _OLDEST_CAPABILITY:
         needed, found = (".".join(map(str, pair)) for pair in (_OLDEST_CAPABILITY, capability))
         return f"it needs compute capability {needed}, not {found}"
+    return None
+
+
+@lru_cache
+def _why_not_compiled(device: torch.device) -> str | None:
+    """``None`` if Triton has what it compiles with: a C compiler and Python's headers, beside what it brings."""
+    one = torch.ones(1, 1, dtype=torch.float64, device=device)
+    try:
+        group = torch.zeros(1, dtype=torch.int64, device=device)
+        gptq_block(one, one, one.float(), None, group, 4, INTEGER, torch.float32, minimums=False)
+    except Exception as error:  # of any kind: it may be the compiler's, the loader's, the driver's
+        reason = f"Triton compiles nothing here ({type(error).__name__}: {str(error).splitlines()[0]})"
+        warnings.warn(
+            SlowKernelsWarning(f"{reason}. Calibration on this GPU takes several times as long."), stacklevel=2
+        )
+        return reason
     return None
 
 

@@ -36,6 +36,7 @@ def test_on_a_gpu_memory_holds_them_for_a_while_where_there_is_room(
 ) -> None:
     now = 100.0
     monkeypatch.setattr(commits.time, "monotonic", lambda: now)
+    monkeypatch.setattr(commits, "room_for_states", lambda size, device: False)
     made = commits.Commits(tmp_path, 0, torch.device("cuda"), 1 << 40)
     now += 59
     assert [*map(torch.Tensor.tolist, keep(made, 1))] == [torch.ones(2, 3).tolist()]
@@ -44,8 +45,39 @@ def test_on_a_gpu_memory_holds_them_for_a_while_where_there_is_room(
     assert isinstance(keep(made, 1), HiddenStates)
     made.done(1)
     assert isinstance(keep(made, 2), list)
-    scarce = commits.Commits(tmp_path, 0, torch.device("cuda"), 1000)
+    scarce = commits.Commits(tmp_path, 0, torch.device("cuda"), 1000)  # and no room on the device
     assert isinstance(keep(scarce, 2), HiddenStates)
+
+
+def test_writing_takes_a_tenth_of_the_time_at_most_on_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(commits.time, "monotonic", lambda: now)
+    monkeypatch.setattr(commits, "room_for_states", lambda size, device: False)
+
+    def written(*arguments: Any) -> str:
+        nonlocal now
+        now += 20
+        return "written"
+
+    monkeypatch.setattr(commits, "write_hidden_states", written)
+    made = commits.Commits(tmp_path, 0, torch.device("cuda"), 1 << 40)
+    now += 60
+    assert keep(made, 1) == "written"
+    made.done(1)
+    now += 179
+    assert keep(made, 2) != "written"
+    now += 1
+    assert keep(made, 3) == "written"
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_states_stay_on_a_device_that_has_room(room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commits, "room_for_states", lambda size, device: room)
+    made = commits.Commits(tmp_path, 0, torch.device("cuda"), 0 if room else 1 << 40)
+    there = torch.ones(2, 3, device="meta")
+    there.cpu = lambda: torch.ones(2, 3)  # type: ignore[method-assign]
+    (kept,) = made.kept(1, iter([there]), SPECS, last=False)
+    assert kept.device.type == ("meta" if room else "cpu")
 
 
 def test_a_run_that_is_stopped_between_two_commits_goes_on_from_the_first_to_the_same_bytes(

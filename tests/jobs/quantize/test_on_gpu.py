@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import goldstick
+from goldstick.hf import resting_layers
+from goldstick.jobs.quantize import resting
 from tests.support.crash_points import contents
 from tests.support.rank_jobs import DATA_FREE, RECIPES, job, write_sources
 from tests.support.ranks import finish, start
@@ -77,3 +79,24 @@ def test_the_processor_runs_what_the_gpu_made(data: Path, tmp_path: Path) -> Non
         on_cpu = model(ids).logits
         on_gpu = model.to("cuda")(ids.to("cuda")).logits.cpu()
     assert torch.allclose(on_cpu, on_gpu, atol=2e-3 * float(on_cpu.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["awq-gptaq", "mixture"])
+def test_a_block_that_is_larger_than_the_gpu_has_the_bytes_of_one_that_fits(
+    name: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its layers rest in the processor's memory and come to the GPU one by one; there is room for the largest."""
+    whole = job(data, name, tmp_path / "whole", device="cuda")
+    goldstick.quantize(whole["source"], whole["recipe"], output=whole["output"], device="cuda")
+    moved, move_to = [], resting_layers.move_to
+
+    def noted(module: torch.nn.Module, device: torch.device, recurse: bool = True) -> None:
+        moved.append(device.type)
+        move_to(module, device, recurse)
+
+    monkeypatch.setattr(resting, "room_for_weights", lambda held, device, share: held // 3)
+    monkeypatch.setattr(resting_layers, "move_to", noted)
+    parts = job(data, name, tmp_path / "parts", device="cuda")
+    goldstick.quantize(parts["source"], parts["recipe"], output=parts["output"], device="cuda")
+    assert {"cuda", "cpu"} <= set(moved)
+    assert contents(tmp_path / "parts") == contents(tmp_path / "whole")
