@@ -203,7 +203,8 @@ def _why_not_compiled(device: torch.device) -> str | None:
         group = torch.zeros(1, dtype=torch.int64, device=device)
         gptq_block(one, one, one.float(), None, group, 4, INTEGER, torch.float32, minimums=False)
     except Exception as error:  # of any kind: it may be the compiler's, the loader's, the driver's
-        reason = f"Triton compiles nothing here ({type(error).__name__}: {str(error).splitlines()[0]})"
+        first_line = next(iter(str(error).splitlines()), "")
+        reason = f"Triton compiles nothing here ({type(error).__name__}: {first_line})"
         warnings.warn(
             SlowKernelsWarning(f"{reason}. Calibration on this GPU takes several times as long."), stacklevel=2
         )

@@ -7,13 +7,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from goldstick.kernels.triton.numbers import whole
 from goldstick.kernels.triton.tiles import rounded
 from goldstick.kernels.triton.tuning import aligned, dense
 
 _LARGEST_TILE = 4096
-
-# Added to a float32 of at most 2^22 and taken away again, it leaves the nearest whole number, ties to even.
-_TO_WHOLE = tl.constexpr(12582912.0)
 
 
 @triton.jit
@@ -67,9 +65,9 @@ def _quantize(
         values = _load(x, weight, at, columns, inverse, dtype, normalize)
         values = tl.where(finite, values, 0.0)
         quotients = rounded(tl.div_rn(values, step), dtype).to(tl.float32)
-        whole = (tl.minimum(tl.maximum(quotients, -128.0), 127.0) + _TO_WHOLE) - _TO_WHOLE
-        total += whole.to(tl.int32)
-        tl.store(codes + at, whole.to(tl.int8), mask=at < columns)
+        code = whole(tl.minimum(tl.maximum(quotients, -128.0), 127.0))
+        total += code.to(tl.int32)
+        tl.store(codes + at, code.to(tl.int8), mask=at < columns)
     tl.store(scale + token, rounded(tl.where(finite, step, float("nan")), dtype))
     tl.store(code_sums + token, tl.sum(total, axis=0))
 
