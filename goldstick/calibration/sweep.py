@@ -29,7 +29,7 @@ from goldstick.core.progress import Progress
 from goldstick.errors import DataError, StructureError
 from goldstick.structure.calls import first_call
 from goldstick.structure.network import Network
-from goldstick.structure.trace import evaluating, on_device, tensors_in
+from goldstick.structure.trace import evaluating, keeping_buffers, on_device, tensors_in
 
 
 def sweep(
@@ -61,7 +61,7 @@ def sweep(
     floats = (original or copy.deepcopy(model)) if work.needs_float_inputs else None
     if floats is not None:
         prepare_experts(Network(floats), work)
-    with evaluating(model), evaluating(floats or model), torch.no_grad():
+    with evaluating(model), evaluating(floats or model), keeping_buffers(model), torch.no_grad():
         chains = find_chains(network, work, batches[0], every=recorder is not None)
         blocks = [block for chain in chains for block in chain]
 

@@ -61,11 +61,11 @@ class _Group(click.Group):
                 raise
             _leave_with(error)
         except (KeyboardInterrupt, click.Abort) as error:
-            click.echo("Interrupted; " + (" ".join(_notes(error)) or "nothing was left behind."), err=True)
+            click.echo("Interrupted; " + (" ".join(_notes(error)) or "nothing new was left behind."), err=True)
             sys.exit(130)
         except SystemExit as error:
             if error.code in _ENDED_BY_A_SIGNAL:
-                click.echo("Terminated; " + (" ".join(_notes(error)) or "nothing was left behind."), err=True)
+                click.echo("Terminated; " + (" ".join(_notes(error)) or "nothing new was left behind."), err=True)
             raise
         except (click.ClickException, click.exceptions.Exit):
             raise

@@ -216,6 +216,8 @@ def _refuse_uninitialized(model: nn.Module) -> None:
 
 def layout_of(module: nn.Module, parameter_name: str, parameter: Tensor) -> Layout | None:
     """How ``module`` stores a matrix in this parameter, or ``None`` where it is no quantizable weight."""
+    if parameter.is_complex():
+        return None
     if parameter_name == "weight":
         for kind, layout in _KINDS:
             if isinstance(module, kind):

@@ -197,6 +197,30 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             module.training = True
 
 
+@contextmanager
+def keeping_buffers(model: nn.Module) -> Iterator[None]:
+    """Afterwards the buffers of modules that are still there hold what they held, whatever forwards did with them.
+
+    Those of packed weights, which no forward changes, are not copied for it.
+    """
+    held = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        if "weight_packed" not in module._buffers
+        for name, buffer in module._buffers.items()
+        if buffer is not None and not buffer.is_meta
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, copy in held:
+            if module._buffers.get(name) is None:
+                continue  # an edit took it away
+            module._buffers[name] = buffer
+            with torch.no_grad():
+                buffer.copy_(copy)
+
+
 def is_cache(value: Any) -> bool:
     """Whether an argument is a cache of keys and values; told by the name of its class, whatever library it is of."""
     return type(value).__name__.endswith("Cache")
@@ -220,7 +244,8 @@ def without_caches(value: Any) -> Any:
 
 def tensor_identity(tensor: Tensor) -> tuple[object, ...]:
     """Equal for two tensors exactly when they are the same numbers in the same memory; hold them while comparing."""
-    where = (tensor.data_ptr(), tensor._version, tensor.dtype)
+    # What was made in inference mode counts no changes, and cannot be changed outside it.
+    where = (tensor.data_ptr(), None if tensor.is_inference() else tensor._version, tensor.dtype)
     if tensor.is_contiguous() and tensor.ndim > 0:
         return (*where, tensor.numel() // max(tensor.shape[-1], 1), tensor.shape[-1])
     return (*where, tuple(tensor.shape), tensor.stride())

@@ -53,6 +53,6 @@ def test_an_interrupt_leaves_nothing(pristine: Path, tmp_path: Path) -> None:
             process.send_signal(number)
         _, errors = process.communicate(timeout=50)
     assert process.returncode == 130
-    assert errors.strip().splitlines()[-1] == "Interrupted; nothing was left behind."
+    assert errors.strip().splitlines()[-1] == "Interrupted; nothing new was left behind."
     assert "Traceback" not in errors
     assert list(tmp_path.iterdir()) == []

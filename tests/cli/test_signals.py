@@ -51,7 +51,7 @@ def test_further_signals_do_not_break_into_the_clean_up(first: signal.Signals, m
         assert process.stdout.readline() == "cleaned\n"
         said = process.stderr.read()
     word = "Interrupted" if first is signal.SIGINT else "Terminated"
-    assert said == f"{word}; nothing was left behind.\n"
+    assert said == f"{word}; nothing new was left behind.\n"
     assert process.returncode == CODES[first]
 
 

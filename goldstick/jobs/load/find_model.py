@@ -6,9 +6,11 @@ import re
 from importlib import resources
 from pathlib import Path
 
+from torch import nn
+
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.checkpoint.source import open_tensors, read_config, require_model
-from goldstick.errors import SourceError
+from goldstick.errors import SourceError, UsageError
 
 REFERENCE = "reference"
 _HUB_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -24,7 +26,13 @@ def find_model(model: str | Path) -> Path:
 
     Raises:
         SourceError: There is no such model, or the hub cannot be reached.
+        UsageError: It is a module, and no name of one.
     """
+    if isinstance(model, nn.Module):
+        raise UsageError(
+            f"This takes the directory of a model, and {type(model).__name__} is one in memory: goldstick.apply(model, "
+            "recipe) compresses it."
+        )
     if str(model) == REFERENCE:
         return reference_directory()
     path = Path(model)

@@ -33,11 +33,24 @@ def load(
         dtype: What float tensors are read as; ``auto`` keeps the checkpoint's.
 
     Raises:
+        UsageError: The model is no module, or the dtype no float dtype.
         CheckpointError: Tensors are missing, unexpected or misshapen.
         FormatError: The checkpoint is of a kind goldstick does not read.
         SourceError: There is no such directory, or it must not be trusted.
     """
-    return _load(require_model(Path(directory), local=True), model, dtype)
+    if model is not None and not isinstance(model, nn.Module):
+        raise UsageError(f"model is the float module that the checkpoint was made from, not {type(model).__name__}.")
+    return _load(require_model(Path(directory), local=True), model, _float_dtype(dtype))
+
+
+def _float_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """``auto``, or a dtype by its name, with or without ``torch.``."""
+    if dtype == "auto":
+        return dtype
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+        raise UsageError(f"dtype is 'auto' or a float dtype such as 'bfloat16', not {dtype!r}.")
+    return found
 
 
 def _load(directory: Path, model: nn.Module | None, dtype: str | torch.dtype) -> nn.Module:
@@ -53,7 +66,8 @@ def _load(directory: Path, model: nn.Module | None, dtype: str | torch.dtype) ->
                 "made "
                 "from, goldstick.load(directory, model=module)."
             )
-        return load_into(model, directory)
+        loaded = load_into(model, directory)
+        return loaded if isinstance(dtype, str) else loaded.to(dtype)
     config = read_config(directory, "no checkpoint")
     if runs_in_float(directory, config):
         return load_float(directory, dtype)

@@ -14,6 +14,8 @@ from goldstick import surgery
 from goldstick.checkpoint.source import open_tensors, read_json
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.edits import Quantize
+from goldstick.core.grid import Grid
+from goldstick.core.stored_scale import pack_scale
 from goldstick.errors import CheckpointError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import (
@@ -117,10 +119,36 @@ def _load_floats(model: nn.Module, floats: Mapping[str, Tensor], directory: Path
         source = floats.get(name, floats.get(first))
         if source is None or source.shape != value.shape:
             raise CheckpointError(f"{directory} lacks the tensor {name!r} of shape {tuple(value.shape)}.")
-        value.data.copy_(source)
+        if value.is_meta or value.dtype != source.dtype:
+            _replace(model, name, expected, source)
+            owners[id(expected[name])] = first
+        else:
+            value.data.copy_(source)
     unexpected = set(floats) - set(expected)
     if unexpected:
         raise CheckpointError(f"{directory} holds {sorted(unexpected)[0]!r}, which the module does not have.")
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if value.is_meta:
+            raise CheckpointError(
+                f"{name} of this {type(model).__name__} is on the meta device, and {directory} does not hold it. Build "
+                "the module on the CPU."
+            )
+
+
+def _replace(model: nn.Module, name: str, expected: dict[str, Tensor], source: Tensor) -> None:
+    """Put what was stored in the place of a tensor on the meta device or of another dtype, wherever that is held."""
+    old = expected[name]
+    new = nn.Parameter(source, requires_grad=old.requires_grad) if isinstance(old, nn.Parameter) else source
+    if not old.is_meta:
+        new.data = new.data.to(old.device)
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for leaf, tensor in held.items():
+                if tensor is old:
+                    held[leaf] = new  # type: ignore[assignment]
+    for other, tensor in expected.items():
+        if tensor is old:
+            expected[other] = new
 
 
 def tensor_hashes(model: nn.Module) -> dict[str, str]:
@@ -130,11 +158,20 @@ def tensor_hashes(model: nn.Module) -> dict[str, str]:
     beside = {path for path, module in modules.items() if isinstance(module, PackedParameter | QuantizedExperts)}
     for name, value in model.state_dict().items():
         owner, _, leaf = name.rpartition(".")
-        if isinstance(modules[owner], PackedWeight) and leaf in _PARTS:
+        module = modules[owner]
+        if isinstance(module, PackedWeight) and leaf in _PARTS:
+            value = _as_stored(value, leaf, module.grid)
             parameter = parameter_of(owner) if owner in beside else f"{owner}.weight" if owner else "weight"
             name = part_name(parameter, _PARTS[leaf])
         hashes[name] = tensor_hash(value)
     return hashes
+
+
+def _as_stored(value: Tensor, leaf: str, grid: Grid) -> Tensor:
+    """What a checkpoint holds in the place of a buffer: scales that lie on a grid have codes of eight bits there."""
+    if leaf == "weight_scale":
+        return pack_scale(value.detach(), grid)
+    return value.to(torch.int8) if leaf == "weight_zero_point" and grid.minimums else value
 
 
 def tensor_hash(value: Tensor) -> str:

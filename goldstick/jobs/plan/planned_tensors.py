@@ -5,9 +5,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
+from goldstick.checkpoint.derived_tensor import DerivedTensor
 from goldstick.checkpoint.entries import Specs, specs_nbytes
 from goldstick.checkpoint.safetensors_file import TensorInfo
 from goldstick.checkpoint.source import SourceCheckpoint
@@ -80,7 +82,8 @@ def read_tensors(
         known = piece.parameter in state
         site = sites.get(piece.parameter)
         assignment = resolution.assignments.get(site.name) if site else None
-        tensors.append(_planned(info, info.name, piece.parameter if known else "", piece.by_rows, assignment))
+        read = info if assignment is None else _as_run(info, network, piece.parameter)
+        tensors.append(_planned(read, info.name, piece.parameter if known else "", piece.by_rows, assignment))
         if known and piece.by_rows:
             given[piece.parameter] = [*given.get(piece.parameter, ()), info]
     if resolution.stores_ties_apart(network):
@@ -94,6 +97,17 @@ def read_tensors(
     _refuse_missing(source, resolution, tensors)
     _refuse_strays(tensors)
     return tensors
+
+
+def _as_run(info: TensorInfo, network: Network, parameter: str) -> TensorInfo:
+    """A weight in the dtype that transformers gives it, which is that of the config where files hold it in another."""
+    dtype: Any = getattr(getattr(network.model, "config", None), "dtype", None)
+    kept = [*(getattr(network.model, "_keep_in_fp32_modules", None) or ())]
+    kept += [*(getattr(network.model, "_keep_in_fp32_modules_strict", None) or ())]
+    differ = dtype in _FLOATS and info.dtype in _FLOATS and info.dtype != dtype
+    if not differ or any(name in parameter for name in kept):
+        return info
+    return DerivedTensor.of(info.name, (info.shape, dtype), [info], lambda: info.read().to(dtype))
 
 
 def of_each_expert(tensors: Sequence[PlannedTensor], network: Network) -> list[PlannedTensor]:

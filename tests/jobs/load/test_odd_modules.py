@@ -1,0 +1,130 @@
+"""Modules and dtypes that users have, and that are not those a checkpoint was made of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import goldstick
+from goldstick.core.notices import UnrecognisedWarning
+from goldstick.errors import CheckpointError, UsageError
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 64)).eval()
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    goldstick.apply(network(), "rtn-w8a16").save(tmp_path / "made")
+    return tmp_path / "made"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, "bfloat16", "torch.bfloat16"])
+def test_a_plain_module_is_loaded_in_the_dtype_that_is_asked_for(saved: Path, dtype: str | torch.dtype) -> None:
+    loaded = goldstick.load(saved, model=network(), dtype=dtype)
+    assert {parameter.dtype for parameter in loaded.parameters()} == {torch.bfloat16}
+    x = torch.randn(3, 64)
+    assert torch.allclose(loaded(x.bfloat16()).float(), goldstick.load(saved, model=network())(x), atol=0.05)
+
+
+@pytest.mark.parametrize("dtype", ["no such dtype", "int8", torch.int32])
+def test_a_dtype_that_is_none_is_named(saved: Path, dtype: str | torch.dtype) -> None:
+    for options in ({"model": network()}, {}):
+        with pytest.raises(UsageError, match="dtype is 'auto' or a float dtype such as 'bfloat16', not"):
+            goldstick.load(saved, dtype=dtype, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("built", [lambda: network().half(), lambda: network().to("meta")], ids=["half", "meta"])
+def test_a_module_of_another_dtype_or_without_memory_becomes_what_was_stored(saved: Path, built: Any) -> None:
+    x = torch.randn(3, 64)
+    assert torch.equal(goldstick.load(saved, model=built())(x), goldstick.load(saved, model=network())(x))
+
+
+def test_what_is_shared_stays_shared_in_a_module_without_memory(tmp_path: Path) -> None:
+    def shared() -> nn.Module:
+        norm = nn.LayerNorm(64)
+        return nn.Sequential(nn.Linear(64, 64), norm, norm)
+
+    goldstick.apply(shared(), "rtn-w8a16").save(tmp_path / "made")
+    loaded: Any = goldstick.load(tmp_path / "made", model=shared().to("meta"))
+    assert loaded[1].weight is loaded[2].weight and not loaded[1].weight.is_meta
+
+
+def test_a_buffer_on_the_meta_device_that_nobody_stored_is_named(tmp_path: Path) -> None:
+    def buffered() -> nn.Module:
+        module = network()
+        module.register_buffer("angles", torch.ones(3), persistent=False)
+        return module
+
+    goldstick.apply(buffered(), "rtn-w8a16").save(tmp_path / "made")
+    with pytest.raises(CheckpointError, match=r"angles of this Sequential is on the meta device.*Build the module on"):
+        goldstick.load(tmp_path / "made", model=buffered().to("meta"))
+
+
+def test_arguments_of_the_wrong_kind_are_named(saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="model is the float module that the checkpoint was made from, not str"):
+        goldstick.load(saved, model="network")  # type: ignore[arg-type]
+    for call in (goldstick.plan, goldstick.quantize):
+        options = {"output": tmp_path / "other"} if call is goldstick.quantize else {}
+        with pytest.raises(UsageError, match=r"Sequential is one in memory: goldstick.apply\(model, recipe\)"):
+            call(network(), "rtn-w8a16", **options)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4a16", "q4_k", "q6_k"])
+def test_scales_that_files_hold_as_codes_are_proven_and_read_back(scheme: str, tmp_path: Path) -> None:
+    def wide() -> nn.Module:
+        torch.manual_seed(1)
+        return nn.Sequential(nn.Linear(256, 64)).eval()
+
+    result = goldstick.apply(wide(), f"rtn-{scheme}")
+    result.save(tmp_path / "made")
+    x = torch.randn(2, 256)
+    assert torch.equal(goldstick.load(tmp_path / "made", model=wide())(x), result.model(x))
+
+
+class Counting(nn.Module):
+    """Its forward changes its state, by a new tensor and in place."""
+
+    mean: Tensor
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 64)
+        self.register_buffer("mean", torch.zeros(64))
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.layer(x - self.mean)
+        self.seen += 1
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0).detach()
+        return y
+
+
+def test_what_calibration_does_to_buffers_is_undone() -> None:
+    torch.manual_seed(0)
+    batches = [torch.randn(32, 64) + 5 for _ in range(4)]
+    model: Any = goldstick.apply(Counting().eval(), "gptq-w8a16", data=batches).model
+    assert model.seen == 0 and not model.mean.any()
+
+
+def test_batches_made_in_inference_mode_calibrate_a_module() -> None:
+    with torch.inference_mode():
+        batches = [torch.randn(100, 64) for _ in range(2)]
+    clones = [batch.clone() for batch in batches]
+    found, expected = (goldstick.apply(network(), "gptq-w4a16-g32", data=data).model for data in (batches, clones))
+    assert torch.equal(found(clones[0]), expected(clones[0]))
+
+
+def test_complex_weights_stay_as_they_are() -> None:
+    layer = nn.Linear(64, 64, dtype=torch.complex64)
+    with pytest.warns(UnrecognisedWarning, match=r"goldstick does not recognise \(0.weight\); they stay float"):
+        model: Any = goldstick.apply(nn.Sequential(layer, nn.Linear(64, 64)), "rtn-w8a16").model
+    assert type(model[0]) is nn.Linear and torch.equal(model[0].weight, layer.weight)
+    assert type(model[1]) is not nn.Linear
