@@ -23,6 +23,7 @@ from goldstick.nn.embedding import QuantizedEmbedding, TiedQuantizedLinear
 from goldstick.nn.linear import QuantizedLinear
 from goldstick.nn.packed import PackedWeight
 
+_TENSORS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale")
 _DERIVED: dict[tuple[type, type], type[Any]] = {}
 
 
@@ -45,8 +46,15 @@ def in_place_of(
         inputs: What ``kind`` is told of its input.
 
     Raises:
-        StructureError: Something has put a function in the place of this one layer's forward.
+        StructureError: Something has put a function in the place of this one layer's forward, or the layer has a tensor
+            where its codes and scales would be.
     """
+    taken = [name for name in _TENSORS if hasattr(old, name)]
+    if taken and not isinstance(old, PackedWeight):
+        raise StructureError(
+            f"Codes and scales would be where this {type(old).__name__} has a {taken[0]} of its own: rename that, or "
+            "exclude the layer (targets: {exclude: [...]})."
+        )
     known = any(_stands_for(kind, one) for one in type(old).__mro__)
     new: PackedWeight = _without_weight(old, kind if known else PackedWeight)
     weight = old._parameters["weight"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
+from goldstick.errors import StructureError
 from goldstick.nn.experts import QuantizedExperts
 from goldstick.nn.packed import PackedWeight
 
@@ -53,9 +54,17 @@ def hold_parameter(
 
 
 def held_parameter(host: nn.Module, name: str) -> PackedWeight:
-    """The packed weight in the place of a parameter."""
+    """The packed weight in the place of a parameter.
+
+    Raises:
+        StructureError: There is none: somebody has put another layer there.
+    """
     packed = host._modules.get(f"{_PREFIX}{name}", host._modules.get(name))
-    assert isinstance(packed, PackedWeight)
+    if not isinstance(packed, PackedWeight):
+        raise StructureError(
+            f"A {type(host).__name__} stands where goldstick put a quantized layer: it was replaced since. Put the "
+            "quantized one back, or compress the network again."
+        )
     return packed
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+import torch
+from torch import nn
+
 from goldstick.algorithms.base import rounds
 from goldstick.core.counts import counted
 from goldstick.errors import RecipeError
@@ -24,7 +27,7 @@ def refuse_idle(network: Network, resolution: Resolution) -> None:
     if not network.sites:
         raise RecipeError(
             f"{stages}: the network has no layer that could be rounded (linear, convolution, embedding, experts), so "
-            "nothing would be done. Give a network that has one."
+            f"nothing would be done. {_remedy(network.model)}"
         )
     reasons = Counter(resolution.ignored[site.parameter_name] for site in network.sites if site.role == "inner")
     why = f" ({reasons.most_common(1)[0][0]})" if reasons else ""
@@ -32,3 +35,11 @@ def refuse_idle(network: Network, resolution: Resolution) -> None:
         f"{stages}: of {counted(len(network.sites), 'layer')} that could be rounded none is{why}, so nothing would be "
         "done. Widen 'targets', choose a group size that divides, or leave the stage out."
     )
+
+
+def _remedy(model: nn.Module) -> str:
+    if isinstance(model, torch.jit.ScriptModule):
+        return "It is a scripted module, whose layers cannot be replaced: give the module that was scripted."
+    if any("weight_packed" in module._buffers for module in model.modules()):
+        return "Its layers are quantized already: give the float network."
+    return "Give a network that has one."

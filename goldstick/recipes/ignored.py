@@ -44,6 +44,9 @@ def ignored(
         if not parameter.numel():
             reasons[name] = "a layer without inputs or outputs: it holds no numbers"
             continue
+        if "weight_packed" in network.model.get_submodule(name.rpartition(".")[0])._buffers:
+            reasons[name] = "of a layer that is quantized already"
+            continue
         site = sites.get(name)
         if name not in tied and parameter.ndim >= 2 and parameter.shape[0] > 1:
             if site is None and any(_meant(stage, name) for stage in stages):

@@ -122,7 +122,10 @@ def unfinishable(stages: Sequence[Stage], schemes: Sequence[Scheme]) -> list[str
     if later:
         problems.append(f"{place}: {later[0]} comes after it; it improves what all others have decided, and is last.")
     if not schemes:
-        problems.append(f"{place}: no stage before it quantizes a layer of a block; put rtn or gptq before it.")
+        problems.append(
+            f"{place}: no stage before it quantizes a layer of a block; put rtn or gptq before it. A network without "
+            "blocks (modules of one kind in a list, such as model.layers) cannot have it."
+        )
     last = stages[found[0]]
     any_grid = isinstance(last, BlockReconstruction) and last.any_grid
     others = [scheme.label for scheme in schemes if not scheme.weight.plain]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 import goldstick
 from goldstick.core.notices import UnrecognisedWarning
-from goldstick.errors import CheckpointError, UsageError
+from goldstick.errors import CheckpointError, RecipeError, StructureError, UsageError
 
 
 def network() -> nn.Module:
@@ -128,3 +129,27 @@ def test_complex_weights_stay_as_they_are() -> None:
         model: Any = goldstick.apply(nn.Sequential(layer, nn.Linear(64, 64)), "rtn-w8a16").model
     assert type(model[0]) is nn.Linear and torch.equal(model[0].weight, layer.weight)
     assert type(model[1]) is not nn.Linear
+
+
+def test_a_layer_that_has_tensors_of_such_names_is_refused() -> None:
+    layer = nn.Linear(64, 64)
+    layer.register_buffer("weight_scale", torch.ones(3))
+    with pytest.raises(StructureError, match=r"where this Linear has a weight_scale of its own: rename"):
+        goldstick.apply(nn.Sequential(layer), "rtn-w8a16")
+
+
+def test_a_network_that_cannot_be_rounded_is_told_why(tmp_path: Path) -> None:
+    quantized = goldstick.apply(network(), "rtn-w8a16")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of all scripting
+        scripted: Any = torch.jit.trace(network(), torch.ones(1, 64))  # type: ignore[no-untyped-call]
+    with pytest.raises(RecipeError, match="Its layers are quantized already: give the float network"):
+        goldstick.apply(quantized.model, "rtn-w4a16")
+    unrecognised = pytest.warns(UnrecognisedWarning)
+    with unrecognised, pytest.raises(RecipeError, match="scripted module, whose layers cannot be replaced"):
+        goldstick.apply(scripted, "rtn-w4a16")
+    with pytest.raises(RecipeError, match="A network without blocks"):
+        goldstick.apply(network(), "gptq-learn-w2a16-g32", data=[torch.ones(2, 64)])
+    quantized.model[2] = nn.Linear(64, 64)  # type: ignore[operator]
+    with pytest.raises(StructureError, match="A Linear stands where goldstick put a quantized layer"):
+        quantized.save(tmp_path / "made")
