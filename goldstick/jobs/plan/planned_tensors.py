@@ -101,11 +101,15 @@ def read_tensors(
 
 def _as_run(info: TensorInfo, network: Network, parameter: str) -> TensorInfo:
     """A weight in the dtype that transformers gives it, which is that of the config where files hold it in another."""
-    dtype: Any = getattr(getattr(network.model, "config", None), "dtype", None)
-    kept = [*(getattr(network.model, "_keep_in_fp32_modules", None) or ())]
-    kept += [*(getattr(network.model, "_keep_in_fp32_modules_strict", None) or ())]
-    differ = dtype in _FLOATS and info.dtype in _FLOATS and info.dtype != dtype
-    if not differ or any(name in parameter for name in kept):
+    model: Any = network.model
+    dtype = getattr(getattr(model, "config", None), "dtype", None)
+    if dtype not in _FLOATS or info.dtype not in _FLOATS:
+        return info
+    kept = [*(getattr(model, "_keep_in_fp32_modules_strict", None) or ())] if dtype.itemsize == 2 else []
+    kept += [*(getattr(model, "_keep_in_fp32_modules", None) or ())] if dtype == torch.float16 else []
+    if any(f".{name}." in f".{parameter}." for name in kept):
+        dtype = torch.float32
+    if info.dtype == dtype:
         return info
     return DerivedTensor.of(info.name, (info.shape, dtype), [info], lambda: info.read().to(dtype))
 

@@ -14,6 +14,8 @@ import goldstick
 from goldstick.core.notices import UnrecognisedWarning
 from goldstick.errors import CheckpointError, RecipeError, StructureError, UsageError
 
+pytestmark = pytest.mark.usefixtures("proof_here")
+
 
 def network() -> nn.Module:
     torch.manual_seed(0)

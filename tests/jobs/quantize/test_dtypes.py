@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import T5Config, T5ForConditionalGeneration
 
 import goldstick
 from tests.support.crash_points import tiny_checkpoint, write_text
@@ -56,3 +57,17 @@ def test_weights_are_rounded_as_the_model_has_them(
     before, after = load_file(source / "model.safetensors"), load_file(tmp_path / "made" / "model.safetensors")
     for name in before.keys() & after.keys():  # what stays float is copied
         assert torch.equal(before[name], after[name]) and before[name].dtype == after[name].dtype
+
+
+@pytest.mark.parametrize("stored", [torch.float32, torch.float16], ids=str)
+def test_layers_that_transformers_keeps_in_float32_are_rounded_there(stored: torch.dtype, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "d_model": 32, "d_kv": 16, "d_ff": 64, "num_layers": 1, "num_heads": 2}
+    T5ForConditionalGeneration(T5Config(**sizes)).to(stored).save_pretrained(tmp_path / "model")
+    config = json.loads((tmp_path / "model" / "config.json").read_text())
+    (tmp_path / "model" / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
+    made = goldstick.quantize(tmp_path / "model", "rtn-w4a16-g32", output=tmp_path / "made")
+    assert made.report.proof["passed"]
+    dtypes = {name: tensor.dtype for name, tensor in load_file(tmp_path / "made" / "model.safetensors").items()}
+    assert dtypes["encoder.block.0.layer.1.DenseReluDense.wo.weight_scale"] == torch.float32
+    assert dtypes["encoder.block.0.layer.1.DenseReluDense.wi.weight_scale"] == torch.float16
