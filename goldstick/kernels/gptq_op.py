@@ -66,21 +66,6 @@ def _gptq_block(
     return codes, errors
 
 
-def _gptq_block_on_gpu(
-    weight: Tensor,
-    factor: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    group: Tensor,
-    bits: int,
-    element: str = INTEGER,
-    dtype: str = "",
-    minimums: bool = False,
-) -> tuple[Tensor, Tensor]:
-    kept = getattr(torch, dtype) if dtype else scale.dtype
-    return triton.gptq_block(weight, factor, scale, zero, group, bits, element, kept, minimums)
-
-
 def _fake_gptq_block(
     weight: Tensor,
     factor: Tensor,
@@ -100,7 +85,7 @@ _library.define(
     "str element='int', str dtype='', bool minimums=False) -> (Tensor codes, Tensor errors)"
 )
 torch.library.register_fake("goldstick::gptq_block", _fake_gptq_block, lib=_library)
-_library.impl("gptq_block", _gptq_block_on_gpu, "CUDA")
+_library.impl("gptq_block", triton.gptq_block, "CUDA")
 declare("gptq_block", "cuda", triton.compiles_for)
 if available:
     _library.impl("gptq_block", _gptq_block, "CPU")

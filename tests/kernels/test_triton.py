@@ -5,7 +5,6 @@ They run in Triton's interpreter on the CPU; TRITON_INTERPRET=0 runs the compile
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 
@@ -21,18 +20,19 @@ from goldstick.kernels import Activation, ops, triton
 from goldstick.kernels.norm_op import rms_norm_quantize
 from goldstick.kernels.reference import ReferenceBackend
 from tests.support.packed_layers import Layer, product_error, random_layer
+from tests.support.triton_device import device_of_triton
 
-if triton._missing() and os.environ.get("CI"):
-    raise ImportError(triton._missing())  # continuous integration has installed it, so here it is broken
-if triton._missing():
-    pytest.skip(str(triton._missing()), allow_module_level=True)
+DEVICE = device_of_triton()
 
-from goldstick.kernels.triton import integers, partial_sums, quantize, tuning, weight_only, words
+from goldstick.kernels.triton import (  # noqa: E402  (where Triton is)
+    integers,
+    partial_sums,
+    quantize,
+    tuning,
+    weight_only,
+    words,
+)
 
-if not tuning.interpreted and not torch.cuda.is_available():
-    pytest.skip("compiled Triton kernels need a GPU: set TRITON_INTERPRET=1", allow_module_level=True)
-
-DEVICE = torch.device("cpu" if tuning.interpreted else "cuda")
 ours, reference = triton.TritonBackend(), ReferenceBackend()
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 ALLOWED = {torch.float32: 1e-10, torch.float16: 1e-6, torch.bfloat16: 5e-5}

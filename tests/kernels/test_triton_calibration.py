@@ -24,19 +24,13 @@ from goldstick.core.notices import SlowKernelsWarning
 from goldstick.core.scheme import Scheme
 from goldstick.errors import KernelError
 from goldstick.kernels import ops, triton
+from tests.support.triton_device import device_of_triton
 
-if triton._missing() and os.environ.get("CI"):
-    raise ImportError(triton._missing())  # continuous integration has installed it, so here it is broken
-if triton._missing():
-    pytest.skip(str(triton._missing()), allow_module_level=True)
+DEVICE = device_of_triton()
+INTERPRETED = DEVICE.type == "cpu"
 
-from goldstick.kernels.triton import tuning
-
-if not tuning.interpreted and not torch.cuda.is_available():
-    pytest.skip("compiled Triton kernels need a GPU: set TRITON_INTERPRET=1", allow_module_level=True)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-DEVICE = torch.device("cpu" if tuning.interpreted else "cuda")
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 
 
@@ -69,7 +63,7 @@ def assert_solves_as_torch_does(
 ) -> None:
     named = str(dtype).removeprefix("torch.")
     expected = column_loop.solve_block(*operands, bits, element, named, minimums)
-    codes, errors = triton.gptq_block(*map(here, operands), bits, element, dtype, minimums)  # type: ignore[arg-type]
+    codes, errors = triton.gptq_block(*map(here, operands), bits, element, named, minimums)  # type: ignore[arg-type]
     assert torch.equal(codes.cpu(), expected[0])
     assert torch.equal(errors.cpu(), expected[1])
 
@@ -158,7 +152,7 @@ def test_what_is_no_number_is_never_chosen() -> None:
 def test_operands_on_two_devices_and_of_other_dtypes_are_refused() -> None:
     weight, factor, steps, zero, group = block(2, 3, 1, torch.float32, 4)
     with pytest.raises(KernelError, match="lie on cpu and meta: move them to one device"):
-        triton.gptq_block(weight, factor, steps.to("meta"), zero, group, 4, INTEGER, torch.float32, minimums=False)
+        triton.gptq_block(weight, factor, steps.to("meta"), zero, group, 4)
     values, scale, _, importance = candidates(2, 1, 3, 4)
     with pytest.raises(KernelError, match="lie on cpu and meta: move them to one device"):
         triton.search_ranges(values, scale, None, importance.to("meta"), 4)
@@ -166,7 +160,7 @@ def test_operands_on_two_devices_and_of_other_dtypes_are_refused() -> None:
         triton.search_ranges(values.double(), scale, None, importance, 4)
 
 
-@pytest.mark.skipif(tuning.interpreted, reason="on the CPU algorithms have their operators in C++")
+@pytest.mark.skipif(INTERPRETED, reason="on the CPU algorithms have their operators in C++")
 @pytest.mark.parametrize("name", ["w4a16-g32", "w3a16-g32-asym", "nvfp4a16", "mxfp4a16", "fp8a16", "q4_k", "w8a16"])
 def test_algorithms_use_them_on_a_gpu_and_find_the_codes_of_plain_torch(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -184,7 +178,7 @@ def test_algorithms_use_them_on_a_gpu_and_find_the_codes_of_plain_torch(
         assert torch.equal(one.codes, other.codes) and torch.equal(one.scale, other.scale)
 
 
-@pytest.mark.skipif(not tuning.interpreted, reason="what pretends to compile nothing is the interpreter")
+@pytest.mark.skipif(not INTERPRETED, reason="what pretends to compile nothing is the interpreter")
 def test_where_nothing_compiles_algorithms_keep_to_plain_torch_and_a_warning_says_why() -> None:
     """As without a C compiler. The device is the processor, which Triton interprets."""
     script = """

@@ -8,6 +8,7 @@ import warnings
 from functools import lru_cache
 from importlib import import_module
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -131,35 +132,19 @@ def compiles_for(device: torch.device) -> bool:
     return not (_missing() or _why_not_on_cuda(device) or _why_not_compiled(device))
 
 
-def gptq_block(
-    weight: Tensor,
-    factor: Tensor,
-    scale: Tensor,
-    zero: Tensor | None,
-    group: Tensor,
-    bits: int,
-    element: str,
-    dtype: torch.dtype,
-    minimums: bool,
-) -> tuple[Tensor, Tensor]:
+def gptq_block(weight: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
     """What ``kernels/gptq_op.py`` defines; the device must be one that Triton compiles for."""
-    _check_devices(weight, factor, scale, zero)
+    _check_devices(weight, *arguments[:3])
     with _current(weight.device):
-        codes, errors = _module("columns").solve_block(
-            weight, factor, scale, zero, group, bits, element, dtype, minimums
-        )
+        codes, errors = _module("columns").solve_block(weight, *arguments, **options)
     return codes, errors
 
 
-def search_ranges(
-    grouped: Tensor, scale: Tensor, zero: Tensor | None, importance: Tensor | None, bits: int, element: str = ""
-) -> Tensor:
+def search_ranges(grouped: Tensor, *arguments: Any, **options: Any) -> Tensor:
     """What ``kernels/ranges_op.py`` defines; the device must be one that Triton compiles for."""
-    if grouped.dtype != torch.float32 or scale.dtype != torch.float32:
-        raise KernelError(f"search_ranges takes float32, not weights in {grouped.dtype} and scales in {scale.dtype}")
-    _check_devices(grouped, scale, zero, importance)
+    _check_devices(grouped, *arguments[:3])
     with _current(grouped.device):
-        best: Tensor = _module("ranges").search_ranges(grouped, scale, zero, importance, bits, element)
+        best: Tensor = _module("ranges").search_ranges(grouped, *arguments, **options)
     return best
 
 
@@ -201,7 +186,7 @@ def _why_not_compiled(device: torch.device) -> str | None:
     one = torch.ones(1, 1, dtype=torch.float64, device=device)
     try:
         group = torch.zeros(1, dtype=torch.int64, device=device)
-        gptq_block(one, one, one.float(), None, group, 4, INTEGER, torch.float32, minimums=False)
+        gptq_block(one, one, one.float(), None, group, 4)
     except Exception as error:  # of any kind: it may be the compiler's, the loader's, the driver's
         first_line = next(iter(str(error).splitlines()), "")
         reason = f"Triton compiles nothing here ({type(error).__name__}: {first_line})"

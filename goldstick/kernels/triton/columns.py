@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from goldstick.core.element import ELEMENTS
+from goldstick.core.element import ELEMENTS, INTEGER
 from goldstick.kernels.triton.numbers import clamped, places, ratios, whole
 from goldstick.kernels.triton.tiles import rounded
 
@@ -86,22 +86,13 @@ def solve_block(
     zero: Tensor | None,
     group: Tensor,
     bits: int,
-    element: str,
-    dtype: torch.dtype,
-    minimums: bool,
+    element: str = INTEGER,
+    dtype: str = "",
+    minimums: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Codes uint8 and errors float64 [rows, width], as ``algorithms/column_loop.py`` computes them, bit for bit.
 
-    Args:
-        weight: float64 [rows, width].
-        factor: float64 [width, width].
-        steps: float [rows, groups].
-        zero: float [rows, groups], or ``None``.
-        group: int64 [width].
-        bits: Bits of a code.
-        element: What codes stand for.
-        dtype: That of the scales.
-        minimums: Whether groups have minimums in the place of zeros.
+    The arguments are those of the operator, which are those of that function.
     """
     codes = torch.empty(weight.shape, dtype=torch.uint8, device=weight.device)
     errors = torch.empty(weight.shape, dtype=torch.float64, device=weight.device)
@@ -123,7 +114,7 @@ def solve_block(
             steps.shape[-1],
             0 if table is None else len(edges),
             bits=bits,
-            dtype=getattr(tl, str(dtype).removeprefix("torch.")),
+            dtype=getattr(tl, dtype or str(steps.dtype).removeprefix("torch.")),
             has_zero=zero is not None,
             minimums=minimums and zero is not None,
             has_table=table is not None,

@@ -8,6 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from goldstick.core.element import ELEMENTS
+from goldstick.errors import KernelError
 from goldstick.kernels.triton.numbers import clamped, places, ratios, whole
 
 _TILE_CANDIDATES = 16
@@ -91,18 +92,17 @@ def _search(
 
 
 def search_ranges(
-    grouped: Tensor, scale: Tensor, zero: Tensor | None, importance: Tensor | None, bits: int, element: str
+    grouped: Tensor, scale: Tensor, zero: Tensor | None, importance: Tensor | None, bits: int, element: str = ""
 ) -> Tensor:
     """The first candidate of least error, int64 [rows, groups], as ``algorithms/range_error.py`` finds it.
 
-    Args:
-        grouped: float32 [rows, groups, width].
-        scale: float32 [rows, groups, candidates].
-        zero: float32 of the same shape, or ``None``.
-        importance: float32 [groups, width], or ``None``.
-        bits: Bits of a code.
-        element: What codes stand for; empty for integers.
+    The arguments are those of the operator, ``kernels/ranges_op.py``.
+
+    Raises:
+        KernelError: Weights or scales are not float32.
     """
+    if grouped.dtype != torch.float32 or scale.dtype != torch.float32:
+        raise KernelError(f"search_ranges takes float32, not weights in {grouped.dtype} and scales in {scale.dtype}")
     best = torch.empty(grouped.shape[:2], dtype=torch.int64, device=grouped.device)
     table = ELEMENTS.get(element)
     steps = scale.contiguous()
