@@ -8,9 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import _len_torch_dispatch_stack
+from torch._C._functorch import peek_interpreter_stack
+from torch.compiler import is_dynamo_compiling
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from goldstick.kernels import cpu
+from goldstick.kernels.coded_images import CodedImages, InputRange
 from goldstick.kernels.convolution import Geometry
 from goldstick.kernels.cpu.integer import THREADED_FROM
 from goldstick.kernels.prepared import runs_at_once, versions
@@ -25,6 +29,17 @@ Operands = tuple[Tensor, Tensor, Tensor | None, Tensor | None, Tensor | None, Te
 """Of a layer: packed codes, scale, zero, bias, input scale, input zero."""
 #: Most products of a depthwise output: as many of codes and 16-bit inputs fit into 32 bits.
 _MOST_TAPS = 512
+
+
+def reads_codes(x: Tensor) -> bool:
+    """Whether these are images of codes, and a convolution may run on them right here (:func:`runs_at_once`)."""
+    return (
+        type(x) is CodedImages
+        and not is_dynamo_compiling()
+        and not x.requires_grad
+        and not _len_torch_dispatch_stack()
+        and peek_interpreter_stack() is None
+    )
 
 
 class PreparedConvolution:
@@ -48,56 +63,99 @@ class PreparedConvolution:
         self._packed: weakref.ref[Tensor] | None = None
         self._sided = len(geometry.kernel) == 2
         self._depthwise = 1 < geometry.groups == geometry.in_channels
-        self._input = 0.0, 0
+        self._input = InputRange(0.0, 0)
 
     def __reduce__(self) -> tuple[type[PreparedConvolution], tuple[int, int, str, Geometry]]:
         return PreparedConvolution, self.settings  # a copy prepares itself
 
-    def __call__(self, x: Tensor, weight: Operands, bounds: Bounds = UNBOUNDED) -> Tensor | None:
-        """y = f(x) ∗ w + bias within bounds, or ``None`` where the operator has to do it."""
-        return self.run(x, weight, bounds) if runs_at_once(x) else None
+    def __call__(
+        self, x: Tensor, weight: Operands, bounds: Bounds = UNBOUNDED, handed_by: InputRange | None = None
+    ) -> Tensor | None:
+        """y = f(x) ∗ w + bias within bounds, or ``None`` where the operator has to do it.
+
+        Args:
+            x: The input, or :class:`CodedImages` of it.
+            weight: The operands.
+            bounds: Between what y is kept.
+            handed_by: By what y is rounded for the one that reads it; y is :class:`CodedImages` then.
+        """
+        if type(x) is CodedImages:
+            found = self._run(x, x.codes, weight, bounds, handed_by) if x.floats is None and reads_codes(x) else None
+            if found is not None:
+                return found
+            x = x.as_floats()
+        return self.run(x, weight, bounds, handed_by) if runs_at_once(x) else None
 
     @property
     def copied_bytes(self) -> int:
         """Bytes of the codes that are kept once more; 0 before the first call."""
         return 0 if self._layer is None else int(self._layer.bytes)
 
-    def run(self, x: Tensor, weight: Operands, bounds: Bounds = UNBOUNDED) -> Tensor | None:
+    def input_range(self, weight: Operands) -> InputRange | None:
+        """By what a static input is rounded, where codes of it can be read; ``None`` where they cannot."""
+        _, _, activation, geometry = self.settings
+        several = self._depthwise and weight[1].shape[0] != geometry.in_channels
+        if activation != "int8-tensor" or not self._sided or several or weight[1].dtype is not torch.float32:
+            return None
+        return self._input if self._ready(weight) is not None else None
+
+    def run(
+        self, x: Tensor, weight: Operands, bounds: Bounds = UNBOUNDED, handed_by: InputRange | None = None
+    ) -> Tensor | None:
         """The same for an input that is known to be a plain tensor."""
+        if not x.is_cpu or x.dtype is not weight[1].dtype or x.ndim != len(self.settings[-1].kernel) + 2:
+            return None
+        return self._run(x, None, weight, bounds, handed_by)
+
+    def _run(
+        self, x: Any, codes: Tensor | None, weight: Operands, bounds: Bounds, handed_by: InputRange | None
+    ) -> Tensor | None:
+        # Where codes are read, x gives their sizes and the order in memory of its floats.
+        layer = self._ready(weight)
         _, scale, _, bias, _, _ = weight
-        geometry = self.settings[-1]
-        layer = self._ready(weight) if x.is_cpu else None
-        sides = x.shape[2:]
-        if layer is None or x.dtype is not scale.dtype or x.ndim != len(geometry.kernel) + 2:
-            return None
+        geometry, sides, out = self.settings[-1], x.shape[2:], int(scale.shape[0])
         after = geometry.sides_after(sides)
-        if x.shape[1] != geometry.in_channels or min(after) < 1 or min(sides) < 1:
+        if layer is None or x.shape[1] != geometry.in_channels or min(after) < 1 or min(sides) < 1:
             return None
-        out = int(scale.shape[0])
+        several = self._depthwise and out != geometry.in_channels
+        if codes is not None and (several or self._input != x.range):
+            return None
+        if several or not self._sided or scale.dtype is not torch.float32 or not len(x):
+            handed_by = None
         last = self._sided and not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
         as_given = torch.channels_last if last else torch.contiguous_format
-        inner = torch.contiguous_format if self._depthwise and out != geometry.in_channels else as_given
-        x = x.contiguous(memory_format=inner)
-        y = torch.empty((x.shape[0], out, *after), dtype=scale.dtype, device=_CPU, memory_format=inner)
+        inner = torch.contiguous_format if several else as_given
+        if self._depthwise and (codes is not None or handed_by is not None):
+            inner = torch.channels_last
+        read = x.contiguous(memory_format=inner) if codes is None else codes
+        if handed_by is None:
+            y = torch.empty((len(x), out, *after), dtype=scale.dtype, device=_CPU, memory_format=inner)
+        else:
+            y = torch.empty((len(x), *after, out), dtype=torch.uint8, device=_CPU)
         if y.numel() == 0:
             return y
         threads = torch.get_num_threads() if y.numel() * geometry.columns >= THREADED_FROM else 1
         height, width = sides if self._sided else (1, sides[0])
         ran = layer.run(
-            x.data_ptr(),
+            read.data_ptr(),
             y.data_ptr(),
             scale.data_ptr(),
             0 if bias is None else bias.data_ptr(),
-            x.shape[0],
+            len(x),
             height,
             width,
-            inner is torch.channels_last,
+            codes is not None or inner is torch.channels_last,
+            handed_by is not None or inner is torch.channels_last,
             cpu.PRECISIONS[scale.dtype],
             *self._input,
             *bounds,
+            codes is not None,
+            *(handed_by or (0.0, 0)),
             threads,
         )
-        return y.contiguous(memory_format=as_given) if ran else None
+        if not ran:
+            return self._run(x, codes, weight, bounds, None) if handed_by is not None else None
+        return y.contiguous(memory_format=as_given) if handed_by is None else CodedImages(y, handed_by, as_given)
 
     def _ready(self, weight: Operands) -> Any:
         places: tuple[object, ...] = tuple(
@@ -131,9 +189,8 @@ class PreparedConvolution:
             return None
         if self._depthwise and geometry.columns > _MOST_TAPS:
             return None
-        self._input = (
-            0.0 if input_scale is None else input_scale.item(),
-            0 if input_zero is None else int(input_zero),
+        self._input = InputRange(
+            0.0 if input_scale is None else input_scale.item(), 0 if input_zero is None else int(input_zero)
         )
         kernel, stride, dilation = (_two(sides, 1) for sides in (geometry.kernel, geometry.stride, geometry.dilation))
         above, beside = _two(geometry.padding, 0)

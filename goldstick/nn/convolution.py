@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
+from goldstick.kernels.coded_images import InputRange
 from goldstick.kernels.convolution import Geometry
 from goldstick.kernels.prepared import runs_at_once
-from goldstick.kernels.prepared_convolution import PreparedConvolution
+from goldstick.kernels.prepared_convolution import PreparedConvolution, reads_codes
 from goldstick.nn.fused.epilogue import Epilogue
 from goldstick.nn.input_range import hold_input_range
 from goldstick.nn.packed import PackedWeight, bias_of
@@ -65,6 +66,15 @@ class QuantizedConvolution(PackedWeight):
             return found
         return self.product_with(input, bias_of(self))
 
+    def input_range(self) -> InputRange | None:
+        """By what a static input is rounded, where this layer reads codes of it; ``None`` where it reads floats."""
+        buffers = self._buffers
+        inputs = buffers["input_scale"], buffers["input_zero_point"]
+        packed, scale = buffers["weight_packed"], self._parameters["weight_scale"]
+        assert packed is not None and scale is not None
+        weight = packed, scale, buffers["weight_zero_point"], bias_of(self), *inputs
+        return self.convolution.input_range(weight)
+
     def product_with(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x ∗ Ŵ + b on the packed rows, with the input padded and quantized as the layer says."""
         own: Any = self
@@ -84,9 +94,12 @@ class QuantizedConvolution(PackedWeight):
         inputs = buffers["input_scale"], buffers["input_zero_point"]
         weight = packed, scale, buffers["weight_zero_point"], bias, *inputs
         epilogue, more = self.epilogue, None
-        if epilogue is not None and runs_at_once(x) and not self._forward_hooks:
+        if epilogue is not None and (runs_at_once(x) or reads_codes(x)) and not self._forward_hooks:
             more = epilogue.operands(weight)
-        found = prepared(x, weight) if epilogue is None or more is None else prepared(x, more, epilogue.bounds)
+        if epilogue is None or more is None:
+            found = prepared(x, weight)
+        else:
+            found = prepared(x, more, epilogue.bounds, None if alone else epilogue.handed_by())
         finished = more is not None and found is not None
         if found is None:
             bits, group_size, activation, _ = prepared.settings

@@ -16,7 +16,9 @@ from goldstick.structure.trace import evaluating, tensors_in
 Kind = Callable[[nn.Module], bool]
 
 
-def find_followers(model: nn.Module, inputs: Mapping[str, Any], first: Kind, then: Kind) -> list[tuple[str, str]]:
+def find_followers(
+    model: nn.Module, inputs: Mapping[str, Any], first: Kind, then: Kind, *, padded: bool = False
+) -> list[tuple[str, str]]:
     """Paths of two modules, the second of which alone reads the output of the first, in order of execution.
 
     Both are called once, and share no parameter with others. A module that changes its input in place
@@ -27,28 +29,37 @@ def find_followers(model: nn.Module, inputs: Mapping[str, Any], first: Kind, the
         inputs: Keyword arguments of its forward.
         first: Which modules are looked at.
         then: Which modules may follow them.
+        padded: Whether zeros may be laid around the output in between.
     """
     paths: dict[nn.Module, str] = {}
     for path, module in model.named_modules():
         paths.setdefault(module, path)
-    made: dict[int, tuple[nn.Module, Tensor]] = {}
-    read: list[tuple[nn.Module, Tensor, int]] = []
-    calls: Counter[nn.Module] = Counter()
+    made: dict[int, tuple[nn.Module, Tensor, int]] = {}
+    read: list[tuple[nn.Module, Tensor, Tensor, nn.Module, int]] = []
+    gave: Counter[nn.Module] = Counter()
+    given_to: Counter[nn.Module] = Counter()
     uses = _Uses()
 
     def note_output(module: nn.Module, _: Any, output: Any) -> None:
-        calls[module] += 1
+        gave[module] += 1
         if isinstance(output, Tensor):
-            made[id(output)] = module, output  # held, so that no other tensor gets its place
+            made[id(output)] = module, output, uses.of(output)  # held, so that no other tensor gets its place
 
     def note_input(module: nn.Module, args: tuple[Any, ...]) -> None:
-        calls[module] += 1
+        given_to[module] += 1
         if args and isinstance(args[0], Tensor):
-            read.append((module, args[0], uses.of(args[0])))
+            x = args[0]
+            inner = uses.inside(x) if padded else x
+            maker, _, before = made.get(id(inner), (None, x, 0))
+            before = before if inner is x else 0
+            if maker is not None and uses.of(x) == before:
+                read.append((module, x, inner, maker, before))
 
     alone = _owning_alone(model)
-    hooks = [module.register_forward_hook(note_output) for module in paths if module in alone and first(module)]
-    hooks += [module.register_forward_pre_hook(note_input) for module in paths if module in alone and then(module)]
+    makers = [module for module in paths if module in alone and first(module)]
+    readers = [module for module in paths if module in alone and then(module)]
+    hooks = [module.register_forward_hook(note_output) for module in makers]
+    hooks += [module.register_forward_pre_hook(note_input) for module in readers]
     try:
         with evaluating(model), torch.inference_mode(False), torch.no_grad(), uses:
             output = model(**inputs)
@@ -57,11 +68,12 @@ def find_followers(model: nn.Module, inputs: Mapping[str, Any], first: Kind, the
             hook.remove()
     given = {id(tensor) for tensor in tensors_in(output)}
     found = []
-    for follower, x, earlier in read:
-        maker = made.get(id(x), (None, x))[0]
-        if maker is None or calls[maker] != 1 or calls[follower] != 1 or earlier:
+    for follower, x, inner, maker, before in read:
+        if gave[maker] != 1 or given_to[follower] != 1:
             continue
-        if getattr(follower, "inplace", False) or (uses.of(x) == 1 and id(x) not in given):
+        if inner is not x and (uses.of(inner) != made[id(inner)][2] + 1 or id(inner) in given):
+            continue
+        if getattr(follower, "inplace", False) or (uses.of(x) == before + 1 and id(x) not in given):
             found.append((paths[maker], paths[follower]))
     return found
 
@@ -73,16 +85,25 @@ class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self._counted: Counter[int] = Counter()
         self._held: list[Any] = []
+        self._inside: dict[int, Tensor] = {}
 
     def of(self, tensor: Tensor) -> int:
         """How many operators have read it."""
         return self._counted[id(tensor)]
 
+    def inside(self, tensor: Tensor) -> Tensor:
+        """What zeros were laid around to get it, or itself."""
+        return self._inside.get(id(tensor), tensor)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [value for value in tree_leaves((args, kwargs or {})) if isinstance(value, Tensor)]
         self._counted.update({id(tensor) for tensor in tensors})
         self._held += tensors  # held, so that no other tensor gets its place
-        return func(*args, **(kwargs or {}))
+        found = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.constant_pad_nd.default and not any(args[2:]):
+            self._inside[id(found)] = args[0]
+            self._held.append(found)
+        return found
 
 
 def _owning_alone(model: nn.Module) -> set[nn.Module]:

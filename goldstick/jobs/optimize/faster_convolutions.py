@@ -1,10 +1,10 @@
-"""Batch norms and activations whose work the quantized convolutions before them do as they write their outputs."""
+"""What quantized convolutions do as they write: the work of norms and activations, and what the next one rounds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -62,6 +62,35 @@ def bounded(model: nn.Module, inputs: Mapping[str, Any], normed: Sequence[Change
     return steps
 
 
+def handed(model: nn.Module, inputs: Mapping[str, Any], done: Sequence[Change]) -> list[Step]:
+    """Let convolutions write the codes that another one reads, where that one alone reads what they give.
+
+    It has a static input then: its scale is known before. There may be zeros laid around in between, and what was
+    taken over.
+
+    Args:
+        model: The network.
+        inputs: Keyword arguments of its forward.
+        done: Convolutions and what they have taken over, in order.
+    """
+    if not _any_convolution(model):
+        return []
+    makers: dict[str, str] = {}
+    for change in done:
+        if change.reason is None:
+            makers[change.modules[1]] = makers.get(change.modules[0], change.modules[0])
+    ends = {model.get_submodule(path) for path in makers}
+    steps: list[Step] = []
+    for before, after in find_followers(
+        model, inputs, lambda module: module in ends or _product(module), _reads_codes, padded=True
+    ):
+        paths = makers.get(before, before), after
+        epilogue = cast(QuantizedConvolution, model.get_submodule(paths[0])).epilogue
+        if epilogue is None or epilogue.reader is None:
+            steps.append((Change(what="one convolution and rounding", modules=paths), surgery.hand_over(model, *paths)))
+    return steps
+
+
 def bounds_of(module: Any) -> Bounds | None:
     """Between what an activation keeps its input; ``None`` of a module that does anything else, or is hooked."""
     kind = next((kind for kind in _FORWARDS if isinstance(module, kind)), None)
@@ -79,9 +108,16 @@ def _any_convolution(model: nn.Module) -> bool:
     return any(isinstance(module, QuantizedConvolution) for module in model.modules())
 
 
+def _product(module: nn.Module) -> bool:
+    return isinstance(module, QuantizedConvolution) and module.only_multiplies and _as_written(module)
+
+
 def _takes_over(module: nn.Module) -> bool:
-    plain = isinstance(module, QuantizedConvolution) and module.only_multiplies and module.epilogue is None
-    return plain and _as_written(module)
+    return _product(module) and module.epilogue is None
+
+
+def _reads_codes(module: nn.Module) -> bool:
+    return _product(module) and cast(QuantizedConvolution, module).input_range() is not None
 
 
 def _as_written(module: nn.Module) -> bool:

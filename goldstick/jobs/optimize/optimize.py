@@ -24,7 +24,7 @@ from goldstick.jobs.optimize.faster_blocks import (
     in_float32,
     norms,
 )
-from goldstick.jobs.optimize.faster_convolutions import bounded, folded
+from goldstick.jobs.optimize.faster_convolutions import bounded, folded, handed
 from goldstick.jobs.optimize.faster_layers import interleaved, share_inputs
 from goldstick.jobs.optimize.optimization import Change, Optimization, Step, nothing
 from goldstick.jobs.proof.observation import first_output
@@ -40,7 +40,8 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
     - With AVX2, quantized linear layers read a copy of their weight, rows side by side. To the bit. The copies take as
       much memory as the codes, and twice that of 16-bit scales.
     - On the CPU, quantized convolutions take over batch norms that alone read them, and ReLU, ReLU6 and Hardtanh after
-      that: scales and bounds of what they write anyway. Activations to the bit.
+      that: scales and bounds of what they write anyway. Activations to the bit. Where another quantized convolution,
+      with a static input, alone reads what they give, they write the codes that it reads. To the bit.
     - On the CPU, root-mean-square norms, silu(gate) · up, and rotation, cache and attention of single tokens run as one
       C++ operation each; sums are taken in another order. A block of these runs as a whole for a single token.
 
@@ -76,7 +77,9 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
         changes += trial.keep(interleaved(model) if interleave else [], same_bits=True)
         normed = trial.keep(folded(model, found))
         changes += normed
-        changes += trial.keep(bounded(model, found, normed), same_bits=not normed)
+        kept = trial.keep(bounded(model, found, normed), same_bits=True)
+        changes += kept
+        changes += trial.keep(handed(model, found, [*normed, *kept]), same_bits=True)
         steps = _faster(model, "one norm", norms(model))
         steps += _faster(model, "one gated activation", feed_forwards(model, groups))
         steps += _faster(model, "one token's attention", attentions(model, groups, trial.decode))
@@ -88,7 +91,10 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
 
 
 class _Trial:
-    """The model as it was, to compare with: its outputs, and what it gives when tokens are added to its cache."""
+    """The model as it was, to compare with: its outputs, and what it gives when tokens are added to its cache.
+
+    Changes that keep all bits are compared with the model behind the changes before them.
+    """
 
     def __init__(self, model: nn.Module, inputs: Mapping[str, Any]) -> None:
         self.model, self.inputs = model, inputs
@@ -96,7 +102,7 @@ class _Trial:
         exact = in_float32(*layers) and all(p.dtype == torch.float32 for p in model.parameters())
         exact = exact and quantized_cache_of(model) is None
         self.tolerance = MODEL_TOLERANCE[exact]
-        self.before = self.decode()
+        self.before = self.last = self.decode()
 
     def decode(self) -> list[Tensor]:
         """Outputs on the inputs, and on three tokens more for each sequence, if the model has a cache."""
@@ -117,8 +123,9 @@ class _Trial:
         if not made:
             return [change for change, _ in steps]
         after = self.decode()
-        pairs = list(zip(self.before, after, strict=True))
+        pairs = zip(self.last if same_bits else self.before, after, strict=True)
         if all(torch.equal(*pair) if same_bits else close(*pair, self.tolerance) for pair in pairs):
+            self.last = after
             return [change for change, _ in steps]
         for _, undo in reversed(made):
             undo()

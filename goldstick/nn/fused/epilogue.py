@@ -1,4 +1,4 @@
-"""What a quantized convolution does to its outputs in the place of a batch norm and an activation behind it."""
+"""What a quantized convolution does to its outputs in the place of modules behind it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.modules import module as of_all
 
 from goldstick.core.batch_norm import gain_and_shift
+from goldstick.kernels.coded_images import InputRange
 from goldstick.kernels.prepared import versions
 from goldstick.kernels.prepared_convolution import UNBOUNDED, Operands
 
 _MARK = "_epilogue"
+Place = tuple[dict[str, Any], str, Any]
+"""A module: those beside it, its name, and itself."""
 
 
 class Epilogue:
@@ -23,13 +26,21 @@ class Epilogue:
     modules behind the convolution pass on what is marked and was not changed since; all else they compute as ever.
     They also do where one of them was hooked or replaced, the norm is in training, or gradients of it are wanted.
 
+    Where one quantized convolution alone reads what becomes of it, y is handed over as the codes that it reads.
+
     Args:
         norm: The batch norm, or ``None``.
+
+    Attributes:
+        bounds: Between what y is kept.
+        behind: The modules that pass on what is finished.
+        reader: The convolution that alone reads it, or ``None``.
     """
 
     def __init__(self, norm: nn.Module | None = None) -> None:
         self.norm, self.bounds = norm, UNBOUNDED
-        self.behind: list[tuple[dict[str, Any], str, nn.Module]] = []
+        self.behind: list[Place] = []
+        self.reader: Place | None = None
         self._places: tuple[object, ...] = ()
         self._folded: tuple[Tensor, Tensor] | None = None
 
@@ -63,9 +74,13 @@ class Epilogue:
     def _as_found(self) -> bool:
         """Whether nothing looks at what lies between the modules, and each is in its place."""
         return not (of_all._global_forward_hooks or of_all._global_forward_pre_hooks) and all(
-            siblings.get(name) is module and not module._forward_hooks and not module._forward_pre_hooks
-            for siblings, name, module in self.behind
+            map(_in_place, self.behind)
         )
+
+    def handed_by(self) -> InputRange | None:
+        """By what the reader rounds y, where y can be handed over as codes."""
+        reader = self.reader
+        return reader[2].input_range() if reader is not None and _in_place(reader) else None
 
     def mark(self, y: Tensor) -> None:
         """Note that an output was made so."""
@@ -75,6 +90,13 @@ class Epilogue:
         """Whether an output was made so, and has not been changed since: in inference mode torch does not tell that."""
         found = getattr(y, _MARK, None)
         return found is not None and found[0] is self and [found[1]] == versions([y])
+
+
+def _in_place(place: Place) -> bool:
+    """Whether a module is still there, and nothing looks on."""
+    siblings, name, module = place
+    there = siblings.get(name) is module
+    return there and not module._forward_hooks and not module._forward_pre_hooks
 
 
 class DoneBefore:

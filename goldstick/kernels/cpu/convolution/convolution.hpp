@@ -61,6 +61,7 @@ struct ConvolutionShape {
     std::int64_t channels_of(std::int64_t block) const {
         return std::min<std::int64_t>(kRows, group_out() - block % blocks_of_group() * kRows);
     }
+    std::int64_t end_channel(std::int64_t block) const { return first_channel(block) + channels_of(block); }
     std::int64_t tap_pairs() const { return (kernel_columns + 1) / 2; }
     std::int64_t tap_slots() const { return (out + 31) / 32 * 32; }  // whole vectors of channels
     std::int64_t rows_of(std::int64_t height) const {
@@ -92,7 +93,14 @@ public:
     std::int64_t block_codes() const { return shape.kernel_rows * shape.row_steps(together) * together * kRows; }
 };
 
-// One call; all arrays are dense. T is float, bfloat16 or float16.
+// Outputs as the codes that the next convolution reads, by the scale and the zero of its input (coded_images.hpp).
+struct CodedOutput {
+    std::uint8_t* codes;  // null where outputs are floats
+    float scale, zero;
+};
+
+// One call; all arrays are dense. T is float, bfloat16 or float16. Where the channels of a depthwise convolution's input are
+// last, those of its output are; codes have them last, and belong to floats.
 template <typename T>
 struct ConvolutionCall {
     const T* x;      // [images, in, height, width], or [images, height, width, in]
@@ -100,11 +108,13 @@ struct ConvolutionCall {
     const T* scale;  // [out]
     const T* bias;   // [out], or null
     std::int64_t images, height, width;
-    bool channels_last;
+    bool x_last, y_last;  // whether the channels are
     Rounding rounding;
     float input_scale;  // of kInt8Tensor
     float input_zero;
     float least, most;  // bounds of outputs, which an activation behind the convolution may set
+    const std::uint8_t* codes;  // in the place of x, of kInt8Tensor, by its scale and zero; or null
+    CodedOutput coded;          // in the place of y
 };
 
 // Neighbouring steps: of the panel, and of every pixel from `offset` on.
@@ -168,8 +178,8 @@ struct Plane {
 using PlaneKernel = void(const ConvolutionShape& shape, const std::int16_t* taps, const Plane& plane, std::int32_t* sums);
 PlaneKernel plane_scalar, plane_avx2;
 
-// The whole call on `threads` threads.
+// The whole call on `threads` threads. Returns whether it was done: codes cannot be made of what is no number.
 template <typename T>
-void convolve(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa);
+bool convolve(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa);
 
 }  // namespace goldstick

@@ -135,11 +135,11 @@ template <typename T>
 void convolve_depthwise(const ConvolutionWeight& weight, const ConvolutionCall<T>& call, int threads, Isa isa,
                         ImageRanges<T>& ranges, ImagesWithNone& none) {
     if constexpr (std::is_same_v<T, float>) {
-        if (!call.channels_last && goes_by_blocks(weight.shape, call, isa)) {
+        if (!call.x_last && goes_by_blocks(weight.shape, call, isa)) {
             return convolve_blocks(weight, call, threads, isa, ranges, none);
         }
     }
-    (call.channels_last ? convolve_rows<T> : convolve_planes<T>)(weight, call, threads, isa, ranges, none);
+    (call.x_last ? convolve_rows<T> : convolve_planes<T>)(weight, call, threads, isa, ranges, none);
 }
 
 template void convolve_depthwise<float>(const ConvolutionWeight&, const ConvolutionCall<float>&, int, Isa,

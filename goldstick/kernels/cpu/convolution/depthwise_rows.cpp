@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/buffer.hpp"
+#include "convolution/coded_images.hpp"
 #include "convolution/past_caches.hpp"
 
 namespace goldstick {
@@ -22,11 +23,12 @@ struct Rows {
     const ConvolutionShape& shape;
     const ConvolutionCall<T>& call;
     const RowKernels& kernels;
-    bool wide;                        // whether there is AVX2
+    Isa isa;
     std::int64_t rows, columns;       // of the output
     std::int64_t padded_columns, slots, depth;  // of the ring of codes; rows of it
     bool past_caches;
     std::int64_t row_codes() const { return padded_columns * slots; }
+    bool straight() const { return std::is_same_v<T, float> && !call.coded.codes; }  // whether sums become outputs at once
 };
 
 // Memory of one thread.
@@ -35,7 +37,7 @@ class Memory {
 public:
     explicit Memory(const Rows<T>& rows)
         : ring((rows.depth + 1) * rows.row_codes() + rows.slots), by(rows.slots), shift(rows.slots),
-          line(std::is_same_v<T, float> ? 0 : rows.columns * rows.shape.out),
+          line(rows.straight() ? 0 : rows.columns * rows.shape.out),
           natural(std::is_same_v<T, float> ? 0 : rows.shape.in), at(static_cast<std::size_t>(rows.shape.kernel_rows)) {
         std::fill_n(ring.data(), ring.count(), std::int16_t{0});
         std::fill_n(by.data(), by.count(), 0.0f);
@@ -49,11 +51,17 @@ public:
     std::vector<const std::int16_t*> at;
 };
 
-// The codes of a row of an image. Returns whether all are numbers.
+// The codes of a row of all images' rows. Returns whether all are numbers.
 template <typename T>
-bool lay_row(const Rows<T>& rows, const T* x, const ImageScale& how, Memory<T>& memory, std::int16_t* to) {
-    const std::int64_t channels = rows.shape.in, width = rows.call.width;
+bool lay_row(const Rows<T>& rows, std::int64_t row, const ImageScale& how, Memory<T>& memory, std::int16_t* to) {
+    const std::int64_t channels = rows.shape.in, width = rows.call.width, first = row * width * channels;
     to += rows.shape.left * rows.slots;
+    if (rows.call.codes) {
+        const auto shift = static_cast<std::int16_t>(kByteShift + static_cast<std::int16_t>(how.zero));
+        rows.kernels.lay_bytes(rows.call.codes + first, width, channels, shift, to);
+        return true;
+    }
+    const T* x = rows.call.x + first;
     if constexpr (std::is_same_v<T, float>) {
         return rows.kernels.lay(x, width, channels, how, to);
     } else {
@@ -61,7 +69,7 @@ bool lay_row(const Rows<T>& rows, const T* x, const ImageScale& how, Memory<T>& 
         bool numbers = true;
         std::int16_t* const codes = memory.natural.data();
         for (std::int64_t pixel = 0; pixel < width; ++pixel, x += channels, to += rows.slots) {
-            numbers &= (rows.wide ? codes_avx2<T, std::int16_t> : codes_scalar<T, std::int16_t>)(x, channels, how, codes);
+            numbers &= (rows.isa != Isa::kScalar ? codes_avx2<T, std::int16_t> : codes_scalar<T, std::int16_t>)(x, channels, how, codes);
             for (std::int64_t c = 0; c < channels; ++c) {
                 to[c / block * block + slot_of(c % block, rows.kernels.lanes)] = codes[c];
             }
@@ -81,15 +89,14 @@ bool run_band(const Rows<T>& rows, std::int64_t image, std::int64_t begin, std::
         memory.by.data()[c] = to_float(call.scale[c]) * how.scale;
         memory.shift.data()[c] = call.bias ? to_float(call.bias[c]) : 0.0f;
     }
-    const T* const x = call.x + image * call.height * call.width * channels;
-    T* y = call.y + (image * rows.rows + begin) * rows.columns * channels;
+    const std::int64_t each = rows.columns * channels;
     bool numbers = true;
     std::int64_t next = 0;  // row of the padded image that is laid next
-    for (std::int64_t row = begin; row < end; ++row, y += rows.columns * channels) {
+    for (std::int64_t row = begin; row < end; ++row) {
         const std::int64_t first = row * shape.stride_rows;
         for (next = std::max(next, first); next < first + within; ++next) {
             if (next >= shape.top && next < shape.top + call.height) {
-                numbers &= lay_row(rows, x + (next - shape.top) * call.width * channels, how, memory,
+                numbers &= lay_row(rows, image * call.height + next - shape.top, how, memory,
                                    memory.ring.data() + next % rows.depth * rows.row_codes());
             }
         }
@@ -99,17 +106,18 @@ bool run_band(const Rows<T>& rows, std::int64_t image, std::int64_t begin, std::
             memory.at[static_cast<std::size_t>(i)] =
                 memory.ring.data() + (inside ? wanted % rows.depth : rows.depth) * rows.row_codes();
         }
-        float* to;
+        const std::int64_t place = (image * rows.rows + row) * each;
+        float* to = memory.line.data();
         if constexpr (std::is_same_v<T, float>) {
-            to = y;
-        } else {
-            to = memory.line.data();
+            to = rows.straight() ? call.y + place : to;
         }
         rows.kernels.multiply(shape, {memory.at.data(), rows.weight.side_taps.data(), shape.tap_slots(),
                                       rows.slots, rows.columns, channels, memory.by.data(), memory.shift.data(), call.least,
                                       call.most, rows.past_caches, to});
-        if constexpr (!std::is_same_v<T, float>) {
-            for (std::int64_t i = 0; i < rows.columns * channels; ++i) store(y + i, round_to<T>(to[i]));
+        if (call.coded.codes) {
+            numbers &= bytes_of_floats(rows.isa)(to, each, scale_of(call.coded), call.coded.codes + place);
+        } else if constexpr (!std::is_same_v<T, float>) {
+            for (std::int64_t i = 0; i < each; ++i) store(call.y + place + i, round_to<T>(to[i]));
         }
     }
     return numbers;
@@ -132,7 +140,7 @@ void convolve_rows(const ConvolutionWeight& weight, const ConvolutionCall<T>& ca
     const ConvolutionShape& shape = weight.shape;
     const RowKernels& kernels = row_kernels(isa);
     const std::int64_t block = 2 * kernels.lanes, slots = (shape.in + block - 1) / block * block;
-    const Rows<T> rows{weight, shape, call, kernels, isa != Isa::kScalar, shape.rows_of(call.height),
+    const Rows<T> rows{weight, shape, call, kernels, isa, shape.rows_of(call.height),
                        shape.columns_of(call.width), call.width + shape.left + shape.right, slots,
                        (shape.kernel_rows - 1) * shape.dilation_rows + 1, goes_past_caches(shape, call)};
     const std::int64_t together = std::max<std::int64_t>(1, kTogether / ranges.numbers());

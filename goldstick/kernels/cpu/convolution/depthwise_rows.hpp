@@ -37,6 +37,8 @@ struct RowKernels {
     std::int64_t lanes;
     // The codes of some pixels, and zeros where a block has no channel. Returns whether all are numbers.
     bool (*lay)(const float* x, std::int64_t pixels, std::int64_t channels, const ImageScale& how, std::int16_t* to);
+    // The same of bytes (coded_images.hpp), each `shift` more than the code less the zero.
+    void (*lay_bytes)(const std::uint8_t* x, std::int64_t pixels, std::int64_t channels, std::int16_t shift, std::int16_t* to);
     void (*multiply)(const ConvolutionShape& shape, const OutputRow& row);
 };
 extern const RowKernels kRowsScalar, kRowsAvx2, kRowsAvx512;

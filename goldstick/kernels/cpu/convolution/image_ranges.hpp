@@ -91,6 +91,10 @@ public:
         }
     }
 
+    bool any() const {
+        return std::any_of(found_.begin(), found_.end(), [](const auto& one) { return one.load(); });
+    }
+
     template <typename T>
     void fill(T* y, std::int64_t outputs_of_image) const {
         for (const auto& one : found_) {

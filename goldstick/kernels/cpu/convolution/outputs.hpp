@@ -93,7 +93,7 @@ GOLDSTICK_AVX2 inline void write_pixels_avx2(const Sums& sums, const Finish& fin
 template <bool wide, typename T>
 GOLDSTICK_INLINE void write(const ConvolutionCall<T>& call, const Finish& finish, std::int64_t out, std::int64_t pixels,
                             const Sums& sums) {
-    if (call.channels_last) {
+    if (call.y_last) {
         T* const y = call.y + (sums.image * pixels + sums.pixel) * out + sums.channel;
 #if defined(__x86_64__)
         if constexpr (wide && std::is_same_v<T, float>) {
@@ -124,7 +124,7 @@ void write_avx512(const ConvolutionCall<T>& call, const Finish& finish, std::int
                   const Sums& sums) {
 #if defined(__x86_64__)
     if constexpr (std::is_same_v<T, float>) {
-        if (!call.channels_last) {
+        if (!call.y_last) {
             float* const y = call.y + (sums.image * out + sums.channel) * pixels + sums.pixel;
             return write_planes_avx512(sums, finish, pixels, y);
         }

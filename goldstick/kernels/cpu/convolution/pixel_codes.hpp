@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "convolution/coded_images.hpp"
 #include "convolution/convolution.hpp"
 #include "convolution/image_codes.hpp"
 #include "convolution/transpose.hpp"
@@ -38,9 +39,13 @@ GOLDSTICK_INLINE bool lay_pixels(const ConvolutionShape& shape, const Convolutio
     constexpr int step = 4 / sizeof(Code);
     const std::int64_t slots = shape.slots(step), within = shape.group_in(), width = shape.group_slots(step);
     const std::int64_t pixels = call.height * call.width;
+    if (call.codes) {
+        lay_coded_pixels(shape, call.codes + (image * pixels + from) * shape.in, count, how, to);
+        return true;
+    }
     const T* const x = call.x + image * shape.in * pixels;
     bool numbers = true;
-    if (call.channels_last) {
+    if (call.x_last) {
         const T* const first = x + from * shape.in;
         if (slots == shape.in) {
             return codes_for<wide>(first, count * shape.in, how, to);

@@ -27,6 +27,28 @@ GOLDSTICK_AVX2 bool lay(const float* x, std::int64_t pixels, std::int64_t channe
     return numbers;
 }
 
+GOLDSTICK_AVX2 void lay_bytes(const std::uint8_t* x, std::int64_t pixels, std::int64_t channels, std::int16_t shift,
+                              std::int16_t* to) {
+    const __m256i more = _mm256_set1_epi16(shift);
+    const auto sixteen = [&](const std::uint8_t* from) GOLDSTICK_AVX2 {
+        const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+        const __m256i packed = _mm256_cvtepu8_epi16(_mm_shuffle_epi32(bytes, 0xd8));  // as packing leaves them
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm256_sub_epi16(packed, more));
+        to += kBlock;
+    };
+    const std::int64_t whole = channels / kBlock * kBlock, rest = channels - whole;
+    for (std::int64_t pixel = 0; pixel < pixels; ++pixel, x += channels) {
+        for (std::int64_t c = 0; c < whole; c += kBlock) {
+            sixteen(x + c);
+        }
+        if (rest) {
+            std::uint8_t last[kBlock] = {};  // what lies where there is no channel is multiplied by 0
+            std::copy_n(x + whole, rest, last);
+            sixteen(last);
+        }
+    }
+}
+
 GOLDSTICK_AVX2 inline __m256i at(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 
 // What the sums of a block of channels become, and where.
@@ -180,7 +202,7 @@ void multiply(const ConvolutionShape& shape, const OutputRow& row) {
 
 }  // namespace
 
-const RowKernels kRowsAvx2{kLanes, lay, multiply};
+const RowKernels kRowsAvx2{kLanes, lay, lay_bytes, multiply};
 
 }  // namespace goldstick
 

@@ -109,6 +109,28 @@ GOLDSTICK_AVX512 bool lay(const float* x, std::int64_t pixels, std::int64_t chan
     return lays(x, pixels, channels, how, to);
 }
 
+GOLDSTICK_AVX512 void lay_bytes(const std::uint8_t* x, std::int64_t pixels, std::int64_t channels, std::int16_t shift,
+                                std::int16_t* to) {
+    const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // as packing leaves words
+    const __m512i more = _mm512_set1_epi16(shift);
+    const std::int64_t full = channels / kBlock * kBlock, rest = channels - full;
+    const auto thirty_two = [&](__m256i bytes) GOLDSTICK_AVX512 {
+        const __m512i packed = _mm512_cvtepu8_epi16(_mm256_permutevar8x32_epi32(bytes, order));
+        _mm512_storeu_si512(to, _mm512_sub_epi16(packed, more));
+        to += kBlock;
+    };
+    for (std::int64_t pixel = 0; pixel < pixels; ++pixel, x += channels) {
+        for (std::int64_t c = 0; c < full; c += kBlock) {
+            thirty_two(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + c)));
+        }
+        if (rest) {
+            alignas(32) std::uint8_t last[kBlock] = {};  // what lies where there is no channel is multiplied by 0
+            std::copy_n(x + full, rest, last);
+            thirty_two(_mm256_load_si256(reinterpret_cast<const __m256i*>(last)));
+        }
+    }
+}
+
 // Two vectors of 32-bit lanes, for the channels of a block.
 struct Two {
     __m512i low, high;
@@ -262,7 +284,7 @@ GOLDSTICK_AVX512 void multiply(const ConvolutionShape& shape, const OutputRow& r
 
 }  // namespace
 
-const RowKernels kRowsAvx512{kLanes, lay, multiply};
+const RowKernels kRowsAvx512{kLanes, lay, lay_bytes, multiply};
 
 }  // namespace goldstick
 

@@ -18,6 +18,14 @@ bool lay(const float* x, std::int64_t pixels, std::int64_t channels, const Image
     return numbers;
 }
 
+void lay_bytes(const std::uint8_t* x, std::int64_t pixels, std::int64_t channels, std::int16_t shift, std::int16_t* to) {
+    const std::int64_t slots = (channels + kBlock - 1) / kBlock * kBlock;
+    for (std::int64_t pixel = 0; pixel < pixels; ++pixel, x += channels, to += slots) {
+        std::transform(x, x + channels, to, [&](std::uint8_t byte) { return static_cast<std::int16_t>(byte - shift); });
+        std::fill(to + channels, to + slots, std::int16_t{0});
+    }
+}
+
 void multiply(const ConvolutionShape& shape, const OutputRow& row) {
     float* y = row.y;
     for (std::int64_t column = 0; column < row.columns; ++column, y += row.channels) {
@@ -36,6 +44,6 @@ void multiply(const ConvolutionShape& shape, const OutputRow& row) {
 
 }  // namespace
 
-const RowKernels kRowsScalar{kLanes, lay, multiply};
+const RowKernels kRowsScalar{kLanes, lay, lay_bytes, multiply};
 
 }  // namespace goldstick

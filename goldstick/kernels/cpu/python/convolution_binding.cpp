@@ -41,36 +41,47 @@ public:
         return weight_.codes.count() + 4 * weight_.sums.count() + 2 * (weight_.taps.count() + weight_.side_taps.count());
     }
 
-    // y = f(x) ∗ w + bias, between `least` and `most`, for dense x and y of one order in memory. The caller has checked them. Returns false, and does
-    // nothing, where GOLDSTICK_BACKEND names another backend.
+    // y = f(x) ∗ w + bias, between `least` and `most`, for dense x and y. The caller has checked them. With `coded_x`, x are
+    // bytes (convolution/coded_images.hpp), and where `coded_scale` is not 0, y are. Returns false where GOLDSTICK_BACKEND
+    // names another backend, of which nothing is done then, and where what is no number has no code.
     bool run(std::uintptr_t x, std::uintptr_t y, std::uintptr_t scale, std::uintptr_t bias, std::int64_t images,
-             std::int64_t height, std::int64_t width, bool channels_last, const std::string& precision,
-             float input_scale, int input_zero, float least, float most, int threads) const {
+             std::int64_t height, std::int64_t width, bool x_last, bool y_last, const std::string& precision,
+             float input_scale, int input_zero, float least, float most, bool coded_x, float coded_scale, int coded_zero,
+             int threads) const {
         if (goldstick::another_backend_is_named()) {
             return false;
         }
-        if (weight_.shape.rows_of(height) < 1 || weight_.shape.columns_of(width) < 1) {
+        const goldstick::ConvolutionShape& shape = weight_.shape;
+        const bool coded_y = coded_scale != 0.0f;
+        if (shape.rows_of(height) < 1 || shape.columns_of(width) < 1) {
             throw std::invalid_argument("the kernel is larger than the padded input");
         }
-        if (channels_last && weight_.shape.depthwise() && weight_.shape.group_out() != 1) {
+        if (x_last && shape.depthwise() && shape.group_out() != 1) {
             throw std::invalid_argument("with several outputs for each channel, images lie channel by channel");
         }
+        if ((shape.depthwise() && x_last != y_last) || ((coded_x || coded_y) && precision != "float32") ||
+            (coded_x && !(x_last && rounding_ == goldstick::Rounding::kInt8Tensor)) || (coded_y && !y_last)) {
+            throw std::invalid_argument("codes are of floats with a scale for all inputs, channels last");
+        }
         const goldstick::Isa isa = goldstick::chosen_isa();
+        bool done = true;
         const auto all = [&](auto like) {
             using T = decltype(like);
             const goldstick::ConvolutionCall<T> call{
-                reinterpret_cast<const T*>(x), reinterpret_cast<T*>(y), reinterpret_cast<const T*>(scale),
-                reinterpret_cast<const T*>(bias), images, height, width, channels_last, rounding_, input_scale,
-                static_cast<float>(input_zero), least, most};
+                coded_x ? nullptr : reinterpret_cast<const T*>(x), coded_y ? nullptr : reinterpret_cast<T*>(y),
+                reinterpret_cast<const T*>(scale), reinterpret_cast<const T*>(bias), images, height, width, x_last, y_last,
+                rounding_, input_scale, static_cast<float>(input_zero), least, most,
+                coded_x ? reinterpret_cast<const std::uint8_t*>(x) : nullptr,
+                {coded_y ? reinterpret_cast<std::uint8_t*>(y) : nullptr, coded_scale, static_cast<float>(coded_zero)}};
             nb::gil_scoped_release released;
-            goldstick::convolve(weight_, call, std::max(threads, 1), isa);
+            done = goldstick::convolve(weight_, call, std::max(threads, 1), isa);
         };
         switch (goldstick::precision_of(precision)) {
             case goldstick::Precision::float32: all(float{}); break;
             case goldstick::Precision::bfloat16: all(bfloat16{}); break;
             case goldstick::Precision::float16: all(float16{}); break;
         }
-        return true;
+        return done;
     }
 
 private:
@@ -110,6 +121,6 @@ void define_convolution(nb::module_& module) {
              "padding"_a, "activation"_a)
         .def_prop_ro("bytes", &Prepared::bytes)
         .def("run", &Prepared::run, "x"_a, "y"_a, "scale"_a, "bias"_a, "images"_a, "height"_a, "width"_a,
-             "channels_last"_a, "precision"_a, "input_scale"_a, "input_zero"_a, "least"_a,
-             "most"_a, "threads"_a);
+             "x_last"_a, "y_last"_a, "precision"_a, "input_scale"_a, "input_zero"_a, "least"_a, "most"_a, "coded_x"_a,
+             "coded_scale"_a, "coded_zero"_a, "threads"_a);
 }

@@ -1,8 +1,8 @@
-"""The surgeon: applies edits to a network. The only code that changes a model; it decides nothing."""
+"""Edits applied to a network: what recipes do to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,6 @@ from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import StructureError
 from goldstick.nn import (
-    FusedLinears,
     PackedWeight,
     QuantizedConvolution,
     QuantizedEmbedding,
@@ -22,14 +21,8 @@ from goldstick.nn import (
 )
 from goldstick.nn.derived import derived, in_place_of, sharing, tied_to, turn_into
 from goldstick.nn.encoder import PaddedEncoder
-from goldstick.nn.fused.decode_block import FusedDecodeBlock
-from goldstick.nn.fused.epilogue import DoneBefore, Epilogue
-from goldstick.nn.fused.feed_forward import GatedForward, NormForward
-from goldstick.nn.fused.fused_linears import obstacle
-from goldstick.nn.fused.token_attention import TokenAttention
 from goldstick.nn.parameter import hold_parameter
-from goldstick.nn.replacing import itself
-from goldstick.nn.replacing import replace as replace
+from goldstick.nn.replacing import itself, replace
 from goldstick.nn.scaled_linear import ScaledLinear
 from goldstick.structure.network import Network, Site
 from goldstick.structure.norm_folding import fold_norm
@@ -37,9 +30,6 @@ from goldstick.structure.plain_layers import Reading
 from goldstick.structure.probe.fold import apply_fold
 from goldstick.structure.pruning.cut import apply_cut
 from goldstick.structure.rotation.rotate_weight import apply_rotation
-
-#: Forwards that do some calls of a module faster.
-Forward = NormForward | GatedForward | TokenAttention | FusedDecodeBlock
 
 
 def apply(network: Network, edits: Iterable[Edit]) -> None:
@@ -122,66 +112,6 @@ def settle_scales(
         if network.module(site) is stand_in:
             replace(network.model, site.module, stand_in.layer)
     return {name: stand_in.layer.quantized_tensor() for name, stand_in in scaled.items()}
-
-
-def fuse_linears(model: nn.Module, paths: Sequence[str]) -> FusedLinears:
-    """Let the quantized linear layers at ``paths`` multiply their common input at once; ``separate()`` undoes it.
-
-    Raises:
-        StructureError: One is no such layer, or they cannot be stacked; the message says why.
-    """
-    layers = [model.get_submodule(path) for path in paths]
-    parts = [layer for layer in layers if isinstance(layer, QuantizedLinear)]
-    reason = "not all are quantized linear layers" if len(parts) < len(layers) else obstacle(parts)
-    if reason is not None:
-        raise StructureError(f"{', '.join(paths)} cannot run as one multiplication: {reason}.")
-    return FusedLinears(parts)
-
-
-def run_through(module: nn.Module, forward: Forward) -> Callable[[], None]:
-    """Let a module's calls go through another forward, which was made for it; returns what undoes that.
-
-    The module keeps its class, place, parameters and hooks.
-    """
-    module.__dict__["forward"] = forward
-
-    def undo() -> None:
-        del module.__dict__["forward"]
-
-    return undo
-
-
-def take_over(
-    model: nn.Module, convolution: str, behind: str, bounds: tuple[float, float] | None = None
-) -> Callable[[], None]:
-    """Let a quantized convolution do the work of a module behind it, as long as the two stay as they are.
-
-    Args:
-        model: The network.
-        convolution: Path of the convolution.
-        behind: Path of a batch norm, or of an activation behind the convolution or the norm that was taken over.
-        bounds: Between what the activation keeps its input; ``None`` of a norm.
-
-    Returns:
-        What undoes that.
-    """
-    layer: Any = model.get_submodule(convolution)
-    parent, _, name = behind.rpartition(".")
-    siblings = model.get_submodule(parent)._modules
-    module: Any = siblings[name]
-    before = layer.epilogue
-    epilogue = before or Epilogue(None if bounds is not None else module)
-    place, old = (siblings, name, module), epilogue.bounds
-    layer.epilogue, epilogue.bounds = epilogue, bounds or old
-    epilogue.behind.append(place)
-    module.__dict__["forward"] = DoneBefore(module, epilogue)
-
-    def undo() -> None:
-        layer.epilogue, epilogue.bounds = before, old
-        epilogue.behind.remove(place)
-        del module.__dict__["forward"]
-
-    return undo
 
 
 def forget_ties(network: Network, sites: Collection[str] | None = None) -> None:

@@ -1,0 +1,85 @@
+"""Images that one convolution hands to the next as the codes that the next one reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+_SHIFT = 128  # how much larger a byte is than its code
+
+
+class InputRange(NamedTuple):
+    """By what the input of a layer is rounded to 8 bits: q = round(clamp(x / scale + zero, −128, 127))."""
+
+    scale: float
+    zero: int
+
+
+class CodedImages(Tensor):
+    """Float images [batch, channels, height, width] of which only the codes are there.
+
+    The layer that they were rounded for reads the codes. Any other operator is given what they stand for,
+    (q − zero) · scale, which is found once, so that a change in place is a change of these images; the layer then
+    rounds that. Zeros around the images are the same in both, and stay codes.
+
+    Attributes:
+        codes: uint8 [batch, height, width, channels], q + 128.
+        range: By what they were rounded.
+        floats: What they stand for, once an operator has asked; ``None`` before.
+    """
+
+    codes: Tensor
+    range: InputRange
+    floats: Tensor | None
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @staticmethod
+    def __new__(cls, codes: Tensor, range: InputRange, like: torch.memory_format) -> CodedImages:
+        batch, height, width, channels = codes.shape
+        plane = height * width
+        last = like is torch.channels_last
+        strides = (plane * channels, 1, width * channels, channels) if last else (plane * channels, plane, width, 1)
+        make: Callable[..., CodedImages] = Tensor._make_wrapper_subclass
+        found = make(cls, (batch, channels, height, width), strides=strides, dtype=torch.float32, device=codes.device)
+        found.codes, found.range, found.floats = codes, range, None
+        return found
+
+    @property
+    def order(self) -> torch.memory_format:
+        """The order in memory that its floats have."""
+        last = self.stride()[1] == 1 and self.shape[1] > 1
+        return torch.channels_last if last else torch.contiguous_format
+
+    def as_floats(self) -> Tensor:
+        """What the codes stand for."""
+        if self.floats is None:
+            scale, zero = self.range
+            found = (self.codes.to(torch.float32) - (_SHIFT + zero)) * scale
+            self.floats = found.permute(0, 3, 1, 2).contiguous(memory_format=self.order)
+        return self.floats
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        padded = None
+        if func is torch.ops.aten.constant_pad_nd.default and type(args[0]) is cls:
+            padded = args[0]._padded(*args[1:])
+        elif func is torch.ops.aten.pad.default and type(args[0]) is cls:  # in inference mode
+            given: list[Any] = [*args[1:], *("constant", None)[len(args) - 2 :]]
+            padded = args[0]._padded(given[0], given[2]) if given[1] == "constant" else None
+        if padded is not None:
+            return padded
+        plain = tree_map_only(CodedImages, lambda images: images.as_floats(), (args, kwargs or {}))
+        return func(*plain[0], **plain[1])
+
+    def _padded(self, sides: Sequence[int], value: float | None = None) -> CodedImages | None:
+        """The same with zeros around the images; ``None`` where something else is asked for."""
+        if self.floats is not None or value or len(sides) > 4 or min(sides, default=0) < 0:
+            return None
+        if not any(sides):
+            return CodedImages(self.codes, self.range, self.order)
+        around = torch.nn.functional.pad(self.codes, (0, 0, *sides), value=_SHIFT + self.range.zero)
+        return CodedImages(around, self.range, self.order)

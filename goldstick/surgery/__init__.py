@@ -1,0 +1,34 @@
+"""The surgeon: the only code that changes a model; it decides nothing.
+
+``edits`` rewrites a model, ``forwards`` lets it do the same faster.
+"""
+
+from goldstick.nn.replacing import replace
+from goldstick.surgery.edits import (
+    apply,
+    forget_ties,
+    index_experts_one_by_one,
+    leave_nested_tensors,
+    replace_module,
+    scale_anew,
+    settle_scales,
+    tie,
+)
+from goldstick.surgery.forwards import Forward, fuse_linears, hand_over, run_through, take_over
+
+__all__ = [
+    "Forward",
+    "apply",
+    "forget_ties",
+    "fuse_linears",
+    "hand_over",
+    "index_experts_one_by_one",
+    "leave_nested_tensors",
+    "replace",
+    "replace_module",
+    "run_through",
+    "scale_anew",
+    "settle_scales",
+    "take_over",
+    "tie",
+]
