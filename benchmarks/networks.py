@@ -5,7 +5,8 @@
 ResNet-20 with the weights of the data directory on 32 x 32 images; ResNet-50, MobileNet and MobileNetV2 of
 transformers with random weights on 224 x 224. Batch norms are folded in the quantized networks, and in the float one
 that is the harder to beat; "with norms" is the float network as it came. "Optimized" is what goldstick.optimize makes
-of a network, and "with norms, optimized" of one whose norms were not folded before. The least time of all rounds
+of a network, and "with norms, optimized" of one whose norms were not folded before. "onnxruntime" runs the static
+network as ``goldstick export --format onnx`` writes it: the same codes. The least time of all rounds
 counts.
 """
 
@@ -13,10 +14,13 @@ from __future__ import annotations
 
 import argparse
 import copy
+import functools
 import inspect
 import json
 import platform
+import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +32,9 @@ import goldstick
 from benchmarks.cifar import ROOT, pretrained
 from benchmarks.convolutions import Run, keep_memory, timed
 from goldstick.core.json_files import write_atomically
+from goldstick.formats import GRAPHS
+from goldstick.jobs.export.graph import traced_graph
+from goldstick.jobs.export.graph_layers import stand_in_for_layers
 from goldstick.kernels.cpu import chosen_isa
 from goldstick.recipes import Recipe
 from goldstick.recipes.needs_data import needs_data
@@ -91,6 +98,24 @@ def calls(versions: dict[str, nn.Module], x: Tensor) -> dict[str, Run]:
     return runs
 
 
+def exported(model: nn.Module, images: Tensor, threads: int) -> Callable[[Any], Any]:
+    """onnxruntime on the graph of a quantized network, images with channels first."""
+    import onnxruntime
+
+    graph, held = GRAPHS["onnx"], copy.deepcopy(model).eval()
+    layers = stand_in_for_layers(held)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / graph.file
+        graph.write(traced_graph(held, {"images": images}, ("logits",), graph.version), layers, file)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.add_session_config_entry(
+            "session.intra_op.allow_spinning", "0"
+        )  # it would run on while others are timed
+        session = onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    return lambda given: session.run(None, {"images": given})
+
+
 def main() -> None:
     """Time all, print and write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -106,9 +131,15 @@ def main() -> None:
     machine = {"processor": platform.machine(), "isa": chosen_isa(), "torch": torch.__version__}
     content: dict[str, Any] = {"machine": machine, "threads": arguments.threads, "ms": {}}
     for name, (model, side) in networks().items():
-        made = versions(model.eval(), [torch.randn(8, 3, side, side)])
+        calibration = torch.randn(8, 3, side, side)
+        made = versions(model.eval(), [calibration])
+        peer = exported(made["w8a8-static"], calibration, arguments.threads) if isinstance(model, Classifier) else None
         for batch in arguments.batches:
-            least = timed(calls(made, torch.randn(batch, 3, side, side)), arguments.rounds, arguments.seconds)
+            images = torch.randn(batch, 3, side, side)
+            runs = calls(made, images)
+            if peer is not None:
+                runs["onnxruntime"] = functools.partial(peer, images.numpy())
+            least = timed(runs, arguments.rounds, arguments.seconds)
             content["ms"][f"{name}, batch {batch}"] = least
             print(f"{name}, batch {batch}: " + ", ".join(f"{one} {ms:.2f}" for one, ms in least.items()), flush=True)
     write_atomically(arguments.out, (json.dumps(content, indent=1) + "\n").encode())

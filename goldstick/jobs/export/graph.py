@@ -71,7 +71,7 @@ def export_graph(
         if (reason := target.refuses(layer)) is not None:
             raise FormatError(f"{name} cannot hold this: {layer.name}: {reason}.")
     with staged(output, overwrite) as work:
-        traced = _traced(model, inputs, tuple(expected), target.version)
+        traced = traced_graph(model, inputs, tuple(expected), target.version)
         used = target.write(traced, layers, work / target.file)
         progress("proving", 0, 1)
         proof = _compared(target, work / target.file, inputs, expected, layers)
@@ -129,7 +129,7 @@ def _outputs(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
     return {name: value for name, value in named.items() if isinstance(value, Tensor)}
 
 
-def _traced(model: nn.Module, inputs: Mapping[str, Tensor], outputs: tuple[str, ...], version: int) -> Any:
+def traced_graph(model: nn.Module, inputs: Mapping[str, Tensor], outputs: tuple[str, ...], version: int) -> Any:
     """The network with nodes in the places of quantized layers; sizes of inputs stay open where it takes any."""
     shapes = {name: dict.fromkeys(range(value.ndim), torch.export.Dim.AUTO) for name, value in inputs.items()}
     logger = logging.getLogger("torch.onnx")

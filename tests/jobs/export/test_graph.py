@@ -11,7 +11,14 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, ResNetConfig, ResNetForImageClassification
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    MobileNetV1Config,
+    MobileNetV1ForImageClassification,
+    ResNetConfig,
+    ResNetForImageClassification,
+)
 
 import goldstick
 from goldstick.errors import FormatError, OutputError, UsageError
@@ -64,6 +71,19 @@ def test_a_classifier_of_convolutions_runs_with_any_batch(tmp_path: Path) -> Non
     goldstick.quantize(tmp_path / "float", "rtn-w8a16", output=tmp_path / "w8", proof="tensors")
     goldstick.export(tmp_path / "w8", "onnx", output=tmp_path / "onnx")
     picture = torch.randn(2, 3, 224, 224)
+    found = session(tmp_path / "onnx").run(["logits"], {"pixel_values": picture.numpy()})[0]
+    with torch.inference_mode():
+        expected = goldstick.load(tmp_path / "w8")(pixel_values=picture).logits.numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_a_forward_may_read_the_attributes_of_its_layers(tmp_path: Path) -> None:
+    config = MobileNetV1Config(depth_multiplier=0.25, image_size=32, num_labels=3)  # it pads by stride and kernel size
+    torch.manual_seed(0)
+    MobileNetV1ForImageClassification(config).save_pretrained(tmp_path / "float")
+    goldstick.quantize(tmp_path / "float", "rtn-w8a16", output=tmp_path / "w8", proof="tensors")
+    goldstick.export(tmp_path / "w8", "onnx", output=tmp_path / "onnx")
+    picture = torch.randn(2, 3, 32, 32)
     found = session(tmp_path / "onnx").run(["logits"], {"pixel_values": picture.numpy()})[0]
     with torch.inference_mode():
         expected = goldstick.load(tmp_path / "w8")(pixel_values=picture).logits.numpy()
