@@ -20,6 +20,7 @@ from goldstick.cli.export import export
 from goldstick.cli.generate import generate
 from goldstick.cli.importance import importance
 from goldstick.cli.inspect import inspect, report, verify
+from goldstick.cli.option_names import options_of
 from goldstick.cli.plan import plan
 from goldstick.cli.quantize import quantize
 from goldstick.cli.recipes import recipes
@@ -31,7 +32,7 @@ from goldstick.cli.signals import orderly_signals
 from goldstick.cli.streams import prepare_streams
 from goldstick.core.collector import end_without_collection
 from goldstick.core.notices import GoldstickWarning
-from goldstick.errors import GoldstickError, OutputError, RankError, SourceError
+from goldstick.errors import GoldstickError, OutputError, RankError, ShortageError, SourceError
 
 _FORMAT = warnings.formatwarning
 _ENDED_BY_A_SIGNAL = (128 + signal.SIGTERM, 128 + signal.SIGHUP)
@@ -59,6 +60,9 @@ class _Group(click.Group):
         except GoldstickError as error:
             if ctx.params.get("debug"):
                 raise
+            command = self.get_command(ctx, ctx.invoked_subcommand or "")
+            if isinstance(error, ShortageError) and command is not None:
+                error = _with_notes(error.named(options_of(command)), _notes(error))
             _leave_with(error)
         except (KeyboardInterrupt, click.Abort) as error:
             click.echo("Interrupted; " + (" ".join(_notes(error)) or "nothing new was left behind."), err=True)
@@ -113,6 +117,12 @@ def _as_a_note(
 def _printable(text: str) -> str:
     """Text of which a stranger's names are a part, without the signs that move a terminal's cursor."""
     return "".join(sign if sign.isprintable() else " " if sign.isspace() else repr(sign)[1:-1] for sign in text)
+
+
+def _with_notes(error: GoldstickError, notes: list[str]) -> GoldstickError:
+    for note in notes:
+        error.add_note(note)
+    return error
 
 
 def _notes(error: BaseException) -> list[str]:

@@ -21,6 +21,7 @@ from goldstick.cli.streams import showing
 @EFFORT
 @click.option("--beside", multiple=True, metavar="DIR", help="Another checkpoint of MODEL, to show beside; repeatable.")
 @click.option("--dataset", metavar="PATH|NAME", help="The text; wikitext2, or what comes with reference.")
+@click.option("--allow-short", is_flag=True, help="Calibrate the recipe on what there is where the text is short.")
 @click.option("--data-dir", metavar="DIR", help="Where sets known by name lie; 'reference' for the bundled data.")
 @click.option("--samples", type=click.IntRange(1), default=8, show_default=True, help="Rows to search on.")
 @click.option("--seq-len", type=click.IntRange(2), default=256, show_default=True, help="Tokens of a row.")
@@ -39,6 +40,7 @@ from goldstick.cli.streams import showing
 def search(
     model: str,
     dataset: str | None,
+    allow_short: bool,
     data_dir: str | None,
     samples: int,
     seq_len: int,
@@ -78,7 +80,8 @@ def search(
     with naming_the_journal(journal), progress_bar(not as_json) as progress:
         recipe = api.search(
             model, dataset=dataset, samples=samples, seq_len=seq_len, seed=seed, data_dir=data_dir, journal=journal,
-            progress=progress, **asked | {"runtime": asked["runtime"] or "goldstick"},
+            calibration={"allow_short": True} if allow_short else None, progress=progress,
+            **asked | {"runtime": asked["runtime"] or "goldstick"},
         )  # fmt: skip
     if not prints():
         return

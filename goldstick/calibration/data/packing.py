@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from goldstick.calibration.data.samples import CalibrationData
-from goldstick.errors import DataError
+from goldstick.errors import ShortageError
 
 
 def pack(
@@ -34,16 +34,16 @@ def pack(
         unknown_id: The tokenizer's token for what it does not know.
 
     Raises:
-        DataError: There are fewer windows than asked for, or none at all.
+        ShortageError: There are fewer windows than asked for, or none at all.
     """
     stream, blank = array("q"), 0
     for sequence in sequences:
         stream.extend(sequence)
         blank += not sequence
     available = len(stream) // seq_len
-    require_enough(
-        available, dataset, samples, f"windows of {seq_len} tokens", ("a smaller --seq-len", "more text"), allow_short
-    )
+    shorter = len(stream) // samples
+    remedies = (*((f"{{seq_len:{shorter}}}",) if shorter > 1 else ()), "more text")
+    require_enough(available, dataset, samples, f"windows of {seq_len} tokens", remedies, allow_short)
     windows = torch.frombuffer(stream, dtype=torch.int64, count=available * seq_len).view(available, seq_len)
     return CalibrationData(
         ids=windows[drawn_samples(available, samples, seed)],
@@ -79,7 +79,7 @@ def pad_rows(
         padding_id: What stands where there is no token.
 
     Raises:
-        DataError: There are fewer rows than asked for, or none at all.
+        ShortageError: There are fewer rows than asked for, or none at all.
     """
     rows = list(sequences)
     written = [sequence for sequence in rows if sequence]
@@ -115,10 +115,10 @@ def require_enough(
     """Refuse data of too few samples, with what would help.
 
     Raises:
-        DataError: There are fewer than asked for, or none at all.
+        ShortageError: There are fewer than asked for, or none at all.
     """
     if available >= samples or (allow_short and available):
         return
-    every = [f"--samples {available}", *remedies, "--allow-short"] if available else remedies
-    ways = " or ".join([", ".join(every[:-1]), every[-1]] if len(every) > 1 else every)
-    raise DataError(f"{dataset} gives {available} {of_what} and the recipe asks for {samples}: use {ways}")
+    ways = [f"{{samples:{available}}}", *remedies, "{allow_short:True}"] if available else remedies
+    asked = f"{samples} {'is' if samples == 1 else 'are'} asked for"
+    raise ShortageError(f"{dataset} gives {available} {of_what}, and {asked}", available, ways)

@@ -58,7 +58,8 @@ def sensitivity_for_size(
     found = search(
         model, **asked, schemes=tuple(grids.values()), exclude=left, effort="best",
         method="gptq" if isinstance(stage, GPTQ) else "rtn", dataset=text.dataset, samples=text.samples,
-        seq_len=text.seq_len, seed=text.seed, held_out_rows=held_out_rows, data_dir=data_dir, progress=progress,
+        seq_len=text.seq_len, seed=text.seed, held_out_rows=held_out_rows, data_dir=data_dir,
+        calibration=recipe.calibration.model_dump(exclude={"dataset"}, exclude_unset=True), progress=progress,
     )  # fmt: skip
     return _sensitivity(str(model), found.search, grids), found
 

@@ -19,11 +19,11 @@ from goldstick.core.inputs import InputObserver
 from goldstick.core.layout import Layout
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
-from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.search.chain import find_chain
 from goldstick.jobs.search.in_turn import SearchedModel
 from goldstick.jobs.search.kept_inputs import InputStatistic, KeptInputs
 from goldstick.jobs.search.layers import Layers
+from goldstick.jobs.search.shortage import recipe_data
 from goldstick.structure.network import Network, Site
 
 #: Bytes of the Hessians of all layers together, with a factor of each; of more, none is made.
@@ -172,7 +172,7 @@ def inputs_as_calibrated(
     if layers.method != "gptq":
         return {}
     progress("inputs of layers", 0, 1)
-    batches = calibration_data(layers.calibration, layers.directory, data_dir)(searched.model).batches()
+    batches = recipe_data(layers, searched.model, data_dir).batches()
     sites = [site for group in layers.groups for site in group.sites]
     row = {**{name: value[:1] for name, value in batches[0].items()}, "use_cache": False}
     network = searched.network

@@ -22,7 +22,6 @@ from goldstick.core.progress import quiet
 from goldstick.errors import UsageError
 from goldstick.formats.native import NATIVE
 from goldstick.hf.model_in_memory import config_of, names_of
-from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.save.pieces import float_tensors, save_entries
 from goldstick.jobs.save.result import apply_recipe
@@ -32,6 +31,7 @@ from goldstick.jobs.search.layers import Layers, find_layers
 from goldstick.jobs.search.possible import refuse_size
 from goldstick.jobs.search.search import Search
 from goldstick.jobs.search.settings import SearchSettings
+from goldstick.jobs.search.shortage import recipe_data
 from goldstick.jobs.search.target import Found, Target
 from goldstick.recipes.recipe import Export, Recipe
 from goldstick.recipes.taylor_scores import taylor_scores
@@ -142,7 +142,7 @@ def _losses(search: Search, recipe: Recipe) -> list[float]:
 def _task(search: Search, model: nn.Module) -> TrainingTask:
     """The data that the recipe's stage will score channels on."""
     settings = search.layers.calibration
-    data = calibration_data(settings, search.layers.directory, search.settings.data_dir)(model)
+    data = recipe_data(search.layers, model, search.settings.data_dir)
     return TrainingTask(batches=data.training_batches(settings.training_batch))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from goldstick.jobs.load.calibration_data import calibration_data
+from goldstick.jobs.search.shortage import searched_rows
 from goldstick.recipes.recipe import Calibration
 
 #: Tokens of a batch.
@@ -50,14 +50,14 @@ def draw_rows(
         DataError: The text is missing, malformed or too short.
     """
 
-    def drawn(settings: Calibration) -> Tensor:
-        ids = calibration_data(settings, directory, data_dir)(model).ids
+    def drawn(settings: Calibration, searched: int, judging: int) -> Tensor:
+        ids = searched_rows(model, directory, settings, data_dir, searched, judging)
         return ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(settings.seed))]
 
-    ids = drawn(text.model_copy(update={"samples": text.samples + (0 if held_out else 2 * count)}))
+    ids = drawn(text, text.samples, 0 if held_out else count)
     judging = ids[text.samples :]
     if held_out:
-        judging = drawn(text.model_copy(update={"dataset": held_out, "samples": 2 * count}))
+        judging = drawn(text.model_copy(update={"dataset": held_out}), 0, count)
     rows = ids[: text.samples], judging[:count], judging[count:]
     digest = hashlib.sha256(repr([part.tolist() for part in rows]).encode()).hexdigest()
     return Rows(searched=rows[0], tuning=rows[1], check=rows[2], fingerprint=digest)

@@ -11,7 +11,6 @@ from torch import nn
 
 from goldstick.core.agreement import require_same, sizes_of
 from goldstick.errors import UsageError
-from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.save.result import apply_recipe
@@ -29,6 +28,7 @@ from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.jobs.search.rows import Rows, draw_rows, in_batches
 from goldstick.jobs.search.scores import Scores
 from goldstick.jobs.search.settings import SearchSettings
+from goldstick.jobs.search.shortage import recipe_data
 from goldstick.jobs.search.target import Found, Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
 from goldstick.recipes.needs_data import needs_data
@@ -186,7 +186,7 @@ class Search:
         model, given = load_float(self.layers.directory), recipe.calibration
         if not needs_data(recipe.stages):
             return apply_recipe(model, recipe, inplace=True).model.eval()
-        data = calibration_data(given, self.layers.directory, self.settings.data_dir)(model)
+        data = recipe_data(self.layers, model, self.settings.data_dir)
         training = TrainingTask(batches=data.training_batches(given.training_batch))
         return apply_recipe(model, recipe, inplace=True, batches=data.batches(), training=training).model.eval()
 

@@ -43,16 +43,20 @@ def test_windows_are_cut_from_the_stream_one_after_the_other() -> None:
 
 def test_a_text_that_is_too_short_says_by_how_much() -> None:
     text = "x" * 24
-    with pytest.raises(DataError, match=r"mine gives 6 windows of 4 tokens and the recipe asks for 7: use --samples 6"):
+    with pytest.raises(DataError, match=r"mine gives 6 windows of 4 tokens, and 7 are asked for: use samples: 6"):
         packed(text, samples=7, seq_len=4)
-    with pytest.raises(DataError, match=r"gives 0 windows of 100 tokens .*: use a smaller --seq-len or more text$"):
+    with pytest.raises(
+        DataError, match=r"gives 0 windows of 100 tokens, and 1 is asked for: use seq_len: 24 or more text$"
+    ):
         packed(text, samples=1, seq_len=100)
 
 
 def test_rows_that_are_too_few_say_by_how_much() -> None:
-    with pytest.raises(DataError, match=r"mine gives 2 rows with tokens .* 3: use --samples 2, more rows or --allow-s"):
+    with pytest.raises(
+        DataError, match=r"mine gives 2 rows with tokens, and 3 .*: use samples: 2, more rows or allow_s"
+    ):
         padded("a", "", "b", samples=3, seq_len=4)
-    with pytest.raises(DataError, match=r"mine gives 0 rows with tokens .*: use more rows$"):
+    with pytest.raises(DataError, match=r"mine gives 0 rows with tokens, .*: use more rows$"):
         padded("", samples=1, seq_len=4)
 
 

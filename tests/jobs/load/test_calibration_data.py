@@ -107,7 +107,7 @@ def test_padded_rows_and_a_shortfall_that_is_allowed_are_in_the_report(
     monkeypatch.setenv("GOLDSTICK_BACKEND", "reference")
     calibration = {"dataset": str(rows), "samples": 9, "seq_len": 16, "packing": False}
     recipe = {"stages": [{"gptq": {"scheme": "w4a16-g32"}}], "calibration": calibration}
-    with pytest.raises(DataError, match="gives 4 rows with tokens and the recipe asks for 9"):
+    with pytest.raises(DataError, match="gives 4 rows with tokens, and 9 are asked for"):
         goldstick.quantize(source, recipe, output=tmp_path / "out")
     recipe["calibration"] = {**calibration, "allow_short": True}
     report = goldstick.quantize(source, recipe, output=tmp_path / "out").report

@@ -258,7 +258,7 @@ def test_what_is_wrong_is_named_with_its_remedy(vit: Saved, llava: Saved, whispe
         (
             vit,
             images,
-            r"images gives 1 images and the recipe asks for 2: use --samples 1, more images or --allow-short",
+            r"images gives 1 images, and 2 are asked for: use samples: 1, more images or allow_short: true",
         ),
         (vit, lost, r"lost.jsonl, line 1: there is no file 'c.png' \(paths are relative to "),
         (vit, other, "gives 'pixels', and the forward of ViTForImageClassification takes pixel_values"),

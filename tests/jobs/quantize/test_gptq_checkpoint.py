@@ -103,7 +103,7 @@ def test_windows_are_no_longer_than_the_context(source: Path, text: Path, tmp_pa
 
 
 def test_too_little_text_leaves_nothing_behind(source: Path, text: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gives \d+ windows of 64 tokens and the recipe asks for 5000: use --samples"):
+    with pytest.raises(DataError, match=r"gives \d+ windows of 64 tokens, and 5000 are asked for: use samples: "):
         goldstick.quantize(source, recipe(text, samples=5000), output=tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 
