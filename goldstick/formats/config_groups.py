@@ -151,7 +151,9 @@ def config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping):
-        raise FormatError("The config has no table 'config_groups', so that nothing says how its layers are quantized.")
+        raise FormatError(
+            "The config has no table 'config_groups', so nothing says how layers are quantized; fetch the file again."
+        )
     for name, group in groups.items():
         targets = group.get("targets") if isinstance(group, Mapping) else None
         if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):

@@ -67,7 +67,9 @@ def read_table(config: Mapping[str, Any]) -> SiteTable:
 
 
 def _schemes(config: Mapping[str, Any]) -> dict[str, Scheme]:
-    if config.get("version") != TABLE_VERSION:
+    if "version" not in config:
+        raise FormatError("The checkpoint's config says no 'version' of the native format; fetch the file again.")
+    if config["version"] != TABLE_VERSION:
         raise FormatError(
             f"The checkpoint is written in version {shown(config.get('version'))} of the native format and this "
             f"goldstick reads version {TABLE_VERSION}; install a newer goldstick."

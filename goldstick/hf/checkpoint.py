@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from reprlib import repr as shown
 from typing import Any
 
 import torch
@@ -60,7 +61,12 @@ def open_quantized(directory: Path) -> QuantizedCheckpoint:
     """
     config = read_config(directory)
     table = config.get("quantization_config")
-    if not isinstance(table, Mapping):
+    if table is not None and not isinstance(table, Mapping):
+        raise SourceError(
+            f"{directory}: config.json has a 'quantization_config' that is no table, but {shown(table)}. Remove it if "
+            "the weights are float; else fetch the file again."
+        )
+    if table is None:
         raise SourceError(f"{directory} is not quantized: its config.json has no quantization_config.")
     tensors = open_tensors(directory)
     model = empty_model(load_config(directory), model_class(config, str(directory)), len(tensors))

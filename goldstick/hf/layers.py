@@ -206,8 +206,11 @@ def read_layers(
         CheckpointError: Tensors do not belong together.
     """
     tensors = open_tensors(directory) if tensors is None else tensors
-    declared = DeclaredLayers(directory, config, names, network, tensors)
-    layers = tuple(layer for name in tensors if (layer := declared.layer_of(name)) is not None)
+    try:
+        declared = DeclaredLayers(directory, config, names, network, tensors)
+        layers = tuple(layer for name in tensors if (layer := declared.layer_of(name)) is not None)
+    except FormatError as error:
+        raise error if str(directory) in str(error) else FormatError(f"{directory}: {error}") from error
     declared.refuse_turned_floats(layers)
     lost = sorted(set(declared.listed.schemes) - {layer.site for layer in layers})
     if lost:
@@ -222,6 +225,11 @@ def storage_of(directory: Path, config: Mapping[str, Any]) -> StorageFormat:
         FormatError: It is none that goldstick reads.
     """
     found = next((storage for storage in FORMATS.values() if storage.claims(config)), None)
+    if found is None and config.get("quant_method") is None:
+        raise FormatError(
+            f"{directory}: config.json has a 'quantization_config' without a 'quant_method', so nothing says how "
+            "it is quantized. Remove the table if the weights are float; else fetch the file again."
+        )
     if found is None:
         raise FormatError(
             f"{directory} is quantized with {shown(config.get('quant_method'))}, which goldstick does not load. It "

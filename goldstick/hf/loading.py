@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,8 +24,9 @@ from goldstick.formats.native import NATIVE
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.checkpoint import open_quantized, ties_of
 from goldstick.hf.expert_tensors import is_stacked_as_stored, of_experts, with_native_experts
+from goldstick.hf.generation_config import read_generation_config
 from goldstick.hf.layers import StoredLayers, read_layers
-from goldstick.hf.names import CheckpointNames, load_config, model_class
+from goldstick.hf.names import CheckpointNames, empty_model, load_config, model_class
 from goldstick.structure.network import Network
 
 
@@ -91,14 +93,14 @@ def from_pretrained(
     except GoldstickError:
         raise
     except Exception as error:  # whatever in a stranger's files transformers did not expect
+        read_generation_config(directory, empty_model(copy.deepcopy(config), cls))
         raise CheckpointError(
             f"transformers cannot load {directory}: {type(error).__name__}: {' '.join(str(error).split())[:500]} The "
             "checkpoint is damaged, or made for another version of transformers."
         ) from error
     if tensors is not None:
         model.config.name_or_path = model.name_or_path = str(directory)
-        if (directory / "generation_config.json").is_file():
-            model.generation_config = type(model.generation_config).from_pretrained(directory, local_files_only=True)
+        model.generation_config = read_generation_config(directory, model) or model.generation_config
     return model, info
 
 

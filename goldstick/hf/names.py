@@ -35,6 +35,8 @@ _SIZES = (
     "intermediate_size", "max_position_embeddings",
 )  # fmt: skip
 
+#: What transformers builds models in.
+_COMPUTED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 #: Divisible by every number of matrices that one is stacked from.
 _MOST_STACKED = 12
 #: Conversions that only stack, split or join whole rows, and so may be applied to codes and scales alike.
@@ -54,8 +56,13 @@ def model_class(config: Mapping[str, Any], where: str) -> Any:
             f"{where} needs code shipped with the model (auto_map in config.json), which goldstick does not run. "
             "Use a model that transformers supports itself, or goldstick.apply on the loaded module."
         )
-    names = config.get("architectures") or []
-    for name in names if isinstance(names, list) else []:
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names:
+        raise SourceError(
+            f"{where}: config.json says architectures = {shown(names)}. Name the class that the weights are for in a "
+            'list, such as "architectures": ["LlamaForCausalLM"].'
+        )
+    for name in names:
         try:
             cls = getattr(transformers, name, None)
         except (TypeError, ImportError, RuntimeError):
@@ -88,8 +95,11 @@ def load_config(directory: Path) -> Any:
             raise SourceError(f"{directory}: config.json says {key} = {raw[key]}, and no model has fewer than 1.")
     for key in ("dtype", "torch_dtype"):
         name = raw.get(key)
-        if name is not None and not (isinstance(name, str) and isinstance(getattr(torch, name, None), torch.dtype)):
-            raise SourceError(f"{directory}: config.json says {key} = {shown(raw[key])}, which is no type of numbers.")
+        if name is not None and not (isinstance(name, str) and getattr(torch, name, None) in _COMPUTED):
+            raise SourceError(
+                f"{directory}: config.json says {key} = {shown(name)}, in which no model computes. Write the dtype "
+                "that it computes in, such as 'bfloat16' or 'float32', whatever its files have."
+            )
     public = _public(raw)
     model_type = public.pop("model_type", None)
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:

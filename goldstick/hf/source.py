@@ -154,7 +154,7 @@ def _numbers(tensor: QuantizedTensor, dtype: torch.dtype, rotated: int) -> Tenso
 
 
 def _described(stored: StoredLayers) -> str:
-    """The format of a checkpoint and its schemes, the most frequent first."""
+    """The format of a checkpoint and its schemes, the most frequent first; empty where nothing is stored as codes."""
     schemes = Counter(layer.scheme.label for layer in stored.layers)
     schemes.update(info.stored_as for info in stored.tensors.values() if info.stored_as)
-    return f"{stored.format.name} ({', '.join(label for label, _ in schemes.most_common())})"
+    return f"{stored.format.name} ({', '.join(label for label, _ in schemes.most_common())})" if schemes else ""

@@ -22,6 +22,7 @@ from goldstick.core.counts import counted
 from goldstick.formats.base import StorageFormat
 from goldstick.hf.example_inputs import give_inputs, inputs_beside, inputs_for
 from goldstick.hf.float_matrices import float_matrices
+from goldstick.hf.generation_config import read_generation_config
 from goldstick.hf.names import CheckpointNames, empty_model, model_class
 from goldstick.hf.rehearsal import require_loadable
 from goldstick.hf.source import float_config, open_source
@@ -220,6 +221,7 @@ def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | No
     source = open_source(directory)
     settings, cls = float_config(directory), model_class(source.config, str(directory))
     model = empty_model(settings, cls, len(source.tensors))
+    read_generation_config(directory, model)
     give_inputs(model, inputs if inputs is not None else inputs_beside(directory))
     names = CheckpointNames(model)
     rehearsed = empty_model(copy.deepcopy(settings), cls, len(source.tensors))
