@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -25,12 +26,17 @@ class NormForward:
     def __init__(self, norm: nn.Module, epsilon: float) -> None:
         self.module, self.epsilon = norm, float(epsilon)
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[..., channels] → [..., channels]."""
+    def __call__(self, *given: Any, **named: Any) -> Tensor:
+        """[..., channels] → [..., channels]; where more is given, such as a gate, by the norm's own forward."""
         weight = self.module._parameters["weight"]
         assert weight is not None
-        if x.dtype is not weight.dtype or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)):
-            found: Tensor = type(self.module).forward(self.module, x)
+        x = given[0] if len(given) == 1 and not named else None
+        if (
+            x is None
+            or x.dtype is not weight.dtype
+            or (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        ):
+            found: Tensor = type(self.module).forward(self.module, *given, **named)
             return found
         return rms_norm(x, weight, self.epsilon)
 

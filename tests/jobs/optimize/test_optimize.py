@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import Mamba2Config, Mamba2ForCausalLM
 
 import goldstick
 from goldstick.core.qtensor import QuantizedTensor
@@ -27,7 +28,7 @@ from goldstick.nn.fused import token_attention
 from goldstick.nn.fused.decode_block import FusedDecodeBlock
 from goldstick.nn.fused.feed_forward import NormForward
 from goldstick.nn.kv_cache import QuantizedStates
-from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_models import FAMILIES, tiny
 
 pytestmark = pytest.mark.skipif(
     _C is None, reason="the other backends multiply in float, where stacking may round anew"
@@ -330,6 +331,18 @@ def test_gradients_still_reach_the_norms() -> None:
     norm(x).sum().backward()
     assert x.grad is not None
     assert norm.weight.grad is not None
+
+
+def test_a_norm_that_is_given_a_gate_uses_it() -> None:
+    config = Mamba2Config(
+        vocab_size=64, hidden_size=64, num_hidden_layers=2, state_size=8, num_heads=8, head_dim=16, n_groups=1
+    )
+    model = goldstick.apply(tiny(Mamba2ForCausalLM, config)(), "rtn-w8a16-channel", inplace=True).model.eval()
+    before = logits(model)
+    assert counts(goldstick.optimize(model))["one norm"]
+    assert distance(logits(model), before) < 1e-7
+    norm = model.backbone.norm_f
+    assert torch.equal(norm(hidden_states=torch.ones(2, 64)), norm(torch.ones(2, 64)))
 
 
 def test_fused_layers_need_nothing() -> None:
