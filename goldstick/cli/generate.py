@@ -65,6 +65,8 @@ def generate(
     What is printed is the prompt and what follows; with --chat the answer alone. Several prompts are worked on at a
     time, and each becomes what it becomes alone; between two of them an empty line is printed.
     """
+    if "" in stop:
+        raise click.BadParameter("an empty text would end every answer at once; leave it out", param_hint="--stop")
     prompts = _prompts(texts, file)
     for option, value in (("--system", system), ("--chat-template", chat_template)):
         if value is not None and not chat:
@@ -90,10 +92,10 @@ def generate(
     room = language_model.room_for(max_new_tokens)
     with Engine(language_model) as engine, Prompts(language_model, engine.tokenizer_lock, template) as words:
         before = [] if system is None else [{"role": "system", "content": system}]
-        ids = [
-            words.of_messages([*before, {"role": "user", "content": one}]) if chat else words.of_text(one)[-room:]
-            for one in prompts
-        ]
+        if chat:
+            ids = [words.of_messages([*before, {"role": "user", "content": one}]) for one in prompts]
+        else:
+            ids = [_end_of(words.of_text(one), room) for one in prompts]
         questions = [
             Question(prompt=tuple(one), max_tokens=max_new_tokens, sampling=sampling, stop=stop) for one in ids
         ]
@@ -110,6 +112,13 @@ def generate(
                 click.echo(json.dumps(row, ensure_ascii=not says_utf8()))
             else:
                 click.echo(("\n" if number else "") + ("" if chat else prompt) + text)
+
+
+def _end_of(prompt: list[int], room: int) -> list[int]:
+    """The last tokens of a prompt, as many as there is room for; that there are more is said."""
+    if len(prompt) > room:
+        click.echo(f"note: a prompt has {len(prompt)} tokens, and the context room for its last {room} alone", err=True)
+    return prompt[-room:]
 
 
 def _prompts(texts: tuple[str, ...], file: Iterable[str] | None) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from goldstick.core.ranks import Ranks
-from goldstick.errors import UsageError
+from goldstick.errors import DataError, UsageError
 from goldstick.evaluation.batching import TOKENS_PER_BATCH, Advance, batches_by_length
 from goldstick.evaluation.forward import evaluating, takes
 from goldstick.evaluation.generation import greedy
@@ -235,11 +235,21 @@ class LanguageModel:
         return 0 if value is None else int(value)
 
     def end_ids(self) -> set[int]:
-        """Tokens that end a text, as tokenizer, generation settings and config name them."""
+        """Tokens that end a text, as tokenizer, generation settings and config name them.
+
+        Raises:
+            DataError: One of them names something else than token ids.
+        """
         found: set[int] = set()
         for owner in (self.tokenizer, getattr(self.model, "generation_config", None), self.model.config):
             value = getattr(owner, "eos_token_id", None)
-            found.update([] if value is None else [value] if isinstance(value, int) else value)
+            ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
+            if any(type(one) is not int for one in ids):
+                raise DataError(
+                    f"eos_token_id of the {type(owner).__name__} is {value!r}, and tokens have whole numbers: correct "
+                    "it in generation_config.json, or where else it is said"
+                )
+            found.update(ids)
         return found
 
 

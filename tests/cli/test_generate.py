@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import run
+from tests.support.tiny_models import FAMILIES
+from tests.support.tiny_tokenizer import write_tokenizer
 
 ENDS = "The harbour lies on the river Luna."
 
@@ -63,6 +65,7 @@ def test_what_is_said_goes_through_the_chat_template(alone: dict[str, str], tmp_
         (("--prompt", "a", "--chat"), None, "no chat template"),
         (("--prompts", "/nowhere"), None, "No such file"),
         (("--prompts", "-"), "", "holds no line"),
+        (("--prompt", "a", "--stop", ""), None, "--stop: an empty text would end every answer"),
         ((), b"\xff\xfe", "not UTF-8"),
         (("--prompts", "-"), b"a\n\xff\n", "not UTF-8"),
         (("--prompt", "a", "--max-new-tokens", "512"), None, "max_new_tokens=512 must be within the context of 512"),
@@ -73,3 +76,24 @@ def test_what_cannot_be_done_is_said(words: tuple[str, ...], said: str | bytes |
     assert result.exit_code == 2
     assert says in " ".join(result.stderr.split())
     assert "Traceback" not in result.output
+
+
+def test_that_the_beginning_of_a_prompt_is_left_out_is_said(tmp_path: Path) -> None:
+    result = run("generate", "reference", "--prompt", "river " * 600, "--max-new-tokens", "12")
+    assert result.exit_code == 0
+    assert "tokens, and the context room for its last 500 alone" in result.stderr
+    (tmp_path / "template").write_text("{{ messages[0].content }}")
+    said = ("--prompt", "river " * 600, "--chat", "--chat-template", str(tmp_path / "template"))
+    result = run("generate", "reference", *said)
+    assert result.exit_code == 2
+    assert "more than the context of 512 holds together: shorten the prompt" in result.stderr
+
+
+@pytest.mark.parametrize("ids", ["x", 2.0, [[2]], [2, None]])
+def test_an_end_that_is_no_token_is_named(ids: object, tmp_path: Path) -> None:
+    FAMILIES["llama_gqa"]().save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    result = run("generate", str(tmp_path), "--prompt", "a")
+    assert result.exit_code == 1
+    assert f"eos_token_id of the GenerationConfig is {ids!r}, and tokens have whole numbers" in result.stderr

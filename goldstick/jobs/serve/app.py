@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import secrets
 import time
@@ -82,11 +83,11 @@ def make_app(engine: Engine, prompts: Prompts, name: str, hosts: Collection[str]
         _require_model(asked.model, name)
         asked.refuse_unknown()
         texts = await run_in_threadpool(_ids_of, prompts, asked.prompt, engine.limits.choices)
-        most = asked.max_tokens or _DEFAULT_COMPLETION
         form = Form(
             model=name, chat=False, word=lambda token: engine.decode([token]), logprobs=asked.logprobs is not None
         )
-        return await _answer(engine, request, asked, form, _questions(engine, asked, texts, most, asked.logprobs))
+        questions = _questions(engine, asked, texts, asked.max_tokens, asked.logprobs, _DEFAULT_COMPLETION)
+        return await _answer(engine, request, asked, form, questions)
 
     return app
 
@@ -111,9 +112,17 @@ def _ids_of(prompts: Prompts, asked: Any, most: int) -> list[list[int]]:
 
 
 def _questions(
-    engine: Engine, asked: Asking, prompts: Sequence[Sequence[int]], most: int | None, logprobs: int | None
+    engine: Engine,
+    asked: Asking,
+    prompts: Sequence[Sequence[int]],
+    most: int | None,
+    logprobs: int | None,
+    usual: int | None = None,
 ) -> list[Question]:
-    """A question for each answer that is asked for: ``n`` for each prompt, with a seed of its own each."""
+    """A question for each answer that is asked for: ``n`` for each prompt, with a seed of its own each.
+
+    Where no length is asked for, it is the usual one as far as the context has room.
+    """
     times = asked.n or 1
     if times * len(prompts) > engine.limits.choices:
         raise _too_many(engine.limits.choices)
@@ -123,9 +132,10 @@ def _questions(
     for prompt in prompts:
         room = engine.context - len(prompt)
         if room < 1 or (most or 1) > room:
+            fewer = ", or ask for fewer tokens" if most and room > 0 else ""
             message = (
                 f"The prompt has {len(prompt)} tokens{f' and {most} are asked for' if most else ''}, and the context "
-                f"holds {engine.context} together: shorten the prompt, or ask for fewer tokens."
+                f"holds {engine.context} together: shorten the prompt{fewer}."
             )
             raise Refusal(status=400, message=message, code="context_length_exceeded")
         for number in range(times):
@@ -133,7 +143,7 @@ def _questions(
             found.append(
                 Question(
                     prompt=tuple(prompt),
-                    max_tokens=most or room,
+                    max_tokens=most or min(usual or room, room),
                     sampling=sampling,
                     stop=asked.stops,
                     logprobs=logprobs,
@@ -233,11 +243,19 @@ def _refuse_in_json(app: FastAPI) -> None:
 
 def _first_mistake(error: RequestValidationError) -> Refusal:
     """The first thing that is wrong with a request."""
-    found = error.errors()[0]
+    every = error.errors()
+    found = every[0]
     if found["type"] == "json_invalid":
         reason = (found.get("ctx") or {}).get("error", "")
         return Refusal(status=400, message=f"The request is no JSON: {reason}.", code="invalid_json")
-    place = ".".join(str(part) for part in found["loc"][1:])[:200]
-    words = " ".join(str(found["msg"]).split())[:300]
+    place = _field(found["loc"])
+    kinds = [" ".join(str(one["msg"]).split()) for one in every if _field(one["loc"]) == place]
+    words = ", or: ".join(dict.fromkeys(kinds))[:300]
     message = f"{place or 'The request'}: {words}."
     return Refusal(status=400, message=message, code="invalid_value", param=place or None)
+
+
+def _field(place: Sequence[int | str]) -> str:
+    """The field at a place in a request, less the names that pydantic has for the kinds of value it may have."""
+    parts = itertools.takewhile(lambda part: isinstance(part, int) or part.isidentifier(), place[1:])
+    return ".".join(map(str, parts))[:200]

@@ -167,11 +167,14 @@ class Engine:
         self._thread.join()
 
     def _require_room(self, question: Question) -> None:
-        asked = len(question.prompt) + question.max_tokens
-        if not question.prompt or question.max_tokens < 1 or asked > self.context:
+        if not question.prompt or question.max_tokens < 1:
             raise UsageError(
-                f"a prompt of {len(question.prompt)} tokens and an answer of {question.max_tokens} must be 1 token or "
-                f"more each, and together within the context of {self.context}"
+                f"a prompt of {len(question.prompt)} tokens, an answer of {question.max_tokens}: each has 1 or more"
+            )
+        if len(question.prompt) + question.max_tokens > self.context:
+            raise UsageError(
+                f"the prompt has {len(question.prompt)} tokens and {question.max_tokens} are to follow, more than the "
+                f"context of {self.context} holds together: shorten the prompt, or ask for fewer tokens"
             )
         if self.rows is not None and not all(0 <= token < self.rows for token in question.prompt):
             raise UsageError(

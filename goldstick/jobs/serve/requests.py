@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from goldstick.jobs.serve.refusals import Refusal
 
@@ -109,6 +109,14 @@ class Message(BaseModel):
     content: _Text | list[TextPart]
     name: str | None = None
     refusal: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nothing(cls, message: Any) -> Any:
+        """Clients send back answers with all that an answer may have: calls and sound that it has not."""
+        if not isinstance(message, dict):
+            return message
+        return {name: value for name, value in message.items() if name in cls.model_fields or value not in (None, [])}
 
     @field_validator("content", mode="before")
     @classmethod

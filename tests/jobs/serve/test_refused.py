@@ -53,6 +53,10 @@ BAD: list[tuple[str, dict[str, Any], int, str]] = [
     (COMPLETIONS, {"prompt": "a", "echo": True}, 400, "'echo' is not supported"),
     (COMPLETIONS, {"prompt": "a", "temprature": 1}, 400, "'temprature' is no field that this server knows"),
     (COMPLETIONS, {"prompt": "a", "stream": "yes"}, 400, "stream"),
+    (COMPLETIONS, {"prompt": None}, 400, "prompt: Input should be a valid string, or: Input should be a valid list."),
+    (COMPLETIONS, {"prompt": "a", "stop": 5}, 400, "stop: Input should be a valid string, or: Input should be a valid"),
+    (COMPLETIONS, {"prompt": [1] * 512}, 400, "the context holds 512 together: shorten the prompt."),
+    (COMPLETIONS, {"prompt": [1] * 510, "max_tokens": 3}, 400, "shorten the prompt, or ask for fewer tokens."),
     (COMPLETIONS, {"prompt": "\ud800"}, 400, "unicode string"),
     (CHAT, {"messages": []}, 400, "messages"),
     (CHAT, {"messages": "hello"}, 400, "messages"),
@@ -156,6 +160,23 @@ def test_fields_that_ask_for_nothing_are_taken(server: Served) -> None:
     assert status == 200
     status, _ = server.post(CHAT, messages=SAID, max_tokens=1, tools=[], response_format={"type": "text"}, **usual)
     assert status == 200
+
+
+def test_an_answer_that_a_client_sends_back_whole_is_taken(server: Served) -> None:
+    client = server.client()
+    asked: Any = {"model": NAME, "max_tokens": 2, "temperature": 0}
+    answer = client.chat.completions.create(messages=SAID, **asked).choices[0].message  # type: ignore[arg-type]
+    sent = {**answer.model_dump(), "annotations": []}
+    assert {"tool_calls", "audio"} <= set(sent)
+    assert client.chat.completions.create(messages=[*SAID, sent, *SAID], **asked).choices[0].finish_reason  # type: ignore[list-item]
+    status, body = server.post(CHAT, messages=[{**SAID[0], "tool_calls": [{}]}])
+    assert status == 400 and "messages.0.tool_calls" in is_error(body)
+
+
+def test_the_usual_length_of_a_completion_is_cut_to_the_context(server: Served) -> None:
+    status, body = server.post(COMPLETIONS, prompt=[9] * 505, temperature=0)
+    assert status == 200
+    assert body["usage"]["completion_tokens"] <= 7
 
 
 @pytest.fixture(scope="module")
