@@ -23,7 +23,7 @@ def is_searched(context: click.Context) -> bool:
     """Whether the command line asks for a size or a loss.
 
     Raises:
-        UsageError: It does, and names a recipe as well; or it says how to search, and not for what.
+        UsageError: It does, and names a recipe or a proof that does not go with it; or it says how, and not for what.
     """
     searched = any(context.params[name] is not None for name in TARGETS)
     others = given(context, "recipe", "formats", "group_size_mismatch", "tie", "dry_run", "inputs", "importance")
@@ -31,6 +31,12 @@ def is_searched(context: click.Context) -> bool:
         raise click.UsageError(
             f"A size or a loss is searched for, and the recipe that is found says what {others[0]} would; leave it "
             "out. 'goldstick plan MODEL --size …' says which sizes are possible, and --for names the runtime."
+        )
+    looks_at_data = context.params["method"] != "rtn" or context.params["prune"]
+    if searched and looks_at_data and context.params["proof"] == "tensors":
+        raise click.UsageError(
+            "--proof tensors is for recipes that look at no data, and this search finds one that does: give --method "
+            "rtn without --prune, or leave --proof out."
         )
     if not searched and (loose := given(context, *(name for name in (*NAMES, *SEARCH_ROWS) if name != "effort"))):
         raise click.UsageError(f"{loose[0]} is of a search; say --size, --bits, --share or --max-loss, too.")

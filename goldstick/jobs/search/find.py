@@ -11,6 +11,7 @@ from goldstick.core.ranks import Ranks
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.search.beside import judge_beside
 from goldstick.jobs.search.channels import prunable_groups
+from goldstick.jobs.search.journal import refuse_foreign
 from goldstick.jobs.search.layers import Method, find_layers
 from goldstick.jobs.search.possible import refuse_size
 from goldstick.jobs.search.pruned import refuse_pruning, search_pruned
@@ -66,8 +67,10 @@ def search_recipe(
 
     Raises:
         UsageError: Nothing so small, or of so little loss, can be made; the message says what the best is.
+        OutputError: ``journal`` is something else.
         RecipeError, DataError: As :func:`goldstick.search` has them.
     """
+    refuse_foreign(journal)
     layers = find_layers(
         directory, RUNTIMES[runtime], method=method, calibration=calibration or Calibration(), schemes=schemes,
         exclude=exclude, effort=effort,

@@ -9,7 +9,7 @@ from typing import Any
 
 from goldstick.core.json_files import dump_json, parse_json, write_atomically
 from goldstick.core.ranks import Ranks
-from goldstick.errors import DataError
+from goldstick.errors import DataError, OutputError
 
 
 class Journal:
@@ -82,6 +82,24 @@ class JournalPart(Journal):
     def keep_all(self, values: Mapping[str, float | list[float]]) -> None:
         """As the journal does."""
         self._whole.keep_all({f"{self._name} {key}": value for key, value in values.items()})
+
+
+def refuse_foreign(path: Path | None) -> None:
+    """Refuse to begin where something else than a journal lies, which would be replaced.
+
+    Raises:
+        OutputError: It does.
+    """
+    if path is None or not path.exists():
+        return
+    try:
+        found = parse_json(path.read_text(encoding="utf-8"), str(path))
+    except (DataError, OSError, UnicodeDecodeError):
+        found = None
+    if not isinstance(found, dict) or not {"identity", "known"} <= found.keys():
+        raise OutputError(
+            f"{path}, where a search keeps what it has measured, is something else: move it, or choose another -o."
+        )
 
 
 def states_of(directory: Path) -> dict[str, list[int]]:

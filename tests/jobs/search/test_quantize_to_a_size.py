@@ -132,6 +132,8 @@ def test_a_finished_run_is_not_searched_for_again(
         (["--size", "4GB", "--dry-run"], "goldstick plan"),
         (["--held-out-rows", "4"], "say --size, --bits, --share or --max-loss"),
         (["--size", "4GB", "--bits", "4"], "Ask for one thing"),
+        (["--size", "4GB", "--proof", "tensors"], "give --method rtn without --prune"),
+        (["--size", "4GB", "--proof", "tensors", "--method", "rtn", "--prune"], "leave --proof out"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 import goldstick
 from goldstick.cli import main
-from goldstick.errors import RecipeError, UsageError
+from goldstick.errors import OutputError, RecipeError, UsageError
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.save import finish
@@ -222,6 +222,16 @@ def test_a_size_that_holds_the_model_as_it_is_is_refused_at_once(source_with_tex
 def test_a_scheme_that_fits_no_layer_is_named(source_with_text: Path, text: Calibration) -> None:
     with pytest.raises(RecipeError, match="can become w8a8-dynamic in the format native"):
         search_recipe(source_with_text, Target(bits=6.0), text=text, schemes=("w8a8-dynamic", "w4a16-g32"))
+
+
+@pytest.mark.parametrize("content", ["mine", "{}", "[1]"])
+def test_a_file_that_is_no_journal_is_not_replaced(
+    content: str, source_with_text: Path, text: Calibration, tmp_path: Path
+) -> None:
+    (tmp_path / "found.journal.json").write_text(content)
+    with pytest.raises(OutputError, match=r"found.journal.json, where a search keeps .* is something else: move it"):
+        found_for(source_with_text, text, Target(bits=6.0), effort="fast", journal=tmp_path / "found.journal.json")
+    assert (tmp_path / "found.journal.json").read_text() == content
 
 
 def test_a_journal_of_another_search_is_not_offered(source_with_text: Path, tmp_path: Path) -> None:
