@@ -109,12 +109,16 @@ def show_sizes(
     print_table(console(), f"Sizes for {runtime}", columns, rows)
     for name, nbytes in (("asked", found.asked), ("least", found.least), ("most", found.most)):
         click.echo(f"{name}: {nbytes:,} bytes of weight files, {found.bits(nbytes):.4g} bits a weight")
-    click.echo(
-        f"possible: 'goldstick quantize MODEL -o DIR --size {found.asked}' chooses for each of "
-        f"{counted(found.layers, 'layer')}"
-        if found.possible
-        else "not possible: ask for more, or give smaller --schemes"
+    more = ("" if runtime == "goldstick" else f" --for {runtime}") + (
+        f" --schemes {','.join(schemes)}" if schemes else ""
     )
+    if found.possible:
+        command = f"goldstick quantize MODEL -o DIR --size {found.asked}{more}"
+        click.echo(f"possible: '{command}' chooses for each of {counted(found.layers, 'layer')}")
+    elif found.asked >= found.source:
+        click.echo(f"not possible: {found.source:,} bytes hold the model as it is, so ask for less")
+    else:
+        click.echo("not possible: ask for more, or give smaller --schemes")
 
 
 def plan_for(

@@ -103,6 +103,8 @@ def serve(
         language_model, left = open_model(directory, optimize=optimize)
         for line in left:
             click.echo(line, err=True)
+        if max_context is not None and max_context > language_model.context_length:
+            click.echo(f"note: the context stays at the model's {language_model.context_length:,} tokens", err=True)
         name = name or directory.resolve().name
         address = f"http://{f'[{host}]' if ':' in host else host}:{listener.getsockname()[1]}/v1"
         with (

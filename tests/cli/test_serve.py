@@ -84,3 +84,11 @@ def test_a_model_of_another_kind_is_refused(pristine: Path) -> None:
     result = run("serve", str(pristine), "--port", "0")
     assert result.exit_code == 1
     assert "its tokenizer cannot be read" in " ".join(result.stderr.split())
+
+
+def test_a_context_beyond_the_models_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("goldstick.jobs.serve.server.serve", lambda *_: None)
+    for asked, noted in (("99999", True), ("512", False)):
+        done = run("serve", "reference", "--port", "0", "--max-context", asked)
+        assert done.exit_code == 0, done.output
+        assert ("the context stays at the model's 512 tokens" in done.stderr) == noted

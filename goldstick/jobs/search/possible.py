@@ -55,8 +55,8 @@ class Possible:
 
     @property
     def possible(self) -> bool:
-        """Whether files of at most what was asked can be made."""
-        return self.least <= self.asked
+        """Whether files of at most what was asked can be made, and something must be rounded for it."""
+        return self.least <= self.asked < self.source
 
     def bits(self, nbytes: int) -> float:
         """Bits for each weight of the model."""

@@ -43,7 +43,7 @@ def test_layers_that_cannot_have_a_scheme_are_counted(source_with_text: Path) ->
     assert left["w4a16-channel"] == 0 < left["w4a16-g128"]
 
 
-@pytest.mark.parametrize(("asked", "possible"), [("60%", True), ("1%", False)])
+@pytest.mark.parametrize(("asked", "possible"), [("60%", True), ("1%", False), ("100%", False)])
 def test_plan_answers_without_reading_a_weight(asked: str, possible: bool, source_with_text: Path) -> None:
     done = run("plan", str(source_with_text), "--share", asked, "--json")
     assert done.exit_code == 0, done.output
@@ -51,6 +51,32 @@ def test_plan_answers_without_reading_a_weight(asked: str, possible: bool, sourc
     assert said["possible"] is possible and said["least"] < said["most"] < said["source"]
     shown = run("plan", str(source_with_text), "--share", asked).stdout
     assert ("not possible" in shown) != possible and "one scheme for all" in shown
+
+
+def test_plan_names_a_command_that_does_it_or_why_there_is_none(source_with_text: Path, tmp_path: Path) -> None:
+    shown = run("plan", str(source_with_text), "--size", "1GB").stdout
+    assert "not possible: " in shown and "bytes hold the model as it is, so ask for less" in shown
+    wanted = ("--share", "40%", "--for", "vllm", "--schemes", "w4a16-g32,w8a16-channel")
+    shown = " ".join(run("plan", str(source_with_text), *wanted).stdout.split())
+    command = shown.partition("'goldstick ")[2].partition("'")[0]
+    assert command.endswith("--for vllm --schemes w4a16-g32,w8a16-channel")
+    words = [str(source_with_text) if word == "MODEL" else word for word in command.split()]
+    words = [str(tmp_path / "made") if word == "DIR" else word for word in words]
+    rows = (
+        "--method",
+        "rtn",
+        "--effort",
+        "fast",
+        "--search-samples",
+        "2",
+        "--search-seq-len",
+        "16",
+        "--proof",
+        "tensors",
+    )
+    text = ("--held-out-rows", "2", "--dataset", str(source_with_text / "text.txt"))
+    done = run(*words, *rows, *text)
+    assert done.exit_code == 0, done.output
 
 
 def test_what_a_size_leaves_nothing_of_is_refused(source_with_text: Path) -> None:
