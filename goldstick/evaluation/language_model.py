@@ -66,8 +66,24 @@ class LanguageModel:
         return self._encode(text, special=not (beginning and text.startswith(beginning)))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text of token ids, special tokens left out."""
+        """Return the text of token ids, special tokens left out, and those of which the tokenizer makes no text.
+
+        An embedding may have more rows than there are tokens.
+        """
+        try:
+            return self._text(ids)
+        except Exception:  # some tokenizers know no text of an id, and each fails in its way
+            return self._text([one for one in ids if self._has_text(one)])
+
+    def _text(self, ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
+
+    def _has_text(self, token: int) -> bool:
+        try:
+            self._text([token])
+        except Exception:
+            return False
+        return True
 
     @property
     def tokenizer_hash(self) -> str:

@@ -11,11 +11,12 @@ import pytest
 import torch
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
-from transformers import BloomForCausalLM, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import BloomForCausalLM, ByT5Tokenizer, GPT2LMHeadModel, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from goldstick.errors import DataError, QuantizationError, SourceError, UsageError
 from goldstick.evaluation import LanguageModel
 from goldstick.evaluation.tokenizer import tokenized
+from tests.support.tiny_models import FAMILIES
 
 SEQUENCES = [[1, 5, 9, 40], [1], [1, 7, 7, 7, 80, 90, 11, 3], [1, 200], [], [1, 5, 9, 41, 6]]
 PAIRS = [
@@ -332,3 +333,11 @@ def test_an_interruption_is_none_of_the_tokenizers() -> None:
 
     with pytest.raises(KeyboardInterrupt):
         tokenized(stopped, "a")
+
+
+def test_ids_of_which_the_tokenizer_makes_no_text_are_left_out() -> None:
+    found = LanguageModel(FAMILIES["llama_gqa"](), ByT5Tokenizer())
+    ids = found.tokenizer("h\u00e9", add_special_tokens=False)["input_ids"]
+    with pytest.raises(ValueError, match="range"):
+        found.tokenizer.decode([*ids, 399])
+    assert found.decode([*ids, 399]) == "h\u00e9"

@@ -83,10 +83,13 @@ class Engine:
         Raises:
             FullError: Too many wait.
             StoppingError: The engine stops, or has failed.
-            UsageError: A prompt does not fit the context with its answer.
+            UsageError: A prompt does not fit the context with its answer, or no time will have room for all.
         """
         for question, _ in questions:
             self._require_room(question)
+        most = self.limits.running + self.limits.waiting
+        if len(questions) > most:
+            raise UsageError(f"{len(questions)} answers are asked for at once, and {most} may be: ask for fewer.")
         deadline = time.monotonic() + self.limits.seconds
         answers = [
             Answer(question, listener, TextStream(self.decode, question.prompt, question.stop), deadline)
@@ -95,7 +98,6 @@ class Engine:
         with self._lock:
             if self._stopping is not None or self._failure is not None:
                 raise StoppingError("The server is stopping and takes no more requests.")
-            most = self.limits.running + self.limits.waiting
             if self._unfinished + len(answers) > most:
                 raise FullError(
                     f"{self._unfinished} answers are being written or wait, and {most} may: ask again in a while."

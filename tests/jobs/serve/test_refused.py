@@ -209,6 +209,12 @@ def test_a_model_without_a_chat_template_says_so(strict: Served) -> None:
     assert "no chat template" in is_error(body) and "/v1/completions" in is_error(body)
 
 
+def test_more_answers_than_there_is_ever_room_for_are_not_to_be_asked_for_again(strict: Served) -> None:
+    status, body = strict.post(COMPLETIONS, prompt=["a", "b"], max_tokens=1)
+    assert status == 400
+    assert "2 answers are asked for at once, and 1 may be: ask for fewer" in is_error(body)
+
+
 def test_a_template_that_fails_is_an_error_of_the_request(language_model: LanguageModel) -> None:
     with served(language_model, template="{{ raise_exception('roles must alternate') }}") as running:
         status, body = running.post(CHAT, messages=SAID)
