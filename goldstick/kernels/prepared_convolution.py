@@ -158,11 +158,13 @@ class PreparedConvolution:
         return y.contiguous(memory_format=as_given) if handed_by is None else CodedImages(y, handed_by, as_given)
 
     def _ready(self, weight: Operands) -> Any:
-        places: tuple[object, ...] = tuple(
-            None if one is None else (one.data_ptr(), one.dtype, one.requires_grad) for one in weight
-        )
+        """The layer in C++, or ``None`` where it cannot run there; laid out anew for other codes or places."""
         packed, _, _, _, input_scale, input_zero = weight
-        places = (*places, *versions((packed, input_scale, input_zero)))
+        laid = packed, input_scale, input_zero
+        counts = versions(laid)
+        if None in counts or not _fit(weight):
+            return None
+        places = *(None if one is None else one.data_ptr() for one in laid), *counts
         if places != self._places or self._packed is None or self._packed() is not packed:
             self._layer = self._prepared(weight)
             self._places = places
@@ -173,19 +175,9 @@ class PreparedConvolution:
         self._layer, self._places = None, ()
 
     def _prepared(self, weight: Operands) -> Any:
-        packed, scale, zero, bias, input_scale, input_zero = weight
+        packed, _, _, _, input_scale, input_zero = weight
         bits, group_size, activation, geometry = self.settings
-        tensors = [one for one in (packed, scale, bias, input_scale, input_zero) if one is not None]
-        if (
-            cpu.missing_extension()
-            or zero is not None
-            or group_size < geometry.columns
-            or scale.dtype not in cpu.PRECISIONS
-        ):
-            return None
-        if not all(one.is_cpu and one.is_contiguous() and not one.requires_grad for one in tensors):
-            return None
-        if None in versions((packed, input_scale, input_zero)) or (bias is not None and bias.dtype != scale.dtype):
+        if cpu.missing_extension() or group_size < geometry.columns:
             return None
         if self._depthwise and geometry.columns > _MOST_TAPS:
             return None
@@ -198,6 +190,14 @@ class PreparedConvolution:
         return cpu._C.PreparedConvolution(
             packed.detach(), bits, geometry.in_channels, geometry.groups, kernel, stride, dilation, padding, activation
         )
+
+
+def _fit(weight: Operands) -> bool:
+    packed, scale, zero, bias, input_scale, input_zero = weight
+    if zero is not None or scale.dtype not in cpu.PRECISIONS or (bias is not None and bias.dtype != scale.dtype):
+        return False
+    tensors = packed, scale, bias, input_scale, input_zero
+    return all(one is None or (one.is_cpu and one.is_contiguous() and not one.requires_grad) for one in tensors)
 
 
 def _two(sides: tuple[int, ...], first: int) -> list[int]:

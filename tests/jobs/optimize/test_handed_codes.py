@@ -139,6 +139,18 @@ def test_what_is_no_number_stays_none_and_other_backends_read_floats(monkeypatch
     assert torch.equal(model(images()), apart(images()))
 
 
+def test_readers_are_laid_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 1, bias=False), nn.BatchNorm2d(8)).eval()
+    model = goldstick.apply(model, STATIC, data=[images()]).model.requires_grad_(False)
+    assert [change.modules for change in goldstick.optimize(model, {"input": images()}).done][-1] == ("0", "2")
+    model(images())
+    layer = model[2].convolution._layer
+    monkeypatch.setattr(_C, "PreparedConvolution", None)
+    model(images())
+    assert model[2].convolution._layer is layer is not None
+
+
 def test_gradients_are_those_of_floats() -> None:
     found = []
     for one in both():
