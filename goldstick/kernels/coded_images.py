@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from goldstick.errors import KernelError
+
 _SHIFT = 128  # how much larger a byte is than its code
 
 
@@ -24,42 +26,40 @@ class CodedImages(Tensor):
 
     The layer that they were rounded for reads the codes. Any other operator is given what they stand for,
     (q − zero) · scale, which is found once, so that a change in place is a change of these images; the layer then
-    rounds that. Zeros around the images are the same in both, and stay codes.
+    rounds that. So is what reads memory, copies or stores them. Zeros around the images are the same in both, and stay
+    codes.
 
     Attributes:
         codes: uint8 [batch, height, width, channels], q + 128.
         range: By what they were rounded.
+        order: The order in memory that their floats have.
         floats: What they stand for, once an operator has asked; ``None`` before.
     """
 
     codes: Tensor
     range: InputRange
+    order: torch.memory_format
     floats: Tensor | None
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
-    def __new__(cls, codes: Tensor, range: InputRange, like: torch.memory_format) -> CodedImages:
+    def __new__(cls, codes: Tensor, range: InputRange, order: torch.memory_format) -> CodedImages:
         batch, height, width, channels = codes.shape
         plane = height * width
-        last = like is torch.channels_last
+        last = order is torch.channels_last
         strides = (plane * channels, 1, width * channels, channels) if last else (plane * channels, plane, width, 1)
         make: Callable[..., CodedImages] = Tensor._make_wrapper_subclass
         found = make(cls, (batch, channels, height, width), strides=strides, dtype=torch.float32, device=codes.device)
-        found.codes, found.range, found.floats = codes, range, None
+        found.codes, found.range, found.order, found.floats = codes, range, order, None
         return found
-
-    @property
-    def order(self) -> torch.memory_format:
-        """The order in memory that its floats have."""
-        last = self.stride()[1] == 1 and self.shape[1] > 1
-        return torch.channels_last if last else torch.contiguous_format
 
     def as_floats(self) -> Tensor:
         """What the codes stand for."""
         if self.floats is None:
             scale, zero = self.range
             found = (self.codes.to(torch.float32) - (_SHIFT + zero)) * scale
-            self.floats = found.permute(0, 3, 1, 2).contiguous(memory_format=self.order)
+            found = found.permute(0, 3, 1, 2).contiguous(memory_format=self.order)
+            self.floats = found.as_strided(self.shape, self.stride())  # where a side is 1, torch lets strides be any
         return self.floats
 
     @classmethod
@@ -72,6 +72,8 @@ class CodedImages(Tensor):
             padded = args[0]._padded(given[0], given[2]) if given[1] == "constant" else None
         if padded is not None:
             return padded
+        if torch.Tag.inplace_view in func.tags and func is not torch.ops.aten.detach_.default:
+            raise KernelError("Images that one convolution hands to the next cannot change their shape in place.")
         plain = tree_map_only(CodedImages, lambda images: images.as_floats(), (args, kwargs or {}))
         return func(*plain[0], **plain[1])
 
@@ -83,3 +85,14 @@ class CodedImages(Tensor):
             return CodedImages(self.codes, self.range, self.order)
         around = torch.nn.functional.pad(self.codes, (0, 0, *sides), value=_SHIFT + self.range.zero)
         return CodedImages(around, self.range, self.order)
+
+
+def _of_floats(name: str) -> Callable[..., Any]:
+    return lambda images, *args, **kwargs: getattr(images.as_floats(), name)(*args, **kwargs)
+
+
+for _name in (
+    *("numpy", "tolist", "__array__", "__dlpack__", "data_ptr", "storage", "untyped_storage", "share_memory_"),
+    *("__deepcopy__", "__reduce_ex__"),
+):
+    setattr(CodedImages, _name, _of_floats(_name))  # torch finds no memory, and would end the process

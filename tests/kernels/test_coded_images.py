@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from goldstick.errors import KernelError
 from goldstick.kernels.coded_images import CodedImages, InputRange
 from goldstick.kernels.prepared_convolution import UNBOUNDED
 from tests.support.quantized_convolutions import (
@@ -131,6 +135,39 @@ def test_operators_are_given_what_the_codes_stand_for(order: torch.memory_format
     assert torch.equal(images + 0, 2 * plain) and repr(images)
 
 
+def test_what_reads_memory_copies_or_stores_is_given_floats() -> None:
+    images = CodedImages(codes_of(torch.randn(2, 5, 4, 6), RANGE), RANGE, torch.channels_last)
+    plain = images + 0
+    stored = io.BytesIO()
+    torch.save(images, stored)
+    stored.seek(0)
+    for found in (
+        torch.from_numpy(images.numpy()),
+        torch.from_numpy(np.asarray(images)),
+        torch.tensor(images.tolist()),
+        torch.from_dlpack(images),
+        torch.load(stored, weights_only=True),
+        copy.deepcopy(images),
+    ):
+        assert type(found) is Tensor and torch.equal(found, plain)
+    assert images.data_ptr() == images.as_floats().data_ptr() != 0
+    assert torch.equal(images.share_memory_(), plain)
+
+
+@pytest.mark.parametrize("change", ["t_", "squeeze_", "unsqueeze_", "resize_"])
+def test_a_change_of_shape_in_place_is_refused(change: str) -> None:
+    images = CodedImages(codes_of(torch.randn(1, 5, 4, 6), RANGE), RANGE, torch.contiguous_format)
+    changes: dict[str, Any] = {
+        "t_": lambda: images.transpose_(2, 3),
+        "squeeze_": lambda: images.squeeze_(0),
+        "unsqueeze_": lambda: images.unsqueeze_(0),
+        "resize_": lambda: images.resize_(1, 2, 4, 6),
+    }
+    with pytest.raises(KernelError, match="in place"):
+        changes[change]()
+    assert images.detach_().shape == (1, 5, 4, 6)
+
+
 @needs_extension
 def test_images_that_were_changed_in_place_are_read_as_they_are() -> None:
     case = Case((8, 8, 1, (3, 3), (1, 1), (1, 1), (1, 1), (9, 9)), "int8-tensor")
@@ -157,3 +194,10 @@ def test_zeros_around_images_stay_codes(inference: bool) -> None:
         ]:
             assert type(F.pad(images, sides, mode, value)) is Tensor
         assert torch.equal(padded + 0, F.pad(images.as_floats(), (0, 1, 2, 3)))
+
+
+@every_order
+def test_zeros_around_single_pixels_keep_the_order(order: torch.memory_format) -> None:
+    images = CodedImages(codes_of(torch.randn(2, 5, 1, 1), RANGE), RANGE, order)
+    padded = F.pad(images, (1, 1, 1, 1))
+    assert padded.stride() == F.pad(images.as_floats(), (1, 1, 1, 1)).stride()
