@@ -248,7 +248,7 @@ sanitize: $(STAMP) ## run the kernel tests with the address and undefined-behavi
 	    ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 CI=true \
 	    LD_PRELOAD="$$($(CXX) -print-file-name=libasan.so) $$($(CXX) -print-file-name=libstdc++.so.6)" \
 	    $(CURDIR)/$(PYTHON) -S -P -m pytest -c $(CURDIR)/pyproject.toml --rootdir . -o pythonpath=$(CURDIR)/$(SANITIZED)/site \
-	    -p no:cacheprovider -q $(addprefix tests/kernels/test_,attention.py convolution.py cpu.py cpu_extension.py floats.py fused.py \
+	    -p no:cacheprovider -q $(addprefix tests/kernels/test_,attention.py coded_images.py convolution.py cpu.py cpu_extension.py floats.py fused.py \
 	    integer.py integer_extension.py interleaved.py)
 
 clean: ## remove builds and caches; the environment stays (rm -rf .venv removes it)
