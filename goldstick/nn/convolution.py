@@ -68,6 +68,9 @@ class QuantizedConvolution(PackedWeight):
 
     def input_range(self) -> InputRange | None:
         """By what a static input is rounded, where this layer reads codes of it; ``None`` where it reads floats."""
+        own: Any = self
+        if own.padding_mode != "zeros":
+            return None
         buffers = self._buffers
         inputs = buffers["input_scale"], buffers["input_zero_point"]
         packed, scale = buffers["weight_packed"], self._parameters["weight_scale"]
@@ -99,7 +102,8 @@ class QuantizedConvolution(PackedWeight):
         if epilogue is None or more is None:
             found = prepared(x, weight)
         else:
-            found = prepared(x, more, epilogue.bounds, None if alone else epilogue.handed_by())
+            handed_by = None if alone or x.dtype is not given else epilogue.handed_by()
+            found = prepared(x, more, epilogue.bounds, handed_by)
         finished = more is not None and found is not None
         if found is None:
             bits, group_size, activation, _ = prepared.settings

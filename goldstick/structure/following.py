@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from goldstick.structure.trace import evaluating, tensors_in
+from goldstick.structure.trace import evaluating
 
 Kind = Callable[[nn.Module], bool]
 
@@ -21,8 +22,8 @@ def find_followers(
 ) -> list[tuple[str, str]]:
     """Paths of two modules, the second of which alone reads the output of the first, in order of execution.
 
-    Both are called once, and share no parameter with others. A module that changes its input in place
-    (``inplace``) may be followed by readers of what it has made of it.
+    Both are called once, and share no parameter with others; nobody holds the output after the call. A module that
+    changes its input in place (``inplace``) may be followed by readers of what it has made of it.
 
     Args:
         model: The network, in memory; left as it is.
@@ -34,6 +35,30 @@ def find_followers(
     paths: dict[nn.Module, str] = {}
     for path, module in model.named_modules():
         paths.setdefault(module, path)
+    alone = _owning_alone(model)
+    makers = [module for module in paths if module in alone and first(module)]
+    readers = [module for module in paths if module in alone and then(module)]
+    pairs, output = _watched(model, inputs, makers, readers, padded)
+    found = [(paths[pair.maker], paths[pair.reader]) for pair in pairs if all(one() is None for one in pair.read)]
+    del output  # it may hold what was read
+    return found
+
+
+class _Pair(NamedTuple):
+    maker: nn.Module
+    reader: nn.Module
+    read: list[weakref.ref[Tensor]]
+    """What nobody may hold after the call: who keeps it may read it later."""
+
+
+def _watched(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    makers: Sequence[nn.Module],
+    readers: Sequence[nn.Module],
+    padded: bool,
+) -> tuple[list[_Pair], Any]:
+    """Pairs as a call shows them, of whose tensors nothing is held here any more, and what the call gave."""
     made: dict[int, tuple[nn.Module, Tensor, int]] = {}
     read: list[tuple[nn.Module, Tensor, Tensor, nn.Module, int]] = []
     gave: Counter[nn.Module] = Counter()
@@ -55,9 +80,6 @@ def find_followers(
             if maker is not None and uses.of(x) == before:
                 read.append((module, x, inner, maker, before))
 
-    alone = _owning_alone(model)
-    makers = [module for module in paths if module in alone and first(module)]
-    readers = [module for module in paths if module in alone and then(module)]
     hooks = [module.register_forward_hook(note_output) for module in makers]
     hooks += [module.register_forward_pre_hook(note_input) for module in readers]
     try:
@@ -66,16 +88,16 @@ def find_followers(
     finally:
         for hook in hooks:
             hook.remove()
-    given = {id(tensor) for tensor in tensors_in(output)}
-    found = []
+    pairs = []
     for follower, x, inner, maker, before in read:
-        if gave[maker] != 1 or given_to[follower] != 1:
+        goes_on = getattr(follower, "inplace", False)
+        if gave[maker] != 1 or given_to[follower] != 1 or not (goes_on or uses.of(x) == before + 1):
             continue
-        if inner is not x and (uses.of(inner) != made[id(inner)][2] + 1 or id(inner) in given):
+        if inner is not x and uses.of(inner) != made[id(inner)][2] + 1:
             continue
-        if getattr(follower, "inplace", False) or (uses.of(x) == before + 1 and id(x) not in given):
-            found.append((paths[maker], paths[follower]))
-    return found
+        ends = [*([] if inner is x else [inner]), *([] if goes_on else [x])]
+        pairs.append(_Pair(maker, follower, [weakref.ref(one) for one in ends]))
+    return pairs, output
 
 
 class _Uses(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from torch import nn
 from goldstick.errors import StructureError
 from goldstick.nn import FusedLinears, QuantizedLinear
 from goldstick.nn.fused.decode_block import FusedDecodeBlock
-from goldstick.nn.fused.epilogue import DoneBefore, Epilogue
+from goldstick.nn.fused.epilogue import DoneBefore, Epilogue, Place
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward
 from goldstick.nn.fused.fused_linears import obstacle
 from goldstick.nn.fused.token_attention import TokenAttention
@@ -61,19 +61,17 @@ def take_over(
         What undoes that.
     """
     layer: Any = model.get_submodule(convolution)
-    parent, _, name = behind.rpartition(".")
-    siblings = model.get_submodule(parent)._modules
-    module: Any = siblings[name]
+    place = _place(model, behind)
+    module = place[2]
     before = layer.epilogue
     epilogue = before or Epilogue(None if bounds is not None else module)
-    place, old = (siblings, name, module), epilogue.bounds
+    old, kept = epilogue.bounds, epilogue.behind
     layer.epilogue, epilogue.bounds = epilogue, bounds or old
-    epilogue.behind.append(place)
+    epilogue.behind = [*kept, place, *_apart(model, convolution, behind)]
     module.__dict__["forward"] = DoneBefore(module, epilogue)
 
     def undo() -> None:
-        layer.epilogue, epilogue.bounds = before, old
-        epilogue.behind.remove(place)
+        layer.epilogue, epilogue.bounds, epilogue.behind = before, old, kept
         del module.__dict__["forward"]
 
     return undo
@@ -91,13 +89,27 @@ def hand_over(model: nn.Module, convolution: str, reader: str) -> Callable[[], N
         What undoes that.
     """
     layer: Any = model.get_submodule(convolution)
-    parent, _, name = reader.rpartition(".")
-    siblings = model.get_submodule(parent)._modules
     before = layer.epilogue
     epilogue = layer.epilogue = before or Epilogue()
-    epilogue.reader = siblings, name, siblings[name]
+    epilogue.reader, epilogue.on_the_way = _place(model, reader), _apart(model, convolution, reader)
 
     def undo() -> None:
-        layer.epilogue, epilogue.reader = before, None
+        layer.epilogue, epilogue.reader, epilogue.on_the_way = before, None, []
 
     return undo
+
+
+def _place(model: nn.Module, path: str) -> Place:
+    parent, _, name = path.rpartition(".")
+    siblings: dict[str, Any] = model.get_submodule(parent)._modules
+    return siblings, name, siblings[name]
+
+
+def _apart(model: nn.Module, one: str, other: str) -> list[Place]:
+    """The modules that contain one of two, and not the other: calls of these see what goes from one to the other."""
+    return [_place(model, path) for path in sorted(_containing(one) ^ _containing(other))]
+
+
+def _containing(path: str) -> set[str]:
+    names = path.split(".")
+    return {".".join(names[:length]) for length in range(1, len(names))}

@@ -24,7 +24,8 @@ class Epilogue:
 
     g is multiplied into the scales of the weight, so that nothing is left to do for it. Outputs are marked, and the
     modules behind the convolution pass on what is marked and was not changed since; all else they compute as ever.
-    They also do where one of them was hooked or replaced, the norm is in training, or gradients of it are wanted.
+    They also do where one of them, or a module that contains one of them and not the convolution, was hooked or
+    replaced, the norm is in training, or gradients of it are wanted.
 
     Where one quantized convolution alone reads what becomes of it, y is handed over as the codes that it reads.
 
@@ -33,14 +34,16 @@ class Epilogue:
 
     Attributes:
         bounds: Between what y is kept.
-        behind: The modules that pass on what is finished.
+        behind: The modules that pass on what is finished, and those that see it on the way there.
         reader: The convolution that alone reads it, or ``None``.
+        on_the_way: The modules that see it on the way there.
     """
 
     def __init__(self, norm: nn.Module | None = None) -> None:
         self.norm, self.bounds = norm, UNBOUNDED
         self.behind: list[Place] = []
         self.reader: Place | None = None
+        self.on_the_way: list[Place] = []
         self._places: tuple[object, ...] = ()
         self._folded: tuple[Tensor, Tensor] | None = None
 
@@ -80,7 +83,8 @@ class Epilogue:
     def handed_by(self) -> InputRange | None:
         """By what the reader rounds y, where y can be handed over as codes."""
         reader = self.reader
-        return reader[2].input_range() if reader is not None and _in_place(reader) else None
+        there = reader is not None and _in_place(reader) and all(map(_in_place, self.on_the_way))
+        return reader[2].input_range() if there and reader is not None else None
 
     def mark(self, y: Tensor) -> None:
         """Note that an output was made so."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -127,6 +128,59 @@ def test_a_reader_that_is_looked_at_replaced_or_given_another_range_is_followed(
         torch.manual_seed(1)
         one.next = nn.Conv2d(24, 40, 3, padding=1)
     assert torch.equal(model(images()), apart(images()))
+
+
+@dataclass
+class Found:
+    features: Tensor
+
+
+class Keeping(nn.Module):
+    """Keeps what a convolution gives: in itself, or in an object of its own."""
+
+    def __init__(self, inside: bool) -> None:
+        super().__init__()
+        self.inside, self.first, self.next = inside, nn.Conv2d(3, 8, 3), nn.Conv2d(8, 4, 1)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Found | None]:
+        x = self.first(x)
+        if self.inside:
+            self.features = x
+        return self.next(x), None if self.inside else Found(x)
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_is_kept_for_later_is_not_handed_over(inside: bool) -> None:
+    torch.manual_seed(0)
+    model = goldstick.apply(Keeping(inside).eval(), STATIC, data=[images()]).model
+    assert handed(model, images()) == []
+
+
+def test_who_looks_at_or_replaces_what_lies_around_a_reader_is_given_floats() -> None:
+    torch.manual_seed(0)
+    parts = [nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU()), nn.Sequential(nn.Conv2d(8, 8, 1), nn.Sequential(nn.ReLU()))]
+    model: Any = nn.Sequential(*parts, nn.Sequential(nn.Conv2d(8, 4, 1))).eval()
+    model = goldstick.apply(model, STATIC, data=[images()]).model.requires_grad_(False)
+    plain = copy.deepcopy(model)
+    optimization = goldstick.optimize(model, {"input": images()})
+    assert [change.modules for change in optimization.done if change.what == HANDED] == [("0.0", "1.0"), ("1.0", "2.0")]
+    seen: list[Tensor] = []
+    for path in ("0", "1", "1.1"):
+        found = []
+        for one in (plain, model):
+            handle = one.get_submodule(path).register_forward_hook(lambda _, args, output: seen.append(output))
+            found.append(one(images()))
+            handle.remove()
+        assert torch.equal(*found) and torch.equal(seen[-1], seen[-2]) and type(seen[-1]) is Tensor
+    assert isinstance(model[1](model[0](images())), CodedImages)
+    model[2] = nn.Sequential(nn.Flatten())
+    assert torch.equal(model(images()), plain[:2](images()).flatten(1))
+
+
+def test_images_of_another_dtype_are_rounded_before_they_are_codes() -> None:
+    model, apart = both()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(model(images().half()), apart(images().half()))
 
 
 def test_what_is_no_number_stays_none_and_other_backends_read_floats(monkeypatch: pytest.MonkeyPatch) -> None:
