@@ -97,7 +97,7 @@ class PreparedConvolution:
         several = self._depthwise and weight[1].shape[0] != geometry.in_channels
         if activation != "int8-tensor" or not self._sided or several or weight[1].dtype is not torch.float32:
             return None
-        return self._input if self._ready(weight) is not None else None
+        return self._input if self._ready(weight) is not None and 0 < self._input.scale < math.inf else None
 
     def run(
         self, x: Tensor, weight: Operands, bounds: Bounds = UNBOUNDED, handed_by: InputRange | None = None

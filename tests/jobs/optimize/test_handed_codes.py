@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import pickle
 from dataclasses import dataclass
 from typing import Any
@@ -124,6 +125,11 @@ def test_a_reader_that_is_looked_at_replaced_or_given_another_range_is_followed(
     for one in (model, apart):
         one.next.input_scale.mul_(1.5)
     assert torch.equal(model(images()), apart(images()))
+    for scale in (0.0, math.inf, math.nan, -0.5):  # by which nothing can be rounded
+        for one in (model, apart):
+            one.next.input_scale.fill_(scale)
+        assert type(model.point(torch.rand(1, 16, 5, 5))) is Tensor
+        torch.testing.assert_close(model(images()), apart(images()), rtol=0, atol=0, equal_nan=True)
     for one in (model, apart):
         torch.manual_seed(1)
         one.next = nn.Conv2d(24, 40, 3, padding=1)
