@@ -64,7 +64,9 @@ class Epilogue:
         read = [scale, bias, own["running_mean"], own["running_var"], more["weight"], more["bias"]]
         if torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in read):
             return None
-        counts = versions(read)
+        counts = versions(
+            [*read, own.get("num_batches_tracked")]
+        )  # a step of training counts as no change of the others
         places = (*((None if one is None else (one.data_ptr(), one.dtype)) for one in read), *counts)
         if places != self._places or self._folded is None:
             with torch.no_grad():

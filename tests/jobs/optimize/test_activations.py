@@ -199,6 +199,7 @@ def test_what_changes_later_is_seen(normed: Any) -> None:
     same(lambda one: one.norm.running_mean.add_(1))
     same(lambda one: one.norm.weight.mul_(-2))
     same(lambda one: one.norm.load_state_dict(other))
+    same(lambda one: (one.train()(3 * x), one.eval()))
     same(lambda one: one.first.weight_scale.mul_(2))
     same(lambda one: setattr(one, "relu", nn.Identity()))
     twins = [(seen(one.norm), seen(one.plain)) for one in (untouched, model)]
