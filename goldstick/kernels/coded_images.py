@@ -44,12 +44,9 @@ class CodedImages(Tensor):
 
     @staticmethod
     def __new__(cls, codes: Tensor, range: InputRange, order: torch.memory_format) -> CodedImages:
-        batch, height, width, channels = codes.shape
-        plane = height * width
-        last = order is torch.channels_last
-        strides = (plane * channels, 1, width * channels, channels) if last else (plane * channels, plane, width, 1)
         make: Callable[..., CodedImages] = Tensor._make_wrapper_subclass
-        found = make(cls, (batch, channels, height, width), strides=strides, dtype=torch.float32, device=codes.device)
+        sizes, strides = _sizes_and_strides(codes, order)
+        found = make(cls, sizes, strides=strides, dtype=torch.float32, device=codes.device)
         found.codes, found.range, found.order, found.floats = codes, range, order, None
         return found
 
@@ -59,7 +56,8 @@ class CodedImages(Tensor):
             scale, zero = self.range
             found = (self.codes.to(torch.float32) - (_SHIFT + zero)) * scale
             found = found.permute(0, 3, 1, 2).contiguous(memory_format=self.order)
-            self.floats = found.as_strided(self.shape, self.stride())  # where a side is 1, torch lets strides be any
+            # Where a side is 1, torch lets strides be any. The compiler knows none of these images, but those of codes.
+            self.floats = found.as_strided(*_sizes_and_strides(self.codes, self.order))
         return self.floats
 
     @classmethod
@@ -85,6 +83,14 @@ class CodedImages(Tensor):
             return CodedImages(self.codes, self.range, self.order)
         around = torch.nn.functional.pad(self.codes, (0, 0, *sides), value=_SHIFT + self.range.zero)
         return CodedImages(around, self.range, self.order)
+
+
+def _sizes_and_strides(codes: Tensor, order: torch.memory_format) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    batch, height, width, channels = codes.shape
+    plane = height * width
+    last = order is torch.channels_last
+    strides = (plane * channels, 1, width * channels, channels) if last else (plane * channels, plane, width, 1)
+    return (batch, channels, height, width), strides
 
 
 def _of_floats(name: str) -> Callable[..., Any]:

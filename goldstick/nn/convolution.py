@@ -7,11 +7,12 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.compiler import is_dynamo_compiling
 
 from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.kernels.coded_images import InputRange
+from goldstick.kernels.coded_images import CodedImages, InputRange
 from goldstick.kernels.convolution import Geometry
 from goldstick.kernels.prepared import runs_at_once
 from goldstick.kernels.prepared_convolution import PreparedConvolution, reads_codes
@@ -81,6 +82,8 @@ class QuantizedConvolution(PackedWeight):
     def product_with(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """x ∗ Ŵ + b on the packed rows, with the input padded and quantized as the layer says."""
         own: Any = self
+        if type(x) is CodedImages and is_dynamo_compiling():
+            x = x.as_floats()
         buffers = self._buffers  # the module's own look-up takes longer
         packed, scale = buffers["weight_packed"], self._parameters["weight_scale"]
         assert packed is not None and scale is not None

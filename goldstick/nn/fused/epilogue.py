@@ -24,8 +24,8 @@ class Epilogue:
 
     g is multiplied into the scales of the weight, so that nothing is left to do for it. Outputs are marked, and the
     modules behind the convolution pass on what is marked and was not changed since; all else they compute as ever.
-    They also do where one of them, or a module that contains one of them and not the convolution, was hooked or
-    replaced, the norm is in training, or gradients of it are wanted.
+    They also do where one of them, or a module that contains one of them and not the convolution, was hooked,
+    replaced or compiled, the norm is in training, or gradients of it are wanted.
 
     Where one quantized convolution alone reads what becomes of it, y is handed over as the codes that it reads.
 
@@ -85,8 +85,10 @@ class Epilogue:
     def handed_by(self) -> InputRange | None:
         """By what the reader rounds y, where y can be handed over as codes."""
         reader = self.reader
-        there = reader is not None and _in_place(reader) and all(map(_in_place, self.on_the_way))
-        return reader[2].input_range() if there and reader is not None else None
+        if reader is None or "forward" in vars(reader[2]) or not all(map(_in_place, (reader, *self.on_the_way))):
+            return None
+        found: InputRange | None = reader[2].input_range()
+        return found
 
     def mark(self, y: Tensor) -> None:
         """Note that an output was made so."""
@@ -99,9 +101,9 @@ class Epilogue:
 
 
 def _in_place(place: Place) -> bool:
-    """Whether a module is still there, and nothing looks on."""
+    """Whether a module is still there, nothing looks on, and it is not compiled by itself."""
     siblings, name, module = place
-    there = siblings.get(name) is module
+    there = siblings.get(name) is module is not None and module._compiled_call_impl is None
     return there and not module._forward_hooks and not module._forward_pre_hooks
 
 

@@ -209,6 +209,16 @@ def test_what_changes_later_is_seen(normed: Any) -> None:
 
 
 @compiled
+def test_a_norm_that_is_compiled_by_itself_does_its_work(normed: Any) -> None:
+    model, x = normed
+    with torch.no_grad():
+        wanted = model(x)
+        goldstick.optimize(model, {"x": x})
+        model.norm.compile(backend="aot_eager")
+        assert close(model(x).float(), wanted.float())
+
+
+@compiled
 def test_training_and_gradients_go_through_the_norms_themselves(normed: Any) -> None:
     model, x = normed
     goldstick.optimize(model, {"x": x})

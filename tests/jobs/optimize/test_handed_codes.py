@@ -183,6 +183,42 @@ def test_who_looks_at_or_replaces_what_lies_around_a_reader_is_given_floats() ->
     assert torch.equal(model(images()), plain[:2](images()).flatten(1))
 
 
+class Padded(nn.Module):
+    def __init__(self, padding: int) -> None:
+        super().__init__()
+        self.padding, self.inner = padding, nn.Conv2d(8, 4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.inner(F.pad(x, (self.padding,) * 4) if self.padding else x)
+        return out
+
+
+@pytest.mark.parametrize("padding", [0, 1])
+def test_readers_may_be_compiled(padding: int) -> None:
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(nn.Conv2d(3, 8, 3), Padded(padding)).eval()
+    model = goldstick.apply(model, STATIC, data=[images()]).model.requires_grad_(False)
+    wanted = model(images())
+    assert goldstick.optimize(model, {"input": images()}).done[-1].modules == ("0", "1.inner")
+    model[1].compile(backend="aot_eager")
+    assert torch.equal(model(images()), wanted)
+
+
+def test_a_reader_with_another_forward_is_given_floats() -> None:
+    model, apart = both()
+    seen: list[Tensor] = []
+    forward = model.next.forward
+    model.next.forward = lambda x: (seen.append(x), forward(x))[1]
+    assert torch.equal(model(images()), apart(images())) and type(seen[0]) is Tensor
+
+
+def test_the_compiler_reads_what_codes_stand_for() -> None:
+    model, apart = both()
+    codes = model.point(torch.rand(1, 16, 5, 5))
+    found = torch.compile(model.next, backend="aot_eager")(codes)
+    assert isinstance(codes, CodedImages) and torch.equal(found, apart.next(codes + 0))
+
+
 def test_images_of_another_dtype_are_rounded_before_they_are_codes() -> None:
     model, apart = both()
     with torch.autocast("cpu", torch.bfloat16):
