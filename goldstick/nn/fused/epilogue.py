@@ -24,7 +24,7 @@ class Epilogue:
 
     g is multiplied into the scales of the weight, so that nothing is left to do for it. Outputs are marked, and the
     modules behind the convolution pass on what is marked and was not changed since; all else they compute as ever.
-    They also do where one of them, or a module that contains one of them and not the convolution, was hooked,
+    They also do where one of them, or a module around it or the convolution and not both, was hooked,
     replaced or compiled, the norm is in training, or gradients of it are wanted.
 
     Where one quantized convolution alone reads what becomes of it, y is handed over as the codes that it reads.
