@@ -150,6 +150,7 @@ class PreparedConvolution:
             *self._input,
             *bounds,
             codes is not None,
+            handed_by is not None,
             *(handed_by or (0.0, 0)),
             threads,
         )

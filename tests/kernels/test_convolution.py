@@ -247,3 +247,20 @@ def test_what_does_not_fit_is_refused() -> None:
     case.activation = "int4"
     with pytest.raises(KernelError, match="unknown activation 'int4'"):
         case.run()
+
+
+@needs_extension
+@every_shape
+def test_a_layer_that_is_laid_out_computes_with_other_instructions(
+    shape: tuple[Any, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(shape, "int8-tensor")
+    layer, weight = case.prepared()
+    order = torch.channels_last if case.x.ndim == 4 else torch.contiguous_format
+    x = case.x.contiguous(memory_format=order)
+    found = layer.run(x, weight)
+    assert found is not None
+    for isa in ("avx2", "scalar"):
+        take_isa(isa, monkeypatch)
+        again = layer.run(x, weight)
+        assert again is not None and torch.equal(again, found)

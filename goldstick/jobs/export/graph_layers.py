@@ -28,7 +28,8 @@ class LayerNode(nn.Module):
 
     def __init__(self, index: int, layer: QuantizedLinear | QuantizedConvolution) -> None:
         super().__init__()
-        sizes = {name: value for name, value in vars(layer).items() if isinstance(value, int | str | tuple)}
+        plain = int, float, str, tuple, list
+        sizes = {name: value for name, value in vars(layer).items() if isinstance(value, plain)}
         vars(self).update(sizes)  # forwards read the attributes of the layers that they hold
         self.index, self.out_features = index, int(layer.weight_packed.shape[-2])
         self.weight = torch.empty(0, dtype=layer.weight_scale.dtype)  # forwards ask for its dtype

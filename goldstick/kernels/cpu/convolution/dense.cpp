@@ -113,7 +113,8 @@ void convolve_in(const ConvolutionWeight& weight, const ConvolutionCall<T>& call
     std::vector<Run> runs = runs_of(shape, padded_columns, weight.together, longest);
     const auto spans = std::count_if(runs.begin(), runs.end(), [](const Run& run) { return run.closes; });
     const bool pixels_last = call.y_last || call.coded.codes;
-    const bool at_once = std::is_same_v<T, float> && pixels_last && spans == 1 && isa != Isa::kScalar;
+    const bool vectors = isa >= Isa::kAvx512 || (isa != Isa::kScalar && sizeof(Code) != 1);  // as tiles_of() takes them
+    const bool at_once = std::is_same_v<T, float> && pixels_last && spans == 1 && vectors;
     const Work<T, Code> work{weight, shape, call, threads, isa, shape.rows_of(call.height), shape.columns_of(call.width),
                              padded_columns, std::move(runs), Lines<T, Code>(shape, call, padded_columns, isa), at_once};
     const std::int64_t rows = rows_of_band(work);

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -42,17 +43,16 @@ public:
     }
 
     // y = f(x) ∗ w + bias, between `least` and `most`, for dense x and y. The caller has checked them. With `coded_x`, x are
-    // bytes (convolution/coded_images.hpp), and where `coded_scale` is not 0, y are. Returns false where GOLDSTICK_BACKEND
-    // names another backend, of which nothing is done then, and where what is no number has no code.
+    // bytes (convolution/coded_images.hpp), and with `coded_y` y are, by the scale and zero behind it. Returns false where
+    // GOLDSTICK_BACKEND names another backend, of which nothing is done then, and where what is no number has no code.
     bool run(std::uintptr_t x, std::uintptr_t y, std::uintptr_t scale, std::uintptr_t bias, std::int64_t images,
              std::int64_t height, std::int64_t width, bool x_last, bool y_last, const std::string& precision,
-             float input_scale, int input_zero, float least, float most, bool coded_x, float coded_scale, int coded_zero,
-             int threads) const {
+             float input_scale, int input_zero, float least, float most, bool coded_x, bool coded_y, float coded_scale,
+             int coded_zero, int threads) const {
         if (goldstick::another_backend_is_named()) {
             return false;
         }
         const goldstick::ConvolutionShape& shape = weight_.shape;
-        const bool coded_y = coded_scale != 0.0f;
         if (shape.rows_of(height) < 1 || shape.columns_of(width) < 1) {
             throw std::invalid_argument("the kernel is larger than the padded input");
         }
@@ -60,7 +60,8 @@ public:
             throw std::invalid_argument("with several outputs for each channel, images lie channel by channel");
         }
         if ((shape.depthwise() && x_last != y_last) || ((coded_x || coded_y) && precision != "float32") ||
-            (coded_x && !(x_last && rounding_ == goldstick::Rounding::kInt8Tensor)) || (coded_y && !y_last)) {
+            (coded_x && !(x_last && rounding_ == goldstick::Rounding::kInt8Tensor)) ||
+            (coded_y && !(y_last && coded_scale > 0.0f && std::isfinite(coded_scale)))) {
             throw std::invalid_argument("codes are of floats with a scale for all inputs, channels last");
         }
         const goldstick::Isa isa = goldstick::chosen_isa();
@@ -122,5 +123,5 @@ void define_convolution(nb::module_& module) {
         .def_prop_ro("bytes", &Prepared::bytes)
         .def("run", &Prepared::run, "x"_a, "y"_a, "scale"_a, "bias"_a, "images"_a, "height"_a, "width"_a,
              "x_last"_a, "y_last"_a, "precision"_a, "input_scale"_a, "input_zero"_a, "least"_a, "most"_a, "coded_x"_a,
-             "coded_scale"_a, "coded_zero"_a, "threads"_a);
+             "coded_y"_a, "coded_scale"_a, "coded_zero"_a, "threads"_a);
 }
