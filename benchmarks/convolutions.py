@@ -2,8 +2,7 @@
 
     python -m benchmarks.convolutions --threads 2 --rounds 15
 
-Every candidate takes and gives float32 images, so rounding the input is part of what is timed; but "codes", which is
-given codes and writes codes, as goldstick.optimize lets layers that follow each other do. In a round each runs
+Every candidate takes and gives float32 images, so rounding the input is part of what is timed. In a round each runs
 once, one after the other; the least time of all rounds counts. Memory that is given back stays with the process: else
 some pay for new pages of their outputs and others do not. Needs ``onnx`` and ``onnxruntime`` for the last two.
 """
@@ -27,12 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.cifar import ROOT
-from goldstick import surgery
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.json_files import write_atomically
 from goldstick.core.layout import Layout
 from goldstick.core.scheme import Scheme
-from goldstick.kernels.coded_images import CodedImages, InputRange
 from goldstick.kernels.cpu import chosen_isa
 from goldstick.nn import QuantizedConvolution
 from goldstick.nn.derived import in_place_of
@@ -195,18 +192,6 @@ def onnx_int8(layer: nn.Conv2d, x: Tensor, scale: float, threads: int, dynamic: 
     return lambda: session.run(None, given)
 
 
-def handing(layer: nn.Conv2d, x: Tensor, scale: float) -> Run:
-    """A layer of goldstick between two others, all of them with static inputs: codes to codes."""
-    one = quantized(layer, "w8a8-static", scale)
-    after = quantized(nn.Conv2d(layer.out_channels, 1, 1), "w8a8-static", float(layer(x).detach().abs().max()) / 127.5)
-    model = nn.Sequential(one, after).eval()
-    surgery.hand_over(model, "0", "1")
-    codes = ((x / scale).clamp(-128, 127).round() + 128).to(torch.uint8).permute(0, 2, 3, 1).contiguous()
-    given = CodedImages(codes, InputRange(float(torch.tensor(scale)), 0), torch.channels_last)
-    assert isinstance(one(given), CodedImages) and given.floats is None
-    return lambda: one(given)
-
-
 def candidates(shape: Shape, batch: int, threads: int, peers: bool) -> dict[str, Run]:
     """What is timed for one shape, by name."""
     torch.manual_seed(0)
@@ -221,7 +206,6 @@ def candidates(shape: Shape, batch: int, threads: int, peers: bool) -> dict[str,
         one = quantized(layer, name, scale)
         found[name] = lambda one=one: one(x)  # type: ignore[misc]
         found[f"{name} channels last"] = lambda one=one: one(last)  # type: ignore[misc]
-    found["w8a8-static codes"] = handing(layer.requires_grad_(False), x, scale)
     if peers:
         for engine in ("x86", "onednn"):
             if engine in torch.backends.quantized.supported_engines:

@@ -8,7 +8,6 @@ from typing import Any
 from tools.docs.results import read, table
 
 LAST = " channels last"
-CODES = "w8a8-static codes"
 SCHEMES = ("w8a8-static", "w8a8-dynamic", "w8a16")
 PEERS = {
     "torch int8, oneDNN": "torch int8 onednn",
@@ -62,16 +61,13 @@ def slower() -> str:
         for last in ("", LAST):
             ratios = [ms[scheme + last] / ms[f"float32{last}"] for ms in layers for scheme in SCHEMES]
             row += [f"{sum(ratio > 1.02 for ratio in ratios)} of {len(ratios)}", f"{max(ratios):.1f} ×"]
-        ratios = [ms[CODES] / min(ms["float32"], ms[f"float32{LAST}"]) for ms in layers]
-        rows.append([*row, f"{sum(ratio > 1.02 for ratio in ratios)} of {len(ratios)}", f"{max(ratios):.2f} ×"])
-    titles = ["single layers, three recipes", "slower", "at most", "slower, channels last", "at most"]
-    return table([*titles, "slower, codes to codes", "at most"], rows)
+        rows.append(row)
+    return table(["single layers, three recipes", "slower", "at most", "slower, channels last", "at most"], rows)
 
 
 def _layers(name: str) -> str:
     found: dict[str, Any] = read(name)["networks"]
     rows = {title + (", channels last" if last else ""): key + last for title, key in _own() for last in ("", LAST)}
-    rows["`w8a8-static`, codes to codes"] = CODES
     columns = {title: network["sums_ms"] for title, network in found.items()}
     return _table("milliseconds of all convolutions", rows | PEERS, columns, 1)
 
