@@ -11,6 +11,10 @@ class SlowKernelsWarning(GoldstickWarning, RuntimeWarning):
     """What runs gives the same and takes much longer, since the compiled kernels are not there."""
 
 
+class RoundedImagesWarning(GoldstickWarning):
+    """What an optimized network hands from layer to layer was read by somebody else, and is rounded to 8 bits."""
+
+
 class UnrecognisedWarning(GoldstickWarning):
     """Much of a model stays float, since it is of kinds that are not quantized."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from goldstick.core.notices import RoundedImagesWarning
 from goldstick.errors import KernelError
 
 _SHIFT = 128  # how much larger a byte is than its code
@@ -72,8 +74,18 @@ class CodedImages(Tensor):
             return padded
         if torch.Tag.inplace_view in func.tags and func is not torch.ops.aten.detach_.default:
             raise KernelError("Images that one convolution hands to the next cannot change their shape in place.")
-        plain = tree_map_only(CodedImages, lambda images: images.as_floats(), (args, kwargs or {}))
+        plain = tree_map_only(CodedImages, lambda images: images._read_by(func), (args, kwargs or {}))
         return func(*plain[0], **plain[1])
+
+    def _read_by(self, reader: object) -> Tensor:
+        """What somebody else is given, who is told once that it is rounded."""
+        if self.floats is None:
+            message = (
+                f"{reader} reads what one convolution of an optimized network hands to the next: images rounded to 8 "
+                "bits. For others, read them before goldstick.optimize, or by a hook on the module that gives them."
+            )
+            warnings.warn(RoundedImagesWarning(message), stacklevel=2)
+        return self.as_floats()
 
     def _padded(self, sides: Sequence[int], value: float | None = None) -> CodedImages | None:
         """The same with zeros around the images; ``None`` where something else is asked for."""
@@ -94,7 +106,7 @@ def _sizes_and_strides(codes: Tensor, order: torch.memory_format) -> tuple[tuple
 
 
 def _of_floats(name: str) -> Callable[..., Any]:
-    return lambda images, *args, **kwargs: getattr(images.as_floats(), name)(*args, **kwargs)
+    return lambda images, *args, **kwargs: getattr(images._read_by(name), name)(*args, **kwargs)
 
 
 for _name in (

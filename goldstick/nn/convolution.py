@@ -109,6 +109,7 @@ class QuantizedConvolution(PackedWeight):
             found = prepared(x, more, epilogue.bounds, handed_by)
         finished = more is not None and found is not None
         if found is None:
+            x = x.as_floats() if type(x) is CodedImages else x
             bits, group_size, activation, _ = prepared.settings
             found = torch.ops.goldstick.quantized_convolution(
                 x,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import math
+import warnings
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from goldstick.core.notices import RoundedImagesWarning
 from goldstick.errors import KernelError
 from goldstick.kernels.coded_images import CodedImages, InputRange
 from goldstick.kernels.prepared_convolution import UNBOUNDED
@@ -26,6 +28,7 @@ from tests.support.quantized_convolutions import (
     take_isa,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore::goldstick.core.notices.RoundedImagesWarning")
 every_order = pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last], ids=str)
 IMAGES = [shape for shape in SHAPES if len(shape[3]) == 2 and not shape[0] == shape[2] != shape[1]]
 RANGE = InputRange(0.25, 7)
@@ -166,6 +169,18 @@ def test_a_change_of_shape_in_place_is_refused(change: str) -> None:
     with pytest.raises(KernelError, match="in place"):
         changes[change]()
     assert images.detach_().shape == (1, 5, 4, 6)
+
+
+def test_who_reads_them_first_is_told_that_they_are_rounded() -> None:
+    images = CodedImages(codes_of(torch.randn(1, 5, 4, 6), RANGE), RANGE, torch.contiguous_format)
+    F.pad(images, (1, 1, 1, 1)).as_floats()
+    with pytest.warns(RoundedImagesWarning, match="aten.mul.Tensor reads .* rounded to 8 bits"):
+        images * 2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        images * 2  # once is enough
+    with pytest.warns(RoundedImagesWarning, match="numpy reads"):
+        CodedImages(images.codes, RANGE, torch.contiguous_format).numpy()
 
 
 @needs_extension
