@@ -33,6 +33,7 @@ class LayerNode(nn.Module):
         vars(self).update(sizes)  # forwards read the attributes of the layers that they hold
         self.index, self.out_features = index, int(layer.weight_packed.shape[-2])
         self.weight = torch.empty(0, dtype=layer.weight_scale.dtype)  # forwards ask for its dtype
+        self.bias = layer._parameters.get("bias")
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out]."""

@@ -22,6 +22,7 @@ from transformers import (
 
 import goldstick
 from goldstick.errors import FormatError, OutputError, UsageError
+from goldstick.jobs.export.graph_layers import stand_in_for_layers
 from tests.support.commands import run
 
 pytestmark = pytest.mark.usefixtures("all_proofs_here")
@@ -88,6 +89,16 @@ def test_a_forward_may_read_the_attributes_of_its_layers(tmp_path: Path) -> None
     with torch.inference_mode():
         expected = goldstick.load(tmp_path / "w8")(pixel_values=picture).logits.numpy()
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_nodes_have_the_attributes_of_the_layers_they_stand_for() -> None:
+    model = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3, stride=2), torch.nn.Linear(8, 8, bias=False))
+    compressed: Any = goldstick.apply(model, "rtn-w8a16").model
+    stand_in_for_layers(compressed)
+    convolution, linear = compressed
+    assert convolution.stride == (2, 2) and convolution.padding_mode == "zeros" and convolution.in_channels == 4
+    assert torch.equal(convolution.bias, model[0].bias)
+    assert linear.bias is None and linear.in_features == linear.out_features == 8
 
 
 def test_a_layer_without_operators_is_named_and_nothing_is_written(bert: Path, tmp_path: Path) -> None:
