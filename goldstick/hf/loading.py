@@ -100,7 +100,8 @@ def from_pretrained(
         ) from error
     if tensors is not None:
         model.config.name_or_path = model.name_or_path = str(directory)
-        model.generation_config = read_generation_config(directory, model) or model.generation_config
+        if (found := read_generation_config(directory, model)) is not None:
+            model.generation_config = found
     return model, info
 
 
