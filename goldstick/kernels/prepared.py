@@ -28,11 +28,14 @@ _CPU = torch.device("cpu")
 
 def runs_at_once(x: Tensor) -> bool:
     """Whether an operator on ``x`` may run right here: nothing traces, compiles, differentiates or maps it."""
+    # Not one of those that export and the compiler's later stages pass through.
+    return type(x) is Tensor and x.is_cpu and not x.requires_grad and nothing_intercepts()
+
+
+def nothing_intercepts() -> bool:
+    """Whether nothing traces, compiles or maps what runs here."""
     return (
-        type(x) is Tensor  # and not one of those that export and the compiler's later stages pass through
-        and not is_dynamo_compiling()
-        and x.is_cpu
-        and not x.requires_grad
+        not is_dynamo_compiling()
         and not _len_torch_dispatch_stack()
         and not _is_tracing()
         and peek_interpreter_stack() is None

@@ -8,16 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _len_torch_dispatch_stack
-from torch._C._functorch import peek_interpreter_stack
-from torch.compiler import is_dynamo_compiling
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from goldstick.kernels import cpu
 from goldstick.kernels.coded_images import CodedImages, InputRange
 from goldstick.kernels.convolution import Geometry
 from goldstick.kernels.cpu.integer import THREADED_FROM
-from goldstick.kernels.prepared import runs_at_once, versions
+from goldstick.kernels.prepared import nothing_intercepts, runs_at_once, versions
 
 _CPU = torch.device("cpu")
 
@@ -33,13 +30,7 @@ _MOST_TAPS = 512
 
 def reads_codes(x: Tensor) -> bool:
     """Whether these are images of codes, and a convolution may run on them right here (:func:`runs_at_once`)."""
-    return (
-        type(x) is CodedImages
-        and not is_dynamo_compiling()
-        and not x.requires_grad
-        and not _len_torch_dispatch_stack()
-        and peek_interpreter_stack() is None
-    )
+    return type(x) is CodedImages and not x.requires_grad and nothing_intercepts()
 
 
 class PreparedConvolution:

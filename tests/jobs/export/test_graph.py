@@ -33,6 +33,8 @@ BERT = BertConfig(
 )  # fmt: skip
 RESNET = ResNetConfig(embedding_size=8, hidden_sizes=[16], depths=[1], num_labels=4, layer_type="basic")
 
+MOBILENET = MobileNetV1Config(depth_multiplier=0.25, image_size=32, num_labels=3)
+
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -66,25 +68,19 @@ def test_an_encoder_runs_with_any_batch_length_and_mask(bert: Path) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
-def test_a_classifier_of_convolutions_runs_with_any_batch(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("network", "config", "side"),
+    [
+        (ResNetForImageClassification, RESNET, 224),
+        (MobileNetV1ForImageClassification, MOBILENET, 32),  # its forward reads strides and kernel sizes of its layers
+    ],
+)
+def test_a_classifier_of_convolutions_runs_with_any_batch(network: Any, config: Any, side: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    ResNetForImageClassification(RESNET).save_pretrained(tmp_path / "float")
+    network(config).save_pretrained(tmp_path / "float")
     goldstick.quantize(tmp_path / "float", "rtn-w8a16", output=tmp_path / "w8", proof="tensors")
     goldstick.export(tmp_path / "w8", "onnx", output=tmp_path / "onnx")
-    picture = torch.randn(2, 3, 224, 224)
-    found = session(tmp_path / "onnx").run(["logits"], {"pixel_values": picture.numpy()})[0]
-    with torch.inference_mode():
-        expected = goldstick.load(tmp_path / "w8")(pixel_values=picture).logits.numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-4)
-
-
-def test_a_forward_may_read_the_attributes_of_its_layers(tmp_path: Path) -> None:
-    config = MobileNetV1Config(depth_multiplier=0.25, image_size=32, num_labels=3)  # it pads by stride and kernel size
-    torch.manual_seed(0)
-    MobileNetV1ForImageClassification(config).save_pretrained(tmp_path / "float")
-    goldstick.quantize(tmp_path / "float", "rtn-w8a16", output=tmp_path / "w8", proof="tensors")
-    goldstick.export(tmp_path / "w8", "onnx", output=tmp_path / "onnx")
-    picture = torch.randn(2, 3, 32, 32)
+    picture = torch.randn(2, 3, side, side)
     found = session(tmp_path / "onnx").run(["logits"], {"pixel_values": picture.numpy()})[0]
     with torch.inference_mode():
         expected = goldstick.load(tmp_path / "w8")(pixel_values=picture).logits.numpy()

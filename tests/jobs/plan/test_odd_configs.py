@@ -42,14 +42,16 @@ def test_a_generation_config_that_transformers_refuses(content: str, source: Pat
 
 @pytest.mark.parametrize("content", ["{nope", "{}", '{"temperature": 0.5, "do_sample": false}'])
 def test_a_generation_config_that_transformers_takes_or_passes_over(content: str, source: Path) -> None:
+    planned = goldstick.plan(source, RECIPE)
     (source / "generation_config.json").write_text(content)
-    goldstick.plan(source, RECIPE)
+    assert goldstick.plan(source, RECIPE).warnings == planned.warnings
 
 
 def test_the_generation_config_of_a_model_that_does_not_write_is_nothing_to_it(tmp_path: Path) -> None:
     FAMILIES["bert"]().save_pretrained(tmp_path)
+    planned = goldstick.plan(tmp_path, RECIPE)
     (tmp_path / "generation_config.json").write_text("[1]")
-    goldstick.plan(tmp_path, RECIPE)
+    assert goldstick.plan(tmp_path, RECIPE).warnings == planned.warnings
 
 
 @pytest.mark.parametrize(
