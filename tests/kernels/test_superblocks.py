@@ -82,10 +82,12 @@ def test_products_are_near_float64_and_the_same_bits_however_they_are_run(
     assert product_error(layer, x, expected, layer.bias) < {torch.float32: exact, torch.bfloat16: 5e-5}.get(dtype, 1e-6)
     for isa in AVAILABLE:
         monkeypatch.setenv("GOLDSTICK_ISA", isa)
+        counts = TOKENS[:-2] if isa == "scalar" else TOKENS  # which takes long
+        for tokens in counts:
+            assert torch.equal(run(layer, x[:tokens]), expected[:tokens]), (isa, tokens)
         for interleaved in (True, False):
             layers = prepared(layer, interleaved)
-            for tokens in TOKENS:
-                assert torch.equal(run(layer, x[:tokens]), expected[:tokens]), (isa, tokens)
+            for tokens in counts:
                 found = layers(x[:tokens], operands(layer))
                 assert found is not None
                 assert torch.equal(found, expected[:tokens]), (isa, tokens, interleaved)

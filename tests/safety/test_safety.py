@@ -9,7 +9,7 @@ import torch
 
 from tests.safety.sequences import make_source, run_sequences
 
-SEEDS = [range(first, first + 25) for first in range(0, 50, 25)]
+SEEDS = [range(first, first + 15) for first in range(0, 30, 15)]
 
 
 @pytest.fixture(scope="module")

@@ -57,7 +57,7 @@ def test_a_run_on_a_device_writes_what_the_processor_writes_and_proves_it_there(
 
     monkeypatch.setattr(module, "prove", prove)
     recipe = {
-        "stages": [{"gptq": {"scheme": "w4a16-g32", "gptaq": True}}],
+        "stages": [{"gptq": {**_W4, **_QUICK, "gptaq": True}}],
         "calibration": {"dataset": str(data / "rows.jsonl"), "packing": False, "samples": 20, "seq_len": 64},
     }
     with second_device():

@@ -35,7 +35,7 @@ def test_what_runs_on_a_device_runs_on_it_alone() -> None:
 
 
 def test_two_processes_with_a_device_each_write_what_one_writes(data: Path, tmp_path: Path) -> None:
-    names = ("awq-gptaq", "imatrix-slb", "output")
+    names = ("awq-gptaq", "imatrix-slb")
     jobs = [job(data, name, tmp_path / name, device=NAME) for name in names]
     alone = [job(data, name, tmp_path / f"{name} alone", device=NAME) for name in names]
     for one in (*jobs, *alone):
