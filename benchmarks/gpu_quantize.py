@@ -18,6 +18,7 @@ import json
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -82,8 +83,8 @@ def measure_peer(python: str, source: Path, ids: torch.Tensor, place: Path) -> d
     return found
 
 
-def measure(layers: int, samples: int, recipe: str, profile: Path | None, peer: str | None) -> dict[str, Any]:
-    """Make the model, quantize it, and say how long it took."""
+def measure(layers: int, samples: int, recipe: str, profile: Path | None, peer: str | None) -> Iterator[dict[str, Any]]:
+    """Make the model, quantize it, and say how long it took; then the same with what another tool took."""
     with tempfile.TemporaryDirectory() as place:
         source, rows, output = Path(place, "source"), Path(place, "rows.safetensors"), Path(place, "output")
         source.mkdir()
@@ -105,14 +106,15 @@ def measure(layers: int, samples: int, recipe: str, profile: Path | None, peer: 
         written = sum(file.stat().st_size for file in output.iterdir())
         device_peak = torch.cuda.max_memory_allocated()
         torch.cuda.empty_cache()
-        beside = {} if peer is None else {"llm_compressor": measure_peer(peer, source, ids, Path(place))}
-    return {
-        "device": torch.cuda.get_device_name(0), "layers": layers, "samples": samples, "tokens": TOKENS,
-        "recipe": recipe, "source_bytes": size, "written_bytes": written, "seconds": round(seconds, 1),
-        "timing": report.timing, "device_peak_bytes": device_peak,
-        "process_peak_bytes": report.peak_memory, "proof": report.proof, "environment": environment(),
-        **beside,
-    }  # fmt: skip
+        row = {
+            "device": torch.cuda.get_device_name(0), "layers": layers, "samples": samples, "tokens": TOKENS,
+            "recipe": recipe, "source_bytes": size, "written_bytes": written, "seconds": round(seconds, 1),
+            "timing": report.timing, "device_peak_bytes": device_peak,
+            "process_peak_bytes": report.peak_memory, "proof": report.proof, "environment": environment(),
+        }  # fmt: skip
+        yield row
+        if peer is not None:
+            yield row | {"llm_compressor": measure_peer(peer, source, ids, Path(place))}
 
 
 def _say(what: str, done: int, of: int) -> None:
@@ -130,10 +132,11 @@ def main(arguments: list[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise SystemExit("This quantizes on a CUDA device, and torch finds none; benchmarks/ranks.py times processors.")
-    row = measure(options.layers, options.samples, options.recipe, options.profile, options.llm_compressor)
-    print(json.dumps(row, indent=1))
-    rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-    RESULTS.write_text(json.dumps([*rows, row], indent=1) + "\n", encoding="utf-8")
+    before = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+    found = measure(options.layers, options.samples, options.recipe, options.profile, options.llm_compressor)
+    for row in found:  # kept as soon as there is one: what comes behind it may fail
+        print(json.dumps(row, indent=1), flush=True)
+        RESULTS.write_text(json.dumps([*before, row], indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -175,7 +175,7 @@ class BlockwiseRun:
         def write(block: str, outputs: Iterator[Tensor]) -> Sequence[Tensor]:
             """Write a block and what it gives, and let go of it."""
             index = blocks.index(block)
-            kept = commits.kept(index + 1, self._sharing.to_first(outputs), specs, last=block == blocks[-1])
+            kept = commits.kept(index + 1, self._sharing.to_first(outputs), specs)
             give_large_blocks_back(scarce=True)  # the next block's weights would fill the heap for good
             tensors.write(writer, block)
             check_source()
@@ -246,7 +246,7 @@ class BlockwiseRun:
             self._sharing.given(found)
             return found, found.specs
         specs = self._sharing.specs(hidden)
-        return commits.kept(0, self._sharing.to_first(iter(hidden)), specs, last=False), specs
+        return commits.kept(0, self._sharing.to_first(iter(hidden)), specs), specs
 
     def _found(self) -> dict[str, Any]:
         """What the journal remembers of the finished blocks, beside their tensors and hidden states."""

@@ -41,19 +41,18 @@ class Commits:
         self._on_device: bool | None = None
         self._last = time.monotonic()
 
-    def kept(self, number: int, states: Iterator[Tensor], specs: Specs, *, last: bool) -> Sequence[Tensor]:
+    def kept(self, number: int, states: Iterator[Tensor], specs: Specs) -> Sequence[Tensor]:
         """The states behind a block, in a file where they are due there, or in memory: the device's if it has room.
 
         Args:
             number: The block they go into.
             states: The states, batch by batch.
             specs: Their shapes and dtypes.
-            last: Whether no block follows.
         """
         if self._on_device is None:
             self._on_device = room_for_states(_size(specs), self._device)
         began = time.monotonic()
-        if last or began - self._last >= self._wait or not self._fit(specs):
+        if began - self._last >= self._wait or not self._fit(specs):
             written = write_hidden_states(self._folder, number, states, specs)
             if self._least:
                 self._wait = max(self._least, WORK_FOR_WRITING * (time.monotonic() - began))

@@ -19,8 +19,8 @@ from tests.support.ranks import quantize
 CPU, SPECS = torch.device("cpu"), [(torch.Size([2, 3]), torch.float32)]
 
 
-def keep(made: commits.Commits, number: int, *, last: bool = False) -> Any:
-    return made.kept(number, iter([torch.ones(2, 3)]), SPECS, last=last)
+def keep(made: commits.Commits, number: int) -> Any:
+    return made.kept(number, iter([torch.ones(2, 3)]), SPECS)
 
 
 def test_on_the_processor_every_block_is_written_down(tmp_path: Path) -> None:
@@ -40,7 +40,6 @@ def test_on_a_gpu_memory_holds_them_for_a_while_where_there_is_room(
     made = commits.Commits(tmp_path, 0, torch.device("cuda"), 1 << 40)
     now += 59
     assert [*map(torch.Tensor.tolist, keep(made, 1))] == [torch.ones(2, 3).tolist()]
-    assert isinstance(keep(made, 1, last=True), HiddenStates)
     now += 1
     assert isinstance(keep(made, 1), HiddenStates)
     made.done(1)
@@ -76,12 +75,15 @@ def test_states_stay_on_a_device_that_has_room(room: bool, tmp_path: Path, monke
     made = commits.Commits(tmp_path, 0, torch.device("cuda"), 0 if room else 1 << 40)
     there = torch.ones(2, 3, device="meta")
     there.cpu = lambda: torch.ones(2, 3)  # type: ignore[method-assign]
-    (kept,) = made.kept(1, iter([there]), SPECS, last=False)
+    (kept,) = made.kept(1, iter([there]), SPECS)
     assert kept.device.type == ("meta" if room else "cpu")
 
 
-def test_a_run_that_is_stopped_between_two_commits_goes_on_from_the_first_to_the_same_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("committed", "at"), [(0, ("calibrating", 2)), (0, ("proving", 0)), (1, ("calibrating", 2)), (1, ("proving", 0))]
+)
+def test_a_run_that_is_stopped_behind_a_commit_goes_on_from_it_to_the_same_bytes(
+    committed: int, at: tuple[str, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tiny_checkpoint(tmp_path / "model", 3)
     text = write_text(tmp_path / "text.txt")
@@ -92,18 +94,24 @@ def test_a_run_that_is_stopped_between_two_commits_goes_on_from_the_first_to_the
     job = {"source": tmp_path / "model", "recipe": recipe, "output": tmp_path / "alone", "options": {}}
     quantize(job)
 
-    monkeypatch.setattr(commits, "seconds_between", lambda device: 1e9)
+    plain = commits.Commits.kept
+
+    def kept(made: commits.Commits, number: int, *states: Any) -> Any:
+        made._wait = 0 if number == committed else 1e9
+        return plain(made, number, *states)
+
+    monkeypatch.setattr(commits.Commits, "kept", kept)
     stopped = job | {"output": tmp_path / "stopped"}
 
     def stop(what: str, done: int, of: int) -> None:
-        if done == 2:
+        if what.startswith(at[0]) and done == at[1]:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         quantize(stopped | {"options": {"progress": stop}})
     work = tmp_path / ".stopped.work"
-    journal = json.loads((work / "journal.json").read_text()) if (work / "journal.json").exists() else {}
-    assert journal.get("blocks_done", 0) == 0
+    journal = work / "journal.json"
+    assert committed == (json.loads(journal.read_text())["content"]["blocks_done"] if journal.exists() else 0)
     quantize(stopped | {"options": {"resume": True}})
     assert contents(tmp_path / "stopped") == contents(tmp_path / "alone")
 
