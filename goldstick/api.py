@@ -139,7 +139,8 @@ def quantize(
     """
     refuse_fewer_bits()
     with checkpoint_directory(find_model(model)) as directory:
-        bundled, wanted_by = with_bundled_data(Recipe.load(recipe), model, data_dir), runtime_named(runtime)
+        wanted_by = runtime_named(runtime, tensor_parallel)
+        bundled = with_bundled_data(Recipe.load(recipe), model, data_dir)
         planned = plan_for(directory, bundled, as_inputs(inputs), wanted_by, tensor_parallel)
         local = data_directory(data_dir, model)
         require_calibration(planned.recipe, directory, local)
@@ -218,10 +219,10 @@ def doctor(
 
     Raises:
         SourceError: There is no such directory, or it holds no config.json and no GGUF file.
-        UsageError: There is no such runtime.
+        UsageError: There is no such runtime, or no rules of how it splits layers are known.
     """
     compared = None if source is None else find_model(source)
-    return examine(find_model(directory), progress, compared, runtime_named(runtime), tensor_parallel)
+    return examine(find_model(directory), progress, compared, runtime_named(runtime, tensor_parallel), tensor_parallel)
 
 
 def load(

@@ -38,12 +38,14 @@ def plan(
     Raises:
         SourceError: The model cannot be read, or lacks the tokenizer that the run would need.
         RecipeError: The recipe is wrong, or illegal for this model.
+        UsageError: There is no such runtime, or no rules of how it splits layers are known.
         FormatError: Its format cannot hold the result, or the runtime does not run it.
         DataError: The data that the run would need are missing.
     """
+    wanted_by = runtime_named(runtime, tensor_parallel)
     wanted = with_bundled_data(Recipe.load(recipe), model, data_dir)
     with checkpoint_directory(find_model(model)) as directory:
-        planned = plan_for(directory, wanted, as_inputs(inputs), runtime_named(runtime), tensor_parallel)
+        planned = plan_for(directory, wanted, as_inputs(inputs), wanted_by, tensor_parallel)
         require_calibration(wanted, directory, data_directory(data_dir, model))
     require_tasks(wanted.evaluate, data_directory(data_dir, model))
     return planned

@@ -20,14 +20,26 @@ RUNTIMES: Registry[Runtime] = Registry(
 )
 
 
-def runtime_named(name: str | None) -> Runtime | None:
+def runtime_named(name: str | None, tensor_parallel: int) -> Runtime | None:
     """The runtime of a name, or ``None`` for none, and for goldstick, which runs all that it writes.
 
+    Args:
+        name: What it is called.
+        tensor_parallel: Over how many devices it is to split the layers.
+
     Raises:
-        UsageError: There is no such runtime.
+        UsageError: There is no such runtime, or nobody knows how it splits layers over devices.
     """
-    if name in (None, "goldstick"):
-        return None
-    if name not in RUNTIMES:
+    if name not in (None, "goldstick", *RUNTIMES):
         raise UsageError(f"There is no runtime {name!r}. There are {', '.join(RUNTIMES)}.")
-    return RUNTIMES[name]
+    found = None if name in (None, "goldstick") else RUNTIMES[name]
+    if tensor_parallel < 1:
+        raise UsageError(f"Layers are split over 1 device or more, not over {tensor_parallel}.")
+    if tensor_parallel > 1 and (found is None or not found.splits):
+        known = ", ".join(name for name in RUNTIMES if RUNTIMES[name].splits)
+        for_none = "no runtime is named" if name is None else f"no rules of {name} on that are known"
+        raise UsageError(
+            f"Whether layers can be split over {tensor_parallel} devices is not looked at where {for_none}: name one "
+            f"of {known} ('--for'), or leave the devices out ('--tensor-parallel')."
+        )
+    return found

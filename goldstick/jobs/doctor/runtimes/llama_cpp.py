@@ -58,6 +58,7 @@ LLAMA_CPP = Runtime(
     title="llama.cpp",
     version="0c1e570 (2026-10-01)",
     formats=(GGUF,),
+    splits=False,
     parts=_parts,
     read_in="src/llama-model-loader.cpp",
     remedy="convert it: 'goldstick export DIRECTORY --format gguf', or llama.cpp's convert_hf_to_gguf.py",

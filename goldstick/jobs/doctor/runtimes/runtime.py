@@ -99,6 +99,7 @@ class Runtime:
         parts: For each part of a checkpoint that is quantized in one way: what it is, and where that runs.
         read_in: Files that ``parts`` was read from.
         remedy: What to do where it runs nowhere.
+        splits: Whether its rules look at how it splits layers over devices.
     """
 
     name: str
@@ -109,6 +110,7 @@ class Runtime:
     parts: Callable[[Subject], Iterable[tuple[str, Answers]]]
     read_in: str
     remedy: str
+    splits: bool = True
 
     def answers(self, subject: Subject) -> dict[str, Answer]:
         """Hardware → whether the whole checkpoint runs there."""

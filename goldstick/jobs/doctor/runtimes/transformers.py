@@ -177,6 +177,7 @@ TRANSFORMERS = Runtime(
     title="transformers",
     version="5.23.0",
     formats=(COMPRESSED_TENSORS, GPTQ, AWQ, FP8, MXFP4),
+    splits=False,
     parts=_parts,
     read_in="transformers/quantizers/auto.py",
     remedy="export it ('goldstick export --format compressed-tensors'), or import goldstick first, which loads "

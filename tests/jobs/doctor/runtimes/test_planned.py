@@ -62,6 +62,28 @@ def test_a_split_that_cuts_groups_is_refused(workshop: Workshop) -> None:
     assert api.plan(workshop.float("llama"), "rtn-w4a16-g32", runtime="vllm", tensor_parallel=4).format.name
 
 
+@pytest.mark.parametrize(
+    ("runtime", "devices", "says"),
+    [
+        (None, 2, "where no runtime is named"),
+        ("goldstick", 2, "no rules of goldstick"),
+        ("transformers", 4, "name one of vllm, sglang"),
+        ("vllm", 0, "1 device or more"),
+    ],
+)
+def test_devices_that_no_rule_looks_at_are_refused(
+    runtime: str | None, devices: int, says: str, workshop: Workshop, tmp_path: Path
+) -> None:
+    """A plan that passed without a look would promise that every layer can be split."""
+    source = workshop.float("llama")
+    with pytest.raises(UsageError, match=says):
+        api.plan(source, "rtn-w4a16-g128", runtime=runtime, tensor_parallel=devices)
+    with pytest.raises(UsageError, match=says):
+        api.quantize(source, "rtn-w4a16-g128", output=tmp_path / "out", runtime=runtime, tensor_parallel=devices)
+    with pytest.raises(UsageError, match=says):
+        api.doctor(source, runtime=runtime, tensor_parallel=devices)
+
+
 def test_the_command_writes_nothing_of_what_is_refused(workshop: Workshop, tmp_path: Path) -> None:
     output = tmp_path / "out"
     arguments = ["quantize", str(workshop.float("llama")), "-o", str(output), "--recipe", "rtn-w4a16-g16"]
