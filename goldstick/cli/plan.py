@@ -13,7 +13,6 @@ from goldstick.cli.further_formats import further_directories, refuse_formats
 from goldstick.cli.inputs_option import INPUTS
 from goldstick.cli.memory_size import memory_size
 from goldstick.cli.recipe_options import RECIPE_OPTIONS, chosen_recipe
-from goldstick.cli.runtime_option import TENSOR_PARALLEL
 from goldstick.cli.search_options import SIZE_OPTIONS, given
 from goldstick.core.collector import no_collection
 from goldstick.core.counts import counted
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from goldstick.recipes.recipe import Recipe
 
 #: Options that say which sizes are asked for.
-_SIZES = ("model", "size", "bits", "share", "runtime", "schemes", "as_json")
+_SIZES = ("model", "size", "bits", "share", "runtime", "tensor_parallel", "schemes", "as_json")
 
 
 @click.command()
@@ -33,7 +32,6 @@ _SIZES = ("model", "size", "bits", "share", "runtime", "schemes", "as_json")
 @click.option("--data-dir", metavar="DIR", help="Where data known by name lie; 'reference' for the bundled data.")
 @INPUTS
 @SIZE_OPTIONS
-@TENSOR_PARALLEL
 @click.option("--nproc", type=click.IntRange(1), metavar="N", help="Forecast a run in so many processes of torchrun.")
 @click.option(
     "--memory",
@@ -56,7 +54,7 @@ def plan(
     if (size, bits, share) != (None, None, None):
         _refuse_beside_a_size()
         asked = {"size": size, "bits": bits, "share": share}
-        show_sizes(model, asked, cast("RuntimeName", runtime or "goldstick"), schemes, as_json)
+        show_sizes(model, asked, cast("RuntimeName", runtime or "goldstick"), tensor_parallel, schemes, as_json)
         return
     if loose := given(click.get_current_context(), "schemes"):
         raise click.UsageError(f"{loose[0]} is of a search; say --size, --bits or --share, too.")
@@ -82,8 +80,9 @@ def _refuse_beside_a_size() -> None:
 
 
 def show_sizes(
-    model: str, asked: Mapping[str, Any], runtime: RuntimeName, schemes: tuple[str, ...], as_json: bool
-) -> None:
+    model: str, asked: Mapping[str, Any], runtime: RuntimeName, tensor_parallel: int, schemes: tuple[str, ...],
+    as_json: bool,
+) -> None:  # fmt: skip
     """Print which sizes a model can have."""
     from goldstick.hf.names import quiet_libraries
 
@@ -96,7 +95,7 @@ def show_sizes(
 
     target = Target(**asked)
     with checkpoint_directory(find_model(model)) as directory:
-        found = possible_sizes(directory, target, runtime=runtime, schemes=schemes)
+        found = possible_sizes(directory, target, runtime=runtime, tensor_parallel=tensor_parallel, schemes=schemes)
     if as_json:
         print_json(found.to_dict())
         return
@@ -109,8 +108,10 @@ def show_sizes(
     print_table(console(), f"Sizes for {runtime}", columns, rows)
     for name, nbytes in (("asked", found.asked), ("least", found.least), ("most", found.most)):
         click.echo(f"{name}: {nbytes:,} bytes of weight files, {found.bits(nbytes):.4g} bits a weight")
-    more = ("" if runtime == "goldstick" else f" --for {runtime}") + (
-        f" --schemes {','.join(schemes)}" if schemes else ""
+    more = (
+        ("" if runtime == "goldstick" else f" --for {runtime}")
+        + ("" if tensor_parallel == 1 else f" --tensor-parallel {tensor_parallel}")
+        + (f" --schemes {','.join(schemes)}" if schemes else "")
     )
     if found.possible:
         command = f"goldstick quantize MODEL -o DIR --size {found.asked}{more}"

@@ -19,7 +19,6 @@ from goldstick.cli.plan import plan_for, show_plan
 from goldstick.cli.processors import THREADS, use_processors
 from goldstick.cli.push import push
 from goldstick.cli.recipe_options import RECIPE_OPTIONS, chosen_recipe
-from goldstick.cli.runtime_option import TENSOR_PARALLEL
 from goldstick.cli.search_options import NAMES, SEARCH_OPTIONS
 from goldstick.cli.searched_recipe import SEARCH_ROWS, is_searched, journal_of, searched_recipe
 from goldstick.cli.several import prints
@@ -53,7 +52,6 @@ from goldstick.cli.unused import note_unused
 @click.option("--dry-run", is_flag=True, help="Plan only; the same as 'goldstick plan'.")
 @INPUTS
 @SEARCH_OPTIONS
-@TENSOR_PARALLEL
 @click.option("--search-samples", type=click.IntRange(1), default=8, show_default=True, help="Rows to search on.")
 @click.option("--search-seq-len", type=click.IntRange(2), default=256, show_default=True, help="Tokens of such a row.")
 @RECIPE_OPTIONS
@@ -83,7 +81,9 @@ def quantize(
     if searched := is_searched(context):
         check_output(output, overwrite, resume)
         use_processors(threads)
-        recipe = searched_recipe(model, output, options, data_dir=data_dir, resume=resume, as_json=as_json)
+        recipe = searched_recipe(
+            model, output, options, tensor_parallel=tensor_parallel, data_dir=data_dir, resume=resume, as_json=as_json
+        )
     else:
         others = {*NAMES, *SEARCH_ROWS, "runtime"} - {"effort"}
         recipe = chosen_recipe(**{name: value for name, value in options.items() if name not in others})

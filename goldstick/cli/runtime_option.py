@@ -50,7 +50,7 @@ RUNTIME = click.option(
 )  # fmt: skip
 TENSOR_PARALLEL = click.option(
     "--tensor-parallel", type=click.IntRange(1), default=1, metavar="N",
-    help="Over how many devices it is to split the layers; of vllm and sglang.",
+    help="Over how many devices it is to split the layers; of vllm and sglang. A search chooses what can be split.",
 )  # fmt: skip
 
 

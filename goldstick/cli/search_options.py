@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from goldstick.cli.memory_size import memory_size
-from goldstick.cli.runtime_option import RUNTIME
+from goldstick.cli.runtime_option import RUNTIME, TENSOR_PARALLEL
 
 
 def share(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
@@ -41,6 +41,7 @@ _LOSSES = [
 ]  # fmt: skip
 _CANDIDATES = [
     RUNTIME,
+    TENSOR_PARALLEL,
     click.option("--schemes", metavar="LIST", callback=_schemes,
                  help="What a search chooses among instead: w4a16-g32,w8a16."),
 ]  # fmt: skip

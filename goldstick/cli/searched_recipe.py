@@ -52,14 +52,16 @@ def journal_of(output: Path) -> Path:
 
 
 def searched_recipe(
-    model: str, output: Path, parameters: Mapping[str, Any], *, data_dir: str | None, resume: bool, as_json: bool
-) -> Recipe:
+    model: str, output: Path, parameters: Mapping[str, Any], *, tensor_parallel: int, data_dir: str | None,
+    resume: bool, as_json: bool,
+) -> Recipe:  # fmt: skip
     """Search, or take up what a search for the same output found.
 
     Args:
         model: The model.
         output: The checkpoint to make.
         parameters: The command's options.
+        tensor_parallel: Over how many devices the runtime is to split the layers.
         data_dir: Where sets known by name lie.
         resume: Whether the output may be there, made of this very search.
         as_json: Whether the command prints JSON alone.
@@ -71,8 +73,8 @@ def searched_recipe(
     with naming_the_journal(journal), progress_bar(not as_json) as progress:
         return api.search(
             model, **{name: parameters[name] for name in NAMES},
-            runtime=parameters["runtime"] or "goldstick", exclude=parameters["exclude"],
-            dataset=parameters["dataset"], samples=parameters["search_samples"], seq_len=parameters["search_seq_len"],
-            seed=parameters["seed"] or 0, calibration=calibration, data_dir=data_dir, journal=journal,
-            finished=output if resume else None, progress=progress,
+            runtime=parameters["runtime"] or "goldstick", tensor_parallel=tensor_parallel,
+            exclude=parameters["exclude"], dataset=parameters["dataset"], samples=parameters["search_samples"],
+            seq_len=parameters["search_seq_len"], seed=parameters["seed"] or 0, calibration=calibration,
+            data_dir=data_dir, journal=journal, finished=output if resume else None, progress=progress,
         )  # fmt: skip

@@ -15,6 +15,7 @@ from goldstick.errors import GoldstickError
 from goldstick.jobs.load.find_model import REFERENCE, check_model, data_directory, find_model
 from goldstick.jobs.search.find import search_recipe
 from goldstick.jobs.search.journal import states_of
+from goldstick.jobs.search.runtimes import RuntimeName
 from goldstick.jobs.search.target import Target
 from goldstick.kernels.input_bits import refuse_fewer_bits
 from goldstick.recipes.effort import Effort
@@ -33,7 +34,8 @@ def search(
     share: float | None = None,
     max_loss: float | None = None,
     metric: Literal["perplexity", "kl"] = "perplexity",
-    runtime: Literal["goldstick", "transformers", "vllm", "llama.cpp"] = "goldstick",
+    runtime: RuntimeName = "goldstick",
+    tensor_parallel: int = 1,
     schemes: Sequence[str] = (),
     exclude: Sequence[str] = (),
     method: Literal["rtn", "gptq"] = "gptq",
@@ -67,7 +69,10 @@ def search(
         share: Part of the bytes of the source's tensors, at most, such as 0.6.
         max_loss: The smallest model that loses no more, with 95 % confidence, on rows that were not searched on.
         metric: What ``max_loss`` is of: the part by which ``perplexity`` grows, or ``kl`` per token in nats.
-        runtime: What the result is for; it decides the format and what layers may become.
+        runtime: What the result is for: ``goldstick``, ``transformers``, ``vllm``, ``sglang`` or ``llama.cpp``. It
+            decides the format and what layers may become.
+        tensor_parallel: Over how many devices ``vllm`` or ``sglang`` is to split the layers: a layer becomes only what
+            can be split so.
         schemes: What to choose among, instead of all that the runtime runs.
         exclude: Patterns of layers that stay float.
         method: How layers are rounded.
@@ -91,7 +96,8 @@ def search(
         The recipe. Its ``search`` is the record of what was measured, as plain data.
 
     Raises:
-        UsageError: Not one thing is asked for, or nothing so small, or of so little loss, can be made.
+        UsageError: Not one thing is asked for, or nothing so small, or of so little loss, can be made; or no rules of
+            how the runtime splits layers are known.
         RecipeError: A scheme is unknown, or fits no layer.
         DataError: The text is missing, malformed or too short.
         SourceError: The model cannot be read.
@@ -101,8 +107,8 @@ def search(
     text = dataset or (REFERENCE if str(model) == REFERENCE else Calibration().dataset)
     settings = {"dataset": text} | ({"allow_short": True} if text == REFERENCE else {}) | dict(calibration or {})
     options: dict[str, Any] = {
-        "runtime": runtime, "schemes": tuple(schemes), "exclude": tuple(exclude), "method": method, "effort": effort,
-        "prune": prune,
+        "runtime": runtime, "tensor_parallel": tensor_parallel, "schemes": tuple(schemes), "exclude": tuple(exclude),
+        "method": method, "effort": effort, "prune": prune,
         "text": Calibration(
             dataset=text, samples=samples, seq_len=seq_len, seed=seed, text_field=settings.get("text_field")
         ),

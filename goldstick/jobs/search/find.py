@@ -15,7 +15,8 @@ from goldstick.jobs.search.journal import refuse_foreign
 from goldstick.jobs.search.layers import Method, find_layers
 from goldstick.jobs.search.possible import refuse_size
 from goldstick.jobs.search.pruned import refuse_pruning, search_pruned
-from goldstick.jobs.search.runtimes import RUNTIMES, RuntimeName
+from goldstick.jobs.search.runnable import rules_of
+from goldstick.jobs.search.runtimes import RuntimeName, runtime_to_search_for
 from goldstick.jobs.search.search import Search
 from goldstick.jobs.search.settings import SearchSettings
 from goldstick.jobs.search.target import Found, Target
@@ -29,6 +30,7 @@ def search_recipe(
     *,
     text: Calibration,
     runtime: RuntimeName = "goldstick",
+    tensor_parallel: int = 1,
     schemes: Sequence[str] = (),
     exclude: Sequence[str] = (),
     method: Method = "gptq",
@@ -50,6 +52,7 @@ def search_recipe(
         target: What is asked for.
         text: The rows that changes are measured on, and their seed.
         runtime: What the result is for.
+        tensor_parallel: Over how many devices that splits layers: what it cannot split so is no choice.
         schemes: What to choose among, instead of all that the runtime runs.
         exclude: Patterns of layers that stay float.
         method: How layers are rounded; by GPTQ each alone while searching, on the inputs it has in the float model.
@@ -72,8 +75,8 @@ def search_recipe(
     """
     refuse_foreign(journal)
     layers = find_layers(
-        directory, RUNTIMES[runtime], method=method, calibration=calibration or Calibration(), schemes=schemes,
-        exclude=exclude, effort=effort,
+        directory, runtime_to_search_for(runtime), method=method, calibration=calibration or Calibration(),
+        schemes=schemes, exclude=exclude, effort=effort, rules=rules_of(runtime, tensor_parallel),
     )  # fmt: skip
     settings = SearchSettings(
         text=text, held_out=held_out, held_out_rows=held_out_rows, data_dir=data_dir, effort=effort, journal=journal,

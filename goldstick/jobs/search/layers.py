@@ -20,9 +20,11 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError, UsageError
 from goldstick.evaluation.measurable import require_causal
 from goldstick.formats import FORMATS
+from goldstick.formats.base import StoredLayer
 from goldstick.formats.native import NATIVE
 from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.plan.planned_tensors import PlannedTensor
+from goldstick.jobs.search.runnable import Rules
 from goldstick.jobs.search.runtimes import Runtime, groups_of
 from goldstick.recipes.effort import Effort, with_effort
 from goldstick.recipes.recipe import Calibration, Export, Recipe
@@ -68,6 +70,7 @@ class Layers:
         source: Bytes of the source's tensors.
         calibration: The data of the recipe.
         exclude: Patterns of layers that stay float.
+        rules: What the runtime refuses of them; ``None`` for nothing.
     """
 
     directory: Path
@@ -80,6 +83,7 @@ class Layers:
     source: int
     calibration: Calibration
     exclude: tuple[str, ...] = ()
+    rules: Rules | None = None
 
     def recipe(self, chosen: Mapping[str, str]) -> Recipe:
         """The recipe that makes each site what is chosen: site name → scheme, or ``float``.
@@ -134,10 +138,12 @@ def find_layers(
     exclude: Sequence[str] = (),
     effort: Effort = "fast",
     require_use: bool = True,
+    rules: Rules | None = None,
 ) -> Layers:
     """What the layers of a checkpoint may become for a runtime, and their bytes.
 
-    Every linear layer is one, the head too, and the embedding where the runtime's format holds it quantized.
+    Every linear layer is one, the head too, and the embedding where the runtime's format holds it quantized. What the
+    runtime refuses of a layer, on each device that it is split over, is none of its choices.
     Convolutions and what goldstick leaves alone by itself (routers) stay float.
 
     Args:
@@ -149,6 +155,7 @@ def find_layers(
         exclude: Patterns of layers that stay float.
         effort: How much the recipe does for it.
         require_use: Whether each of ``schemes`` must be of use for a layer.
+        rules: What the runtime refuses; ``None`` for nothing.
 
     Raises:
         RecipeError: A scheme is unknown, or no layer can become any of them.
@@ -164,19 +171,26 @@ def find_layers(
             by_site.setdefault(tensor.stored.site, []).append(tensor)
     tied = {*plan.resolution.ties, *plan.resolution.ties.values()}
     sites = [site for site in plan.network.sites if site.name in by_site]
-    found = []
+    found, refused = [], dict[str, str]()
     for group in groups_of(plan.network, sites, runtime):
         nbytes = {FLOAT: sum(_float_bytes(tensor) for site in group for tensor in by_site[site.name])}
+        tensors = [(site, tensor) for site in group for tensor in by_site[site.name]]
         for name, scheme in parsed.items():
-            sizes = [_bytes(tensor, scheme, runtime, tied) for site in group for tensor in by_site[site.name]]
+            sizes = [_bytes(tensor, scheme, runtime, tied) for _, tensor in tensors]
             known = [size for size in sizes if size is not None]
-            if len(known) == len(sizes):
-                nbytes[name] = sum(known)
+            if len(known) < len(sizes):
+                continue
+            stored = [(site, _stored(tensor, scheme, runtime)) for site, tensor in tensors]
+            if rules is not None and (words := rules.refusal(plan, stored, FORMATS[runtime.format])):
+                refused.setdefault(name, words)
+                continue
+            nbytes[name] = sum(known)
         found.append(Group(sites=group, nbytes=dict(sorted(nbytes.items(), key=lambda item: item[1]))))
     of_no_use = [name for name in parsed if not any(name in group.nbytes for group in found)]
     if of_no_use and ((schemes and require_use) or len(of_no_use) == len(parsed)):
+        why = next((f" {refused[name]}" for name in of_no_use if name in refused), "")
         raise RecipeError(
-            f"No layer of {directory} can become {' or '.join(of_no_use)} in the format {runtime.format}."
+            f"No layer of {directory} can become {' or '.join(of_no_use)} in the format {runtime.format}.{why}"
         )
     chosen = {tensor.name for tensors in by_site.values() for tensor in tensors}
     return Layers(
@@ -190,6 +204,7 @@ def find_layers(
         source=plan.bytes_before,
         calibration=calibration,
         exclude=tuple(exclude),
+        rules=rules,
     )
 
 
@@ -219,14 +234,20 @@ def _float_bytes(tensor: PlannedTensor) -> int:
     return tensor.source.shape.numel() * tensor.source.dtype.itemsize
 
 
+def _stored(tensor: PlannedTensor, scheme: Scheme, runtime: Runtime) -> StoredLayer:
+    """A tensor as the runtime's file has it when it becomes ``scheme``."""
+    assert tensor.stored is not None
+    ggml = runtime.search == "ggml"
+    return dataclasses.replace(tensor.stored, scheme=scheme, fractional_zeros=ggml, float16_ranges=ggml)
+
+
 def _bytes(tensor: PlannedTensor, scheme: Scheme, runtime: Runtime, tied: set[str]) -> int | None:
     """Bytes of a tensor that becomes ``scheme``; ``None`` where it cannot."""
     assert tensor.stored is not None and tensor.assignment is not None
     storage = FORMATS[runtime.format]
     if not scheme.weight.divides(tensor.stored.shape[-1]) or scheme.activation:
         return None
-    ggml = runtime.search == "ggml"
-    layer = dataclasses.replace(tensor.stored, scheme=scheme, fractional_zeros=ggml, float16_ranges=ggml)
+    layer = _stored(tensor, scheme, runtime)
     if storage.refuses(layer) is not None:
         return None
     if tensor.assignment.site.name in tied and storage.refuses_together([layer], {"head": layer.site}) is not None:

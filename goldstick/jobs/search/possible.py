@@ -10,7 +10,8 @@ from typing import Any
 from goldstick.errors import UsageError
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.search.layers import FLOAT, Layers, find_layers
-from goldstick.jobs.search.runtimes import RUNTIMES, RuntimeName
+from goldstick.jobs.search.runnable import rules_of
+from goldstick.jobs.search.runtimes import RuntimeName, runtime_to_search_for
 from goldstick.jobs.search.target import Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
 from goldstick.recipes.recipe import Calibration
@@ -68,7 +69,12 @@ class Possible:
 
 
 def possible_sizes(
-    directory: Path, target: Target, *, runtime: RuntimeName = "goldstick", schemes: Sequence[str] = ()
+    directory: Path,
+    target: Target,
+    *,
+    runtime: RuntimeName = "goldstick",
+    tensor_parallel: int = 1,
+    schemes: Sequence[str] = (),
 ) -> Possible:
     """Which sizes there are, and whether what is asked for is among them.
 
@@ -76,13 +82,18 @@ def possible_sizes(
         directory: A float checkpoint; its config and file headers are read.
         target: A size, bits a weight or a part of the size.
         runtime: What the result is for.
+        tensor_parallel: Over how many devices that splits layers.
         schemes: What to choose among, instead of all that the runtime runs.
 
     Raises:
+        UsageError: There is no such runtime, or no rules of how it splits layers are known.
         RecipeError: A scheme is unknown, or fits no layer.
         SourceError: The directory is no readable float model.
     """
-    layers = find_layers(directory, RUNTIMES[runtime], method="rtn", calibration=Calibration(), schemes=schemes)
+    layers = find_layers(
+        directory, runtime_to_search_for(runtime), method="rtn", calibration=Calibration(), schemes=schemes,
+        rules=rules_of(runtime, tensor_parallel),
+    )  # fmt: skip
     quantized = [[scheme for scheme in group.nbytes if scheme != FLOAT] or [FLOAT] for group in layers.groups]
     smallest = [min(names, key=group.nbytes.__getitem__) for names, group in zip(quantized, layers.groups, strict=True)]
     largest = [max(names, key=group.nbytes.__getitem__) for names, group in zip(quantized, layers.groups, strict=True)]

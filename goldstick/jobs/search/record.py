@@ -40,6 +40,7 @@ def found_by(search: Search, chosen: Mapping[str, str], nbytes: int, looks: list
         "goldstick_search": 1,
         "model": str(search.layers.directory),
         "for": search.layers.runtime.format,
+        "tensor_parallel": search.layers.rules.tensor_parallel if search.layers.rules else 1,
         "asked": {key: value for key, value in vars(search.target).items() if value is not None},
         "bytes": nbytes,
         "bits_per_weight": 8 * nbytes / search.layers.weights,
@@ -86,6 +87,9 @@ def _description(search: Search, nbytes: int) -> str:
         f"a {search.target.metric} loss of at most {{:g}}": search.target.max_loss,
     }
     (words,) = (text.format(value) for text, value in asked.items() if value is not None)
+    rules = search.layers.rules
+    if rules is not None and rules.tensor_parallel > 1:
+        words += f", for {rules.runtime.title} on {rules.tensor_parallel} devices"
     return f"found by a search for {words}; weight files of {nbytes:,} bytes"
 
 

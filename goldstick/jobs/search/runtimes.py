@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from goldstick.algorithms.ranges import RangeSearch
+from goldstick.errors import UsageError
 from goldstick.formats.compressed_tensors import COMPRESSED_TENSORS
 from goldstick.formats.gguf import GGUF
 from goldstick.formats.native import NATIVE
@@ -73,6 +74,18 @@ RUNTIMES: dict[RuntimeName, Runtime] = {
     ),
 }
 """What ``--for`` names."""
+
+
+def runtime_to_search_for(name: str) -> Runtime:
+    """What layers may become for a runtime.
+
+    Raises:
+        UsageError: No search knows that.
+    """
+    for known, runtime in RUNTIMES.items():
+        if known == name:
+            return runtime
+    raise UsageError(f"A search is for one of {', '.join(RUNTIMES)}, not for {name!r}.")
 
 
 def groups_of(network: Network, sites: Sequence[Site], runtime: Runtime) -> list[tuple[Site, ...]]:

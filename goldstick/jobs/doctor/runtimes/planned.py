@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -78,12 +78,23 @@ def _faults(runtime: Runtime, plan: Plan, storage: StorageFormat, tensor_paralle
 
 def _refuse(runtime: Runtime, storage: StorageFormat, faults: list[Finding]) -> None:
     if faults:
-        first, more = faults[0], f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
-        where = "; ".join(first.where[:3])
-        raise FormatError(
-            f"{runtime.title} {runtime.version} would not run this as {storage.name}: {first.what} ({where}){more}. "
-            f"To do: {first.remedy}."
-        )
+        raise FormatError(faults_in_words(runtime, storage, faults))
+
+
+def faults_in_words(runtime: Runtime, storage: StorageFormat, faults: Sequence[Finding]) -> str:
+    """Why a runtime would not run what is planned, and what to do: the first of its faults, and how many there are.
+
+    Args:
+        runtime: The program.
+        storage: The format that it would be stored in.
+        faults: What the program's rules found, at least one.
+    """
+    first, more = faults[0], f" (and {len(faults) - 1} more faults)" if len(faults) > 1 else ""
+    where = "; ".join(first.where[:3])
+    return (
+        f"{runtime.title} {runtime.version} would not run this as {storage.name}: {first.what} ({where}){more}. "
+        f"To do: {first.remedy}."
+    )
 
 
 def planned_subject(plan: Plan, storage: StorageFormat, tensor_parallel: int) -> Subject:
