@@ -92,12 +92,15 @@ def groups_of(network: Network, sites: Sequence[Site], runtime: Runtime) -> list
     """The sites that share one scheme, in the model's order: each alone, or those that the runtime makes one of."""
     groups: dict[str, list[Site]] = {}
     for site in sites:
-        groups.setdefault(_joined(site.name) if runtime.joins else site.name, []).append(site)
+        groups.setdefault(_joined(site) if runtime.joins else site.name, []).append(site)
     return [tuple(group) for group in groups.values()]
 
 
-def _joined(name: str) -> str:
-    """A name that layers run as one have in common; of experts that are layers of their own, one for all of a block."""
+def _joined(site: Site) -> str:
+    """A name that layers run as one have in common; of the experts of a block one for all, which are one kernel."""
+    if site.layout.fused:
+        return site.module
+    name = site.name
     if match := re.search(r"\bexperts\.\d+\.", name):
         return name[: match.start()] + "experts"
     module, _, leaf = name.rpartition(".")

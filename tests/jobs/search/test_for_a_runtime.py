@@ -21,6 +21,7 @@ from goldstick.jobs.search.target import Target
 from goldstick.recipes.recipe import Calibration
 from goldstick.report.report import Report
 from tests.support.commands import run
+from tests.support.runtime_checkpoints import Workshop
 from tests.support.tiny_tokenizer import write_tokenizer
 
 SCHEMES = ("w4a16-g128", "w4a16-g32", "w8a16-channel")
@@ -68,6 +69,19 @@ def test_what_the_runtime_would_not_run_on_one_device_is_no_choice(llama: Path) 
         api.search(llama, share=0.5, schemes=("w4a16-g32", "w4a16-g16"), runtime="sglang", **ROWS)
     with pytest.raises(RecipeError, match="computed in bfloat16, and the model is of another dtype"):
         api.search(llama, share=0.5, schemes=("nvfp4a16",), runtime="transformers", **ROWS)
+
+
+@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe", "deepseek"])
+def test_all_experts_of_a_block_share_a_scheme(model: str, tmp_path: Path) -> None:
+    """Servers run gate, up and down of all experts in one kernel, also where the model holds them in two parameters."""
+    source = Workshop(tmp_path).float(model)
+    found = choices(source, "vllm", 1)
+    assert [name for name in found if "down_proj" in name and "gate_up_proj" in name] == ["gate_up_proj+down_proj"]
+    layers = find_layers(source, RUNTIMES["vllm"], method="rtn", calibration=Calibration(), schemes=SCHEMES)
+    chosen = {
+        site.name: SCHEMES[place % 2] for place, group in enumerate(layers.groups) for site in group.sites
+    }  # fmt: skip
+    assert api.plan(source, layers.recipe(chosen), runtime="vllm").format.name == "compressed-tensors"
 
 
 def test_the_checkpoint_is_one_that_quantize_makes_and_doctor_passes_on_so_many_devices(
