@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.errors import UsageError
 from goldstick.jobs.load.find_model import find_model
@@ -31,7 +33,7 @@ def judge_beside(checkpoints: Sequence[str], rows: RowLosses) -> list[dict[str, 
             nbytes = sum(
                 path.stat().st_size for ending in ("*.safetensors", "*.gguf") for path in directory.glob(ending)
             )
-            model: Any = load(directory).float().eval()
+            model: Any = load(directory, dtype=torch.float32).eval()
             vocabulary = model.config.vocab_size
             expected = rows.right[0].shape[-1] if rows.right else vocabulary  # a rank may have no rows
             if vocabulary != expected:

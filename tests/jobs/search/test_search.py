@@ -207,6 +207,20 @@ def test_other_checkpoints_are_judged_on_the_same_rows(source_with_text: Path, t
     assert found.record["whole"]["kl"] > 1e-9
 
 
+@pytest.mark.parametrize("runtime", ["goldstick", "transformers"])
+def test_a_compressed_checkpoint_beside_loses_what_its_recipe_was_found_to_lose(
+    runtime: str, source_with_text: Path, text: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finish, "prove", prove_here)
+    options: dict[str, object] = {"runtime": runtime, "effort": "fast"}
+    first = found_for(source_with_text, text, Target(share=0.5), **options)
+    made = goldstick.quantize(source_with_text, first.recipe, output=tmp_path / "made")
+    again = found_for(source_with_text, text, Target(share=0.5), beside=(str(made.directory),), **options)
+    (itself,) = again.record["beside"]
+    assert itself["bytes"] == first.nbytes
+    assert itself["kl"] == pytest.approx(again.record["whole"]["kl"], rel=0.01)
+
+
 @pytest.mark.parametrize("family", ["t5", "bert", "vit"])
 def test_a_model_that_does_not_go_on_from_a_text_is_refused(family: str, text: Calibration, tmp_path: Path) -> None:
     FAMILIES[family]().save_pretrained(tmp_path)
