@@ -20,13 +20,12 @@ from goldstick.evaluation.evaluate import Evaluation
 from goldstick.evaluation.evaluate import evaluate as run_tasks
 from goldstick.evaluation.examples import COUNT
 from goldstick.evaluation.find_tasks import find_tasks
-from goldstick.evaluation.measurable import measurable
 from goldstick.evaluation.protocol import Task
 from goldstick.jobs.evaluate.cache import evaluate_with_cache
 from goldstick.jobs.evaluate.divergence import compare_predictions
 from goldstick.jobs.evaluate.examples import compare_examples
 from goldstick.jobs.evaluate.speed import compare_speed
-from goldstick.jobs.load.runnable import load_with_inputs
+from goldstick.jobs.load.runnable import load_with_inputs, with_inputs
 
 
 def evaluate_directory(
@@ -87,12 +86,12 @@ def evaluate_loaded(
         data_dir, limit, progress: As above.
 
     Raises:
-        UsageError: Nobody says where its tokenizer lies.
+        UsageError: Nobody says where its tokenizer lies, or it is a model of another kind.
     """
     origin = tokenizer or getattr(model, "name_or_path", "")
     if not origin:
         raise UsageError("A loaded model needs its tokenizer: evaluate(model, tasks, tokenizer=DIRECTORY).")
-    return run_tasks(measurable(model, Path(origin)), tasks, data_dir, limit, progress)
+    return run_tasks(with_inputs(model, Path(origin)), tasks, data_dir, limit, progress)
 
 
 def before_and_after(

@@ -12,6 +12,7 @@ from goldstick.evaluation.image_classifier import ImageClassifier
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.measurable import measurable, require_causal
 from goldstick.evaluation.span_model import SpanModel
+from goldstick.hf.looking_back import require_looking_back
 from goldstick.jobs.load.load import load
 
 
@@ -23,10 +24,19 @@ def load_with_inputs(path: Path) -> LanguageModel | SpanModel | ImageClassifier:
 
     Raises:
         SourceError: There is no such model, or nothing that makes its inputs, with the reason.
+        UsageError: It is a model of another kind, such as a language model of which a token sees those behind it.
     """
     with checkpoint_directory(path) as directory:
         require_tokenizer(directory)
-        return measurable(load(directory), directory)
+        return with_inputs(load(directory), directory)
+
+
+def with_inputs(model: nn.Module, directory: Path) -> LanguageModel | SpanModel | ImageClassifier:
+    """Pair a loaded model with the tokenizer or image processor in a directory; see :func:`load_with_inputs`."""
+    found = measurable(model, directory)
+    if isinstance(found, LanguageModel):
+        require_looking_back(model)
+    return found
 
 
 def load_language_model(path: Path) -> LanguageModel:
@@ -38,6 +48,7 @@ def load_language_model(path: Path) -> LanguageModel:
     with checkpoint_directory(path) as directory:
         model = load(directory)
         require_causal(model)
+        require_looking_back(model)
         return with_tokenizer(model, directory)
 
 

@@ -22,6 +22,7 @@ from goldstick.evaluation.measurable import require_causal
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.native import NATIVE
+from goldstick.hf.looking_back import require_looking_back
 from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.plan.planned_tensors import PlannedTensor
 from goldstick.jobs.search.runnable import Rules
@@ -126,6 +127,7 @@ def _require_tokens(model: nn.Module) -> None:
             f"A search measures what a causal language model predicts, and a {type(model).__name__} is none. Give its "
             "layers their schemes by a recipe; 'goldstick sensitivity' says which layer needs how many bits."
         ) from error
+    require_looking_back(model)
 
 
 def find_layers(
