@@ -58,7 +58,7 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
         Every change, those that could not be made with the reason.
 
     Raises:
-        UsageError: The model is no transformers model, and no inputs are given.
+        UsageError: The model is no transformers model, and no inputs are given; or it does not run on those given.
     """
     if not any(isinstance(module, PackedWeight) for module in model.modules()):
         return Optimization(changes=())
@@ -71,7 +71,15 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
     if inputs is None:  # a few numbers tell as much as many
         found = {name: value[:2, :8] if value.ndim == 2 else value for name, value in found.items()}
     with evaluating(model), torch.inference_mode(False), torch.no_grad():
-        trial = _Trial(model, found)
+        try:
+            trial = _Trial(model, found)
+        except (RuntimeError, TypeError, ValueError, LookupError) as error:  # what other arguments and shapes cause
+            if inputs is None:
+                raise
+            raise UsageError(
+                f"{type(model).__name__} does not run on the inputs ({', '.join(found)}): {str(error).rstrip('.')}. "
+                "Give optimize(model, inputs={…}), keyword arguments of its forward."
+            ) from error
         changes = trial.keep(share_inputs(model, found), same_bits=True)
         groups = {_parent(change.modules): change.modules for change in changes if change.reason is None}
         changes += trial.keep(interleaved(model) if interleave else [], same_bits=True)

@@ -503,6 +503,9 @@ def test_other_modules_say_what_their_forward_takes() -> None:
     goldstick.apply(model, "rtn-w4a16-g32", inplace=True)
     with pytest.raises(UsageError, match="inputs="):
         goldstick.optimize(model)
+    for wrong in ({"images": torch.randn(3, 64)}, {"input": torch.randn(3, 64), "more": torch.ones(1)}):
+        with pytest.raises(UsageError, match=r"Sequential does not run on the inputs \(.*\): .*unexpected keyword"):
+            goldstick.optimize(model, inputs=wrong)
     inputs = {"input": torch.randn(3, 64)}
     assert goldstick.optimize(model, inputs=inputs, interleave=False).changes == ()
     assert {change.modules for change in goldstick.optimize(model, inputs=inputs).changes} == {("0",), ("1",)}
