@@ -8,9 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import goldstick
 from goldstick import surgery
 from goldstick.core.edits import FoldNorm
-from goldstick.errors import StructureError
+from goldstick.errors import DataError, StructureError
 from goldstick.structure.network import Network
 from goldstick.structure.norm_folding import find_norm_folds, norm_fold_from_dict
 from goldstick.structure.same_outputs import prove_same_outputs
@@ -95,3 +96,29 @@ def test_edits_come_back_from_a_config_and_others_are_refused() -> None:
             norm_fold_from_dict(value)
     with pytest.raises(StructureError, match="A BatchNorm1d cannot be folded into this Conv2d"):
         surgery.apply(Network(Branches()), [FoldNorm(convolution="plain", norm="batch")])
+
+
+class Mixing(nn.Module):
+    """Mixes the images of a batch by a matrix: a first row alone does not run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 8, 3), lived(nn.BatchNorm2d(8))
+
+    def forward(self, images: Tensor, mixing: Tensor) -> Tensor:
+        mixed = (mixing @ images.flatten(1)).reshape(images.shape)
+        found: Tensor = self.norm(self.convolution(mixed))
+        return found
+
+
+def test_a_network_that_needs_its_whole_batch_is_given_it() -> None:
+    model = Mixing().eval()
+    batch = {"images": torch.randn(4, 3, 6, 6), "mixing": torch.randn(4, 4)}
+    folded: Any = goldstick.apply(model, "fold-rtn-w8a16", data=[batch]).model
+    assert isinstance(folded.norm, nn.Identity) and isinstance(model.norm, nn.BatchNorm2d)
+
+
+def test_a_batch_that_does_not_run_is_no_crash() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)).eval()
+    with pytest.raises(DataError, match=r"first batch of data \(input \[2, 4, 6, 6\]\) does not run through this Seq"):
+        goldstick.apply(model, "fold-rtn-w8a16", data=[torch.randn(2, 4, 6, 6)])

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from goldstick.calibration.data.samples import count_batches
 from goldstick.calibration.float_types import refuse_float64
-from goldstick.calibration.scale_fold_targets import small
 from goldstick.calibration.validation import calibration_warnings
 from goldstick.checkpoint.shards import write_entries
 from goldstick.checkpoint.sidecars import sidecars_of
@@ -160,7 +159,7 @@ def apply_recipe(
         refuse_rewriting(recipe.stages, f"the transformers model {type(model).__name__}")
     before_rewriting = model
     packed = [name for name, module in model.named_modules() if isinstance(module, PackedWeight)]
-    model, folds = rewrite(model, recipe.stages, _a_batch(model, batches), inplace=inplace)
+    model, folds = rewrite(model, recipe.stages, inputs_for(model, batches), inplace=inplace)
     inplace = inplace or model is not before_rewriting
     original = Network(model)
     rotation = find_rotation(recipe.stages, original, partial(inputs_for, model, batches))
@@ -227,11 +226,6 @@ def _left_behind(model: nn.Module, parameters: Mapping[str, weakref.ref[nn.Param
     for sentence in said:
         warnings.warn(sentence, UnrecognisedWarning, stacklevel=4)
     return said
-
-
-def _a_batch(model: nn.Module, batches: Sequence[Mapping[str, Tensor]]) -> Mapping[str, Any] | None:
-    found = inputs_for(model, batches)
-    return None if found is None else small(found)
 
 
 def _architecture(cuts: Sequence[Prune], folds: Sequence[FoldNorm]) -> dict[str, Any]:
