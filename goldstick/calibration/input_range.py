@@ -26,7 +26,8 @@ def with_input_range(edit: Quantize, observer: Any) -> Quantize:
     grid = edit.scheme.activation
     if grid is None or not edit.scheme.static_input:
         return edit
-    seen = isinstance(observer, InputObserver) and (observer.tokens or getattr(observer, "seen", False))
+    observed = isinstance(observer, InputObserver)
+    seen = observed and (observer.tokens or observer.dropped or getattr(observer, "seen", False))
     if not seen:
         raise QuantizationError(
             f"{edit.site} becomes {edit.scheme.label}, which needs the range of its inputs, and no calibration input "

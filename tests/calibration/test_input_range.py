@@ -122,6 +122,10 @@ def test_inputs_without_a_finite_range_name_the_layer() -> None:
     observer.observe(torch.ones(1, 8))
     with pytest.raises(QuantizationError, match=r"The inputs of up cannot be quantized: 3 of 4"):
         with_input_range(edit("w8a8-static"), observer)
+    nothing = InputObserver(8)
+    nothing.observe(torch.full((3, 8), torch.nan))
+    with pytest.raises(QuantizationError, match=r"The inputs of up cannot be quantized: 3 of 3 inputs hold NaN"):
+        with_input_range(edit("w8a8-static"), nothing)
 
 
 def test_both_ends_of_the_range_are_used() -> None:
