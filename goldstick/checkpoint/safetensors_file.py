@@ -30,8 +30,12 @@ DTYPES: dict[str, torch.dtype] = {
     "I32": torch.int32,
     "I16": torch.int16,
     "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
     "U8": torch.uint8,
     "BOOL": torch.bool,
+    "C64": torch.complex64,
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
 _HEADER_LIMIT = 100_000_000
@@ -182,11 +186,13 @@ def _sizes(value: Any) -> bool:
 
 
 def header_bytes(specs: Mapping[str, tuple[torch.Size, torch.dtype]]) -> bytes:
-    """What a safetensors file of tensors in this order begins with, its length and filling included."""
+    """What a safetensors file of these begins with, its filling included; FormatError for a dtype it cannot have."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name, (shape, dtype) in specs.items():
         end = position + math.prod(shape) * dtype.itemsize
+        if dtype not in _NAMES:
+            raise FormatError(f"{name} is {dtype}, which safetensors files do not have: convert it to another dtype.")
         header[name] = {"dtype": _NAMES[dtype], "shape": list(shape), "data_offsets": [position, end]}
         position = end
     text = json.dumps(header, separators=(",", ":")).encode()

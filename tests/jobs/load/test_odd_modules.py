@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import goldstick
 from goldstick.core.notices import UnrecognisedWarning
-from goldstick.errors import CheckpointError, RecipeError, StructureError, UsageError
+from goldstick.errors import CheckpointError, FormatError, RecipeError, StructureError, UsageError
 
 pytestmark = pytest.mark.usefixtures("proof_here")
 
@@ -138,6 +138,25 @@ def test_a_layer_that_has_tensors_of_such_names_is_refused() -> None:
     layer.register_buffer("weight_scale", torch.ones(3))
     with pytest.raises(StructureError, match=r"where this Linear has a weight_scale of its own: rename"):
         goldstick.apply(nn.Sequential(layer), "rtn-w8a16")
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_numbers_of_unusual_dtypes_are_stored_and_read_back(dtype: torch.dtype, tmp_path: Path) -> None:
+    model: Any = network()
+    model[1].register_buffer("beside", torch.tensor([1, 2, 40_000]).to(dtype))
+    goldstick.apply(model, "rtn-w8a16").save(tmp_path / "made")
+    fresh: Any = network()
+    fresh[1].register_buffer("beside", torch.zeros(3, dtype=dtype))
+    assert torch.equal(goldstick.load(tmp_path / "made", model=fresh)[1].beside, model[1].beside)  # type: ignore[operator, index]
+
+
+def test_a_dtype_that_files_do_not_have_is_named(tmp_path: Path) -> None:
+    model: Any = network()
+    model[1].register_buffer("beside", torch.ones(3, dtype=torch.complex128))
+    made = goldstick.apply(model, "rtn-w8a16")
+    with pytest.raises(FormatError, match=r"1\.beside is torch\.complex128, which safetensors files do not have"):
+        made.save(tmp_path / "made")
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_network_that_cannot_be_rounded_is_told_why(tmp_path: Path) -> None:
