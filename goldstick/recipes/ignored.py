@@ -40,11 +40,12 @@ def ignored(
     reasons: dict[str, str] = {}
     unrecognised: dict[str, int] = {}
     total = 0
+    modules = dict(network.model.named_modules(remove_duplicate=False))  # scripted ones are found by no path
     for name, parameter in network.model.named_parameters(remove_duplicate=False):
         if not parameter.numel():
             reasons[name] = "a layer without inputs or outputs: it holds no numbers"
             continue
-        if "weight_packed" in network.model.get_submodule(name.rpartition(".")[0])._buffers:
+        if "weight_packed" in modules[name.rpartition(".")[0]]._buffers:
             reasons[name] = "of a layer that is quantized already"
             continue
         site = sites.get(name)

@@ -163,12 +163,14 @@ def test_a_network_that_cannot_be_rounded_is_told_why(tmp_path: Path) -> None:
     quantized = goldstick.apply(network(), "rtn-w8a16")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of all scripting
-        scripted: Any = torch.jit.trace(network(), torch.ones(1, 64))  # type: ignore[no-untyped-call]
+        traced: Any = torch.jit.trace(network(), torch.ones(1, 64))  # type: ignore[no-untyped-call]
+        scripted: Any = torch.jit.script(network())
     with pytest.raises(RecipeError, match="Its layers are quantized already: give the float network"):
         goldstick.apply(quantized.model, "rtn-w4a16")
-    unrecognised = pytest.warns(UnrecognisedWarning)
-    with unrecognised, pytest.raises(RecipeError, match="scripted module, whose layers cannot be replaced"):
-        goldstick.apply(scripted, "rtn-w4a16")
+    for module in (traced, scripted):
+        unrecognised = pytest.warns(UnrecognisedWarning)
+        with unrecognised, pytest.raises(RecipeError, match="scripted module, whose layers cannot be replaced"):
+            goldstick.apply(module, "rtn-w4a16")
     with pytest.raises(RecipeError, match="A network without blocks"):
         goldstick.apply(network(), "gptq-learn-w2a16-g32", data=[torch.ones(2, 64)])
     quantized.model[2] = nn.Linear(64, 64)  # type: ignore[operator]
