@@ -68,17 +68,18 @@ class Onnx(GraphFormat):
         from onnx import helper
 
         model = traced.model_proto
-        graph, used = model.graph, Counter[str]()
+        graph, used, calls = model.graph, Counter[str](), Counter[int]()
         nodes = []
         for node in graph.node:
             if node.domain != DOMAIN:
                 nodes.append(node)
                 continue
             index = next(one.i for one in node.attribute if one.name == "index")
-            made = _Nodes(layers[index], node.input[0], node.output[0])
+            made = _Nodes(layers[index], node.input[0], node.output[0], calls[index])
             made.write()
             nodes += made.nodes
-            graph.initializer.extend(made.initializers)
+            graph.initializer.extend([] if calls[index] else made.initializers)
+            calls[index] += 1
             used.update({made.operator: 1})
         del graph.node[:]
         graph.node.extend(nodes)
@@ -101,10 +102,11 @@ class Onnx(GraphFormat):
 
 
 class _Nodes:
-    """The operators of one layer between its input and its output."""
+    """The operators of one layer between its input and its output, in one of its calls, which share its tensors."""
 
-    def __init__(self, layer: GraphLayer, x: str, y: str) -> None:
+    def __init__(self, layer: GraphLayer, x: str, y: str, call: int = 0) -> None:
         self.layer, self.x, self.y = layer, x, y
+        self.prefix = f"{layer.name}/call_{call}" if call else layer.name
         self.nodes: list[Any] = []
         self.initializers: list[Any] = []
         self.operator = ""
@@ -246,8 +248,8 @@ class _Nodes:
         """An operator, and the name of its output."""
         from onnx import helper
 
-        output = output or f"{self.layer.name}/{operator}_{len(self.nodes)}"
-        name = f"{self.layer.name}/{operator}_{len(self.nodes)}"
+        name = f"{self.prefix}/{operator}_{len(self.nodes)}"
+        output = output or name
         self.nodes.append(helper.make_node(operator, names, [output], name=name, domain=domain, **attributes))
         return output
 

@@ -63,6 +63,26 @@ def made(name: str, **more: Any) -> GraphLayer:
     return GraphLayer(name="one", kind="linear", tensor=tensor, scheme=scheme, **more)
 
 
+@pytest.mark.parametrize("name", ["w4a16-g32", "w8a8-dynamic", "w8a8-static", "w4a8-dynamic-g32"])
+def test_a_layer_that_is_called_twice_has_nodes_for_each_call_and_its_weight_once(name: str, tmp_path: Path) -> None:
+    layer, x = made(name, columns=96), torch.randn(2, 3, 96)
+    alone, _ = run(layer, x, tmp_path / "alone.onnx")
+    nodes = [helper.make_node("layer", ["x"], [one], domain="goldstick", index=0) for one in ("first", "second")]
+    nodes.append(helper.make_node("Sub", ["first", "second"], ["none"]))
+    ends = [helper.make_tensor_value_info(one, TensorProto.FLOAT, None) for one in ("x", "first", "none")]
+    opsets = [helper.make_opsetid("", ONNX.version), helper.make_opsetid("goldstick", 1)]
+    model = helper.make_model(
+        helper.make_graph(nodes, "twice", ends[:1], ends[1:]), opset_imports=opsets, ir_version=10
+    )
+    path = tmp_path / "twice.onnx"
+    ONNX.write(SimpleNamespace(model_proto=model), [layer], path)
+    first, none = ONNX.session(path)({"x": x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(first), alone)  # the runtime may join other operators
+    assert not none.any()
+    held = [one.name for one in onnx.load(path).graph.initializer]
+    assert len(held) == len(set(held))
+
+
 @pytest.mark.parametrize(
     ("name", "operator", "columns"),
     [
