@@ -143,10 +143,13 @@ def traced_graph(model: nn.Module, inputs: Mapping[str, Tensor], outputs: tuple[
                 opset_version=version, verbose=False,
             )  # fmt: skip
     except Exception as error:  # the exporter raises many kinds
-        reason = str(error).strip().splitlines()
+        first: BaseException = error
+        while first.__cause__ is not None:  # what is raised tells of steps and of reports to write, in colours
+            first = first.__cause__
+        reason = str(first).strip().splitlines()
         raise NotRunError(
             f"torch {torch.__version__} cannot trace this {type(model).__name__} "
-            f"({reason[0] if reason else type(error).__name__}); a checkpoint of another format runs it"
+            f"({reason[0] if reason else type(first).__name__}); a checkpoint of another format runs it"
         ) from error
     finally:
         logger.setLevel(level)

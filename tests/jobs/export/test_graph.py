@@ -21,7 +21,7 @@ from transformers import (
 )
 
 import goldstick
-from goldstick.errors import FormatError, OutputError, UsageError
+from goldstick.errors import FormatError, NotRunError, OutputError, UsageError
 from goldstick.jobs.export.graph_layers import stand_in_for_layers
 from tests.support.commands import run
 
@@ -108,6 +108,21 @@ def test_a_layer_without_operators_is_named_and_nothing_is_written(bert: Path, t
     goldstick.quantize(bert / "float", "rtn-fp8-dynamic", output=tmp_path / "fp8", proof="tensors")
     with pytest.raises(FormatError, match=r"onnx cannot hold this: bert\.encoder.*w8a8-dynamic"):
         goldstick.export(tmp_path / "fp8", "onnx", output=tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()
+
+
+def test_of_a_network_that_torch_cannot_trace_the_first_cause_is_told(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        try:
+            raise ValueError("Cannot view a tensor\n\nWhile executing %view")
+        except ValueError as error:
+            raise RuntimeError("Failed. \x1b[96mThis is step 2/3\x1b[0m of exporting. Next steps:") from error
+
+    monkeypatch.setattr(torch.onnx, "export", fail)
+    with pytest.raises(NotRunError, match=r"cannot trace this BertForSequenceClassification \(Cannot view a tensor\);"):
+        goldstick.export(bert / "w8a8", "onnx", output=tmp_path / "onnx")
     assert not (tmp_path / "onnx").exists()
 
 
