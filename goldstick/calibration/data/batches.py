@@ -37,13 +37,13 @@ def as_batches(model: nn.Module, data: Iterable[Any]) -> list[dict[str, Any]]:
         data: The items.
 
     Raises:
-        DataError: ``data`` is no iterable, or an item is of another kind; the message names its place and type.
+        DataError: ``data`` is no iterable, or an item is of another kind or empty; the message says which.
     """
     if isinstance(data, Mapping | str | bytes) or not isinstance(data, Iterable):
         inside = " For one batch, write data=[batch]." if isinstance(data, Mapping) else ""
         raise DataError(f"data is an iterable of batches, not {type(data).__name__}.{inside} {TAKEN}.")
     forward = _Forward(model)
-    return [forward.arguments(item, place) for place, item in enumerate(data)]
+    return [_not_empty(forward.arguments(item, place), place) for place, item in enumerate(data)]
 
 
 class _Forward:
@@ -120,6 +120,16 @@ class _Forward:
             )
         given = dict(zip(self._named, values[:passed], strict=False))
         return {name: _rows(value) if name == _IDS else value for name, value in given.items()}
+
+
+def _not_empty(batch: dict[str, Any], place: int) -> dict[str, Any]:
+    tensors = list(tensors_in(batch))
+    if not any(tensor.numel() for tensor in tensors):
+        shapes = ", ".join(str(list(tensor.shape)) for tensor in tensors[:3])
+        raise DataError(
+            f"Item {place} of data holds no numbers ({shapes}), so nothing can be learned from it. Leave it out."
+        )
+    return batch
 
 
 def _of_torch(value: Any) -> Any:

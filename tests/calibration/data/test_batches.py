@@ -135,6 +135,7 @@ def test_a_picture_is_given_to_a_model_of_pictures() -> None:
         ([[1.0, 2.0]], "Item 0 of data is a list that holds float at 0"),
         ([{"x": 3}], "Item 0 of data is a dict that holds no tensor, only x: int"),
         ([{3: torch.zeros(2)}], "Item 0 of data is a dict that has a key of type int"),
+        ([torch.zeros(2, 64), torch.zeros(0, 64)], r"Item 1 of data holds no numbers \(\[0, 64\]\)"),
         ([{"ids": torch.zeros(2, 32)}], "names 'ids', and the forward of OneInput takes scale, x"),
         ([torch.zeros(2, 32).split(1) * 2], "holds 4 values, and the forward of OneInput takes 1 by position"),
     ],
