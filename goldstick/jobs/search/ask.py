@@ -5,16 +5,17 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.core.json_files import dump_json
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
-from goldstick.errors import GoldstickError
+from goldstick.errors import GoldstickError, UsageError
 from goldstick.jobs.load.find_model import REFERENCE, check_model, data_directory, find_model
 from goldstick.jobs.search.find import search_recipe
 from goldstick.jobs.search.journal import states_of
+from goldstick.jobs.search.layers import Method
 from goldstick.jobs.search.runtimes import RuntimeName
 from goldstick.jobs.search.target import Target
 from goldstick.kernels.input_bits import refuse_fewer_bits
@@ -38,7 +39,7 @@ def search(
     tensor_parallel: int = 1,
     schemes: Sequence[str] = (),
     exclude: Sequence[str] = (),
-    method: Literal["rtn", "gptq"] = "gptq",
+    method: Method = "gptq",
     effort: Effort = "default",
     prune: bool = False,
     dataset: str | None = None,
@@ -50,8 +51,8 @@ def search(
     calibration: Mapping[str, Any] | None = None,
     data_dir: str | Path | None = None,
     beside: Sequence[str | Path] = (),
-    journal: Path | None = None,
-    finished: Path | None = None,
+    journal: str | Path | None = None,
+    finished: str | Path | None = None,
     progress: Progress = quiet,
 ) -> Recipe:
     """Find which layer becomes what, so that a size loses least, or a loss is kept in the fewest bytes.
@@ -96,23 +97,28 @@ def search(
         The recipe. Its ``search`` is the record of what was measured, as plain data.
 
     Raises:
-        UsageError: Not one thing is asked for, or nothing so small, or of so little loss, can be made; or no rules of
-            how the runtime splits layers are known.
-        RecipeError: A scheme is unknown, or fits no layer.
+        UsageError: An argument says what cannot be; not one thing is asked for, or nothing so small, or of so little
+            loss, can be made; or no rules of how the runtime splits layers are known.
+        RecipeError: A scheme is unknown, or fits no layer; a setting of the calibration is wrong.
         DataError: The text is missing, malformed or too short.
         SourceError: The model cannot be read.
     """
     refuse_fewer_bits()
     target = Target(size=size, bits=bits, share=share, max_loss=max_loss, metric=metric)
     text = dataset or (REFERENCE if str(model) == REFERENCE else Calibration().dataset)
+    _refuse_senseless(
+        seq_len=seq_len, held_out_rows=held_out_rows, method=method, effort=effort, schemes=schemes, exclude=exclude,
+        beside=beside,
+    )  # fmt: skip
     settings = {"dataset": text} | ({"allow_short": True} if text == REFERENCE else {}) | dict(calibration or {})
     options: dict[str, Any] = {
         "runtime": runtime, "tensor_parallel": tensor_parallel, "schemes": tuple(schemes), "exclude": tuple(exclude),
         "method": method, "effort": effort, "prune": prune,
-        "text": Calibration(
-            dataset=text, samples=samples, seq_len=seq_len, seed=seed, text_field=settings.get("text_field")
+        "text": _checked(
+            {"dataset": text, "samples": samples, "seq_len": seq_len, "seed": seed}
+            | {"text_field": settings.get("text_field")}
         ),
-        "calibration": Calibration(**settings), "held_out": held_out, "held_out_rows": held_out_rows,
+        "calibration": _checked(settings), "held_out": held_out, "held_out_rows": held_out_rows,
     }  # fmt: skip
     for other in beside:
         check_model(str(other))
@@ -123,14 +129,34 @@ def search(
                 dump_json({"source": states_of(directory), "asked": repr(target), "options": repr(options)}).encode()
             ).hexdigest()
         )
-        known = ranks.of(_made_of(finished, request) if finished is not None else None)
+        known = ranks.of(_made_of(Path(finished), request) if finished is not None else None)
         if known is not None:
             return known
         found = search_recipe(
-            directory, target, data_dir=data_directory(data_dir, model), journal=journal, progress=progress,
-            beside=[str(other) for other in beside], ranks=ranks, **options,
+            directory, target, data_dir=data_directory(data_dir, model), progress=progress, ranks=ranks,
+            journal=None if journal is None else Path(journal), beside=[str(other) for other in beside], **options,
         )  # fmt: skip
     return found.recipe.found_by(found.record | {"model": str(model), REQUEST: request})
+
+
+def _refuse_senseless(
+    *, seq_len: int, held_out_rows: int, method: str, effort: str, schemes: object, exclude: object, beside: object
+) -> None:
+    """Refuse what types alone keep out of a search; UsageError, which says what there is."""
+    for name, value, known in (("method", method, get_args(Method)), ("effort", effort, get_args(Effort))):
+        if value not in known:
+            raise UsageError(f"{name} is one of {', '.join(known)}, not {value!r}.")
+    for name, names in (("schemes", schemes), ("exclude", exclude), ("beside", beside)):
+        if isinstance(names, str | Path):
+            raise UsageError(f"{name} is a list, such as [{str(names)!r}], not {names!r}.")
+    for name, number in (("seq_len", seq_len), ("held_out_rows", held_out_rows)):
+        if number < 2:
+            raise UsageError(f"{name} is at least 2, not {number}: one token predicts none, one row has no spread.")
+
+
+def _checked(settings: Mapping[str, Any]) -> Calibration:
+    """Settings of data, checked as those of a recipe are."""
+    return Recipe.load({"stages": ["rtn"], "calibration": dict(settings)}).calibration
 
 
 def _made_of(directory: Path, request: str) -> Recipe | None:

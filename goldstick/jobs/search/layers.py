@@ -165,6 +165,10 @@ def find_layers(
     """
     names = tuple(dict.fromkeys((*(schemes or runtime.schemes), FLOAT)))
     parsed = {name: Scheme.parse(name) for name in names if name != FLOAT}
+    if not parsed:
+        raise RecipeError(
+            "Layers may stay float in every search: name a scheme, such as w4a16-g32, that they can become."
+        )
     plan = _whole_plan(directory, runtime, tuple(exclude))
     _require_tokens(plan.network.model)
     by_site: dict[str, list[PlannedTensor]] = {}

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat
 
 from goldstick.errors import UsageError
 from goldstick.jobs.search.layers import Layers
-from goldstick.jobs.search.losses import Metric
+from goldstick.jobs.search.losses import METRICS, Metric
 from goldstick.recipes.recipe import Recipe
 
 
@@ -34,14 +35,18 @@ class Target:
         given = [value for value in (self.size, self.bits, self.share, self.max_loss) if value is not None]
         if len(given) != 1:
             raise UsageError("Ask for one thing: a size, bits a weight, a part of the size, or a largest loss.")
-        if not (math.isfinite(given[0]) and given[0] > 0):
-            raise UsageError(f"What is asked for is a number above 0, not {given[0]!r}.")
+        asked: object = given[0]
+        if isinstance(asked, bool) or not isinstance(asked, SupportsFloat) or not 0 < float(asked) < math.inf:
+            raise UsageError(f"What is asked for is a number above 0, not {asked!r}.")
+        if self.metric not in METRICS:
+            raise UsageError(f"A loss is of {' or '.join(METRICS)}, not of {self.metric!r}.")
 
     def bytes_of(self, layers: Layers) -> int:
         """Bytes of the weight files, where a size is asked for."""
         if self.size is not None:
-            return self.size
-        return int(self.bits * layers.weights / 8 if self.bits is not None else (self.share or 0) * layers.source)
+            return int(self.size)
+        asked = self.bits * layers.weights / 8 if self.bits is not None else (self.share or 0) * layers.source
+        return int(min(asked, sys.maxsize))  # a product beyond floating point is infinite
 
 
 @dataclass(frozen=True, kw_only=True)

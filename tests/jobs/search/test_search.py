@@ -81,6 +81,32 @@ def test_too_small_a_size_says_what_the_smallest_is(source_with_text: Path, text
         found_for(source_with_text, text, Target(size=100))
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"method": "awq"}, "method is one of rtn, gptq"),  # which was taken for rtn
+        ({"metric": "ppl"}, "A loss is of kl or perplexity"),  # which was taken for kl
+        ({"effort": "slow"}, "effort is one of fast, default, best"),
+        ({"share": "50%"}, "a number above 0, not '50%'"),
+        ({"share": True}, "a number above 0, not True"),
+        ({"schemes": "w4a16-g32"}, r"schemes is a list, such as \['w4a16-g32'\]"),
+        ({"exclude": "*down_proj"}, "exclude is a list"),
+        ({"seq_len": 1}, "seq_len is at least 2"),
+        ({"held_out_rows": 1}, "held_out_rows is at least 2"),
+        ({"samples": 0}, "samples: Input should be greater"),
+        ({"calibration": {"sample": 3}}, "unknown key 'calibration.sample'; did you mean 'samples'"),
+        ({"schemes": ("float",)}, "name a scheme"),
+        ({"share": None, "bits": 1e308}, "hold the model as it is"),
+    ],
+)
+def test_what_cannot_be_asked_for_in_python_is_refused_in_words(
+    options: dict[str, object], says: str, source_with_text: Path
+) -> None:
+    asked: dict[str, object] = {"share": 0.5, "dataset": str(source_with_text / "text.txt")}
+    with pytest.raises(UsageError, match=says):
+        goldstick.search(source_with_text, **(asked | options))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("target", [{}, {"size": 1, "bits": 2.0}, {"bits": float("nan")}, {"share": 0.0}])
 def test_one_thing_is_asked_for(target: dict[str, float]) -> None:
     with pytest.raises(UsageError):
