@@ -172,6 +172,7 @@ def export(
     overwrite: bool = False,
     proof: ProofMethod = "outputs",
     max_shard_size: int | None = None,
+    together: bool = True,
     progress: Progress = quiet,
 ) -> Quantized:
     """Store a compressed checkpoint in another format; codes, scales and zeros stay what they are.
@@ -184,6 +185,8 @@ def export(
         overwrite: Whether it may replace a checkpoint that goldstick wrote.
         proof: Tensors are always compared; with ``outputs``, what both checkpoints give as well.
         max_shard_size: Bytes a weight file may have; 5 GB where ``None``, of GGUF files 50 GB.
+        together: Whether all processes that torchrun started call it and do it together; one of them does it alone
+            where not.
         progress: Called with (description, done, total).
 
     Raises:
@@ -200,7 +203,7 @@ def export(
             if max_shard_size is not None:
                 raise UsageError(f"{format} has one file of weights; leave out max_shard_size.")
             return export_graph(found, format, Path(output), overwrite=overwrite, progress=progress)
-        limits: Any = {"overwrite": overwrite, "proof": proof, "max_shard_size": max_shard_size}
+        limits: Any = {"overwrite": overwrite, "proof": proof, "max_shard_size": max_shard_size, "together": together}
         return export_checkpoint(found, format, Path(output), progress=progress, **limits)
 
 

@@ -55,7 +55,9 @@ def refuse_formats(plan: Plan, formats: Sequence[str]) -> None:
 def export_further(
     output: Path, further: dict[str, Path], *, overwrite: bool, proof: ProofMethod, progress: Progress
 ) -> None:
-    """Export a finished checkpoint into each of the further directories.
+    """Export a finished checkpoint into each of the further directories: of several processes the first, alone.
+
+    The others may lie on machines that do not have the checkpoint.
 
     Raises:
         FormatError: A format cannot hold the numbers of the result; the finished checkpoint stays.
@@ -64,6 +66,8 @@ def export_further(
 
     for name, directory in further.items():
         try:
-            api.export(output, name, output=directory, overwrite=overwrite, proof=proof, progress=progress)
+            api.export(
+                output, name, output=directory, overwrite=overwrite, proof=proof, together=False, progress=progress
+            )
         except FormatError as error:
             raise FormatError(f"{output} is finished, and --format {name} is not made: {error}") from error

@@ -59,11 +59,12 @@ def export_checkpoint(
     overwrite: bool = False,
     proof: ProofMethod = "outputs",
     max_shard_size: int | None = None,
+    together: bool = True,
     progress: Progress = quiet,
 ) -> Quantized:
     """Store a quantized checkpoint in another format; one layer is in memory at a time.
 
-    Several processes convert layers together; the first writes, and the others get its report. Every layer is read
+    Several processes convert layers ``together``; the first writes, and the others get its report. Every layer is read
     back and compared with the source bit by bit, and every other tensor with its copy; then a fresh process compares
     what both checkpoints give, unless ``proof`` is ``tensors``.
 
@@ -72,7 +73,7 @@ def export_checkpoint(
         CheckpointError: The result is not what it should be.
         FormatError: See :func:`plan_export`, which comes first.
     """
-    ranks = Ranks.joined()
+    ranks = Ranks.joined() if together else Ranks()
     if ranks.first:
         refuse_overlap(output, {"source": directory})
         check_output(output, overwrite)
@@ -122,7 +123,8 @@ def export_checkpoint(
         notes = (*(note for note in (missing_tokenizer(directory),) if note), *card_remarks(directory))
         report = dataclasses.replace(report, timing=timing, warnings=(*_told(plan, report.warnings), *notes))
         report.write(work)
-    told_by_first(report.to_json())
+    if not ranks.alone:
+        told_by_first(report.to_json())
     return Quantized(directory=output, report=report)
 
 

@@ -58,6 +58,16 @@ def test_a_rank_that_is_killed_ends_the_run_and_any_number_goes_on_to_the_same_b
     assert contents(output) == alone["awq-gptaq"]
 
 
+def test_further_formats_are_made_by_the_first_alone_when_the_others_have_ended(data: Path, tmp_path: Path) -> None:
+    arguments = ["quantize", str(data / "llama"), "--recipe", "rtn-w4a16-g32", "--format", "auto", "--format", "native"]
+    for count in (1, 2):
+        job = {"do": "command", "arguments": [*arguments, "-o", str(tmp_path / str(count))]}
+        for code, errors in finish(start(count, [job], {"GOLDSTICK_RANK_TIMEOUT": "30"})):
+            assert code == 0, errors
+    for name in ("", "-native"):
+        assert contents(tmp_path / f"2{name}") == contents(tmp_path / f"1{name}")
+
+
 def test_ranks_with_another_recipe_or_other_data_refuse_to_start_and_say_which(data: Path, tmp_path: Path) -> None:
     own = job(data, "rotate-kv8", tmp_path / "out")
     other = json.loads(json.dumps(own))
