@@ -64,6 +64,8 @@ def _that_run(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
         try:
             with evaluating(model), torch.inference_mode(False):
                 model(**tried)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, TypeError, ValueError, LookupError) as error:  # what wrong shapes cause
             reason = " ".join(str(error).split()).rstrip(".")
         else:

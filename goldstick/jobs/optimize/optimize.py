@@ -73,6 +73,8 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
     with evaluating(model), torch.inference_mode(False), torch.no_grad():
         try:
             trial = _Trial(model, found)
+        except torch.OutOfMemoryError:
+            raise
         except (RuntimeError, TypeError, ValueError, LookupError) as error:  # what other arguments and shapes cause
             if inputs is None:
                 raise

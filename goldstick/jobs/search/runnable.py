@@ -44,9 +44,7 @@ class Rules:
             for site, layer in group
         )
         table = storage.config([layer for _, layer in group], (), {})
-        subject = Subject(
-            config=plan.source.config, table=table, modules=modules, tensor_parallel=self.tensor_parallel
-        )  # fmt: skip
+        subject = Subject(config=plan.source.config, table=table, modules=modules, tensor_parallel=self.tensor_parallel)
         findings, _ = self.runtime.judge(subject)
         faults = [finding for finding in findings if finding.severity == "fault"]
         return faults_in_words(self.runtime, storage, faults) if faults else ""
