@@ -142,6 +142,8 @@ def test_a_command_is_timed_alone_and_a_failure_ends_with_what_it_said(tmp_path:
 
     took = run_measured([sys.executable, "-c", "x = bytearray(200_000_000)"], tmp_path, tmp_path / "log")
     assert took.seconds > 0 and 200e6 < took.peak_bytes < 2e9
+    held = bytearray(400_000_000)  # not the command's
+    assert run_measured([sys.executable, "-c", ""], tmp_path, tmp_path / "log").peak_bytes < 100e6 < len(held)
     with pytest.raises(RuntimeError, match="exit code 3\nno such thing"):
         run_measured([sys.executable, "-c", "print('no such thing'); exit(3)"], tmp_path, tmp_path / "log")
 

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-import os
+import json
 import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+# A process counts the memory of the one it was forked from as its own, and this one holds models: so a small one, which
+# holds nothing, is between it and the command.
+_BETWEEN = """
+import json, os, subprocess, sys
+process = subprocess.Popen(sys.argv[1:], stdout=sys.stderr)
+_, status, usage = os.wait4(process.pid, 0)
+print(json.dumps([os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime, usage.ru_maxrss]))
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +37,13 @@ def run_measured(command: Sequence[str], folder: Path, log: Path) -> Run:
     """
     started = time.monotonic()
     with log.open("w", encoding="utf-8") as file:
-        process = subprocess.Popen(command, cwd=folder, stdout=file, stderr=subprocess.STDOUT)
-        _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    if process.returncode:
-        raise RuntimeError(f"{' '.join(command)}: exit code {process.returncode}\n{log.read_text()[-2000:]}")
+        between = [sys.executable, "-I", "-S", "-c", _BETWEEN, *command]
+        told = subprocess.run(between, cwd=folder, stdout=subprocess.PIPE, stderr=file, check=True).stdout
+    code, processor_seconds, peak = json.loads(told)
+    if code:
+        raise RuntimeError(f"{' '.join(command)}: exit code {code}\n{log.read_text()[-2000:]}")
     return Run(
         seconds=time.monotonic() - started,
-        processor_seconds=usage.ru_utime + usage.ru_stime,
-        peak_bytes=usage.ru_maxrss * 1024,  # Linux counts KiB
+        processor_seconds=processor_seconds,
+        peak_bytes=peak * 1024,  # Linux counts KiB
     )

@@ -214,6 +214,7 @@ WHISPER = RealModel(
     task=f"word error rate on {RECORDINGS} sentences that espeak-ng says in 15 manners",
     variants=(
         Variant(name="w8a8", arguments=("-r", "rtn-w8a8-dynamic")),
+        Variant(name="w4 gptq g128", arguments=("-r", "gptq-w4a16-g128", *_SPEECH, *_FLOAT_CONVOLUTIONS)),
         Variant(name="w4 gptq g64", arguments=("-r", "gptq-w4a16-g64", *_SPEECH, *_FLOAT_CONVOLUTIONS)),
         Variant(name="w4 rtn g64", arguments=("-r", "rtn-w4a16-g64", *_FLOAT_CONVOLUTIONS)),
     ),
