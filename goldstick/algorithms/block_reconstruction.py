@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from goldstick.algorithms.guide import Guide
 from goldstick.algorithms.stage import DataRequirement, Place, Stage
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.seed import check_seed
@@ -66,6 +67,11 @@ class BlockReconstruction(Stage):
         if not 0 <= self.holdout <= 0.5:
             raise RecipeError(f"holdout is a share of the calibration batches, 0 to 0.5, not {self.holdout}.")
         check_seed(self.seed)
+
+    @property
+    def guide(self) -> Guide | None:
+        """How errors of what a block gives are weighted; ``None`` for all alike."""
+        return None
 
     @abstractmethod
     def search(self, tensor: QuantizedTensor, weight: Tensor) -> CodeSearch:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from goldstick.algorithms.block_reconstruction import AnnealedSearch, CodeSearch
+from goldstick.algorithms.guide import Guide
 from goldstick.core.grid import Grid
 from goldstick.core.learned_scale import LearnedScale
 from goldstick.core.qtensor import QuantizedTensor
@@ -156,6 +157,9 @@ class Learn(AnnealedSearch):
         batches: Calibration batches of a step.
         holdout: Share of the calibration batches, the last, that a block does not learn from and is judged by.
         seed: Seed of the order of the batches.
+        objective: Of which error the least is looked for: that of the block's ``output``, all of it alike, or what it
+            makes of the ``loss`` at the end, by the gradients there of what the block gives.
+        mix: With ``loss``, how much of the plain error is mixed in, 0 to 1.
     """
 
     name: ClassVar[str] = "learn"
@@ -164,6 +168,17 @@ class Learn(AnnealedSearch):
     any_grid: ClassVar[bool] = True
 
     holdout: float = 0.125
+    objective: Literal["output", "loss"] = "output"
+    mix: float = 0.2
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        Guide(objective=self.objective, mix=self.mix)
+
+    @property
+    def guide(self) -> Guide | None:
+        """As ``objective`` says."""
+        return Guide(objective="loss", mix=self.mix) if self.objective == "loss" else None
 
     def search(self, tensor: QuantizedTensor, weight: Tensor) -> LevelSearch:
         """The search around the codes of a weight."""

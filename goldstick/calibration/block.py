@@ -82,7 +82,7 @@ class BlockCalibration:
         modules = [list(dict.fromkeys(network.module(task.site) for task in group)) for group in self._groups]
         kind = partial(PausedPasses, back=network.before_reading) if together else RepeatedPasses
         self._passes: Passes = kind(runs, modules, again, work.ranks)
-        self._finish = BlockFinish(network, work, runs, masks)
+        self._finish = BlockFinish(network, work, runs, masks, gradients)
         if self._finish.learned < len(runs):  # layers are not fitted to what judges them
             self._passes = LearnedPasses(self._passes, self._finish.learned)
         self._beside: OriginalPasses | None = None

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, MutableMapping, Sequence
 
 from torch import Tensor
 
 from goldstick import surgery
 from goldstick.calibration.held_out import Passes, Runs, learned_batches, split
+from goldstick.calibration.output_metric import OutputMetric
 from goldstick.calibration.reconstruction import reconstruct_block
 from goldstick.calibration.rounded_inputs import RoundedInputs
 from goldstick.calibration.task import Assignment, Work
@@ -24,14 +25,23 @@ class BlockFinish:
         work: What to do in the block.
         runs: The block's forward on each batch.
         masks: Which tokens of each batch count; ``None`` for all.
+        gradients: ∂L/∂y of what the float block gives, batch by batch; ``None`` where no loss is known.
 
     Attributes:
         learned: How many batches of this rank, the first, the layers may be fitted to.
         targets: What the float block gives, batch by batch; when the block is improved.
     """
 
-    def __init__(self, network: Network, work: Work, runs: Runs, masks: list[Tensor | None]) -> None:
+    def __init__(
+        self,
+        network: Network,
+        work: Work,
+        runs: Runs,
+        masks: list[Tensor | None],
+        gradients: Sequence[Tensor] | None = None,
+    ) -> None:
         self._network, self._work, self._runs, self._masks = network, work, runs, masks
+        self._gradients = gradients
         self._floats: dict[str, tuple[Tensor, Tensor]] = {}  # weight, which rests, and the scale decided for it
         self._rounded_inputs = RoundedInputs(network)
         stage = work.validation
@@ -59,7 +69,9 @@ class BlockFinish:
         """
         work, self.targets = self._work, list(targets)
         self._rounded_inputs.begin(edits.values())
-        passes = Passes(runs=self._runs, targets=self.targets, masks=self._masks, ranks=work.ranks)
+        passes = Passes(
+            runs=self._runs, targets=self.targets, masks=self._masks, ranks=work.ranks, metric=self._metric()
+        )
         if work.validation is not None:
             _, judge = split(passes, work.validation.name, work.validation.holdout)
             rounded = {name: self._rounded(edits, name) for name in edits}
@@ -71,6 +83,13 @@ class BlockFinish:
     def release(self) -> None:
         """Let layers be given what comes to them: the packed ones round it by themselves."""
         self._rounded_inputs.end()
+
+    def _metric(self) -> OutputMetric | None:
+        """How errors of what the block gives count, where learning has an objective beyond it."""
+        stage = self._work.reconstruction
+        if stage is None or stage.guide is None or self._gradients is None:
+            return None
+        return OutputMetric.of(self._gradients, self._masks, stage.guide.mix, self._work.ranks)
 
     def _rounded(self, edits: MutableMapping[str, Quantize], name: str) -> Quantize | None:
         """Rounding to nearest; ``None`` where a scale that a later layer gave away has moved into this one's."""

@@ -9,15 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.calibration.arguments import BlockCall, run_around
+from goldstick.calibration.predictions import signs, slopes
 from goldstick.calibration.spilled import Spilled
 from goldstick.core.powers_of_two import power_of_two
 from goldstick.core.ranks import Ranks
 from goldstick.errors import QuantizationError, StructureError
 
 _SEED = 0
-_TEMPERATURE = 3.0
-"""Of the predictions whose curvature counts: where the float model is nearly certain, that at 1 is almost nothing, and
-errors of rounding, which are large, would cost nothing there."""
 _LARGEST_EXPONENT = 60
 
 
@@ -60,11 +58,9 @@ def end_gradients(
 ) -> dict[str, Sequence[Tensor]]:
     """∂L/∂y at the output y of every block, for every batch: float of the hidden states' shape and dtype, on disk.
 
-    At the scores z the gradient is that of a random loss whose ∇L ∇Lᵀ is on average the Hessian of a divergence,
-    diag(p) − p pᵀ: ∇L = √p ∘ ε − p (√pᵀ ε), with ε of ±1 by chance. Labels drawn from p (arXiv 2505.22988) have the
-    same average, and where one is nearly certain, hardly ever any gradient. p = softmax(z / 3). One sweep forward
-    leaves what each block is given on disk; one backward takes a block at a time with its gradients. What padding
-    predicts has no part in it.
+    At what the model predicts the gradient is that of a random loss (:func:`slopes`). One sweep forward leaves what
+    each block is given on disk; one backward takes a block at a time with its gradients. What padding predicts has no
+    part in it.
 
     Args:
         model: The float model; what lies around its blocks is in memory.
@@ -76,7 +72,7 @@ def end_gradients(
         first: Number of the first batch, where others are seen elsewhere.
 
     Raises:
-        StructureError: The model gives no scores of classes.
+        StructureError: Nothing that the model gives depends on its blocks, as far as gradients can tell.
         QuantizationError: A gradient is NaN or infinite; the message names the block.
     """
     given: dict[str, Sequence[Tensor]] = {}
@@ -113,21 +109,21 @@ def _of_the_loss(
     with torch.enable_grad():
         leaf = final.detach().clone().requires_grad_()
         output = run_around(model, blocks, leaf, call.rest, lambda: model(**batch))
-        scores = getattr(output, "logits", None)
-        if not isinstance(scores, Tensor) or not scores.requires_grad:
+        pairs = slopes(output, _mask(batch), _chance(index))
+        if not pairs:
             raise StructureError(
-                "'objective: loss' weights errors by the gradient of the model's scores, and this model gives none "
-                "('logits'); take 'objective: output'."
+                "'objective: loss' weights errors by the gradient at what the model gives, and nothing that this "
+                f"{type(model).__name__} gives has one behind its blocks; take 'objective: output'."
             )
-        with torch.no_grad():
-            share = (scores.float() / _TEMPERATURE).softmax(-1)
-            root = share.sqrt().mul_(_signs(share, index))
-            slope = root - share * root.sum(-1, keepdim=True)
-            mask = batch.get("attention_mask")
-            if isinstance(mask, Tensor) and mask.shape == slope.shape[:-1]:
-                slope *= mask.unsqueeze(-1)
-        (gradient,) = torch.autograd.grad(scores, leaf, slope.to(scores.dtype))
+        ends, directions = zip(*pairs, strict=True)
+        (gradient,) = torch.autograd.grad(ends, leaf, directions)
     return gradient
+
+
+def _mask(batch: Mapping[str, Any]) -> Tensor | None:
+    """Which of the tokens that the model predicts for count; ``None`` for all."""
+    mask = batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
+    return mask if isinstance(mask, Tensor) else None
 
 
 def _through(module: nn.Module, call: BlockCall, given: Tensor, ahead: Tensor) -> Tensor:
@@ -181,7 +177,7 @@ def output_gradients(
             if not single:
                 return {}
             if ahead is None:
-                ahead = _signs(output, number)
+                ahead = signs(output, _chance(number))
             gradients: Sequence[Tensor | None] = torch.autograd.grad(
                 output, list(single.values()), ahead, allow_unused=True
             )
@@ -192,10 +188,9 @@ def output_gradients(
     return {name: gradient.float() for name, gradient in found if gradient is not None}
 
 
-def _signs(like: Tensor, number: int) -> Tensor:
-    """±1 by chance in the shape and dtype of a tensor."""
-    generator = torch.Generator().manual_seed(_SEED + number)
-    return torch.randint(0, 2, like.shape, generator=generator).mul_(2).sub_(1).to(like)
+def _chance(number: int) -> torch.Generator:
+    """Where a batch draws from."""
+    return torch.Generator().manual_seed(_SEED + number)
 
 
 def output_weights(gradient: Tensor, groups: int) -> Tensor:

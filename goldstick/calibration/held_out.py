@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
+from goldstick.calibration.output_metric import OutputMetric
 from goldstick.calibration.passes import Passes as GroupPasses
 from goldstick.calibration.pauses import CapturedInput
 from goldstick.core.ranks import Ranks
@@ -25,16 +26,18 @@ class Passes:
         targets: What the float block gives for each batch.
         masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
         ranks: Who has passes of further batches.
+        metric: How errors count together; ``None`` where all that the block gives counts alike.
     """
 
     runs: Runs
     targets: Sequence[Tensor]
     masks: Sequence[Tensor | None]
     ranks: Ranks = field(default_factory=Ranks)
+    metric: OutputMetric | None = None
 
     def part(self, part: slice) -> Passes:
         """Some of the batches of this rank."""
-        return Passes(runs=self.runs[part], targets=self.targets[part], masks=self.masks[part], ranks=self.ranks)
+        return replace(self, runs=self.runs[part], targets=self.targets[part], masks=self.masks[part])
 
     def places(self) -> list[tuple[int, int]]:
         """The batches of all ranks in their order: whose each is, and its number there."""
@@ -42,10 +45,12 @@ class Passes:
         return [(owner, index) for owner, count in enumerate(counts) for index in range(count)]
 
     def errors(self, index: int) -> Tensor:
-        """(y − y_float)² of the tokens of a batch that count, float32."""
+        """(y − y_float)², or what stands for it by the metric, of the tokens of a batch that count, float32."""
         output, mask = self.runs[index](), self.masks[index]
-        found = (output.float() - self.targets[index].float()).square()
-        return found if mask is None or mask.shape != found.shape[:2] else found[mask.bool()]
+        found = output.float() - self.targets[index].float()
+        if mask is not None and mask.shape == found.shape[:2]:
+            found = found[mask.bool()]
+        return (found if self.metric is None else self.metric(found)).square()
 
     @torch.no_grad()
     def loss(self) -> float:

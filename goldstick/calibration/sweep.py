@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 
 import torch
@@ -24,7 +24,7 @@ from goldstick.calibration.held_out import apart
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
-from goldstick.calibration.task import Assignment, Work
+from goldstick.calibration.task import Work
 from goldstick.core.progress import Progress
 from goldstick.errors import DataError, StructureError
 from goldstick.structure.calls import first_call
@@ -64,6 +64,7 @@ def sweep(
     with evaluating(model), evaluating(floats or model), keeping_buffers(model), torch.no_grad():
         chains = find_chains(network, work, batches[0], every=recorder is not None)
         blocks = [block for chain in chains for block in chain]
+        _require_chains(network, work, set(blocks), batches)
 
         def load(block: str) -> nn.Module | None:
             progress(f"calibrating {block}", blocks.index(block), len(blocks))
@@ -94,11 +95,8 @@ def sweep(
                 states = loop.advance(block, states)
             done.update(chain)
         rest = {name: task for name, task in work.tasks.items() if task.site.block not in done}
-        if work.reconstruction is not None and _reached(network, rest, batches):
-            raise StructureError(
-                f"{work.reconstruction.name} goes from block to block, and the blocks of this model do not feed one "
-                "another."
-            )
+        if done != set(blocks):
+            _require_chains(network, work, done, batches)
         if rest:
             runs = _whole_runs(model, batches)
             beside = Original(module=floats, path="", runs=_whole_runs(floats, batches)) if floats is not None else None
@@ -136,12 +134,19 @@ def find_chains(network: Network, work: Work, batch: Mapping[str, Tensor], *, ev
     return chains
 
 
-def _reached(network: Network, tasks: Mapping[str, Assignment], batches: Batches) -> bool:
-    """Whether a batch reaches one of the blocks of some tasks."""
-    blocks = {task.site.block for task in tasks.values() if task.site.block is not None}
-    modules = [network.model.get_submodule(block) for block in sorted(blocks)]
+def _require_chains(network: Network, work: Work, chained: Set[str], batches: Batches) -> None:
+    """Refuse a stage that goes from block to block where a batch reaches a block that feeds no other."""
+    if work.reconstruction is None:
+        return
+    blocks = {task.site.block for task in work.tasks.values()} - chained - {None}
+    modules = [network.model.get_submodule(block) for block in sorted(filter(None, blocks))]
     runs = _whole_runs(network.model, batches)
-    return bool(modules) and any(first_call(modules, run) is not None for run in runs)
+    if modules and any(first_call(modules, run) is not None for run in runs):
+        name = work.reconstruction.name
+        raise StructureError(
+            f"{name} goes from block to block, and the blocks of this model do not feed one another; leave {name} out "
+            "(an effort below best does not ask for it)."
+        )
 
 
 def _starts(

@@ -112,6 +112,7 @@ class Work:
     def needs_end_gradients(self) -> bool:
         """Whether gradients of the float model's loss are wanted."""
         guides = [task.stage.guide for task in self.tasks.values()]
+        guides += [self.reconstruction.guide] if self.reconstruction is not None else []
         return any(guide is not None and guide.objective == "loss" for guide in guides)
 
     def within(self, block: str | None) -> Work:

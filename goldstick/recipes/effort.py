@@ -22,9 +22,11 @@ from goldstick.algorithms.stage import Place
 Effort = Literal["fast", "default", "best"]
 
 #: Less of it fits the calibration text better and other texts worse; at few bits the first weighs more.
-_DAMPING, _DAMPED_FROM = 0.3, 4
+_DAMPING, _MANY_BITS = 0.3, 4
+#: Inputs with fewer bits are more of the error than weights are, and learning alone sees them.
+_INPUT_BITS = 8
 #: The fewer the bits, the further codes begin from where they end: steps for each block, at most so many bits.
-_STEPS = {2: 1000, 3: 600}
+_STEPS = {2: 1000, 3: 600, 8: 100}
 
 
 def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
@@ -32,35 +34,48 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
 
     ``fast`` leaves all as it is. ``default`` lets GPTQ and ``descent`` make up for the errors of earlier layers, damps
     their Hessian more from 4 bits on, so that codes fit other texts, too, and lets two cycles of coordinate descent
-    follow GPTQ; and it judges layers on rows held out. ``best`` learns the codes of each block on top of that, for
-    longer where they have two bits or three.
+    follow GPTQ; and it judges layers on rows held out. ``best`` has the
+    loss at the end in view instead of the layer's error: GPTQ looks at it from two sides, and the codes of each block
+    are learned for it, for longer where they have two bits or three.
 
     Recipes that look at no data, or whose data say ranges alone, or that train the network, stay as they are. GGUF's
-    blocks hold scales of float16, which neither cycles nor learning keep.
+    blocks hold scales of float16, which neither cycles nor learning keep: with ``best`` they have the loss at the end.
     """
     solved = [stage for stage in stages if (rounds(stage) or smooths(stage)) and not isinstance(stage, RTN)]
     calibrated = any(stage.data_requirement is DataRequirement.BLOCKWISE for stage in solved)
     if effort == "fast" or not calibrated or any(stage.trains for stage in stages):
         return tuple(stages)
     found: list[Stage] = [_solving_well(stage) for stage in stages]
+    if effort == "best":
+        found = [_for_the_end(stage) for stage in found]
     if not any(isinstance(stage, Validate) for stage in found):
         found.insert(_behind_layers(found), Validate())
     finished = any(isinstance(stage, BlockReconstruction) for stage in found)
     blocks = any(isinstance(stage, Quantizer) and stage.float16_ranges for stage in found)
     if effort == "best" and not finished and not blocks:
-        steps = next((steps for bits, steps in _STEPS.items() if _fewest_bits(found) <= bits), Learn().steps)
-        found.insert(_behind_layers(found), Learn(steps=steps))
+        steps = next(steps for bits, steps in _STEPS.items() if _fewest_bits(found) <= bits)
+        found.insert(_behind_layers(found), Learn(steps=steps, objective="loss"))
     return tuple(found)
 
 
 def _solving_well(stage: Stage) -> Stage:
     if not isinstance(stage, GPTQ | Descent):
         return stage
-    damping = max(stage.damping, _DAMPING) if _fewest_bits([stage]) >= _DAMPED_FROM else stage.damping
+    damping = max(stage.damping, _DAMPING) if _fewest_bits([stage]) >= _MANY_BITS else stage.damping
     if isinstance(stage, Descent):
         return dataclasses.replace(stage, gptaq=True, damping=damping)
     cycles = stage.cycles if stage.float16_ranges else max(stage.cycles, 2)
     return dataclasses.replace(stage, gptaq=True, cycles=cycles, damping=damping)
+
+
+def _for_the_end(stage: Stage) -> Stage:
+    """GPTQ with the loss at the end in view, unless inputs of few bits decide on it."""
+    if not isinstance(stage, GPTQ) or stage.objective != "layer":
+        return stage
+    inputs = [scheme.activation.bits for scheme in stage.schemes() if scheme.activation is not None]
+    if min(inputs, default=_INPUT_BITS) < _INPUT_BITS:
+        return stage
+    return dataclasses.replace(stage, objective="loss", two_sided=True)
 
 
 def _behind_layers(stages: Sequence[Stage]) -> int:

@@ -15,7 +15,7 @@ from goldstick.algorithms.learn import LevelSearch
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO
 from goldstick.core.scheme import Scheme
-from goldstick.errors import QuantizationError, RecipeError
+from goldstick.errors import QuantizationError, RecipeError, StructureError
 from tests.support.calibration import Batches, seeded_llama, token_batches
 from tests.support.proofs import prove_here
 from tests.support.tiny_tokenizer import write_tokenizer, write_words
@@ -140,22 +140,34 @@ def test_one_row_cannot_be_held_out(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"steps": 0}, {"batches": 0}, {"holdout": 0.6}, {"holdout": -0.1}, {"rate": -1}, {"temperature": 0.5}]
+    "options",
+    [
+        {"steps": 0},
+        {"batches": 0},
+        {"holdout": 0.6},
+        {"holdout": -0.1},
+        {"rate": -1},
+        {"temperature": 0.5},
+        {"objective": "layer"},
+        {"mix": 1.5},
+    ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(RecipeError):
         goldstick.Recipe.load({"stages": [{"rtn": {}}, {"learn": options}]})
 
 
+@pytest.mark.parametrize("objective", ["output", "loss"])
 def test_the_way_by_blocks_gives_the_bytes_of_the_model_in_memory_with_any_number_of_threads(
-    model: nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: nn.Module, objective: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("goldstick.jobs.save.finish.prove", prove_here)
     monkeypatch.setattr("goldstick.jobs.quantize.quantize.require_memory", lambda *_: None)
     model.save_pretrained(tmp_path / "model")  # type: ignore[operator]
     write_tokenizer(tmp_path / "model")
     write_words(tmp_path / "text.txt")
-    stages = [{"gptq": {"scheme": W2, "gptaq": True, "cycles": 2}}, {"learn": {"steps": 20, "logits_rate": 0.05}}]
+    learn = {"steps": 20, "logits_rate": 0.05, "objective": objective}
+    stages = [{"gptq": {"scheme": W2, "gptaq": True, "cycles": 2}}, {"learn": learn}]
     recipe = {"stages": stages, "calibration": {"dataset": str(tmp_path / "text.txt"), "samples": 48, "seq_len": 16}}
     found = []
     threads = torch.get_num_threads()
@@ -166,3 +178,42 @@ def test_the_way_by_blocks_gives_the_bytes_of_the_model_in_memory_with_any_numbe
         assert any("held_out_batches" in record.notes for record in made.report.layers)
     torch.set_num_threads(threads)
     assert found[0] == found[1] == found[2]
+
+
+def test_with_loss_errors_count_by_what_the_end_makes_of_them(model: nn.Module) -> None:
+    stages: list[Any] = [{"gptq": {"scheme": W2}}, {"validate": {}}]
+    errors = {}
+    for name, learn in {
+        "output": {},
+        "loss": {"objective": "loss"},
+        "all mixed in": {"objective": "loss", "mix": 1.0},
+    }.items():
+        found = compressed(model, *stages, {"learn": {"steps": 5, **learn}})
+        (notes,) = (
+            record.notes for record in found.report.layers if record.name == "model.layers.0.mlp.up_proj.weight"
+        )
+        errors[name] = notes["block_error_before"]
+    assert errors["all mixed in"] == pytest.approx(errors["output"], rel=1e-5)
+    assert errors["loss"] != pytest.approx(errors["output"], rel=1e-2)
+
+
+class Apart(nn.Module):
+    """Blocks that do not feed one another: something is done between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(torch.relu(x))
+        return x
+
+
+def test_blocks_that_do_not_feed_one_another_are_refused_before_anything_is_solved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("goldstick.algorithms.gptq.solve_gptq", lambda *_, **__: pytest.fail("a layer was solved"))
+    with pytest.raises(StructureError, match=r"learn goes from block to block.*leave learn out"):
+        stages = [{"gptq": {"scheme": W2}}, {"learn": {}}]
+        goldstick.apply(Apart(), {"stages": stages}, data=[torch.randn(64, 32) for _ in range(3)])

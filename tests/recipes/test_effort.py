@@ -56,11 +56,37 @@ def test_a_hessian_is_damped_for_other_texts_from_4_bits_on(words: str, damping:
 
 
 @pytest.mark.parametrize(
-    ("words", "steps"), [("gptq-w4a16-g128", 200), ("gptq-w3a16-g32", 600), ("gptq-w2a16-g64", 1000)]
+    ("words", "steps"), [("gptq-w4a16-g128", 100), ("gptq-w3a16-g32", 600), ("gptq-w2a16-g64", 1000)]
 )
 def test_codes_of_two_bits_learn_for_longer(words: str, steps: int) -> None:
     learn = goldstick.Recipe.load(words).with_effort("best").stages[-1]
     assert isinstance(learn, Learn) and learn.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("words", "two_sided"),
+    [
+        ("gptq-w4a16-g128", True),
+        ("gptq-w2a16-g64", True),
+        ("gptq-w8a8-dynamic", True),
+        ("gptq-q4_k", True),
+        ("gptq-mxfp4a16", True),
+        ("gptq-nvfp4", False),  # inputs of 4 bits, which only learning sees
+    ],
+)
+def test_best_has_the_loss_at_the_end_in_view(words: str, two_sided: bool) -> None:
+    gptq, *rest = goldstick.Recipe.load(words).with_effort("best").stages
+    assert isinstance(gptq, GPTQ)
+    assert (gptq.objective, gptq.two_sided) == (("loss", True) if two_sided else ("layer", False))
+    assert all(stage.objective == "loss" for stage in rest if isinstance(stage, Learn))
+    gptq, *_ = goldstick.Recipe.load(words).with_effort("default").stages
+    assert isinstance(gptq, GPTQ) and gptq.objective == "layer"
+
+
+def test_an_objective_that_was_asked_for_stays() -> None:
+    stages = goldstick.Recipe.load({"stages": [{"gptq": {"scheme": "w4a16-g32", "objective": "output"}}]})
+    gptq, *_ = stages.with_effort("best").stages
+    assert isinstance(gptq, GPTQ) and (gptq.objective, gptq.two_sided) == ("output", False)
 
 
 def test_an_effort_asked_for_twice_is_the_same() -> None:

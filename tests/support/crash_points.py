@@ -159,7 +159,10 @@ STAGES: dict[str, list[Any]] = {
     "rotate": ["rotate", {"rtn": {"scheme": "w4a16-g32"}}],
     "gptq-kv8": [{"gptq": {"scheme": "w4a16-g32"}}, "kv_cache"],
     "gptq-slb_finish": [{"gptq": {"scheme": "w2a16-g32"}}, {"slb_finish": {"steps": 2}}],
-    "gptq-learn": [{"gptq": {"scheme": "w3a16-g32", "cycles": 1}}, {"learn": {"steps": 2, "holdout": 0}}],
+    "gptq-learn": [
+        {"gptq": {"scheme": "w3a16-g32", "cycles": 1}},
+        {"learn": {"steps": 2, "holdout": 0, "objective": "loss"}},
+    ],
     "gptq-loss": [{"gptq": {"scheme": "w3a16-g32", "objective": "loss"}}],
     "descent": [{"descent": {"scheme": "nvfp4a16"}}],
     "gptaq-validate": [{"gptq": {"scheme": "w3a16-g32", "gptaq": True}}, {"validate": {"holdout": 0.5}}],

@@ -29,7 +29,11 @@ RECIPES: dict[str, tuple[str, list[Any], bool]] = {
         [{"rtn": {"scheme": "w2a16-g32", "range_search": "imatrix"}}, {"slb_finish": {"steps": 2}}],
         False,
     ),
-    "learn": ("llama", [{"gptq": {"scheme": "w3a16-g32", "cycles": 1}}, {"learn": {"steps": 3, "batches": 3}}], True),
+    "learn": (
+        "llama",
+        [{"gptq": {"scheme": "w3a16-g32", "cycles": 1}}, {"learn": {"steps": 3, "batches": 3, "objective": "loss"}}],
+        True,
+    ),
     "output": ("llama", [{"gptq": {"scheme": "w3a16-g32", "objective": "output", "output_groups": 2}}], True),
     "loss": (
         "llama",
