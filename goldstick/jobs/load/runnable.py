@@ -10,9 +10,9 @@ from goldstick.checkpoint.gguf.directory import checkpoint_directory, missing_to
 from goldstick.errors import SourceError
 from goldstick.evaluation.image_classifier import ImageClassifier
 from goldstick.evaluation.language_model import LanguageModel
+from goldstick.evaluation.looking_back import require_looking_back
 from goldstick.evaluation.measurable import measurable, require_causal
 from goldstick.evaluation.span_model import SpanModel
-from goldstick.hf.looking_back import require_looking_back
 from goldstick.jobs.load.load import load
 
 

@@ -18,11 +18,11 @@ from goldstick.checkpoint.entries import specs_nbytes
 from goldstick.core.qtensor import scale_dtype
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError, UsageError
+from goldstick.evaluation.looking_back import require_looking_back
 from goldstick.evaluation.measurable import require_causal
 from goldstick.formats import FORMATS
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.native import NATIVE
-from goldstick.hf.looking_back import require_looking_back
 from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.plan.planned_tensors import PlannedTensor
 from goldstick.jobs.search.runnable import Rules

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from goldstick.errors import UsageError
 from goldstick.evaluation.forward import embedding_rows, forward, require_numbers, takes
+from goldstick.evaluation.looking_back import require_looking_back
 from goldstick.nn.fused.decode_block import FusedDecodeBlock
 from goldstick.nn.fused.separate_caches import NotTogetherError, SeparateCaches, row_by_row
 
@@ -40,11 +40,14 @@ class Decoder:
     Attributes:
         in_pieces: Whether prompts are read in pieces, which was tried with four tokens; else in one pass.
         together: Whether several sequences get their next tokens in one pass, which was tried with three.
+
+    Raises:
+        UsageError: A token of the model sees those behind it.
     """
 
     def __init__(self, model: Any) -> None:
         self.model = model
-        self._require_looking_back()
+        require_looking_back(model)
         self.in_pieces = self.together = False
         self.in_pieces = self._same_in_pieces()
         self._apart = _float_layers(model)
@@ -108,26 +111,6 @@ class Decoder:
             return None
         joined.extend()
         return list(output.logits[:, -1].split(1))
-
-    def _require_looking_back(self) -> None:
-        """Try whether what follows a token changes what is predicted behind it, as it does in an encoder.
-
-        Raises:
-            UsageError: It does.
-        """
-        rows = embedding_rows(self.model) or 1
-        ids = torch.tensor([[number % rows for number in (1, 2, 3, 0)]])
-        with torch.no_grad():
-            alone, followed = (
-                forward(self.model, part, torch.ones_like(part), use_cache=False).logits[:, 1].double()
-                for part in (ids[:, :2], ids)
-            )
-        if (followed - alone).square().sum() > _CLOSE * alone.square().sum():
-            raise UsageError(
-                f"A token of {type(self.model).__name__} sees those behind it, so it cannot go on from a text as "
-                "goldstick asks it to: one token behind the other. Use a causal language model; of one that can be "
-                "both, config.json says which ('is_decoder': true)."
-            )
 
     def _same_together(self) -> bool:
         """Try whether three sequences get from one pass what each gets alone, to the bit."""

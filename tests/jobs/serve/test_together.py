@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
-from transformers import BertConfig, BertLMHeadModel, XLNetConfig, XLNetLMHeadModel
 
 import goldstick
-from goldstick.errors import UsageError
 from goldstick.evaluation.forward import evaluating
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.jobs.load.find_model import reference_directory
@@ -22,7 +20,7 @@ from goldstick.jobs.serve.limits import Limits
 from goldstick.jobs.serve.sequence import Question
 from goldstick.nn.fused import decode_block
 from goldstick.nn.fused.separate_caches import NotTogetherError, SeparateCaches
-from tests.support.tiny_models import FAMILIES, tiny
+from tests.support.tiny_models import FAMILIES
 
 SCHEMES = ("w4a16-g128", "w4a16-g32-asym", "w8a16", "w3a16-g128", "w8a8-dynamic", "q4_0", "q6_k")
 LENGTHS = (3, 40, 1, 17, 64, 2, 33, 9)
@@ -115,16 +113,3 @@ def test_models_without_such_blocks_take_turns() -> None:
 def test_nothing_but_those_blocks_writes_into_several_caches() -> None:
     with pytest.raises(NotTogetherError):
         SeparateCaches([None]).update()
-
-
-@pytest.mark.parametrize(
-    "build",
-    [
-        tiny(BertLMHeadModel, BertConfig(vocab_size=64, hidden_size=64, num_hidden_layers=2, num_attention_heads=4)),
-        tiny(XLNetLMHeadModel, XLNetConfig(vocab_size=64, d_model=64, n_layer=2, n_head=4, d_inner=64)),
-    ],
-    ids=["bert", "xlnet"],
-)
-def test_a_model_whose_tokens_see_those_behind_them_is_refused(build: Callable[[], Any]) -> None:
-    with pytest.raises(UsageError, match=r"sees those behind it, .* Use a causal language model"):
-        Decoder(build().eval())

@@ -3,30 +3,36 @@
 from __future__ import annotations
 
 import copy
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from goldstick.errors import UsageError
+from goldstick.evaluation.forward import device_of, embedding_rows, evaluating
 
 #: Parameters up to which a twin of random numbers is built.
 _LARGEST = 6 * 10**7
 #: What the twin has fewer of. Some configs name tokens at the end of the vocabulary: these keep theirs.
 _NARROW = {"num_hidden_layers": 1, "intermediate_size": 64}
 _SMALLER = ({**_NARROW, "vocab_size": 512}, _NARROW)
-#: Of the squares of the predictions: float32 rounds 1e-14 of them, attention of random weights moves 1e-4 at least.
+_TOKENS = 9
+#: Of the squares of the predictions: float32 rounds 1e-14 of them, attention of random weights moves 6e-6 at least.
 _CLOSE = 1e-6
+#: How often what one text's predictions differ by in two rows of a batch: rounding in 16 bits may depend on the row.
+_ABOVE_ROUNDING = 10
 
 
 def require_looking_back(model: nn.Module) -> None:
     """Refuse a transformers model of which a token sees those behind it: its figures would be of what it has read.
 
-    A twin with random numbers, of one layer where its config allows that, is given two texts that differ in their last
-    token alone. What cannot be tried so is taken at its word.
+    The model is given texts that differ in their last token alone. Of one whose weights are not in memory, or that does
+    not run on such texts, a twin with random numbers is, of one layer where its config allows that. What cannot be
+    tried so either is taken at its word.
 
     Args:
-        model: The model, in memory or on the meta device; its class and config alone are looked at.
+        model: The model, in memory or on the meta device, where its class and config alone are looked at.
 
     Raises:
         UsageError: A prediction changes that was made before the last token.
@@ -41,11 +47,13 @@ def require_looking_back(model: nn.Module) -> None:
 
 
 def _sees_ahead(model: nn.Module) -> bool:
+    in_memory = not any(tensor.is_meta for tensor in chain(model.parameters(), model.buffers()))
+    if in_memory and (answer := _moves(model)) is not None:
+        return answer
     for smaller in _SMALLER:
         twin = _twin(model, smaller)
-        moved = None if twin is None else _moved(twin)
-        if moved is not None:
-            return moved > _CLOSE
+        if twin is not None and (answer := _moves(twin)) is not None:
+            return answer
     return False
 
 
@@ -69,20 +77,26 @@ def _twin(model: Any, smaller: dict[str, int]) -> nn.Module | None:
     return twin
 
 
-@torch.no_grad()
-def _moved(twin: Any) -> float | None:
-    """Σ (p′ − p)² / Σ p² over the predictions before the last token, each less its mean; ``None`` where it fails."""
+def _moves(model: nn.Module) -> bool | None:
+    """Whether another last token changes the predictions p before it; ``None`` where the model cannot be asked.
+
+    Three texts are the rows of one batch, of which the second ends otherwise: so a layer that rounds its inputs by the
+    whole tensor rounds all by one scale, and what the first and the third differ by is rounding.
+    """
     try:
-        rows = min(len(twin.get_input_embeddings().weight), 512)
-        ids = torch.arange(9).remainder(rows // 2).add(rows // 2).unsqueeze(0)  # [1, tokens]; padding comes first
-        other = ids.clone()
-        other[0, -1] = rows // 2
-        first, second = (_centred(twin(input_ids=text).logits) for text in (ids, other))
+        rows = min(embedding_rows(model) or 0, 512)
+        text = torch.arange(_TOKENS).remainder(rows // 2).add(rows // 2)  # [tokens]; padding comes first
+        ids = text.repeat(3, 1)  # [3, tokens]
+        ids[1, -1] = rows // 2
+        caller: Any = model
+        with evaluating(model):
+            first, other, again = _centred(caller(input_ids=ids.to(device_of(model))).logits)
     except Exception:  # any code of the model may fail, in any way
         return None
-    return float((second - first).square().sum() / first.square().sum())
+    moved, rounding = ((row - first).square().sum() for row in (other, again))  # Σ (p′ − p)²
+    return bool(moved > (_CLOSE * first.square().sum()).maximum(_ABOVE_ROUNDING * rounding))
 
 
 def _centred(logits: Tensor) -> Tensor:
-    before = logits[:, :-1].double()
+    before = logits[:, :-1].cpu().double()
     return before - before.mean(-1, keepdim=True)

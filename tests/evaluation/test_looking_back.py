@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from transformers import (
     BertConfig,
     BertLMHeadModel,
@@ -22,9 +24,10 @@ from transformers import (
 
 import goldstick
 from goldstick.errors import UsageError
-from goldstick.hf import looking_back
-from goldstick.hf.looking_back import require_looking_back
+from goldstick.evaluation import looking_back
+from goldstick.evaluation.looking_back import require_looking_back
 from goldstick.jobs.load.runnable import load_language_model, load_with_inputs
+from tests.support.commands import run
 from tests.support.tiny_models import FAMILIES
 from tests.support.tiny_tokenizer import write_tokenizer
 
@@ -49,9 +52,10 @@ def test_a_config_decides_of_models_that_can_be_both(kind: str) -> None:
         require_looking_back(BOTH_WAYS[kind](False))
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_causal_models_are_taken(family: str) -> None:
-    model = FAMILIES[family]()
+def test_causal_models_are_taken(family: str, device: str) -> None:
+    model = FAMILIES[family]().to(device)
     sees_ahead = looking_back._sees_ahead(model)
     assert not (sees_ahead and getattr(model, "can_generate", bool)())
 
@@ -62,7 +66,31 @@ def test_a_model_whose_config_says_nothing_of_a_decoder_is_tried_as_well() -> No
     require_looking_back(model)
 
 
-def test_only_class_and_config_are_looked_at() -> None:
+@both_ways
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_weights_in_memory_are_tried_themselves(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking_back, "_twin", None)
+    require_looking_back(BOTH_WAYS[kind](True).to(dtype).train())  # with dropout
+    with pytest.raises(UsageError, match=WHY):
+        require_looking_back(BOTH_WAYS[kind](False).to(dtype).train())
+
+
+class _RoundedByTensors(nn.Linear):
+    def forward(self, inputs: Tensor) -> Tensor:
+        step = inputs.abs().max() / 7
+        return super().forward((inputs / step).round() * step)
+
+
+def test_inputs_rounded_by_whole_tensors_are_no_sight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(looking_back, "_twin", None)
+    model = FAMILIES["llama_mha"]()
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = _RoundedByTensors
+    require_looking_back(model)
+
+
+def test_of_weights_elsewhere_only_class_and_config_are_looked_at() -> None:
     with torch.device("meta"):
         model = BertLMHeadModel(BertConfig(**BERT))
     before = torch.get_rng_state()
@@ -73,7 +101,7 @@ def test_only_class_and_config_are_looked_at() -> None:
 
 @pytest.mark.filterwarnings("ignore::goldstick.core.notices.UnrecognisedWarning")  # XLNet's attention is no layers
 @pytest.mark.parametrize("kind", ["bert", "xlnet"])
-def test_neither_tasks_nor_searches_take_a_model_that_sees_both_ways(kind: str, tmp_path: Path) -> None:
+def test_neither_tasks_nor_searches_nor_prompts_take_a_model_that_sees_both_ways(kind: str, tmp_path: Path) -> None:
     directory = tmp_path / "model"
     model = BOTH_WAYS[kind](False)
     model.save_pretrained(directory)
@@ -90,3 +118,6 @@ def test_neither_tasks_nor_searches_take_a_model_that_sees_both_ways(kind: str, 
         load_language_model(directory)
     with pytest.raises(UsageError, match=WHY):
         load_with_inputs(directory)
+    for words in (("generate", "--prompt", "The harbour"), ("chat",), ("serve", "--port", "0")):
+        result = run(words[0], str(directory), *words[1:])
+        assert result.exit_code != 0 and re.search(WHY, result.output.replace("\n", " ")), result.output
