@@ -22,6 +22,10 @@ TAKEN = (
 
 _IDS = "input_ids"
 
+#: What torch's wrappers take (torch.compile, DataParallel, AveragedModel, …), and how they call what they wrap.
+_ANY = {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
+_WRAPPED = ("module", "_orig_mod")
+
 
 def as_batches(model: nn.Module, data: Iterable[Any]) -> list[dict[str, Any]]:
     """Keyword arguments of a module's forward for each item of ``data``.
@@ -30,7 +34,8 @@ def as_batches(model: nn.Module, data: Iterable[Any]) -> list[dict[str, Any]]:
     of their dtype. A tensor is the first positional argument; where that is called ``input_ids``, or the
     module is one of transformers' that takes them and the tensor holds whole numbers, it is token ids, [batch, tokens]
     or [tokens]. Of a tuple or list, as many tensors are positional arguments as the forward has without a default, and
-    at least one; one that is left over is what a ``DataLoader`` gives as labels, and is left out.
+    at least one; one that is left over is what a ``DataLoader`` gives as labels, and is left out. Of torch's wrappers
+    the forward of what they wrap counts.
 
     Args:
         model: The module.
@@ -54,11 +59,8 @@ class _Forward:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        model, parameters = _wrapped(model)
         self._model = type(model).__name__
-        try:
-            parameters = list(inspect.signature(model.forward).parameters.values())
-        except (TypeError, ValueError):  # a forward that was compiled
-            parameters = []
         kinds = {parameter.kind for parameter in parameters}
         self._named = [one.name for one in parameters if one.kind is Parameter.POSITIONAL_OR_KEYWORD]
         self._required = sum(
@@ -120,6 +122,18 @@ class _Forward:
             )
         given = dict(zip(self._named, values[:passed], strict=False))
         return {name: _rows(value) if name == _IDS else value for name, value in given.items()}
+
+
+def _wrapped(model: nn.Module) -> tuple[nn.Module, list[Parameter]]:
+    """The module that a wrapper hands any arguments on to, itself where it is none, and its forward's parameters."""
+    try:
+        parameters = list(inspect.signature(model.forward).parameters.values())
+    except (TypeError, ValueError):  # a forward that was compiled
+        return model, []
+    children = dict(model.named_children())
+    if {one.kind for one in parameters} == _ANY and len(children) == 1 and next(iter(children)) in _WRAPPED:
+        return _wrapped(*children.values())
+    return model, parameters
 
 
 def _not_empty(batch: dict[str, Any], place: int) -> dict[str, Any]:

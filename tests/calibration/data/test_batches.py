@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections import UserDict
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, TensorDataset
 
 import goldstick
@@ -151,3 +154,35 @@ def test_what_cannot_be_passed_by_position_says_what_can() -> None:
         as_batches(TwoInputs(), [x])
     with pytest.raises(DataError, match=r"NamelessInputs does not name its positional arguments\. Give mappings"):
         as_batches(NamelessInputs(), [x])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda model: torch.compile(model, backend="eager"),
+        nn.DataParallel,
+        AveragedModel,
+        lambda model: nn.DataParallel(torch.compile(model, backend="eager")),
+    ],
+    ids=["compile", "DataParallel", "AveragedModel", "both"],
+)
+def test_of_a_wrapper_the_forward_of_what_it_wraps_counts(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    x, labels = torch.zeros(2, 32), torch.zeros(2)
+    for item in (x, (x,), (x, labels), {"x": x}):
+        assert as_batches(wrap(OneInput()), [item])[0].keys() == {"x"}
+    assert as_batches(wrap(TwoInputs()), [(x, x)])[0].keys() == {"x", "beside"}
+    with pytest.raises(DataError, match=r"holds 1 value, and the forward of TwoInputs takes 2 by position \(x, beside"):
+        as_batches(wrap(TwoInputs()), [x])
+    with pytest.raises(DataError, match="names 'ids', and the forward of OneInput takes scale, x"):
+        as_batches(wrap(OneInput()), [{"ids": x}])
+
+
+def test_of_a_forward_with_arguments_fixed_the_rest_counts() -> None:
+    model, x = TwoInputs(), torch.zeros(2, 32)
+    model.forward = functools.partial(model.forward, x)  # type: ignore[method-assign]
+    assert as_batches(model, [x])[0].keys() == {"beside"}
+
+
+def test_a_wrapper_gets_the_codes_of_what_it_wraps() -> None:
+    model, data = OneInput().eval(), inputs()
+    assert all(map(torch.equal, weights(nn.DataParallel(model), data), weights(model, data)))
