@@ -15,11 +15,13 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from goldstick.core.batch_norm import gain_and_shift
 from goldstick.core.edits import FoldNorm
+from goldstick.core.stand_in import foreign_forward
 from goldstick.errors import StructureError
 from goldstick.structure.following import find_followers
 from goldstick.structure.plain_layers import inherits_forward
 
-_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+_TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, *_TRANSPOSED)
 
 
 def find_norm_folds(model: nn.Module, inputs: Mapping[str, Any]) -> list[FoldNorm]:
@@ -51,7 +53,10 @@ def fold_norm(convolution: Any, norm: Any) -> None:
     gain, shift = gain_and_shift(norm)
     if convolution.bias is not None:
         shift = shift + convolution.bias.double() * gain
-    weight.copy_(weight.double() * gain.view(-1, *[1] * (weight.ndim - 1)))
+    factors = gain.view(-1, 1)  # [out, 1]
+    if isinstance(convolution, _TRANSPOSED):  # its weight is [in, out / groups, …]
+        factors = gain.view(convolution.groups, -1).repeat_interleave(len(weight) // convolution.groups, dim=0)
+    weight.copy_(weight.double() * factors.view(*factors.shape, *[1] * (weight.ndim - 2)))
     convolution.bias = nn.Parameter(shift.to(weight.dtype), requires_grad=weight.requires_grad)
 
 
@@ -68,7 +73,9 @@ def norm_fold_from_dict(value: object) -> FoldNorm:
 
 
 def _convolves(module: Any) -> bool:
-    return isinstance(module, _CONVOLUTIONS) and isinstance(module.weight, nn.Parameter) and inherits_forward(module)
+    kind = next((kind for kind in _CONVOLUTIONS if isinstance(module, kind)), None)
+    plain = kind is not None and type(module).forward is kind.forward and inherits_forward(module)
+    return plain and foreign_forward(module) is None and isinstance(module.weight, nn.Parameter)
 
 
 def normalises(module: Any) -> bool:

@@ -61,6 +61,27 @@ def test_norms_are_found_that_alone_read_a_convolution_and_keep_statistics() -> 
     assert find_norm_folds(model, {"x": x}) == []
 
 
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("sides", [1, 2, 3])
+@pytest.mark.parametrize("kind", ["Conv", "ConvTranspose"])
+def test_norms_go_into_convolutions_of_all_kinds(kind: str, sides: int, groups: int) -> None:
+    convolution: Any = getattr(nn, f"{kind}{sides}d")(4, 6, 2, groups=groups)
+    norm = lived(getattr(nn, f"BatchNorm{sides}d")(6))
+    model, x = nn.Sequential(convolution, norm).eval(), torch.randn(2, 4, *[5] * sides)
+    folded = goldstick.apply(model, "fold", data=[x]).model
+    assert isinstance(folded[1], nn.Identity)
+    torch.testing.assert_close(folded(x), model(x))
+
+
+def test_a_norm_behind_a_transposed_convolution_that_does_more_stays() -> None:
+    class Shifted(nn.ConvTranspose2d):
+        def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+            return super().forward(input, output_size) + 1
+
+    model = nn.Sequential(Shifted(4, 6, 2), lived(nn.BatchNorm2d(6))).eval()
+    assert find_norm_folds(model, {"input": torch.randn(2, 4, 5, 5)}) == []
+
+
 def test_a_norm_whose_input_is_given_out_stays() -> None:
     class Both(nn.Sequential):
         def forward(self, x: Tensor) -> Any:

@@ -17,6 +17,7 @@ from goldstick.nn.fused.block_chain import BlockChain
 from goldstick.nn.fused.decode_block import FusedDecodeBlock
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward, plain_gate
 from goldstick.nn.fused.token_attention import TokenAttention
+from goldstick.structure.norm_folding import normalises
 from goldstick.surgery import Forward
 
 #: Largest Σ(y′ − y)² / Σy² of a module that is called the same, by whether all is computed in float32. Where it is not,
@@ -39,6 +40,13 @@ def norms(model: nn.Module) -> Iterator[tuple[str, Forward | str]]:
         epsilon = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
         weight = own.get("weight")
         if weight is None or weight.ndim != 1 or epsilon is None or "forward" in module.__dict__:
+            continue
+        if normalises(module):
+            yield (
+                path,
+                "no quantized convolution along one or two sides, before it, can take over this batch norm (the stage "
+                "fold_batch_norm folds it before rounding, whatever the sides)",
+            )
             continue
         if set(own) != {"weight"} or list(module.children()) or not in_cpp(weight):
             yield path, "it is no root-mean-square norm in floats of 16 or 32 bits on the CPU"
@@ -127,7 +135,7 @@ def blocks(model: nn.Module, decode: Callable[[], object]) -> Iterator[tuple[str
         attention = [forward for forward in forwards if isinstance(forward, TokenAttention)]
         feed = [forward for forward in forwards if isinstance(forward, GatedForward)]
         norm = [forward for forward in forwards if isinstance(forward, NormForward)]
-        if not attention:
+        if not attention or isinstance(module.__dict__.get("forward"), FusedDecodeBlock):
             continue
         if (len(attention), len(feed), len(norm), len(forwards)) != (1, 1, 2, 4) or not _bare(module):
             yield path, "it has other parts than an attention, a feed-forward and two norms"

@@ -13,10 +13,26 @@ from goldstick import surgery
 from goldstick.jobs.optimize.optimization import Change, Step
 from goldstick.kernels.prepared_convolution import Bounds
 from goldstick.nn import QuantizedConvolution
+from goldstick.nn.fused.epilogue import DoneBefore
 from goldstick.structure.following import find_followers
 from goldstick.structure.norm_folding import normalises
 
+_NORM, _ACTIVATION = "one convolution and batch norm", "one convolution and activation"
 _FORWARDS = {nn.ReLU: nn.ReLU.forward, nn.Hardtanh: nn.Hardtanh.forward, nn.ReLU6: nn.ReLU6.forward}
+
+
+def taken_before(model: nn.Module) -> list[Change]:
+    """What convolutions have taken over in earlier calls: the norm and the activation of each, in order."""
+    paths = {module: path for path, module in model.named_modules()}
+    changes: list[Change] = []
+    for module, path in paths.items():
+        if not isinstance(module, QuantizedConvolution) or (epilogue := module.epilogue) is None:
+            continue
+        for *_, behind in epilogue.behind:
+            if behind in paths and isinstance(vars(behind).get("forward"), DoneBefore):
+                what = _NORM if behind is epilogue.norm else _ACTIVATION
+                changes.append(Change(what=what, modules=(path, paths[behind])))
+    return changes
 
 
 def folded(model: nn.Module, inputs: Mapping[str, Any]) -> list[Step]:
@@ -28,7 +44,7 @@ def folded(model: nn.Module, inputs: Mapping[str, Any]) -> list[Step]:
     if _any_convolution(model):
         for paths in find_followers(model, inputs, _takes_over, lambda norm: normalises(norm) and _as_written(norm)):
             undo = surgery.take_over(model, *paths)
-            steps.append((Change(what="one convolution and batch norm", modules=paths), undo))
+            steps.append((Change(what=_NORM, modules=paths), undo))
     return steps
 
 
@@ -44,7 +60,8 @@ def bounded(model: nn.Module, inputs: Mapping[str, Any], normed: Sequence[Change
     """
     if not _any_convolution(model):
         return []
-    norms = {change.modules[1]: change.modules[0] for change in normed if change.reason is None}
+    made = [change.modules for change in normed if change.reason is None and change.what == _NORM]
+    norms = {norm: convolution for convolution, norm in made}
     behind = {model.get_submodule(path) for path in norms}
     steps: list[Step] = []
     for before, after in find_followers(
@@ -58,7 +75,7 @@ def bounded(model: nn.Module, inputs: Mapping[str, Any], normed: Sequence[Change
         bounds = bounds_of(model.get_submodule(after))
         if bounds is not None and _has(layer.weight_scale.dtype, bounds):
             undo = surgery.take_over(model, path, after, bounds)
-            steps.append((Change(what="one convolution and activation", modules=(path, after)), undo))
+            steps.append((Change(what=_ACTIVATION, modules=(path, after)), undo))
     return steps
 
 

@@ -19,10 +19,15 @@ from goldstick.structure.trace import trace_block
 
 
 def share_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Step]:
-    """Stack the weights of layers that are given the same input, as a forward pass with ``inputs`` shows."""
+    """Stack the weights of layers that are given the same input, as a forward pass with ``inputs`` shows.
+
+    Those that were stacked in an earlier call stay so.
+    """
     steps: list[Step] = []
     for paths in _with_the_same_input(model, inputs):
         parts = [layer for path in paths if isinstance(layer := model.get_submodule(path), QuantizedLinear)]
+        if parts[0].shared is not None and set(parts[0].shared.parts) == set(parts):
+            continue
         reason, undo = obstacle(parts), nothing
         if reason is None:
             expected = _outputs(parts)
@@ -38,10 +43,10 @@ def share_inputs(model: nn.Module, inputs: Mapping[str, Any]) -> list[Step]:
 def interleaved(model: nn.Module) -> list[Step]:
     """Let linear layers read copies of their weights, those that share an input one of all their rows.
 
-    No layer does where the copies would take most of the memory that is left.
+    No layer does where the copies would take most of the memory that is left. Those that do already are passed over.
     """
     steps: list[Step] = []
-    layers = list(_linears(model))
+    layers = [(paths, layer) for paths, layer in _linears(model) if not layer.prepared.interleaved]
     needed = sum(_copied_bytes(layer) for _, layer in layers)
     if not _has_room(needed):
         reason = f"the copies would take {needed / 1e9:.1f} GB, which is most of the memory that is left"

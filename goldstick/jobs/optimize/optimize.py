@@ -24,7 +24,7 @@ from goldstick.jobs.optimize.faster_blocks import (
     in_float32,
     norms,
 )
-from goldstick.jobs.optimize.faster_convolutions import bounded, folded, handed
+from goldstick.jobs.optimize.faster_convolutions import bounded, folded, handed, taken_before
 from goldstick.jobs.optimize.faster_layers import interleaved, share_inputs
 from goldstick.jobs.optimize.optimization import Change, Optimization, Step, nothing
 from goldstick.jobs.proof.observation import first_output
@@ -47,7 +47,8 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
 
     No family of models is known here: a faster forward is tried beside a module's own, on random inputs. Then the whole
     model runs before and after, a few tokens onto its own cache included. A change that fails is undone, and its reason
-    reported. The modules stay what and where they are, so state dicts are the same.
+    reported. The modules stay what and where they are, so state dicts are the same. What an earlier call changed stays,
+    and is not reported again.
 
     Args:
         model: A model on packed weights, as :func:`goldstick.load` gives it.
@@ -85,11 +86,11 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
         changes = trial.keep(share_inputs(model, found), same_bits=True)
         groups = {_parent(change.modules): change.modules for change in changes if change.reason is None}
         changes += trial.keep(interleaved(model) if interleave else [], same_bits=True)
+        taken = taken_before(model)
         normed = trial.keep(folded(model, found))
-        changes += normed
-        kept = trial.keep(bounded(model, found, normed), same_bits=True)
-        changes += kept
-        changes += trial.keep(handed(model, found, [*normed, *kept]), same_bits=True)
+        kept = trial.keep(bounded(model, found, [*taken, *normed]), same_bits=True)
+        changes += normed + kept
+        changes += trial.keep(handed(model, found, [*taken, *normed, *kept]), same_bits=True)
         steps = _faster(model, "one norm", norms(model))
         steps += _faster(model, "one gated activation", feed_forwards(model, groups))
         steps += _faster(model, "one token's attention", attentions(model, groups, trial.decode))

@@ -239,3 +239,37 @@ def test_the_compiler_and_export_see_the_modules_as_they_are(normed: Any) -> Non
         whole: Any = torch.compile(model, backend="eager", fullgraph=True)
         assert close(whole(x), before)
         assert close(torch.export.export(model, (x,)).module()(x), before)
+
+
+@compiled
+def test_a_second_call_goes_on_behind_norms_that_the_first_took_over() -> None:
+    torch.manual_seed(0)
+    layers = nn.Conv2d(3, 40, 3), nn.BatchNorm2d(40), nn.ReLU(), nn.Conv2d(40, 8, 1)
+    x = torch.randn(2, 3, 12, 12)
+    model = goldstick.apply(nn.Sequential(*layers).eval(), "rtn-w8a8-static", data=[x]).model
+    with torch.no_grad():
+        hook = model[2].register_forward_hook(lambda *_: None)
+        first = goldstick.optimize(model, {"input": x}).changes
+        before = model(x)
+        hook.remove()
+        second = goldstick.optimize(model, {"input": x}).changes
+        assert torch.equal(model(x), before)
+    assert [(change.what, change.modules) for change in first] == [(NORMED, ("0", "1"))]
+    assert [(change.what, change.modules) for change in second] == [
+        (TAKEN_OVER, ("0", "2")),
+        ("one convolution and rounding", ("0", "3")),
+    ]
+    assert not goldstick.optimize(model, {"input": x}).changes
+
+
+@compiled
+@pytest.mark.parametrize(
+    "layers",
+    [(nn.Conv3d(2, 4, 1), nn.BatchNorm3d(4)), (nn.ConvTranspose2d(2, 4, 1), nn.BatchNorm2d(4))],
+    ids=["three sides", "transposed"],
+)
+def test_that_a_batch_norm_is_left_is_said_of_a_batch_norm(layers: tuple[nn.Module, nn.Module]) -> None:
+    model = goldstick.apply(nn.Sequential(*layers).eval(), "rtn-w8a16").model
+    x = torch.randn(1, 2, *layers[0].weight.shape[2:])
+    (left,) = goldstick.optimize(model, {"input": x}).left
+    assert left.modules == ("1",) and "can take over this batch norm" in str(left.reason)

@@ -105,6 +105,15 @@ def test_faster_forwards_are_found_by_what_modules_compute(family: str, expected
     assert all(change.reason for change in found.left)
 
 
+@pytest.mark.parametrize("family", ["llama_gqa", "mixtral", "gpt2"])
+def test_a_second_call_changes_nothing_and_says_no_more_than_the_first(family: str) -> None:
+    model = quantized(family)
+    first, before = goldstick.optimize(model), logits(model)
+    second = goldstick.optimize(model)
+    assert first.done and not second.done and set(second.left) <= set(first.left)
+    assert torch.equal(logits(model), before)
+
+
 def decoded(model: Any, ids: Tensor, steps: int) -> Tensor:
     """Logits of single tokens one after the other, on a cache."""
     with torch.no_grad():
