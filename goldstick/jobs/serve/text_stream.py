@@ -10,6 +10,13 @@ _BEFORE = 6
 #: What stands for bytes that are no character yet.
 _HALF = "\ufffd"
 
+#: Bytes of a character in UTF-8 at most, and so the signs at the end of a text that those to come may change.
+_CHARACTER = 4
+
+#: After so many tokens without text to give out it is looked which of them are done with: else the time would grow with
+#: the square of their number.
+_WAITING = 16
+
 
 class TextStream:
     """The text of an answer, given out as soon as nothing that follows can change it.
@@ -38,11 +45,16 @@ class TextStream:
             return ""
         self._ids.append(token)
         before, whole = self._decode(self._ids[self._start : self._read]), self._decode(self._ids[self._start :])
+        waiting = len(self._ids) - self._read
         if whole.endswith(_HALF):
-            return ""
-        if len(whole) > len(before):
+            if waiting % _WAITING:
+                return ""
+            self._pass_over_halves(before, whole)
+        elif len(whole) > len(before):
             self._start, self._read = self._read, len(self._ids)
             self._held += whole[len(before) :]
+        elif waiting >= _WAITING:  # tokens that have no text, such as special ones
+            del self._ids[self._read : -_BEFORE]
         return self._released()
 
     def finish(self) -> str:
@@ -55,6 +67,15 @@ class TextStream:
         found = self._released()
         rest, self._held = self._held, ""
         return found if self.stopped else found + rest
+
+    def _pass_over_halves(self, before: str, whole: str) -> None:
+        """Give out halves of characters that nothing to come can complete, at a token between two of them."""
+        for end in range(len(self._ids) - _CHARACTER, self._read, -1):
+            text = self._decode(self._ids[self._start : end])
+            if len(before) < len(text) <= len(whole) - _CHARACTER and whole.startswith(text):
+                self._start, self._read = self._read, end
+                self._held += text[len(before) :]
+                return
 
     def _released(self) -> str:
         places = [place for word in self._stop if (place := self._held.find(word)) >= 0]

@@ -58,6 +58,26 @@ def test_half_a_character_at_the_end_is_shown_as_such() -> None:
     assert streamed(TextStream(of_bytes, b"x"), "é".encode()[:1]) == ["", "\ufffd"]
 
 
+@given(st.lists(st.sampled_from([b"\xff", b"\x80", b"\xf0\x9f", b"\xe6\x9d", b"a", "é".encode()]), max_size=60))
+def test_bytes_that_are_no_text_come_out_as_they_are_decoded_at_once(pieces: list[bytes]) -> None:
+    ids = b"".join(pieces)
+    assert "".join(streamed(TextStream(of_bytes, b""), ids)) == of_bytes(ids)
+
+
+@pytest.mark.parametrize("token", [0xFF, 0x80, 0xF0, 256], ids=["never", "inside", "beginning", "no text"])
+def test_each_token_is_decoded_a_few_times_alone(token: int) -> None:
+    decoded = 0
+
+    def decode(ids: Sequence[int]) -> str:
+        nonlocal decoded
+        decoded += len(ids)
+        return of_bytes([one for one in ids if one < 256])
+
+    parts = streamed(TextStream(decode, b"The"), [token] * 3000 + [*"é".encode()])
+    assert "".join(parts) == "\ufffd" * (3000 if token < 256 else 0) + "é"
+    assert decoded < 100 * 3000
+
+
 @pytest.mark.parametrize(
     "text", ["The harbour lies on the river Luna.", "Déjà vu, 東京 \N{GRINNING FACE}!", "  two  spaces\n\n"]
 )
