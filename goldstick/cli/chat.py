@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 import click
 
 from goldstick.cli.processors import INPUT_BITS, THREADS, use_processors
-from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE, require_text, sampling_options, standard_input
+from goldstick.cli.writing import (
+    CHAT_TEMPLATE,
+    OPTIMIZE,
+    require_text,
+    sampling_options,
+    say_unfollowed,
+    standard_input,
+)
 from goldstick.errors import GoldstickError
 
 if TYPE_CHECKING:
@@ -64,6 +71,7 @@ def chat(
     language_model, left = open_model(find_model(model), optimize=optimize)
     for line in left:
         click.echo(line, err=True)
+    say_unfollowed(language_model.model)
     manner = Manner(max_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, system=system)
     with Engine(language_model) as engine, Prompts(language_model, engine.tokenizer_lock, template) as prompts:
         prompts.of_messages([{"role": "user", "content": ""}])  # a model that has no template is refused at once

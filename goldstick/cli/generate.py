@@ -11,7 +11,14 @@ import click
 
 from goldstick.cli.processors import INPUT_BITS, THREADS, use_processors
 from goldstick.cli.streams import says_utf8
-from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE, require_text, sampling_options, standard_input
+from goldstick.cli.writing import (
+    CHAT_TEMPLATE,
+    OPTIMIZE,
+    require_text,
+    sampling_options,
+    say_unfollowed,
+    standard_input,
+)
 
 _NEW_TOKENS = 64
 _STDIN = "-"
@@ -87,6 +94,7 @@ def generate(
     language_model, left = open_model(find_model(model), optimize=optimize)
     for line in left:
         click.echo(line, err=True)
+    say_unfollowed(language_model.model)
     if max_new_tokens is None:
         max_new_tokens = min(_NEW_TOKENS, max(1, language_model.context_length // 2))
     room = language_model.room_for(max_new_tokens)

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.processors import INPUT_BITS, THREADS, use_processors
-from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE
+from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE, say_unfollowed
 
 
 @click.command()
@@ -103,6 +103,7 @@ def serve(
         language_model, left = open_model(directory, optimize=optimize)
         for line in left:
             click.echo(line, err=True)
+        say_unfollowed(language_model.model)
         if max_context is not None and max_context > language_model.context_length:
             click.echo(f"note: the context stays at the model's {language_model.context_length:,} tokens", err=True)
         name = name or directory.resolve().name

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 import click
+from click.core import ParameterSource
 
 CHAT_TEMPLATE = click.option(
     "--chat-template",
@@ -49,6 +50,23 @@ def sampling_options(temperature: float, seed: int | None) -> Callable[[Any], An
         return command
 
     return add
+
+
+def say_unfollowed(model: object) -> None:
+    """Name what a model's generation config asks for and is not done, but for what the command line says itself."""
+    from goldstick.hf.generation_config import unfollowed_settings
+
+    source, found = click.get_current_context().get_parameter_source, unfollowed_settings(model)
+    for option, settings in (("temperature", ("do_sample", "temperature")), ("top_p", ("top_p",))):
+        if source(option) is ParameterSource.COMMANDLINE:
+            found = {name: value for name, value in found.items() if name not in settings}
+    if found:
+        named = ", ".join(f"{name}={str(value)[:40]}" for name, value in found.items())
+        click.echo(
+            f"note: generation_config.json asks for {named}, which is not followed: tokens are chosen by temperature "
+            "and top_p as options or requests say",
+            err=True,
+        )
 
 
 def require_text(text: str, where: str) -> str:

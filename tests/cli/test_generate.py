@@ -97,3 +97,21 @@ def test_an_end_that_is_no_token_is_named(ids: object, tmp_path: Path) -> None:
     result = run("generate", str(tmp_path), "--prompt", "a")
     assert result.exit_code == 1
     assert f"eos_token_id of the GenerationConfig is {ids!r}, and tokens have whole numbers" in result.stderr
+
+
+def test_settings_of_the_model_that_are_not_followed_are_named(tmp_path: Path) -> None:
+    FAMILIES["llama_gqa"]().save_pretrained(tmp_path)
+    write_tokenizer(tmp_path)
+    settings: dict[str, object] = {"do_sample": True, "temperature": 0.6, "top_p": 1.0, "num_beams": 1}
+
+    def notes(command: str, *words: str) -> str:
+        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+        result = run(command, str(tmp_path), *words, said="a")
+        return next((line for line in result.stderr.splitlines() if "generation_config" in line), "")
+
+    assert notes("generate", "--temperature", "0.5") == ""
+    assert "asks for do_sample=True, temperature=0.6, which is not followed" in notes("generate")
+    assert "asks for do_sample=True, temperature=0.6, which is not followed" in notes("chat")
+    settings |= {"repetition_penalty": 1.1, "stop_strings": ["end"], "do_sample": False}
+    named = "asks for repetition_penalty=1.1, stop_strings=['end'], which"
+    assert named in notes("generate") and named in notes("generate", "--temperature", "0.5", "--top-p", "0.9")
