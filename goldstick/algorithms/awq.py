@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from goldstick.algorithms.base import DataRequirement, Member, Quantizer, Smoother, SmoothScale
+from goldstick.algorithms.base import DataRequirement, Guide, Member, Smoother, SmoothScale
 from goldstick.algorithms.clipping import best_rows, clipped
+from goldstick.algorithms.guided import Guided
 from goldstick.algorithms.observers import observers_for
 from goldstick.algorithms.output_error import output_error
 from goldstick.algorithms.ranges import quantize_with_search
@@ -99,7 +100,7 @@ def solve_awq(weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid, *, clip
 
 
 @dataclass(frozen=True, kw_only=True)
-class AWQ(Smoother, Quantizer):
+class AWQ(Smoother, Guided):
     """Scale the weights that large activations read before rounding them, then clip (arXiv 2306.00978).
 
     A group of layers that read the same inputs gets a scale for each channel: inputs are divided by it, weights
@@ -119,6 +120,11 @@ class AWQ(Smoother, Quantizer):
         token_floor: Layers that saw fewer inputs than this fraction of their input features are rounded to nearest, and
             get no scale.
         unfoldable: What to do where nothing can absorb a scale; see :class:`Smoother`.
+        objective: Of which error scales are to leave the least: of the group's outputs (``layer``), its block's
+            ``output``, or the ``loss`` at the end, by weights of tokens (arXiv 2505.07004). Ranges are chosen by the
+            error of the layer's own output.
+        output_groups: Into how many parts the outputs of each layer are taken apart, each with weights of its own.
+        mix: How much of the plain error is mixed in, 0 to 1 (:class:`Guide`).
     """
 
     name: ClassVar[str] = "awq"
@@ -148,6 +154,16 @@ class AWQ(Smoother, Quantizer):
         """What ``quantize`` says."""
         return self.quantize
 
+    @property
+    def guide(self) -> Guide | None:
+        """None: weighted errors are no better a guide to ranges."""
+        return None
+
+    @property
+    def scale_guide(self) -> Guide | None:
+        """As ``objective`` says."""
+        return super().guide
+
     def smooth_scale(self, members: Sequence[Member], observer: InputObserver) -> SmoothScale:
         """The scale of least simulated output error, where that is below the error without one.
 
@@ -157,7 +173,10 @@ class AWQ(Smoother, Quantizer):
         if reason := self._too_few(observer):
             return SmoothScale(scale=None, notes={"unbalanced": reason})
         loss = SmoothLoss(members, observer, self.ranges)
-        return least_loss(loss, self._candidates(observer.mean_abs(), weight_importance(members)))
+        found = least_loss(loss, self._candidates(observer.mean_abs(), weight_importance(members)))
+        if self.scale_guide is None:
+            return found
+        return replace(found, notes={**found.notes, "objective": self.objective if loss.weighted else Guide.unknown})
 
     def _candidates(self, activation: Tensor, weight: Tensor) -> Iterator[Candidate]:
         for step in range(self.grid + 1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeGuard
 
@@ -16,6 +16,7 @@ from goldstick.algorithms.stage import Stage as Stage
 from goldstick.core.edits import Edit
 from goldstick.core.inputs import InputObserver
 from goldstick.core.mixture import MIXTURES
+from goldstick.core.output_groups import OutputGroups
 from goldstick.core.scheme import Scheme
 from goldstick.core.trainable_wrapper import TrainableWrapper
 from goldstick.core.training import TrainingOptions
@@ -38,12 +39,15 @@ class Member:
         weight: float [out, in], the canonical matrix, in the dtype it will be stored in.
         scheme: What the layer will become when all stages have acted.
         compensated: Whether the stage that rounds it makes up for the error of each column in those after it.
+        weighted: Gives the inputs as parts of its outputs weight them, where the smoothing stage has such an objective;
+            it then gives ``None`` for a layer of which that is not known.
     """
 
     site: Site
     weight: Tensor
     scheme: Scheme
     compensated: bool = False
+    weighted: Callable[[], OutputGroups | None] = lambda: None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +100,11 @@ class Algorithm(Stage):
     def multiplies(self) -> bool:
         """Whether its layers hold a factor for each of their inputs, which some formats cannot."""
         return False
+
+    @property
+    def scale_guide(self) -> Guide | None:
+        """How it wants inputs weighted that it compares scales by; ``None`` for as they are."""
+        return None
 
     def sites(self, network: Network) -> Sequence[Site]:
         """The targeted sites."""
@@ -199,7 +208,7 @@ class Quantizer(Algorithm):
 
     @property
     def guide(self) -> Guide | None:
-        """How it wants its inputs weighted; ``None`` for as they are."""
+        """How it wants inputs weighted that it finds codes by; ``None`` for as they are."""
         return None
 
     def needs_inputs(self, scheme: Scheme) -> bool:

@@ -12,7 +12,8 @@ from torch import Tensor
 from goldstick.algorithms.base import Quantizer
 from goldstick.algorithms.coordinate_descent import damped_hessian, descend, sweep_factors
 from goldstick.algorithms.gptaq import gptaq_target
-from goldstick.algorithms.guide import Guide, Objective, guide_for
+from goldstick.algorithms.guide import Guide, guide_for
+from goldstick.algorithms.guided import Guided
 from goldstick.algorithms.hessian_factor import Order, column_order, damping_ladder, inverse_factor
 from goldstick.algorithms.hessian_quantizer import HessianQuantizer
 from goldstick.algorithms.observers import Observers
@@ -26,7 +27,7 @@ from goldstick.algorithms.output_error import (
 from goldstick.algorithms.ranges import RangeSearch
 from goldstick.algorithms.roundings import not_finite, rounded_without_data, roundings, too_few_inputs
 from goldstick.algorithms.row_ranges import solve_with_ranges
-from goldstick.algorithms.solution import Solution, effective_rank, finite_or_none, never_worse, solve_each, solve_parts
+from goldstick.algorithms.solution import Solution, effective_rank, finite_or_none, never_worse, solve_each
 from goldstick.algorithms.two_sided import solve_two_sided
 from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import Edit, Quantize
@@ -168,7 +169,7 @@ def _for_cycles(
 
 
 @dataclass(frozen=True, kw_only=True)
-class GPTQ(HessianQuantizer):
+class GPTQ(Guided, HessianQuantizer):
     """Round column by column, each making up for the errors of those before it (arXiv 2210.17323).
 
     Never worse than rounding to nearest at the layer's output, on the inputs it saw: where it would be, or where the
@@ -204,9 +205,6 @@ class GPTQ(HessianQuantizer):
     renamed: ClassVar[Mapping[str, str]] = {**Quantizer.renamed, "asymmetric": "gptaq"}
 
     cycles: int = 0
-    objective: Objective = "layer"
-    output_groups: int = 4
-    mix: float = 0.2
     two_sided: bool = False
 
     def __post_init__(self) -> None:
@@ -234,16 +232,12 @@ class GPTQ(HessianQuantizer):
         def solve_rows(target: Tensor, aimed: Tensor, observer: InputObserver) -> Solution:
             return self._solve_matrix(target, observer, scheme.weight, keep=True, largest=largest, aimed=aimed)
 
-        if isinstance(state, OutputGroups):
-            if state.across:
-                tensor, notes = solve_two_sided(weight, state, solve_rows)
-            else:
-                tensor, notes = solve_parts(weight, state, solve_matrix)
-            notes["objective"] = f"{self.objective}, two-sided" if state.across else self.objective
-            state = state.plain
+        if isinstance(state, OutputGroups) and state.across:
+            tensor, notes = solve_two_sided(weight, state, solve_rows)
         else:
             tensor, notes = solve_each(weight, state, solve_matrix)
-        if self.gptaq and not isinstance(state, CrossCovarianceObserver):
+        plain = state.plain if isinstance(state, OutputGroups) else state
+        if self.gptaq and not isinstance(plain, CrossCovarianceObserver):
             notes["symmetric"] = "its inputs cannot be paired, token for token, with those of the float model"
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 from goldstick.errors import RecipeError
 
@@ -20,7 +20,10 @@ class Guide:
         parts: Into how many parts the outputs of a layer are taken apart, each with a Hessian of its own.
         mix: How much of the plain Hessian is mixed in, 0 to 1, against weights of few tokens.
         two_sided: Whether outputs are looked at together, too (YAQA, arXiv 2505.22988).
+        unknown: What the report says where a layer has its own error in the place of these.
     """
+
+    unknown: ClassVar[str] = "layer: it is not known what an error of its output costs further on"
 
     objective: Objective
     parts: int = 1
@@ -36,7 +39,7 @@ class Guide:
             )
 
 
-def guide_for(objective: Objective, parts: int, mix: float, two_sided: bool) -> Guide | None:
+def guide_for(objective: Objective, parts: int, mix: float, two_sided: bool = False) -> Guide | None:
     """The guide of options; ``None`` for the error of each layer's own output.
 
     Raises:

@@ -8,21 +8,23 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from goldstick.algorithms.base import DataRequirement, Quantizer
+from goldstick.algorithms.base import DataRequirement
 from goldstick.algorithms.column_importance import OF_GGML, WITH_IMPORTANCE
+from goldstick.algorithms.guided import Guided
 from goldstick.algorithms.observers import Observers, observers_for, observers_of
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.input_squares import InputSquares
 from goldstick.core.inputs import InputObserver
-from goldstick.core.qtensor import QuantizedTensor
+from goldstick.core.output_groups import OutputGroups
+from goldstick.core.qtensor import QuantizedTensor, joined
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.structure.network import Site
 
 
 @dataclass(frozen=True, kw_only=True)
-class RTN(Quantizer):
+class RTN(Guided):
     """Round every weight to the nearest point of its grid; needs no data but for ``imatrix`` and static input grids.
 
     ŵ = (clamp(round(w / s) + z, 0, 2^b − 1) − z) · s with s and z from ``range_search``.
@@ -34,6 +36,10 @@ class RTN(Quantizer):
             ``ggml-imatrix`` are the published searches of llama.cpp's block types, byte for byte.
         importance: An importance matrix, a GGUF file as llama.cpp's tools write it, which then takes the place of
             calibration data; for the searches that weight errors by inputs.
+        objective: What each token's inputs count where errors are weighted by them: alike (``layer``), or as much as an
+            error of the output there costs the block's ``output`` or the ``loss`` at the end (arXiv 2505.07004).
+        output_groups: Into how many parts the rows are taken apart, each with an importance of its own.
+        mix: How much of the plain importance is mixed in, 0 to 1.
     """
 
     name: ClassVar[str] = "rtn"
@@ -46,6 +52,12 @@ class RTN(Quantizer):
         if self.importance is not None and self.range_search not in WITH_IMPORTANCE:
             raise RecipeError(
                 f"range_search {self.range_search} looks at no importance matrix; {' and '.join(WITH_IMPORTANCE)} do."
+            )
+        if self.guide is not None and self.data_requirement is DataRequirement.NONE:
+            given = "takes its importance from a file" if self.importance else "looks at no inputs"
+            raise RecipeError(
+                f"objective: {self.objective} weights the inputs of {' and '.join(WITH_IMPORTANCE)} by what an error "
+                f"costs, and range_search {self.range_search} {given}; leave objective out."
             )
         if self.range_search == "hqq":
             for scheme in self.schemes():
@@ -91,7 +103,7 @@ class RTN(Quantizer):
         return ("mean_square",) if self.range_search in WITH_IMPORTANCE else ()
 
     def solve(
-        self, site: Site, weight: Tensor, state: Observers | InputSquares | None, scheme: Scheme
+        self, site: Site, weight: Tensor, state: Observers | OutputGroups | InputSquares | None, scheme: Scheme
     ) -> Sequence[Edit]:
         """One ``Quantize`` edit for a matrix [..., out, in].
 
@@ -105,6 +117,8 @@ class RTN(Quantizer):
             raise QuantizationError(f"The search {self.range_search} needs the statistics of the layer's inputs.")
         elif isinstance(state, InputSquares):
             tensor, notes = self._weighted(weight, state, scheme), _notes(state)
+        elif isinstance(state, OutputGroups):
+            tensor, notes = self._in_parts(weight, state, scheme)
         else:
             observers = observers_of(state, weight)
             squares = InputSquares.of(observers)
@@ -112,9 +126,25 @@ class RTN(Quantizer):
             notes["dropped_tokens"] = sum(observer.dropped for observer in observers)
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]
 
-    def _weighted(self, weight: Tensor, squares: InputSquares, scheme: Scheme) -> QuantizedTensor:
+    def _in_parts(
+        self, weight: Tensor, state: OutputGroups, scheme: Scheme
+    ) -> tuple[QuantizedTensor, dict[str, float | str]]:
+        """Each part of the outputs by the inputs as it weights them."""
+        largest = weight.abs().max()
+
+        def solve(part: slice, observer: InputObserver) -> tuple[QuantizedTensor, InputSquares]:
+            squares = InputSquares.of([observer])
+            return self._weighted(weight[part], squares, scheme, largest), squares
+
+        tensors, squares = zip(*state.each(solve), strict=True)
+        notes = {**_notes(squares[0]), "dropped_tokens": state.plain.dropped}
+        return joined(tensors, weight.shape, scheme.weight), notes
+
+    def _weighted(
+        self, weight: Tensor, squares: InputSquares, scheme: Scheme, largest: Tensor | None = None
+    ) -> QuantizedTensor:
         importance = squares.mean_square().reshape(*weight.shape[:-2], weight.shape[-1])
-        return quantize_with_search(weight, scheme.weight, self.range_search, importance)
+        return quantize_with_search(weight, scheme.weight, self.range_search, importance, largest)
 
 
 def _notes(squares: InputSquares) -> dict[str, float | str]:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from goldstick.algorithms.base import Member, SmoothScale
 from goldstick.algorithms.clipping import RATIOS
-from goldstick.algorithms.hessian_factor import uncompensated
+from goldstick.algorithms.judged_rows import JudgedRows, judged_rows
 from goldstick.algorithms.ranges import (
     FindRange,
     Range,
@@ -23,7 +23,7 @@ from goldstick.algorithms.ranges import (
 from goldstick.core.float_inputs import fake_quantize_float
 from goldstick.core.grid import Grid
 from goldstick.core.input_range import input_range
-from goldstick.core.inputs import SAMPLE, InputObserver
+from goldstick.core.inputs import InputObserver
 from goldstick.core.qtensor import in_groups
 from goldstick.core.rows import row_chunks
 from goldstick.core.scheme import Scheme
@@ -47,6 +47,9 @@ class SmoothLoss:
     - 8-bit activations: ‖Q(W·diag(s))·Qₐ(x/s) − W·x‖² over those inputs, each token rounded by its own largest value,
       or, where the range of inputs is static, by that of all inputs.
 
+    Where members weight their inputs (:class:`OutputGroups`), the errors are those of each part of their outputs, over
+    x·√a: a sum of tr(Δₖ Hₖ Δₖᵀ), in one unit. Where one cannot, none does.
+
     W·diag(s) is rounded to the dtype of W first, in which it will be stored.
 
     Args:
@@ -56,62 +59,58 @@ class SmoothLoss:
             shrunken to 55 % at most for which Σⱼ E[(xⱼ/sⱼ)²]·(ŵⱼ − wⱼ)² is least, which is near to what AWQ's clipping
             will give; for a member that is compensated the ``mse`` range, which is GPTQ's.
 
+    Attributes:
+        weighted: Whether the members weight their inputs.
+
     Raises:
         QuantizationError: More than 1 % of the inputs hold NaN or infinity.
     """
 
     def __init__(self, members: Sequence[Member], observer: InputObserver, ranges: Ranges = "minmax") -> None:
-        self._members = list(members)
         self._ranges = ranges
-        device = self._members[0].weight.device
-        exact = observer.in_features <= SAMPLE
-        self._moment = (observer.hessian() / 2).to(device) if exact else None  # E[x xᵀ], [in, in]
-        self._square = observer.mean_square().to(device)  # [in]
         self._lowest, self._highest = observer.lowest().cpu(), observer.highest().cpu()
-        self._rows = observer.sample(SAMPLE).to(device)  # [k, in]
-        grids = [
-            member.scheme.weight for member in self._members if member.compensated and not member.scheme.activation
-        ]
-        left = uncompensated(observer.take_hessian().to(device), grids[0]) if grids else None
-        self._left = None if left is None else left / 2  # in units of E[x xᵀ], [in]
+        self._judged = judged_rows(members, observer)
+        self.weighted = self._judged[0].roots is not None
 
     def __call__(self, scale: Tensor | None) -> float:
         """The error with s = ``scale``, float [in], or without one; infinite where a scaled weight overflows."""
         total = 0.0
-        scale = None if scale is None else scale.to(self._rows.device)
-        for member in self._members:
-            total += (
-                self._of_weights(member, scale) if member.scheme.activation is None else self._of_all(member, scale)
-            )
+        for judged in self._judged:
+            scale = None if scale is None else scale.to(judged.square.device)
+            for member in judged.members:
+                error = self._of_weights if member.scheme.activation is None else self._of_all
+                total += judged.size * error(judged, member, scale)
         return total if math.isfinite(total) else math.inf
 
-    def _of_weights(self, member: Member, scale: Tensor | None) -> float:
+    def _of_weights(self, judged: JudgedRows, member: Member, scale: Tensor | None) -> float:
         total = 0.0
-        rows = self._rows.double()
+        rows = judged.sample.double() if judged.roots is None else judged.sample * judged.roots
         for part in row_chunks(member.weight, copies=4):
             weight = member.weight[part]
-            rounded = self._rounded(weight, member, scale)
+            rounded = self._rounded(weight, member, scale, judged.square)
             if rounded is None:
                 return math.inf
             delta = (rounded if scale is None else rounded / scale.double()) - weight.double()
-            if member.compensated and self._left is not None:
-                total += float((delta.square_() @ self._left).sum())
-            elif self._moment is not None:
-                total += float((delta @ self._moment * delta).sum())
+            if member.compensated and judged.left is not None:
+                total += float((delta.square_() @ judged.left).sum())
+            elif judged.moment is not None:
+                total += float((delta @ judged.moment * delta).sum())
             else:
                 total += float((delta @ rows.T).square_().sum()) / max(len(rows), 1)
         return total
 
-    def _of_all(self, member: Member, scale: Tensor | None) -> float:
+    def _of_all(self, judged: JudgedRows, member: Member, scale: Tensor | None) -> float:
         total = 0.0
-        divided = self._rows if scale is None else self._rows / scale
+        inputs = judged.sample
+        divided = inputs if scale is None else inputs / scale
         tokens = self._rounded_inputs(member.scheme, divided, scale).double()
         for part in row_chunks(member.weight, copies=4):
             weight = member.weight[part]
-            rounded = self._rounded(weight, member, scale)
+            rounded = self._rounded(weight, member, scale, judged.square)
             if rounded is None:
                 return math.inf
-            error = tokens @ rounded.T - self._rows.double() @ weight.double().T  # [k, out]
+            error = tokens @ rounded.T - inputs.double() @ weight.double().T  # [k, out]
+            error = error if judged.roots is None else error * judged.roots
             total += float(error.square_().sum()) / len(tokens)
         return total
 
@@ -132,27 +131,28 @@ class SmoothLoss:
         shift = 0.0 if zero is None else float(zero)
         return ((inputs / float(step) + shift).round().clamp(-128, 127) - shift) * float(step)
 
-    def _rounded(self, weight: Tensor, member: Member, scale: Tensor | None) -> Tensor | None:
+    def _rounded(self, weight: Tensor, member: Member, scale: Tensor | None, square: Tensor) -> Tensor | None:
         """Q(W·diag(s)) of some rows, float64, or ``None`` where that overflows the dtype of W."""
         scaled = weight if scale is None else (weight.float() * scale).to(weight.dtype)
         if scale is not None and not torch.isfinite(scaled).all():
             return None
         grid = member.scheme.weight
         if self._ranges == "clip" and not member.compensated and not grid.rows_share_scales:
-            tensor = quantize_with_ranges(scaled, grid, self._clipping(grid, scale))
+            tensor = quantize_with_ranges(scaled, grid, _clipping(grid, scale, square))
         else:
             tensor = quantize_with_search(scaled, grid, "minmax" if self._ranges == "minmax" else "mse")
         return tensor.dequantize().double()
 
-    def _clipping(self, grid: Grid, scale: Tensor | None) -> FindRange:
-        """What finds the ranges of scaled weights that cost their inputs least."""
-        square = self._square if scale is None else self._square / scale.double().square()  # E[(xⱼ/sⱼ)²], [in]
-        shares = in_groups((square / square.max().clamp(min=torch.finfo(torch.float64).tiny)).float(), grid)
 
-        def search(grouped: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
-            return shrunken(grouped, grid, kept, RATIOS, lambda delta: delta.square_().mul_(shares).sum(-1))
+def _clipping(grid: Grid, scale: Tensor | None, square: Tensor) -> FindRange:
+    """What finds the ranges of scaled weights that cost their inputs, E[xⱼ²] [in], least."""
+    square = square if scale is None else square / scale.double().square()  # E[(xⱼ/sⱼ)²], [in]
+    shares = in_groups((square / square.max().clamp(min=torch.finfo(torch.float64).tiny)).float(), grid)
 
-        return search
+    def search(grouped: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
+        return shrunken(grouped, grid, kept, RATIOS, lambda delta: delta.square_().mul_(shares).sum(-1))
+
+    return search
 
 
 def bounded(scale: Tensor, live: Tensor) -> Tensor:

@@ -86,21 +86,26 @@ def finite_or_none(value: float) -> float | None:
 
 def solve_each(
     weight: Tensor,
-    state: Observers,
+    state: Observers | OutputGroups,
     solve: Callable[[Tensor, InputObserver, bool], Solution],
     wanted: Collection[str] = ("hessian",),
 ) -> tuple[QuantizedTensor, dict[str, float | str]]:
-    """Solve every matrix of [..., out, in] on the inputs it saw; the codes together, and notes for the report.
+    """Solve every matrix of [..., out, in], or every part of the outputs of one, on the inputs it saw; the codes
+    together, and notes for the report.
 
     Args:
         weight: float [..., out, in].
-        state: Its observer; for experts one each.
+        state: Its observer; for experts one each, and one for each part of the outputs where it weights its inputs.
         solve: Solves one matrix; told whether its Hessian is worth keeping for other layers.
         wanted: Names of the statistics that it asks of the observer.
 
     Raises:
         QuantizationError: There are not as many observers as matrices.
     """
+    if isinstance(state, OutputGroups):
+        solutions = state.each(lambda part, observer: solve(weight[part], observer, False))
+        tensor = joined([solution.tensor for solution in solutions], weight.shape, solutions[0].tensor.grid)
+        return tensor, solution_notes(solutions, [observer for _, observer in state.parts])
     observers = observers_of(state, weight)
     matrices = weight.reshape(-1, *weight.shape[-2:])
     alone = len(observers) == 1
@@ -114,23 +119,6 @@ def solve_each(
         solutions = [solved(number) for number in range(len(observers))]
     tensor = _stacked([solution.tensor for solution in solutions], weight.shape[:-2])
     return tensor, solution_notes(solutions, observers)
-
-
-def solve_parts(
-    weight: Tensor,
-    state: OutputGroups,
-    solve: Callable[[Tensor, InputObserver, bool], Solution],
-) -> tuple[QuantizedTensor, dict[str, float | str]]:
-    """Solve the parts of a layer's outputs, each on the inputs as it weights them; the codes together, and notes.
-
-    Args:
-        weight: float [out, in].
-        state: The parts and what they saw.
-        solve: Solves one part; told that its Hessian is not worth keeping.
-    """
-    solutions = [solve(weight[part], observer, False) for part, observer in state.parts]
-    tensor = joined([solution.tensor for solution in solutions], weight.shape, solutions[0].tensor.grid)
-    return tensor, solution_notes(solutions, [observer for _, observer in state.parts])
 
 
 def _stacked(tensors: Sequence[QuantizedTensor], lead: torch.Size) -> QuantizedTensor:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from goldstick import surgery
+from goldstick.algorithms.base import Guide
 from goldstick.calibration.bias_correction import correct_bias, has_bias, mean_output
 from goldstick.calibration.block_finish import BlockFinish
 from goldstick.calibration.dividing import by_all_ranks, decided, groups_of_ranks, owners_of, share_rows
@@ -31,7 +32,7 @@ from goldstick.calibration.smoothing import smooth_group
 from goldstick.calibration.starved_experts import are_starved, shown_every_token
 from goldstick.calibration.task import Assignment, Work
 from goldstick.calibration.unreached import note_unreached
-from goldstick.calibration.weighted_inputs import TokenWeights, weighted_groups, weights_in_block
+from goldstick.calibration.weighted_inputs import TokenWeights, objective_of, weighted_groups, weights_in_block
 from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.edits import Quantize, SetWeight
 from goldstick.core.freed_memory import make_room
@@ -86,9 +87,9 @@ class BlockCalibration:
         if self._finish.learned < len(runs):  # layers are not fitted to what judges them
             self._passes = LearnedPasses(self._passes, self._finish.learned)
         self._beside: OriginalPasses | None = None
-        self._token_weights: dict[str, TokenWeights] = {}
+        self._token_weights: dict[Guide, dict[str, TokenWeights]] = {}
         if original is not None:
-            self._token_weights = weights_in_block(work.tasks, original, gradients, masks, work.ranks)
+            self._token_weights = weights_in_block(work.guided, original, gradients, masks, work.ranks)
             sites = [[task.site for task in group] for group in self._groups]
             copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
             self._beside = OriginalPasses(original, copies, kind, ranks=work.ranks)
@@ -140,8 +141,9 @@ class BlockCalibration:
 
     def _solve_group(self, group: Sequence[Assignment]) -> None:
         notes, scale = smooth_group(
-            self._network, self._work, group, self._pairs, self._passes, self._masks, self._edits, self._multipliers
-        )
+            self._network, self._work, group, self._pairs, self._passes, self._masks, self._edits, self._multipliers,
+            self._weighted,
+        )  # fmt: skip
         observer = self._observe(group, scale)
         if not observer.tokens and not self._ranks.any(any(True for _ in self._passes.captured_inputs())):
             return
@@ -175,20 +177,19 @@ class BlockCalibration:
             found = observe_cross_covariance(self._passes, self._beside, group, self._masks, scale)
         return found if found is not None else observe_group(self._passes, group, self._masks)
 
-    def _state_of(
-        self, task: Assignment, observer: InputObserver, scale: Tensor | None
-    ) -> InputObserver | OutputGroups:
-        """What a task is solved by: the group's inputs, weighted where its stage says so and it is known by what."""
-        weights = self._token_weights.get(task.site.name)
-        if task.stage.guide is None or weights is None:
-            return observer
-        outputs = task.site.matrix_shape[-2]
+    def _weighted(
+        self, task: Assignment, guide: Guide | None, observer: InputObserver, scale: Tensor | None = None
+    ) -> OutputGroups | None:
+        """A group's inputs as a layer weights them; ``None`` where no stage says so or it is not known by what."""
+        weights = None if guide is None else self._token_weights.get(guide, {}).get(task.site.name)
+        if weights is None:
+            return None
         drifts = isinstance(observer, CrossCovarianceObserver)
 
         def rows() -> Iterable[tuple[int, Rows]]:
             return rows_of_batches(self._passes, self._beside if drifts else None, self._masks)
 
-        return weighted_groups(task.stage, outputs, observer, weights, rows, scale, self._ranks) or observer
+        return weighted_groups(task, observer, weights, rows, scale, self._ranks)
 
     def _pairs_tokens(self, group: Sequence[Assignment]) -> bool:
         """Whether a stage wants what the float model gives a group, and its tokens may be those that come to it."""
@@ -222,7 +223,7 @@ class BlockCalibration:
         """Decide on layers that read one tensor."""
         apart: list[Assignment] = []
         for task in group:  # one is rounded before the next is looked at: no more than one is held
-            state = self._state_of(task, observer, scale)
+            state = self._weighted(task, task.stage.guide, observer, scale) or observer
             self._work.measure(task, state)
             if not by_all_ranks(task, group, state, self._ranks):
                 apart.append(task)
@@ -259,8 +260,8 @@ class BlockCalibration:
         module, correct = self._network.module(task.site), task.site.name in self._work.corrected
         if correct and not has_bias(module):
             notes = {**notes, "correct_bias": "the layer has no bias to correct"}
-        if task.stage.guide is not None and not isinstance(state, OutputGroups):
-            notes = {**notes, "objective": "layer: it is not known what an error of its output costs further on"}
+        if task.stage.guide is not None:
+            notes = {**notes, "objective": objective_of(task.stage.guide, state)}
         plain = state.plain if isinstance(state, OutputGroups) else state
         edit = self._work.decide(task, self._network.weight(task.site), state, notes)
         return None if edit is None else with_input_range(edit, plain)

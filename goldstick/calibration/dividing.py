@@ -41,13 +41,13 @@ def owners_of(ranks: Ranks, tasks: Sequence[Assignment]) -> list[int]:
 def by_all_ranks(
     task: Assignment, group: Sequence[Assignment], state: InputObserver | OutputGroups, ranks: Ranks
 ) -> bool:
-    """Whether a layer is solved by all ranks, each some rows, and not by one.
+    """Whether a layer is solved by all ranks, each some rows or some parts of its outputs, and not by one.
 
     A processor takes as long as there are rows. A GPU takes as long for a few as for many, one layer after the other,
     so there layers are divided where several read one tensor and are solved by the same inputs.
     """
-    few = ranks.device.type == "cpu" or len(group) == 1 or isinstance(state, OutputGroups)
-    return ranks.alone or (task.stage.shares_rows and few)
+    few = ranks.device.type == "cpu" or len(group) == 1
+    return ranks.alone or isinstance(state, OutputGroups) or (task.stage.shares_rows and few)
 
 
 def share_rows(state: InputObserver | OutputGroups, statistics: Collection[str], ranks: Ranks) -> None:

@@ -209,21 +209,28 @@ def output_weights(gradient: Tensor, groups: int) -> Tensor:
     return torch.stack([part.mean(-1) for part in squares.tensor_split(min(groups, squares.shape[-1]), dim=-1)], dim=-1)
 
 
-def relative_weights(weights: Sequence[Tensor], share: float, ranks: Ranks | None = None) -> list[Tensor]:
-    """Roots of weights (1 − share) · a / mean(a) + share, by which inputs are multiplied; float32 of their shapes.
+def relative_weights(
+    weights: Sequence[Tensor], share: float, ranks: Ranks | None = None
+) -> tuple[list[Tensor], list[float]]:
+    """Roots of weights (1 − share) · a / mean(a) + share, by which inputs are multiplied, and mean(a) of each part.
 
     The mean is over all tokens of all batches, and taken as the power of two below it, so that its last bits mean
-    nothing; only the damping sees such a factor.
+    nothing. Where a part is solved alone, only the damping sees such a factor.
 
     Args:
         weights: a, float32 [..., parts], batch by batch.
         share: How much of the plain Hessian is mixed in, against weights of few tokens.
         ranks: Who has further batches.
+
+    Returns:
+        The roots, float32 of the weights' shapes, and the means.
     """
     own = [(weight[..., 0].numel(), weight.double().flatten(0, -2).sum(0)) for weight in weights]
     sums = [one for each in (ranks or Ranks()).gather(own) for one in each]
     count = sum(numbers for numbers, _ in sums)
     total = torch.stack([part for _, part in sums]).sum(0)
     mean = (total / max(count, 1)).clamp(min=2.0**-_LARGEST_EXPONENT)
-    unit = power_of_two(1 - torch.frexp(mean).exponent.long()).float()
-    return [((1 - share) * weight * unit + share).sqrt_() for weight in weights]
+    exponent = torch.frexp(mean).exponent.long() - 1
+    unit = power_of_two(-exponent).float()
+    roots = [((1 - share) * weight * unit + share).sqrt_() for weight in weights]
+    return roots, power_of_two(exponent).tolist()

@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from goldstick import surgery
-from goldstick.algorithms.base import Member
+from goldstick.algorithms.base import Guide, Member
 from goldstick.calibration.input_factors import InputMultipliers
 from goldstick.calibration.observing import observe_group
 from goldstick.calibration.passes import Passes
 from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import Fold, Quantize, SetWeight
+from goldstick.core.inputs import InputObserver
+from goldstick.core.output_groups import OutputGroups
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network
 from goldstick.structure.probe.findings import FoldPair
 
 Notes = dict[str, float | str]
+
+#: Gives the inputs of a group as a layer of it weights them, for a guide; ``None`` where it is not known by what.
+Weighted = Callable[[Assignment, Guide | None, InputObserver], OutputGroups | None]
 
 _NO_FOLD_TARGET = "no norm or linear layer before it can absorb a scale"
 
@@ -33,6 +39,7 @@ def smooth_group(
     masks: Sequence[Tensor | None],
     edits: MutableMapping[str, Quantize],
     multipliers: InputMultipliers,
+    weighted: Weighted,
 ) -> tuple[Notes, Tensor | None]:
     """Let the smoothing stages act on the group at hand, in their order; what they noted, and the scale of all.
 
@@ -52,6 +59,7 @@ def smooth_group(
         masks: Which tokens of each batch count.
         edits: What was decided in this block so far; a layer that absorbs a scale is changed there, too.
         multipliers: What divides the inputs of layers themselves.
+        weighted: Gives the inputs as the layers weight them, for stages with such an objective.
     """
     names = {task.site.name for task in group}
     pair = _fold_target(pairs, names)
@@ -67,16 +75,17 @@ def smooth_group(
         elif pair is None and not multiplies:
             found = {"unbalanced": _NO_FOLD_TARGET}
         else:
+            observer = observe_group(passes, group, masks)
             members = [
                 Member(
                     site=task.site,
                     weight=network.weight(task.site),
                     scheme=task.scheme,
                     compensated=task.stage.compensates,
+                    weighted=partial(weighted, task, smoothing.stage.scale_guide, observer),
                 )
                 for task in group
             ]
-            observer = observe_group(passes, group, masks)
             try:
                 found_scale = passes.ranks.of(smoothing.stage.smooth_scale(members, observer))
             except QuantizationError as error:

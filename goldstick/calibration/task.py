@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from goldstick.algorithms.base import Algorithm, Quantizer, Stage
+from goldstick.algorithms.base import Algorithm, Guide, Quantizer, Stage
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.algorithms.validate import Validate
 from goldstick.core.edits import Quantize
@@ -97,11 +97,21 @@ class Work:
     ranks: Ranks = field(default_factory=Ranks)
 
     @property
+    def guided(self) -> dict[Guide, list[Assignment]]:
+        """Guide → the tasks whose inputs a stage that rounds or smooths them wants weighted so."""
+        found: dict[Guide, list[Assignment]] = {}
+        for task in self.tasks.values():
+            smoothing = [step.stage.scale_guide for step in self.smoothing if task.site.name in step.sites]
+            for guide in dict.fromkeys((task.stage.guide, *smoothing)):
+                if guide is not None:
+                    found.setdefault(guide, []).append(task)
+        return found
+
+    @property
     def needs_float_inputs(self) -> bool:
         """Whether the float model must run beside."""
-        stages = [task.stage for task in self.tasks.values()]
-        beside = any(stage.needs_float_inputs or stage.guide is not None for stage in stages)
-        return self.reconstruction is not None or self.validation is not None or beside
+        beside = any(task.stage.needs_float_inputs for task in self.tasks.values())
+        return self.reconstruction is not None or self.validation is not None or beside or bool(self.guided)
 
     @property
     def holdout(self) -> float:
@@ -111,9 +121,8 @@ class Work:
     @property
     def needs_end_gradients(self) -> bool:
         """Whether gradients of the float model's loss are wanted."""
-        guides = [task.stage.guide for task in self.tasks.values()]
-        guides += [self.reconstruction.guide] if self.reconstruction is not None else []
-        return any(guide is not None and guide.objective == "loss" for guide in guides)
+        learning = self.reconstruction.guide if self.reconstruction is not None else None
+        return any(guide.objective == "loss" for guide in (*self.guided, learning) if guide is not None)
 
     def within(self, block: str | None) -> Work:
         """The part of it that lies in one block; ``None`` for what lies outside all blocks."""

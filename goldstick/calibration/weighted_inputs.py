@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from goldstick.algorithms.base import Guide, Quantizer
+from goldstick.algorithms.base import Guide
 from goldstick.calibration.end_gradients import output_gradients, output_weights, relative_weights
 from goldstick.calibration.observing import Rows, fitting
 from goldstick.calibration.original import Original
@@ -30,40 +30,43 @@ class TokenWeights:
 
     Attributes:
         parts: Into how many parts its outputs are taken apart, at most; 1 where rows share scales.
-        roots: √a, float32 [..., parts], batch by batch.
+        roots: √a, float32 [..., parts], batch by batch, in a unit of each part's own.
+        sizes: What these units are for a.
         across: Neighbouring outputs that are looked at together, and the gradients there; empty for none.
     """
 
     parts: int
     roots: Sequence[Tensor]
+    sizes: Sequence[float]
     across: Sequence[tuple[slice, InputObserver]]
 
 
 def weights_in_block(
-    tasks: Mapping[str, Assignment],
+    guided: Mapping[Guide, Sequence[Assignment]],
     original: Original,
     gradients: Sequence[Tensor] | None,
     masks: Sequence[Tensor | None],
     ranks: Ranks,
-) -> dict[str, TokenWeights]:
+) -> dict[Guide, dict[str, TokenWeights]]:
     """How much each token counts at the outputs of the layers of a block, whose stages have such an objective.
 
     Args:
-        tasks: Site name → what happens there.
+        guided: Guide → the tasks that it is meant for.
         original: The float block.
         gradients: ∂L/∂y of what it gives, batch by batch; ``None`` where no loss is known, and for stages whose
             objective is the block's output.
         masks: Which tokens of each batch count; ``None`` for all.
         ranks: Who has further batches.
+
+    Returns:
+        Guide → site name → that; layers of which it is not known are left out.
     """
     first = sum(ranks.gather(len(original.runs))[: ranks.rank])
-    found: dict[str, TokenWeights] = {}
-    guides: dict[Guide, list[Assignment]] = {}
-    for task in tasks.values():
-        if task.stage.guide is not None and task.site.layout.multiplied and not task.site.matrix_shape[:-2]:
-            guides.setdefault(task.stage.guide, []).append(task)
-    for guide, chosen in guides.items():
-        if guide.objective == "loss" and gradients is None:
+    found: dict[Guide, dict[str, TokenWeights]] = {}
+    for guide, tasks in guided.items():
+        chosen = [task for task in tasks if task.site.layout.multiplied and not task.site.matrix_shape[:-2]]
+        known = found.setdefault(guide, {})
+        if not chosen or (guide.objective == "loss" and gradients is None):
             continue
         layers = {task.site.name: original.counterpart(task.site.module) for task in chosen}
         ahead = gradients if guide.objective == "loss" else None
@@ -81,8 +84,8 @@ def weights_in_block(
         _share(across, "share", ranks)
         for name in layers:
             if not ranks.any(not all(name in batch for batch in each)):
-                roots = relative_weights([batch[name] for batch in each], guide.mix, ranks)
-                found[name] = TokenWeights(parts=parts[name], roots=roots, across=across.get(name, ()))
+                roots, sizes = relative_weights([batch[name] for batch in each], guide.mix, ranks)
+                known[name] = TokenWeights(parts=parts[name], roots=roots, sizes=sizes, across=across.get(name, ()))
     return found
 
 
@@ -129,8 +132,7 @@ def _share(across: _Across, share: str, ranks: Ranks) -> None:
 
 
 def weighted_groups(
-    stage: Quantizer,
-    outputs: int,
+    task: Assignment,
     plain: InputObserver,
     weights: TokenWeights,
     rows: Callable[[], Iterable[tuple[int, Rows]]],
@@ -140,8 +142,7 @@ def weighted_groups(
     """What each part of a layer's outputs sees of its inputs: x_t · √a_k(t), in exact sums.
 
     Args:
-        stage: The layer's stage.
-        outputs: How many outputs it has.
+        task: What happens to the layer.
         plain: Its inputs as they are.
         weights: How much each token counts.
         rows: Gives, as often as it is asked, each batch's number, inputs, mask and the inputs of the float model.
@@ -151,9 +152,9 @@ def weighted_groups(
     Returns:
         ``None`` where weights and inputs are not of the same tokens.
     """
-    assert stage.guide is not None  # which says what the weights are
+    outputs = task.site.matrix_shape[-2]
     parts = min(weights.parts, outputs)
-    drifts = isinstance(plain, CrossCovarianceObserver) and stage.needs_float_inputs
+    drifts = isinstance(plain, CrossCovarianceObserver) and task.stage.needs_float_inputs
     found: list[tuple[slice, InputObserver]] = []
     places = torch.arange(outputs).tensor_split(parts)
     for part, place in enumerate(places):
@@ -174,4 +175,14 @@ def weighted_groups(
             (observer.share_ranges if look == "observe_range" else observer.share)(ranks)
         observer.last_use = not weights.across  # rows come one after the other
         found.append((slice(int(place[0]), int(place[-1]) + 1), observer))
-    return OutputGroups(parts=found, plain=plain, across=weights.across)
+    divided = not (task.stage.shares_rows or weights.across)
+    return OutputGroups(
+        parts=found, plain=plain, sizes=weights.sizes, across=weights.across, ranks=ranks if divided else Ranks()
+    )
+
+
+def objective_of(guide: Guide, state: object) -> str:
+    """What the report says of a layer: by which error it was solved."""
+    if not isinstance(state, OutputGroups):
+        return guide.unknown
+    return f"{guide.objective}, two-sided" if state.across else guide.objective

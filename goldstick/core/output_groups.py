@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
 
 from goldstick.core.inputs import InputObserver
+from goldstick.core.ranks import Ranks
+
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -15,10 +19,19 @@ class OutputGroups:
     Attributes:
         parts: Rows of the weight, from the first to the last, and what they saw.
         plain: The inputs as they are.
+        sizes: What the squares of each part's inputs are to be multiplied by, for errors of parts and layers to be in
+            one unit: powers of two.
         across: Neighbouring rows that are solved together, and the gradients of the loss at these outputs (arXiv
             2505.22988); empty where rows are solved each for itself.
+        ranks: Who solves the parts, one of them each; alone where every part is solved here.
     """
 
     parts: Sequence[tuple[slice, InputObserver]]
     plain: InputObserver
+    sizes: Sequence[float]
     across: Sequence[tuple[slice, InputObserver]] = ()
+    ranks: Ranks = field(default_factory=Ranks)
+
+    def each(self, do: Callable[[slice, InputObserver], Value]) -> list[Value]:
+        """What ``do`` gives for each part."""
+        return self.ranks.each([1.0] * len(self.parts), lambda number: do(*self.parts[number]))

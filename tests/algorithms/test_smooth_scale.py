@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.algorithms import AWQ, Member, SmoothQuant
-from goldstick.algorithms import smooth_scale as module
+from goldstick.algorithms import judged_rows as module
 from goldstick.algorithms.hessian_factor import uncompensated
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.algorithms.smooth_scale import SmoothLoss, bounded, least_loss
 from goldstick.core.edits import Fold
 from goldstick.core.inputs import InputObserver
+from goldstick.core.output_groups import OutputGroups
 from goldstick.core.rounded_inputs import fake_quantize_per_token
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network
@@ -64,6 +65,38 @@ def test_the_loss_is_the_simulated_error(scheme: str, features: int, dtype: torc
     loss = SmoothLoss(group, observed(x))
     for scale in (None, torch.rand(features) + 0.5):
         assert loss(scale) == pytest.approx(simulated(group, x, scale), rel=1e-4)
+
+
+@pytest.mark.parametrize("scheme", ["w4a16-g16", "w8a8-dynamic", "fp8-dynamic"])
+@pytest.mark.parametrize("features", [64, 640])
+def test_parts_of_outputs_are_judged_by_tokens_as_they_weight_them(scheme: str, features: int) -> None:
+    x = inputs(24, features)
+    group, expected, scale = [], {True: 0.0, False: 0.0}, torch.rand(features) + 0.5
+    for member in members(scheme, features, (6, 5)):
+        parts, sizes = [], [0.25, 8.0]
+        for rows, size in zip((slice(0, 2), slice(2, len(member.weight))), sizes, strict=True):
+            weights = torch.rand(len(x))
+            parts.append((rows, observed(x * weights.sqrt().unsqueeze(1))))
+            part = replace(member, weight=member.weight[rows])
+            for scaled in expected:
+                errors = [simulated([part], token.unsqueeze(0), scale if scaled else None) for token in x]
+                expected[scaled] += size * float((weights.double() * torch.tensor(errors).double()).mean())
+        state = OutputGroups(parts=parts, plain=observed(x), sizes=sizes)
+        group.append(replace(member, weighted=lambda state=state: state))
+    loss = SmoothLoss(group, observed(x))
+    assert loss.weighted
+    assert loss(None) == pytest.approx(expected[False], rel=1e-3)
+    assert loss(scale) == pytest.approx(expected[True], rel=1e-3)
+
+
+def test_where_one_layer_cannot_weight_its_inputs_none_does() -> None:
+    x = inputs(100)
+    group = members("w4a16-g16", outs=(6, 5))
+    parts = [(slice(0, 6), observed(x * torch.rand(100, 1)))]
+    state = OutputGroups(parts=parts, plain=observed(x), sizes=[1.0])
+    loss = SmoothLoss([replace(group[0], weighted=lambda: state), group[1]], observed(x))
+    assert not loss.weighted
+    assert loss(None) == SmoothLoss(group, observed(x))(None)
 
 
 def test_layers_of_different_schemes_are_weighed_in_the_same_unit() -> None:

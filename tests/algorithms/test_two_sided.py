@@ -42,7 +42,7 @@ def state_of(gradients: Tensor, inputs: Tensor, parts: int = 1) -> OutputGroups:
     slices = [slice(start, start + size) for start in range(0, ROWS, size)]
     across = [(part, seen(gradients[:, part])) for part in slices]
     observer = seen(inputs)
-    return OutputGroups(parts=[(slice(0, ROWS), observer)], plain=observer, across=across)
+    return OutputGroups(parts=[(slice(0, ROWS), observer)], plain=observer, sizes=[1.0], across=across)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

@@ -163,6 +163,10 @@ STAGES: dict[str, list[Any]] = {
         {"gptq": {"scheme": "w3a16-g32", "cycles": 1}},
         {"learn": {"steps": 2, "holdout": 0, "objective": "loss"}},
     ],
+    "awq-imatrix-loss": [
+        {"awq": {"quantize": False, "grid": 2, "objective": "loss"}},
+        {"rtn": {"scheme": "w3a16-g32", "range_search": "imatrix", "objective": "output"}},
+    ],
     "gptq-loss": [{"gptq": {"scheme": "w3a16-g32", "objective": "loss"}}],
     "descent": [{"descent": {"scheme": "nvfp4a16"}}],
     "gptaq-validate": [{"gptq": {"scheme": "w3a16-g32", "gptaq": True}}, {"validate": {"holdout": 0.5}}],

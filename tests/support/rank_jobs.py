@@ -40,6 +40,14 @@ RECIPES: dict[str, tuple[str, list[Any], bool]] = {
         [{"gptq": {"scheme": "w3a16-g32", "objective": "loss", "two_sided": True, "gptaq": True}}],
         False,
     ),
+    "awq-loss": (
+        "llama",
+        [
+            {"awq": {"quantize": False, "grid": 2, "objective": "loss"}},
+            {"rtn": {"scheme": "w3a16-g32", "range_search": "imatrix", "objective": "output"}},
+        ],
+        True,
+    ),
     "mixture": ("mixture", [_GPTQ], True),
     "descent": ("mixture", [{"descent": {"scheme": "nvfp4a16", "cycles": 2, "gptaq": True}}], True),
     "rtn": ("mixture", [{"rtn": {"scheme": "w4a16-g32", "range_search": "mse"}}], False),

@@ -26,9 +26,8 @@ def let_layers_rest(streamed: StreamedModel, work: Work, device: torch.device) -
     parameters = {block: streamed.model.get_submodule(block).parameters() for block in streamed.blocks}
     largest = max(sum(one.nbytes for one in held) for held in parameters.values())
     held = (2 if work.needs_float_inputs else 1) * largest
-    guides = [task.stage.guide for task in work.tasks.values() if task.stage.guide is not None]
     whole = work.reconstruction.name if work.reconstruction is not None else ""
-    whole = f"objective: {guides[0].objective}" if guides else whole
+    whole = next((f"objective: {guide.objective}" for guide in work.guided), whole)
     room = room_for_weights(held, device, share=1.0 if whole else 0.5)
     if room is None:
         return

@@ -70,7 +70,8 @@ def stopped(stopped_once: Path, tmp_path: Path) -> Path:
     ("stages", "every"),
     [("gptq", 50), ("awq", 150), ("awq-gptq", 150), ("smoothquant-gptq-w8a8", 150), ("imatrix", 150),
      ("gptq-w8a8-static", 150), ("rotate-gptq", 150), ("rotate-online-gptq", 150), ("rotate", 150), ("gptq-kv8", 150),
-     ("gptq-learn", 150), ("gptq-loss", 150), ("descent", 150), ("gptaq-validate", 150), ("rtn", 40)],
+     ("gptq-learn", 150), ("gptq-loss", 150), ("awq-imatrix-loss", 150),
+     ("descent", 150), ("gptaq-validate", 150), ("rtn", 40)],
 )  # fmt: skip
 def test_dying_at_any_step_changes_no_byte(stages: str, every: int, made: Made, tmp_path: Path) -> None:
     """A few of the steps; ``make crash-test`` dies at each."""

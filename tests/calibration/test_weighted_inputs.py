@@ -1,0 +1,109 @@
+"""Inputs weighted by what an error costs: against autograd of the whole model, and which layers have them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import goldstick
+from goldstick.algorithms import rtn
+from goldstick.calibration import end_gradients
+from goldstick.errors import QuantizationError, StructureError
+from tests.support.calibration import seeded_llama, token_batches
+from tests.support.tiny_models import FAMILIES
+
+pytestmark = pytest.mark.usefixtures("reference_backend")
+
+IMATRIX = {"rtn": {"scheme": "w2a16-g16", "range_search": "imatrix"}}
+AWQ = {"awq": {"scheme": "w2a16-g16", "grid": 10}}
+every_stage = pytest.mark.parametrize("stage", [IMATRIX, AWQ], ids=["rtn", "awq"])
+
+
+def with_options(stage: dict[str, Any], **options: Any) -> dict[str, Any]:
+    return {"stages": [{name: given | options} for name, given in stage.items()]}
+
+
+def slow_importance(model: nn.Module, data: list[dict[str, Tensor]], path: str, mix: float) -> Tensor:
+    """mean_t w_k(t) · x_tj² of two parts k of a layer's outputs, from the loss of the whole model, [2, in]."""
+    squares, weights = [], []
+    for index, batch in enumerate(data):
+        seen: list[Tensor] = []
+
+        def keep(_: nn.Module, given: Any, output: Tensor, seen: list[Tensor] = seen) -> None:
+            seen.extend([given[0], output])
+
+        handle = model.get_submodule(path).register_forward_hook(keep)
+        scores = model(**batch).logits
+        handle.remove()
+        p = (scores.detach().double() / 3).softmax(-1)
+        signs = end_gradients._signs(p, index)
+        slope = p.sqrt() * signs - p * (p.sqrt() * signs).sum(-1, keepdim=True)
+        (gradient,) = torch.autograd.grad(scores, seen[1], slope.float())
+        squares.append(seen[0].detach().double().square().flatten(0, 1))
+        weights.append(
+            torch.stack([half.square().mean(-1) for half in gradient.double().chunk(2, -1)], -1).flatten(0, 1)
+        )
+    x, a = torch.cat(squares), torch.cat(weights)  # [tokens, in], [tokens, 2]
+    units = torch.tensor([2.0 ** math.floor(math.log2(float(part.mean()))) for part in a.T], dtype=torch.float64)
+    return ((1 - mix) * a / units + mix).T @ x / len(x)
+
+
+@pytest.mark.parametrize("mix", [0.0, 0.3])
+def test_importances_are_those_of_the_loss_of_the_whole_model(mix: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, data = seeded_llama().eval(), token_batches(3)
+    seen: list[tuple[Tensor, Tensor]] = []
+    honest = rtn.quantize_with_search
+
+    def search(weight: Tensor, grid: Any, search: Any, importance: Tensor, largest: Any = None) -> Any:
+        seen.append((weight.clone(), importance))
+        return honest(weight, grid, search, importance, largest)
+
+    monkeypatch.setattr(rtn, "quantize_with_search", search)
+    goldstick.apply(model, with_options(IMATRIX, objective="loss", output_groups=2, mix=mix), data=data)
+    monkeypatch.undo()
+    for name in ("q_proj", "k_proj", "v_proj"):  # whose inputs nothing has changed yet
+        path = f"model.layers.0.self_attn.{name}"
+        expected = slow_importance(model, data, path, mix)
+        for part, counts in zip(model.get_submodule(path).weight.chunk(2), expected, strict=True):
+            (found,) = [importance for weight, importance in seen if torch.equal(weight, part)]
+            torch.testing.assert_close(found.double(), counts, rtol=2e-3, atol=1e-6)
+
+
+@every_stage
+@pytest.mark.parametrize("objective", ["output", "loss"])
+def test_layers_in_blocks_are_solved_by_the_objective_and_notes_say_so(stage: dict[str, Any], objective: str) -> None:
+    model, data = seeded_llama().eval(), token_batches(3)
+    plain = goldstick.apply(model, with_options(stage), data=data)
+    found = goldstick.apply(model, with_options(stage, objective=objective), data=data)
+    name = "objective" if stage is IMATRIX else "awq_objective"
+    notes = [record.notes for record in found.report.layers if record.scheme]
+    assert {one[name] for one in notes if "no norm" not in str(one.get("awq_unbalanced"))} == {objective}
+    logits = [one.model(**data[0]).logits for one in (plain, found)]
+    assert not torch.equal(*logits)
+
+
+def test_experts_are_solved_by_their_own_error_and_say_so() -> None:
+    recipe = with_options(IMATRIX, objective="output")
+    found = goldstick.apply(FAMILIES["mixtral"]().eval(), recipe, data=token_batches(3))
+    for record in found.report.layers:
+        if record.scheme:
+            assert str(record.notes["objective"]).startswith("layer:" if ".experts" in record.name else "output")
+
+
+@every_stage
+def test_a_model_without_scores_is_refused(stage: dict[str, Any]) -> None:
+    with pytest.raises(StructureError, match="gives none"):
+        body = seeded_llama().eval().get_submodule("model")
+        goldstick.apply(body, with_options(stage, objective="loss"), data=token_batches(2))
+
+
+@every_stage
+def test_a_gradient_that_is_no_number_names_its_block(stage: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    honest = end_gradients._through
+    monkeypatch.setattr(end_gradients, "_through", lambda *arguments: honest(*arguments) * torch.nan)
+    with pytest.raises(QuantizationError, match=r"output of model\.layers\.\d+ is NaN"):
+        goldstick.apply(seeded_llama().eval(), with_options(stage, objective="loss"), data=token_batches(2))
