@@ -12,7 +12,7 @@ from torch import Tensor
 from goldstick.algorithms.base import DataRequirement, Guide, Member, Smoother, SmoothScale
 from goldstick.algorithms.clipping import best_rows, clipped
 from goldstick.algorithms.guided import Guided
-from goldstick.algorithms.observers import observers_for
+from goldstick.algorithms.observers import Observers, observers_for
 from goldstick.algorithms.output_error import output_error
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.algorithms.smooth_scale import Candidate, Ranges, SmoothLoss, bounded, least_loss
@@ -21,6 +21,7 @@ from goldstick.core.counts import counted
 from goldstick.core.edits import Edit, Quantize
 from goldstick.core.grid import Grid
 from goldstick.core.inputs import SAMPLE, InputObserver
+from goldstick.core.output_groups import OutputGroups
 from goldstick.core.qtensor import in_groups
 from goldstick.core.rows import row_chunks
 from goldstick.core.scheme import Scheme
@@ -66,7 +67,9 @@ def weight_importance(members: Sequence[Member]) -> Tensor:
     return total.double() / (_WHOLE * sum(len(member.weight) for member in members))
 
 
-def solve_awq(weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid, *, clip: bool = True) -> Solution:
+def solve_awq(
+    weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid, *, clip: bool = True, largest: Tensor | None = None
+) -> Solution:
     """Round a weight whose scales are already folded: each row with clipped, min-max or mse ranges, whichever serves.
 
     Never worse at the output than rounding to nearest with min-max or with mse ranges, for any row.
@@ -77,17 +80,21 @@ def solve_awq(weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid, *, clip
         rows: Sampled inputs, float [k, in].
         grid: What the codes live on.
         clip: Whether to try clipped ranges.
+        largest: As in :func:`quantize_with_search`.
 
     Raises:
         QuantizationError: The weight holds NaN or infinity.
     """
-    plain = [quantize_with_search(weight, grid, "minmax"), quantize_with_search(weight, grid, "mse")]
+    plain = [
+        quantize_with_search(weight, grid, "minmax", largest=largest),
+        quantize_with_search(weight, grid, "mse", largest=largest),
+    ]
     dead = int((hessian.diagonal() == 0).sum())
     if dead == len(hessian):
         reason = "the Hessian is zero: no input ever reached the layer"
         return Solution(tensor=plain[1], damping=None, dead=dead, fallback=reason)
     rtn_loss = min(output_error(weight, rival, hessian) for rival in plain)
-    rivals = [*plain, clipped(weight, hessian, rows, grid)] if clip else plain
+    rivals = [*plain, clipped(weight, hessian, rows, grid, largest)] if clip else plain
     tensor, chosen = best_rows(weight, rivals, hessian)
     return Solution(
         tensor=tensor,
@@ -122,7 +129,7 @@ class AWQ(Smoother, Guided):
         unfoldable: What to do where nothing can absorb a scale; see :class:`Smoother`.
         objective: Of which error scales are to leave the least: of the group's outputs (``layer``), its block's
             ``output``, or the ``loss`` at the end, by weights of tokens (arXiv 2505.07004). Ranges are chosen by the
-            error of the layer's own output.
+            same, but for ``loss`` by the error of the layer's own output.
         output_groups: Into how many parts the outputs of each layer are taken apart, each with weights of its own.
         mix: How much of the plain error is mixed in, 0 to 1 (:class:`Guide`).
     """
@@ -156,8 +163,8 @@ class AWQ(Smoother, Guided):
 
     @property
     def guide(self) -> Guide | None:
-        """None: weighted errors are no better a guide to ranges."""
-        return None
+        """As ``objective`` says, but for the ``loss``, which is a worse guide to ranges than the layer's own error."""
+        return self.scale_guide if self.objective == "output" else None
 
     @property
     def scale_guide(self) -> Guide | None:
@@ -205,21 +212,22 @@ class AWQ(Smoother, Guided):
         """The statistic of the site's inputs; for experts a list of them, one each."""
         return observers_for(site)
 
-    def solve(
-        self, site: Site, weight: Tensor, state: InputObserver | Sequence[InputObserver], scheme: Scheme
-    ) -> Sequence[Edit]:
+    def solve(self, site: Site, weight: Tensor, state: Observers | OutputGroups, scheme: Scheme) -> Sequence[Edit]:
         """One ``Quantize`` edit for a matrix [..., out, in] that was already scaled, with notes.
 
         Raises:
             QuantizationError: The weight, or more than 1 % of the inputs, hold NaN or infinity.
         """
 
+        largest = weight.abs().max() if isinstance(state, OutputGroups) else None
+
         def solve_matrix(matrix: Tensor, observer: InputObserver, keep: bool) -> Solution:
             if reason := self._too_few(observer):
-                rounded = quantize_with_search(matrix, scheme.weight, "mse")
+                rounded = quantize_with_search(matrix, scheme.weight, "mse", largest=largest)
                 return Solution(tensor=rounded, damping=None, fallback=reason)
             hessian = (observer.hessian() if keep else observer.take_hessian()).to(matrix.device)
-            return solve_awq(matrix, hessian, observer.sample(SAMPLE), scheme.weight, clip=self.clip)
+            sample = observer.sample(SAMPLE)
+            return solve_awq(matrix, hessian, sample, scheme.weight, clip=self.clip, largest=largest)
 
         tensor, notes = solve_each(weight, state, solve_matrix, self.statistics)
         return [Quantize(site=site.name, scheme=scheme, tensor=tensor, algorithm=self.name, notes=notes)]

@@ -18,7 +18,9 @@ RATIOS = tuple(1 - step / 20 for step in range(10))
 _WIDEST_BLOCK = 512
 
 
-def clipped(weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid) -> QuantizedTensor:
+def clipped(
+    weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid, largest: Tensor | None = None
+) -> QuantizedTensor:
     """Round with the ranges, shrunken to 55 % at most, whose error of the output is least, each group for itself.
 
     For every row and group: the ratio 1 − i/20, i < 10, of least Σ_x (x_g·ŵ_g − x_g·w_g)². Groups of at most 512 take
@@ -29,9 +31,10 @@ def clipped(weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid) -> Quanti
         hessian: H, float64 [in, in].
         rows: Sampled inputs, float [k, in].
         grid: What the codes live on.
+        largest: As in :func:`quantize_with_search`.
     """
     if grid.rows_share_scales:  # no group of columns has an error of its own
-        return quantize_with_search(weight, grid, "mse")
+        return quantize_with_search(weight, grid, "mse", largest=largest)
     width = grid.group_width(weight.shape[-1])
     if width <= _WIDEST_BLOCK:
         starts = range(0, len(hessian), width)
@@ -50,7 +53,7 @@ def clipped(weight: Tensor, hessian: Tensor, rows: Tensor, grid: Grid) -> Quanti
     def search(grouped: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
         return shrunken(grouped, grid, kept, RATIOS, error)
 
-    return quantize_with_ranges(weight, grid, search)
+    return quantize_with_ranges(weight, grid, search, largest=largest)
 
 
 def best_rows(weight: Tensor, rivals: Sequence[QuantizedTensor], hessian: Tensor) -> tuple[QuantizedTensor, Tensor]:

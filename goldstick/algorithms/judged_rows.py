@@ -60,16 +60,16 @@ def judged_rows(members: Sequence[Member], observer: InputObserver) -> list[Judg
         members: The layers.
         observer: Their inputs as they are, by which all are judged where one layer cannot weight them.
     """
-    plain = JudgedRows.of(members, observer)
     found: list[JudgedRows] = []
+    plain = observer.sample(SAMPLE).to(members[0].weight.device)
     for member in members:
         state = member.weighted()
         if state is None or any(seen.tokens != observer.tokens for _, seen in state.parts):
-            return [plain]
+            return [JudgedRows.of(members, observer)]
         for (rows, seen), size in zip(state.parts, state.sizes, strict=True):
             part = JudgedRows.of([replace(member, weight=member.weight[rows])], seen, size)
             seen.release()
-            lengths = [one.sample.double().norm(dim=-1, keepdim=True) for one in (part, plain)]
+            lengths = [one.double().norm(dim=-1, keepdim=True) for one in (part.sample, plain)]
             roots = torch.where(lengths[1] > 0, lengths[0] / lengths[1], 0)
-            found.append(replace(part, sample=plain.sample, roots=roots))
+            found.append(replace(part, sample=plain, roots=roots))
     return found

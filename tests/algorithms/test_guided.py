@@ -21,8 +21,8 @@ from tests.support.gptq import correlated
 
 every_algorithm = pytest.mark.parametrize(
     "algorithm",
-    [GPTQ, lambda **options: RTN(range_search="imatrix", **options)],
-    ids=["gptq", "rtn"],
+    [AWQ, GPTQ, lambda **options: RTN(range_search="imatrix", **options)],
+    ids=["awq", "gptq", "rtn"],
 )
 
 
@@ -61,10 +61,11 @@ def test_parts_have_one_scale_of_scales(algorithm: type[Guided]) -> None:
     assert (found.tensor.dequantize() - weight)[5:].square().mean() < 0.3  # type: ignore[attr-defined]
 
 
-def test_awq_weights_what_it_finds_scales_by_alone() -> None:
+def test_awq_finds_scales_by_either_and_ranges_by_the_output() -> None:
     stage = AWQ(objective="output", output_groups=3, mix=0.1)
-    assert stage.guide is None and AWQ().scale_guide is None
-    assert stage.scale_guide == Guide(objective="output", parts=3, mix=0.1)
+    assert stage.scale_guide == stage.guide == Guide(objective="output", parts=3, mix=0.1)
+    assert AWQ(objective="loss").scale_guide == Guide(objective="loss", parts=4)
+    assert AWQ(objective="loss").guide is AWQ().guide is AWQ().scale_guide is None
 
 
 @pytest.mark.parametrize("name", ["awq", "gptq", "rtn"])

@@ -86,6 +86,17 @@ def test_layers_in_blocks_are_solved_by_the_objective_and_notes_say_so(stage: di
     assert not torch.equal(*logits)
 
 
+def test_scales_and_codes_may_have_objectives_of_their_own() -> None:
+    stages: list[dict[str, Any]] = [
+        {"awq": {"quantize": False, "grid": 3, "objective": "loss"}},
+        {"gptq": {"scheme": "w2a16-g16", "gptaq": True, "objective": "output", "output_groups": 2}},
+    ]
+    found = goldstick.apply(seeded_llama().eval(), {"stages": stages}, data=token_batches(3))
+    notes = [record.notes for record in found.report.layers if record.scheme]
+    assert {one["objective"] for one in notes} == {"output"}
+    assert {one["awq_objective"] for one in notes if "awq_objective" in one} == {"loss"}
+
+
 def test_experts_are_solved_by_their_own_error_and_say_so() -> None:
     recipe = with_options(IMATRIX, objective="output")
     found = goldstick.apply(FAMILIES["mixtral"]().eval(), recipe, data=token_batches(3))

@@ -40,6 +40,7 @@ RECIPES: dict[str, tuple[str, list[Any], bool]] = {
         [{"gptq": {"scheme": "w3a16-g32", "objective": "loss", "two_sided": True, "gptaq": True}}],
         False,
     ),
+    "awq-output": ("llama", [{"awq": {"scheme": "w3a16-g32", "grid": 2, "objective": "output"}}], False),
     "awq-loss": (
         "llama",
         [
