@@ -26,7 +26,9 @@ _DAMPING, _MANY_BITS = 0.3, 4
 #: Inputs with fewer bits are more of the error than weights are, and learning alone sees them.
 _INPUT_BITS = 8
 #: The fewer the bits, the further codes begin from where they end: steps for each block, at most so many bits.
-_STEPS = {2: 1000, 3: 600, 8: 100}
+_STEPS = {2: 1000, 3: 600}
+#: With more bits, and with a start that has the loss at the end in view, which learning alters little.
+_FEW_STEPS = 100
 
 
 def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
@@ -53,7 +55,9 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
     finished = any(isinstance(stage, BlockReconstruction) for stage in found)
     blocks = any(isinstance(stage, Quantizer) and stage.float16_ranges for stage in found)
     if effort == "best" and not finished and not blocks:
-        steps = next(steps for bits, steps in _STEPS.items() if _fewest_bits(found) <= bits)
+        near = any(isinstance(stage, GPTQ) and stage.two_sided for stage in found)
+        others = _FEW_STEPS if near else Learn().steps
+        steps = next((steps for bits, steps in _STEPS.items() if _fewest_bits(found) <= bits), others)
         found.insert(_behind_layers(found), Learn(steps=steps, objective="loss"))
     return tuple(found)
 

@@ -56,9 +56,16 @@ def test_a_hessian_is_damped_for_other_texts_from_4_bits_on(words: str, damping:
 
 
 @pytest.mark.parametrize(
-    ("words", "steps"), [("gptq-w4a16-g128", 100), ("gptq-w3a16-g32", 600), ("gptq-w2a16-g64", 1000)]
+    ("words", "steps"),
+    [
+        ("gptq-w4a16-g128", 100),
+        ("gptq-nvfp4", 200),
+        ("awq-w4a16-g128", 200),
+        ("gptq-w3a16-g32", 600),
+        ("gptq-w2a16-g64", 1000),
+    ],
 )
-def test_codes_of_two_bits_learn_for_longer(words: str, steps: int) -> None:
+def test_the_fewer_the_bits_the_longer_codes_learn(words: str, steps: int) -> None:
     learn = goldstick.Recipe.load(words).with_effort("best").stages[-1]
     assert isinstance(learn, Learn) and learn.steps == steps
 
