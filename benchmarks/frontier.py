@@ -46,7 +46,6 @@ EFFORTS: dict[str, tuple[list[dict[str, dict[str, Any]]], str]] = {
     "fast": ([{"gptq": {}}], "fast"),
     "default": ([{"gptq": {}}], "default"),
     "best": ([{"gptq": {}}], "best"),
-    "best, two-sided": ([{"gptq": _TWO_SIDED}], "best"),
     "best, distill": ([{"gptq": {}}, {"distill": {}}], "best"),
 }
 #: What efforts turn on, one after the other, and what they do not.

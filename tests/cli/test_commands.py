@@ -49,7 +49,8 @@ def test_recipes_schema_describes_every_algorithm_with_its_options() -> None:
     stages = schema["properties"]["stages"]["items"]["anyOf"]
     options = next(stage["properties"]["rtn"]["properties"] for stage in stages if "rtn" in stage.get("properties", {}))
     assert set(options) == {
-        *("scheme", "targets", "overrides", "group_size_mismatch", "unrecognised", "tie", "range_search", "importance")
+        *("scheme", "targets", "overrides", "group_size_mismatch", "unrecognised", "tie", "range_search", "importance"),
+        *("objective", "output_groups", "mix"),
     }
 
 
