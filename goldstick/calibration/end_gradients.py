@@ -113,7 +113,8 @@ def _of_the_loss(
         if not pairs:
             raise StructureError(
                 "'objective: loss' weights errors by the gradient at what the model gives, and nothing that this "
-                f"{type(model).__name__} gives has one behind its blocks; take 'objective: output'."
+                f"{type(model).__name__} gives has one behind its blocks; take 'objective: output', or an effort "
+                "below best, which asks for none."
             )
         ends, directions = zip(*pairs, strict=True)
         (gradient,) = torch.autograd.grad(ends, leaf, directions)

@@ -14,6 +14,8 @@ from goldstick.core.ranks import Ranks
 
 #: Neighbouring channels that are looked at together, at most: their products take eight bytes for each pair.
 TOGETHER = 1024
+#: Added to the diagonal at least: of fewer tokens than channels G has no factor.
+_LEAST = 1e-4
 _LOOKS = ("observe_range", "share_ranges"), ("observe", "share")
 
 
@@ -59,7 +61,7 @@ class OutputMetric:
         if not 0 < mean < float("inf"):
             return None
         for one in outer:
-            one.mul_((1 - share) / mean).diagonal().add_(share)
+            one.mul_((1 - share) / mean).diagonal().add_(max(share, _LEAST))
         factors = [torch.linalg.cholesky(one).float() for one in outer]
         return cls(factors=[(part, factor) for (part, _), factor in zip(parts, factors, strict=True)])
 

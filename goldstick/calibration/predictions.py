@@ -40,10 +40,10 @@ def slopes(output: Any, mask: Tensor | None, generator: torch.Generator) -> list
 
 
 def _scores(output: Any) -> list[Tensor]:
-    fields = (
-        output.items() if isinstance(output, Mapping) else vars(output).items() if hasattr(output, "logits") else ()
-    )
-    named = (value for name, value in fields if "logits" in str(name))
+    fields: Mapping[str, Any] = output if isinstance(output, Mapping) else {}
+    if hasattr(output, "logits") and not fields:
+        fields = vars(output)
+    named = (value for name, value in fields.items() if "logits" in str(name))
     return [value for value in named if isinstance(value, Tensor) and _depends(value) and _over_classes(value)]
 
 

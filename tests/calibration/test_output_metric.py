@@ -68,6 +68,12 @@ def test_channels_far_apart_are_looked_at_apart(monkeypatch: pytest.MonkeyPatch)
     torch.testing.assert_close(metric(error).square().sum(-1).double(), squares, rtol=2e-3, atol=0)
 
 
+def test_fewer_tokens_than_channels_are_a_metric_without_any_mixed_in() -> None:
+    (gradient,) = gradients(batches=1)
+    metric, error = metric_of([gradient[:1, :2]], share=0.0), torch.randn(3, 6)
+    assert torch.isfinite(metric(error)).all() and metric(error).any()
+
+
 def test_gradients_of_nothing_are_no_metric() -> None:
     assert OutputMetric.of([torch.zeros(2, 5, 6)], [None], 0.2, Ranks()) is None
 
