@@ -14,6 +14,7 @@ from goldstick.algorithms.guide import Guide
 from goldstick.core.grid import Grid
 from goldstick.core.learned_scale import LearnedScale
 from goldstick.core.qtensor import QuantizedTensor
+from goldstick.errors import RecipeError
 
 #: Logits at the start are −2·d², d the distance from a level; see :mod:`goldstick.algorithms.soft_assignment`.
 _SHARPNESS = 2.0
@@ -173,6 +174,8 @@ class Learn(AnnealedSearch):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.objective not in ("output", "loss"):
+            raise RecipeError(f"The objective of learn is output or loss, not {self.objective!r}.")
         Guide(objective=self.objective, mix=self.mix)
 
     @property

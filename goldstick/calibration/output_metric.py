@@ -9,11 +9,9 @@ import torch
 from torch import Tensor
 
 from goldstick.calibration.observing import fitting
-from goldstick.core.inputs import InputObserver
+from goldstick.core.output_groups import neighbours
 from goldstick.core.ranks import Ranks
 
-#: Neighbouring channels that are looked at together, at most: their products take eight bytes for each pair.
-TOGETHER = 1024
 #: Added to the diagonal at least: of fewer tokens than channels G has no factor.
 _LEAST = 1e-4
 _LOOKS = ("observe_range", "share_ranges"), ("observe", "share")
@@ -48,8 +46,7 @@ class OutputMetric:
             ``None`` where all gradients are zero.
         """
         (channels,) = {width for each in ranks.gather([one.shape[-1] for one in gradients[:1]]) for width in each}
-        places = torch.arange(channels).tensor_split(-(-channels // TOGETHER))
-        parts = [(slice(int(one[0]), int(one[-1]) + 1), InputObserver(len(one))) for one in places]
+        parts = neighbours(channels)
         for look, shared in _LOOKS:
             for gradient, mask in zip(gradients, masks, strict=True):
                 for part, observer in parts:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from goldstick.calibration.observing import fitting
 from goldstick.structure.trace import tensors_in
 
 _TEMPERATURE = 3.0
@@ -64,9 +65,8 @@ def _slope(scores: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _masked(slope: Tensor, mask: Tensor | None) -> Tensor:
-    if mask is None or mask.shape != slope.shape[:-1]:
-        return slope
-    return slope * mask.unsqueeze(-1).to(slope.device)
+    mask = fitting(mask, slope)
+    return slope if mask is None else slope * mask.unsqueeze(-1).to(slope.device)
 
 
 def signs(like: Tensor, generator: torch.Generator) -> Tensor:

@@ -15,11 +15,8 @@ from goldstick.calibration.original import Original
 from goldstick.calibration.task import Assignment
 from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.inputs import InputObserver
-from goldstick.core.output_groups import OutputGroups
+from goldstick.core.output_groups import OutputGroups, neighbours
 from goldstick.core.ranks import Ranks
-
-_TOGETHER = 1024
-"""Outputs whose gradients are looked at together, at most: their products take eight bytes for each pair."""
 
 _Across = Mapping[str, Sequence[tuple[slice, InputObserver]]]
 
@@ -73,7 +70,7 @@ def weights_in_block(
         passes = _GradientPasses(layers, original, ahead, masks, first)
         parts = {task.site.name: guide.parts if _apart(task) else 1 for task in chosen}
         two_sided = [task.site for task in chosen if guide.two_sided and _apart(task)]
-        across = {site.name: _parts_of(site.matrix_shape[-2]) for site in two_sided}
+        across = {site.name: neighbours(site.matrix_shape[-2]) for site in two_sided}
         each = []
         for batch in passes.again():
             each.append({name: output_weights(gradient, parts[name]) for name, (gradient, _) in batch.items()})
@@ -110,11 +107,6 @@ class _GradientPasses:
 def _apart(task: Assignment) -> bool:
     """Whether rows can be solved apart."""
     return not task.scheme.weight.rows_share_scales
-
-
-def _parts_of(outputs: int) -> list[tuple[slice, InputObserver]]:
-    parts = torch.arange(outputs).tensor_split(-(-outputs // _TOGETHER))
-    return [(slice(int(part[0]), int(part[-1]) + 1), InputObserver(len(part))) for part in parts]
 
 
 def _look(across: _Across, batch: Mapping[str, tuple[Tensor, Tensor | None]], look: str) -> None:

@@ -16,9 +16,9 @@ from goldstick.cli.processors import INPUT_BITS, THREADS, use_processors
 from goldstick.cli.writing import (
     CHAT_TEMPLATE,
     OPTIMIZE,
+    open_to_write,
     require_text,
     sampling_options,
-    say_unfollowed,
     standard_input,
 )
 from goldstick.errors import GoldstickError
@@ -62,16 +62,12 @@ def chat(
     from goldstick.jobs.load.find_model import find_model
     from goldstick.jobs.serve.conversation import Conversation, Manner
     from goldstick.jobs.serve.engine import Engine
-    from goldstick.jobs.serve.open_model import open_model
     from goldstick.jobs.serve.prompts import Prompts, read_template
 
     Sampling(temperature=temperature, top_p=top_p, seed=seed or 0)  # refused before a model is loaded
     template = read_template(chat_template)
     use_processors(threads, input_bits)
-    language_model, left = open_model(find_model(model), optimize=optimize)
-    for line in left:
-        click.echo(line, err=True)
-    say_unfollowed(language_model.model)
+    language_model = open_to_write(find_model(model), optimize=optimize)
     manner = Manner(max_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed, system=system)
     with Engine(language_model) as engine, Prompts(language_model, engine.tokenizer_lock, template) as prompts:
         prompts.of_messages([{"role": "user", "content": ""}])  # a model that has no template is refused at once

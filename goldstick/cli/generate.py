@@ -14,9 +14,9 @@ from goldstick.cli.streams import says_utf8
 from goldstick.cli.writing import (
     CHAT_TEMPLATE,
     OPTIMIZE,
+    open_to_write,
     require_text,
     sampling_options,
-    say_unfollowed,
     standard_input,
 )
 
@@ -84,17 +84,13 @@ def generate(
     from goldstick.evaluation.sampling import Sampling
     from goldstick.jobs.load.find_model import find_model
     from goldstick.jobs.serve.engine import Engine
-    from goldstick.jobs.serve.open_model import open_model
     from goldstick.jobs.serve.prompts import Prompts, read_template
     from goldstick.jobs.serve.sequence import Question
 
     sampling = Sampling(temperature=temperature, top_p=top_p, seed=seed)
     template = read_template(chat_template)
     use_processors(threads, input_bits)
-    language_model, left = open_model(find_model(model), optimize=optimize)
-    for line in left:
-        click.echo(line, err=True)
-    say_unfollowed(language_model.model)
+    language_model = open_to_write(find_model(model), optimize=optimize)
     if max_new_tokens is None:
         max_new_tokens = min(_NEW_TOKENS, max(1, language_model.context_length // 2))
     room = language_model.room_for(max_new_tokens)

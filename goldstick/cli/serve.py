@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from goldstick.cli.processors import INPUT_BITS, THREADS, use_processors
-from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE, say_unfollowed
+from goldstick.cli.writing import CHAT_TEMPLATE, OPTIMIZE, open_to_write
 
 
 @click.command()
@@ -84,7 +84,6 @@ def serve(
     from goldstick.jobs.load.find_model import find_model
     from goldstick.jobs.serve.engine import Engine
     from goldstick.jobs.serve.limits import Limits
-    from goldstick.jobs.serve.open_model import open_model
     from goldstick.jobs.serve.prompts import Prompts, read_template
 
     use_processors(threads, input_bits)
@@ -100,10 +99,7 @@ def serve(
     )
     directory = find_model(model)
     with listening_socket(host, port) as listener:
-        language_model, left = open_model(directory, optimize=optimize)
-        for line in left:
-            click.echo(line, err=True)
-        say_unfollowed(language_model.model)
+        language_model = open_to_write(directory, optimize=optimize)
         if max_context is not None and max_context > language_model.context_length:
             click.echo(f"note: the context stays at the model's {language_model.context_length:,} tokens", err=True)
         name = name or directory.resolve().name

@@ -6,10 +6,13 @@ import io
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 from click.core import ParameterSource
+
+if TYPE_CHECKING:
+    from goldstick.evaluation.language_model import LanguageModel
 
 CHAT_TEMPLATE = click.option(
     "--chat-template",
@@ -52,7 +55,22 @@ def sampling_options(temperature: float, seed: int | None) -> Callable[[Any], An
     return add
 
 
-def say_unfollowed(model: object) -> None:
+def open_to_write(directory: Path, *, optimize: bool) -> LanguageModel:
+    """A model that goes on from texts; what it leaves as it is or does not follow is said on stderr.
+
+    Raises:
+        GoldstickError: It cannot be loaded, or goes on from no text.
+    """
+    from goldstick.jobs.serve.open_model import open_model
+
+    language_model, left = open_model(directory, optimize=optimize)
+    for line in left:
+        click.echo(line, err=True)
+    _say_unfollowed(language_model.model)
+    return language_model
+
+
+def _say_unfollowed(model: object) -> None:
     """Name what a model's generation config asks for and is not done, but for what the command line says itself."""
     from goldstick.hf.generation_config import unfollowed_settings
 

@@ -6,10 +6,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+import torch
+
 from goldstick.core.inputs import InputObserver
 from goldstick.core.ranks import Ranks
 
 Value = TypeVar("Value")
+
+TOGETHER = 1024
+"""Outputs whose gradients are looked at together, at most: their products take eight bytes for each pair."""
+
+
+def neighbours(outputs: int) -> list[tuple[slice, InputObserver]]:
+    """Parts of some outputs, as few as can be looked at together and all about as long, each with an observer."""
+    parts = torch.arange(outputs).tensor_split(-(-outputs // TOGETHER))
+    return [(slice(int(part[0]), int(part[-1]) + 1), InputObserver(len(part))) for part in parts]
 
 
 @dataclass(frozen=True, kw_only=True)

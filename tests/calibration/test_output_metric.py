@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from goldstick.calibration import output_metric as module
 from goldstick.calibration.held_out import Passes
 from goldstick.calibration.output_metric import OutputMetric
+from goldstick.core import output_groups
 from goldstick.core.ranks import Ranks
 
 
@@ -57,7 +57,7 @@ def test_padding_has_no_part() -> None:
 
 
 def test_channels_far_apart_are_looked_at_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "TOGETHER", 4)
+    monkeypatch.setattr(output_groups, "TOGETHER", 4)
     found, error = gradients(), torch.randn(3, 6)
     metric = metric_of(found)
     assert [part for part, _ in metric.factors] == [slice(0, 3), slice(3, 6)]

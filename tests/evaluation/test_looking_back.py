@@ -87,7 +87,7 @@ def test_inputs_rounded_by_whole_tensors_are_no_sight(monkeypatch: pytest.Monkey
     for module in model.modules():
         if type(module) is nn.Linear:
             module.__class__ = _RoundedByTensors
-    require_looking_back(model)
+    assert not looking_back._sees_ahead(model)
 
 
 def test_of_weights_elsewhere_only_class_and_config_are_looked_at() -> None:
