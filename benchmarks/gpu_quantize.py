@@ -1,7 +1,7 @@
 """Time GPTQ of a Llama of random weights on a CUDA device, block by block, with the proof.
 
     python -m benchmarks.gpu_quantize [--layers 32] [--samples 128] [--recipe gptq-w4a16-g128] [--profile FILE]
-        [--llm-compressor PYTHON]
+        [--effort best] [--llm-compressor PYTHON]
 
 The model has the shape of Llama 3.1 8B (hidden 4096, MLP 14336, 8 of 32 heads for keys and values, 128,256 tokens) in
 bfloat16; its samples are 2,048 random tokens each. Time does not depend on what the weights are. Adds a row to
@@ -20,7 +20,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from safetensors.torch import save_file
@@ -31,6 +31,7 @@ from transformers import PreTrainedTokenizerFast
 import goldstick
 from goldstick.hf.random_models import llama_config
 from goldstick.jobs.save.records import environment
+from goldstick.recipes.effort import Effort
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gpu_quantize.json"
 SHAPE = {
@@ -83,7 +84,9 @@ def measure_peer(python: str, source: Path, ids: torch.Tensor, place: Path) -> d
     return found
 
 
-def measure(layers: int, samples: int, recipe: str, profile: Path | None, peer: str | None) -> Iterator[dict[str, Any]]:
+def measure(
+    layers: int, samples: int, recipe: str, effort: Effort, profile: Path | None, peer: str | None
+) -> Iterator[dict[str, Any]]:
     """Make the model, quantize it, and say how long it took; then the same with what another tool took."""
     with tempfile.TemporaryDirectory() as place:
         source, rows, output = Path(place, "source"), Path(place, "rows.safetensors"), Path(place, "output")
@@ -91,7 +94,7 @@ def measure(layers: int, samples: int, recipe: str, profile: Path | None, peer: 
         size = write_model(source, layers)
         ids = torch.randint(0, SHAPE["vocab_size"], (samples, TOKENS))
         save_file({"input_ids": ids}, rows)
-        stages = goldstick.Recipe.load(recipe).model_dump(mode="json")
+        stages = goldstick.Recipe.load(recipe).with_effort(effort).model_dump(mode="json")
         stages["calibration"] = {"dataset": str(rows), "samples": samples, "seq_len": TOKENS}
         print(f"made {size / 1e9:.1f} GB", flush=True)
         profiler = cProfile.Profile()
@@ -108,8 +111,8 @@ def measure(layers: int, samples: int, recipe: str, profile: Path | None, peer: 
         torch.cuda.empty_cache()
         row = {
             "device": torch.cuda.get_device_name(0), "layers": layers, "samples": samples, "tokens": TOKENS,
-            "recipe": recipe, "source_bytes": size, "written_bytes": written, "seconds": round(seconds, 1),
-            "timing": report.timing, "device_peak_bytes": device_peak,
+            "recipe": recipe, "effort": effort, "source_bytes": size, "written_bytes": written,
+            "seconds": round(seconds, 1), "timing": report.timing, "device_peak_bytes": device_peak,
             "process_peak_bytes": report.peak_memory, "proof": report.proof, "environment": environment(),
         }  # fmt: skip
         yield row
@@ -127,13 +130,15 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=32)
     parser.add_argument("--samples", type=int, default=128)
     parser.add_argument("--recipe", default="gptq-w4a16-g128")
+    parser.add_argument("--effort", choices=get_args(Effort), default="fast")
     parser.add_argument("--llm-compressor", metavar="PYTHON", help="of an environment that has it")
     parser.add_argument("--profile", type=Path, help="where to leave what cProfile found")
     options = parser.parse_args(arguments)
     if not torch.cuda.is_available():
         raise SystemExit("This quantizes on a CUDA device, and torch finds none; benchmarks/ranks.py times processors.")
     before = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
-    found = measure(options.layers, options.samples, options.recipe, options.profile, options.llm_compressor)
+    given = options.recipe, options.effort, options.profile, options.llm_compressor
+    found = measure(options.layers, options.samples, *given)
     for row in found:  # kept as soon as there is one: what comes behind it may fail
         print(json.dumps(row, indent=1), flush=True)
         RESULTS.write_text(json.dumps([*before, row], indent=1) + "\n", encoding="utf-8")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import embedding
 
 from goldstick.calibration.observing import fitting
 from goldstick.structure.trace import tensors_in
@@ -70,5 +71,8 @@ def _masked(slope: Tensor, mask: Tensor | None) -> Tensor:
 
 
 def signs(like: Tensor, generator: torch.Generator) -> Tensor:
-    """±1 by chance in the shape and dtype of a tensor."""
-    return torch.randint(0, 2, like.shape, generator=generator).mul_(2).sub_(1).to(like)
+    """±1 by chance in the shape and dtype of a tensor: of each number drawn all 64 bits count."""
+    words = torch.empty(-(-like.numel() // 64), dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    bits = torch.arange(256).unsqueeze(-1) >> torch.arange(8) & 1
+    found = embedding(words.view(torch.uint8).to(like.device).int(), (2 * bits - 1).to(like))
+    return found.flatten()[: like.numel()].view(like.shape)

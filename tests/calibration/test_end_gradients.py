@@ -20,6 +20,7 @@ from goldstick.calibration.end_gradients import (
     output_weights,
     relative_weights,
 )
+from goldstick.calibration.predictions import signs
 from goldstick.calibration.spilled import Spilled
 from goldstick.errors import QuantizationError, StructureError
 from goldstick.nn import QuantizedLinear
@@ -66,8 +67,8 @@ def test_the_sweep_gives_the_gradients_of_the_whole_model(model: nn.Module) -> N
         for handle in handles:
             handle.remove()
         p = (scores.detach() / 3).softmax(-1)
-        signs = torch.randint(0, 2, p.shape, generator=torch.Generator().manual_seed(index)) * 2.0 - 1
-        slope = p.sqrt() * signs - p * (p.sqrt() * signs).sum(-1, keepdim=True)
+        chance = signs(p, torch.Generator().manual_seed(index))
+        slope = p.sqrt() * chance - p * (p.sqrt() * chance).sum(-1, keepdim=True)
         for name, output in kept.items():
             (expected,) = torch.autograd.grad(scores, output, slope, retain_graph=True)
             torch.testing.assert_close(found[name][index], expected, rtol=1e-4, atol=1e-6)

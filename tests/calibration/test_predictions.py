@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling, QuestionAnsweringModelOutput
 
-from goldstick.calibration.predictions import slopes
+from goldstick.calibration.predictions import signs, slopes
 
 
 def drawn(output: Any, mask: Tensor | None = None, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
@@ -40,7 +40,7 @@ def test_both_ends_of_an_answer_count_and_are_drawn_apart() -> None:
 
 
 def test_without_scores_the_first_output_is_what_counts() -> None:
-    state, pooled, number, image = leaf(2, 5, 8), leaf(2, 8), leaf(2, 1), leaf(1, 3, 4, 4)
+    state, pooled, number, image = leaf(2, 5, 8), leaf(2, 8), leaf(20, 1), leaf(1, 3, 4, 4)
     for output, first in (
         (state, state),
         ((state, pooled), state),
@@ -51,6 +51,20 @@ def test_without_scores_the_first_output_is_what_counts() -> None:
         ((found, slope),) = drawn(output)
         assert found is first
         assert set(slope.unique().tolist()) == {-1.0, 1.0}
+
+
+def test_signs_are_one_or_the_other_alike_often_and_say_nothing_of_one_another() -> None:
+    for dtype in (torch.float32, torch.bfloat16):
+        found = signs(torch.empty(300, 501, dtype=dtype), torch.Generator().manual_seed(3))
+        assert found.dtype == dtype
+        assert found.shape == (300, 501)
+        assert set(found.unique().tolist()) == {-1.0, 1.0}
+        flat = found.float().flatten()
+        for distance in (0, 1, 7, 8, 63, 64, 501):  # bits of one byte, of one number, of the next
+            pairs = flat if distance == 0 else flat[distance:] * flat[:-distance]
+            assert abs(float(pairs.mean())) < 4 / len(pairs) ** 0.5
+    assert signs(torch.empty(0, 5), torch.Generator()).shape == (0, 5)
+    assert signs(torch.empty(()), torch.Generator().manual_seed(0)).abs() == 1
 
 
 def test_logits_of_an_object_that_is_no_mapping_count() -> None:
