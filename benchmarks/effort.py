@@ -81,11 +81,7 @@ def measure(rows: list[tuple[str, str]], seed: int) -> None:
     model = AutoModelForCausalLM.from_pretrained(SUBJECT.directory, dtype=torch.float32).eval()
     settings = Calibration(dataset=SUBJECT.dataset, samples=128, seq_len=256, seed=seed)
     data = calibration_data(settings, SUBJECT.directory, SUBJECT.data)(model)
-    language_model = LanguageModel.from_directory(model, SUBJECT.directory)
-    documents = {
-        name: find_tasks([name])[name].documents(language_model, DataSource(where), limit)[0]  # type: ignore[attr-defined]
-        for name, (where, limit) in TEXTS.items()
-    }
+    documents = documents_of(model)
     for scheme, row in rows:
         effort, further, _ = row.partition(DISTILLED)
         recipe = Recipe.load(f"rtn-{scheme}" if row == ROUNDING else f"gptq{'-distill' if further else ''}-{scheme}")
@@ -102,6 +98,15 @@ def measure(rows: list[tuple[str, str]], seed: int) -> None:
         results.setdefault(f"{scheme} {row}", {})[str(seed)] = found
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
         print(scheme, row, {name: found[name]["kl"] for name in TEXTS}, f"{used:.0f} s", flush=True)
+
+
+def documents_of(model: Any) -> dict[str, Any]:
+    """The tokens of each document of each text."""
+    language_model = LanguageModel.from_directory(model, SUBJECT.directory)
+    return {
+        name: find_tasks([name])[name].documents(language_model, DataSource(where), limit)[0]  # type: ignore[attr-defined]
+        for name, (where, limit) in TEXTS.items()
+    }
 
 
 @torch.no_grad()
@@ -140,7 +145,6 @@ def table(rows: Sequence[str]) -> str:
 
 def cells_of(found: dict[str, Any], rounding: dict[str, Any], compare: bool) -> list[str]:
     """Of one text."""
-    ratio = math.exp((sum(found["nll"]) - sum(found["float_nll"])) / sum(found["tokens"]))
     said = "–"
     if compare:
         after, before = (
@@ -151,7 +155,12 @@ def cells_of(found: dict[str, Any], rounding: dict[str, Any], compare: bool) -> 
         low, high = interval
         verdict = "better" if high < 0 else "worse" if low > 0 else "no difference shown"
         said = f"{100 * low:+.2f} … {100 * high:+.2f} %: {verdict}"
-    return [f"{found['kl']:.5f}", f"{ratio:.4f}", said]
+    return [f"{found['kl']:.5f}", f"{over_float(found):.4f}", said]
+
+
+def over_float(found: dict[str, Any]) -> float:
+    """The perplexity over the float model's."""
+    return math.exp((sum(found["nll"]) - sum(found["float_nll"])) / sum(found["tokens"]))
 
 
 if __name__ == "__main__":

@@ -46,6 +46,8 @@ PARTS: dict[str, dict[str, Callable[[], str]]] = {
         "networks-vnni": convolutions.networks_vnni,
         "networks-avx2": convolutions.networks_avx2,
         "networks-zen1": convolutions.networks_zen1,
+        "networks-intel": convolutions.networks_intel,
+        "networks-intel-avx2": convolutions.networks_intel_avx2,
     },
     "docs/k-quants.md": {"running": gguf.running, "making": gguf.making},
     "docs/kv-cache.md": {"caches": kv_caches.costs},

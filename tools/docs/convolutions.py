@@ -39,7 +39,21 @@ def networks_vnni() -> str:
 
 def networks_zen1() -> str:
     """Forwards of whole networks over those of float32, on a processor that adds and multiplies 128 bits at a time."""
-    columns: dict[str, Any] = read("networks-zen1")["ms"]
+    return _over_float("networks-zen1")
+
+
+def networks_intel() -> str:
+    """Forwards of whole networks over those of float32, on Intel's fourth Xeon, with VNNI."""
+    return _over_float("networks-intel")
+
+
+def networks_intel_avx2() -> str:
+    """The same with AVX2."""
+    return _over_float("networks-intel-avx2")
+
+
+def _over_float(name: str) -> str:
+    columns: dict[str, Any] = read(name)["ms"]
     rows = []
     for last in ("", LAST):
         for scheme in SCHEMES:
@@ -55,7 +69,7 @@ def networks_zen1() -> str:
 def slower() -> str:
     """How many single layers take more than 2 % longer than in float32, and how much longer at most."""
     rows = []
-    for title, name in (("VNNI", "convolutions-vnni"), ("AVX2", "convolutions")):
+    for title, name in (("VNNI", "convolutions-vnni"), ("AVX2", "convolutions"), ("VNNI, Intel", "convolutions-intel")):
         layers = [layer["ms"] for network in read(name)["networks"].values() for layer in network["layers"]]
         row = [title]
         for last in ("", LAST):
