@@ -30,6 +30,7 @@ from goldstick.errors import DataError, StructureError
 from goldstick.structure.calls import first_call
 from goldstick.structure.network import Network
 from goldstick.structure.trace import evaluating, keeping_buffers, on_device, tensors_in
+from goldstick.structure.wrong_inputs import wrong_inputs
 
 
 def sweep(
@@ -168,14 +169,13 @@ def _whole_runs(model: nn.Module, batches: Batches) -> list[Callable[[], Tensor]
 
 
 def _last_output(model: nn.Module, batch: Mapping[str, Tensor], place: int) -> Tensor:
-    try:
-        output = model(**batch)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError, ValueError, LookupError) as error:  # what wrong shapes cause
+    def refused(reason: str) -> DataError:
         shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in batch.items())
-        raise DataError(
+        return DataError(
             f"Batch {place} of the calibration data ({shapes}) does not run through this {type(model).__name__}: "
-            f"{error}. Give batches that its forward takes, or leave that one out."
-        ) from error
+            f"{reason}. Give batches that its forward takes, or leave that one out."
+        )
+
+    with wrong_inputs(refused):
+        output = model(**batch)
     return next(tensors_in(output))

@@ -18,6 +18,7 @@ from goldstick.recipes.order import misplaced
 from goldstick.structure.network import Network
 from goldstick.structure.same_outputs import prove_same_outputs
 from goldstick.structure.trace import evaluating
+from goldstick.structure.wrong_inputs import wrong_inputs
 
 
 def rewrite(
@@ -62,12 +63,10 @@ def _that_run(model: nn.Module, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     reason = ""
     for tried in (small(inputs), inputs):
         try:
-            with evaluating(model), torch.inference_mode(False):
+            with wrong_inputs(DataError), evaluating(model), torch.inference_mode(False):
                 model(**tried)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, TypeError, ValueError, LookupError) as error:  # what wrong shapes cause
-            reason = " ".join(str(error).split()).rstrip(".")
+        except DataError as error:
+            reason = str(error)
         else:
             return tried
     shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in inputs.items() if isinstance(value, Tensor))

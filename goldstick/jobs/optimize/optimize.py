@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,6 +32,7 @@ from goldstick.jobs.optimize.optimization import Change, Optimization, Step, not
 from goldstick.jobs.proof.observation import first_output
 from goldstick.nn import PackedWeight, QuantizedLinear
 from goldstick.structure.trace import evaluating
+from goldstick.structure.wrong_inputs import wrong_inputs
 
 
 def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, interleave: bool = True) -> Optimization:
@@ -72,17 +75,8 @@ def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, inter
     if inputs is None:  # a few numbers tell as much as many
         found = {name: value[:2, :8] if value.ndim == 2 else value for name, value in found.items()}
     with evaluating(model), torch.inference_mode(False), torch.no_grad():
-        try:
+        with nullcontext() if inputs is None else wrong_inputs(partial(_refused, model, list(found))):
             trial = _Trial(model, found)
-        except torch.OutOfMemoryError:
-            raise
-        except (RuntimeError, TypeError, ValueError, LookupError) as error:  # what other arguments and shapes cause
-            if inputs is None:
-                raise
-            raise UsageError(
-                f"{type(model).__name__} does not run on the inputs ({', '.join(found)}): {str(error).rstrip('.')}. "
-                "Give optimize(model, inputs={…}), keyword arguments of its forward."
-            ) from error
         changes = trial.keep(share_inputs(model, found), same_bits=True)
         groups = {_parent(change.modules): change.modules for change in changes if change.reason is None}
         changes += trial.keep(interleaved(model) if interleave else [], same_bits=True)
@@ -142,6 +136,13 @@ class _Trial:
             undo()
         reason = "the model's outputs were no longer the same"
         return [replace(change, reason=change.reason or reason) for change, _ in steps]
+
+
+def _refused(model: nn.Module, names: list[str], reason: str) -> UsageError:
+    return UsageError(
+        f"{type(model).__name__} does not run on the inputs ({', '.join(names)}): {reason}. "
+        "Give optimize(model, inputs={…}), keyword arguments of its forward."
+    )
 
 
 def optimize_and_log(model: nn.Module) -> None:
