@@ -14,6 +14,7 @@ from goldstick.calibration.observing import Rows, fitting
 from goldstick.calibration.original import Original
 from goldstick.calibration.task import Assignment
 from goldstick.core.cross_covariance import CrossCovarianceObserver
+from goldstick.core.diagonal_observer import DiagonalObserver
 from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups, neighbours
 from goldstick.core.ranks import Ranks
@@ -151,7 +152,8 @@ def weighted_groups(
     places = torch.arange(outputs).tensor_split(parts)
     for part, place in enumerate(places):
         cross = CrossCovarianceObserver(plain.in_features, scale) if drifts else None
-        observer = cross or InputObserver(plain.in_features)
+        squares_alone = task.stage.statistics == ("mean_square",)
+        observer = cross or (DiagonalObserver if squares_alone else InputObserver)(plain.in_features)
         for look in ("observe_range", "observe"):
             fit = True
             for index, (x, mask, floats) in rows():

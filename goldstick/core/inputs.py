@@ -41,16 +41,14 @@ class InputObserver(InputExtent):
     *One pass, bounded memory.* (2) needs every maximum before the first product. There are two ways to have it:
 
     - ``observe`` alone: the observer takes the maxima at once and keeps a reference to the batch, no copy, until
-      ``release``. A sweep that lets all batches wait where a layer begins holds them anyway; so many observers of
-      one block cost no memory either, since each Hessian is summed only when its layer is solved.
+      ``release``. A sweep that lets all batches wait holds them anyway, and each Hessian is summed when it is needed.
     - ``observe_range`` for all batches, then ``observe`` for the same ones: nothing is kept but the sums and a sample.
 
     *Several ranks.* Each counts its own batches. :meth:`share_ranges` (where ranges come first) and :meth:`share` then
-    make what is known that of all ranks, and from there on the statistics are sums over all of them; by the above, with
-    the bits that one process finds. A statistic is asked for by all ranks, or settled by all and asked for by one.
+    make statistics sums over all ranks, by the above with the bits that one process finds. They are asked for by all
+    ranks, or settled by all and asked for by one.
 
-    The error against a float64 sum is that of rounding to 13 bits of each channel's own largest value: it adds at most
-    n/2^27 of a channel's diagonal value to it, where one input alone is large and the other n are next to nothing.
+    Against a float64 sum rounding to 13 bits adds at most n/2^27 of a diagonal value, where one input alone is large.
 
     Args:
         in_features: Length of an input.
@@ -84,7 +82,7 @@ class InputObserver(InputExtent):
         seen = ranks.gather((self.tokens, self.dropped))
         if self._ranges_given:
             self._sums = self._zeros() if self._sums is None else self._sums
-            ranks.add(self._sums, upper=True)
+            ranks.add(self._sums, upper=self._sums.ndim > 1)
             ranks.add(self._sum_abs)
             self._sampled = [rows for each in ranks.gather(self._sampled) for rows in each]
         else:
@@ -146,7 +144,7 @@ class InputObserver(InputExtent):
             if self._sums is None:
                 self._widen(rows)
             else:
-                add_products(self._sums, self._whole(rows))
+                self._add(self._sums, rows)
                 self._sum_abs += self._absolute(rows)
                 self._sampled.append(_picked(rows, first, SAMPLE, self._expected))
         if self._sums is None:
@@ -158,7 +156,7 @@ class InputObserver(InputExtent):
     def hessian(self) -> Tensor:
         """H, float64 [in, in], symmetric to the bit; zero where nothing was observed. Not to be changed in place.
 
-        It is kept for the next call, of another layer that shares the inputs.
+        It is kept for another layer that shares the inputs.
 
         Raises:
             QuantizationError: More than 1 % of the inputs were dropped, or the batches were let go or changed in place.
@@ -171,8 +169,7 @@ class InputObserver(InputExtent):
     def take_hessian(self) -> Tensor:
         """H for the caller alone, to do with as it likes: it is not kept.
 
-        Whoever asks again gets a new sum where the batches are held (many experts, whose Hessians together would be
-        large), and an error where their ranges came first.
+        Who asks again gets a new sum where batches are held (many experts), and an error where ranges came first.
 
         Raises:
             QuantizationError: As for :meth:`hessian`.
@@ -223,7 +220,7 @@ class InputObserver(InputExtent):
         if "mean_square" in self._settled:
             return self._settled["mean_square"]
         if self._sums is not None:
-            total = self._sums.diagonal().cpu()
+            total = (self._sums.diagonal() if self._sums.ndim > 1 else self._sums).cpu()
         else:
             total = torch.zeros(self.in_features, dtype=torch.int64)
             for rows in self._rows():
@@ -274,6 +271,9 @@ class InputObserver(InputExtent):
 
     def _zeros(self) -> Tensor:
         return torch.zeros(self.in_features, self.in_features, dtype=torch.int64, device=self._device)
+
+    def _add(self, sums: Tensor, rows: Tensor) -> None:
+        add_products(sums, self._whole(rows))
 
     def _exponents(self) -> Tensor:
         return exponents_for(self._largest)

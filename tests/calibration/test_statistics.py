@@ -12,6 +12,7 @@ from torch import Tensor
 
 from goldstick.core import input_extent, rows
 from goldstick.core import inputs as module
+from goldstick.core.diagonal_observer import DiagonalObserver
 from goldstick.core.inputs import SAMPLE, InputObserver
 from goldstick.errors import QuantizationError
 
@@ -326,3 +327,19 @@ def test_ranges_of_inputs_that_are_mostly_not_finite_are_refused() -> None:
     for ask in (observer.lowest, observer.highest):
         with pytest.raises(QuantizationError, match="3 of 3 inputs hold NaN or infinity"):
             ask()
+
+
+def test_the_diagonal_alone_has_the_bits_of_that_of_the_whole() -> None:
+    batches = [torch.randn(2, 9, 12) * 10.0 ** torch.arange(-3, 9) for _ in range(3)]
+    mask = torch.ones(2, 9)
+    mask[1, 4:] = 0
+    whole, alone = InputObserver(12), DiagonalObserver(12)
+    for look in ("observe_range", "observe"):
+        for batch in batches:
+            for observer in (whole, alone):
+                getattr(observer, look)(batch, mask)
+    assert torch.equal(alone.mean_square(), whole.mean_square())
+    assert torch.equal(alone.mean_square(), whole.hessian().diagonal() / 2)
+    assert torch.equal(alone.sample(SAMPLE), whole.sample(SAMPLE))
+    with pytest.raises(QuantizationError, match="only the squares were summed"):
+        alone.hessian()

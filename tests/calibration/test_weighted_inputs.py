@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import goldstick
 from goldstick.algorithms import rtn
 from goldstick.calibration import end_gradients
+from goldstick.calibration.predictions import signs
 from goldstick.errors import QuantizationError
 from tests.support.calibration import seeded_llama, token_batches
 from tests.support.tiny_models import FAMILIES
@@ -40,8 +41,8 @@ def slow_importance(model: nn.Module, data: list[dict[str, Tensor]], path: str, 
         scores = model(**batch).logits
         handle.remove()
         p = (scores.detach().double() / 3).softmax(-1)
-        signs = torch.randint(0, 2, p.shape, generator=torch.Generator().manual_seed(index)) * 2.0 - 1
-        slope = p.sqrt() * signs - p * (p.sqrt() * signs).sum(-1, keepdim=True)
+        chance = signs(p, torch.Generator().manual_seed(index))
+        slope = p.sqrt() * chance - p * (p.sqrt() * chance).sum(-1, keepdim=True)
         (gradient,) = torch.autograd.grad(scores, seen[1], slope.float())
         squares.append(seen[0].detach().double().square().flatten(0, 1))
         weights.append(
