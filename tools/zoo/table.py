@@ -39,7 +39,7 @@ def write_table(whole: dict[str, Any], path: Path) -> None:
 
 def _page(whole: dict[str, Any]) -> str:
     records, stages = whole["architectures"], whole["stages"]
-    versions = ", ".join(f"{name} {version}" for name, version in whole["versions"].items())
+    versions = ", ".join(f"{name} {version}" for name, version in sorted(whole["versions"].items()))
     lines = [f"{len(records)} of {whole['of']} architectures, {versions}; {whole['seconds'] / 60:.0f} minutes.", ""]
     lines += [f"| kind | classes | built | {' | '.join(stages)} |", "|---|---|---|" + "---|" * len(stages)]
     for kind in [*TABLES, "all"]:
@@ -51,7 +51,7 @@ def _page(whole: dict[str, Any]) -> str:
     for title, classes in _SECTIONS.items():
         rows = [
             f"| {name} | {stage} | {_cell(one['error'])} |"
-            for name, record in records.items()
+            for name, record in sorted(records.items())
             for stage, one in record.get("failures", {}).items()
             if one["class"] in classes
         ]
