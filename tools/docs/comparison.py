@@ -16,6 +16,8 @@ CASES = {
     "stories260k awq-w4": ("stories260K", "AWQ, W4, groups of 32"),
     "stories260k smoothquant-w8a8": ("stories260K", "SmoothQuant and GPTQ, W8A8 dynamic"),
     "random-160m-bfloat16 gptq-w4": ("160 M random weights, bfloat16", "GPTQ, W4, groups of 128"),
+    "random-160m-bfloat16 awq-w4": ("160 M random weights, bfloat16", "AWQ, W4, groups of 128"),
+    "random-160m-bfloat16 smoothquant-w8a8": ("160 M random weights, bfloat16", "SmoothQuant and GPTQ, W8A8 dynamic"),
     "random-160m gptq-w4": ("160 M random weights, float32", "GPTQ, W4, groups of 128"),
     "random-160m awq-w4": ("160 M random weights, float32", "AWQ, W4, groups of 128"),
     "random-160m smoothquant-w8a8": ("160 M random weights, float32", "SmoothQuant and GPTQ, W8A8 dynamic"),
