@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -178,7 +178,12 @@ class BlockCalibration:
         return found if found is not None else observe_group(self._passes, group, self._masks)
 
     def _weighted(
-        self, task: Assignment, guide: Guide | None, observer: InputObserver, scale: Tensor | None = None
+        self,
+        task: Assignment,
+        guide: Guide | None,
+        observer: InputObserver,
+        scale: Tensor | None = None,
+        wanted: Collection[str] | None = None,
     ) -> OutputGroups | None:
         """A group's inputs as a layer weights them; ``None`` where no stage says so or it is not known by what."""
         weights = None if guide is None else self._token_weights.get(guide, {}).get(task.site.name)
@@ -189,7 +194,7 @@ class BlockCalibration:
         def rows() -> Iterable[tuple[int, Rows]]:
             return rows_of_batches(self._passes, self._beside if drifts else None, self._masks)
 
-        return weighted_groups(task, observer, weights, rows, scale, self._ranks)
+        return weighted_groups(task, observer, weights, rows, scale, wanted, self._ranks)
 
     def _pairs_tokens(self, group: Sequence[Assignment]) -> bool:
         """Whether a stage wants what the float model gives a group, and its tokens may be those that come to it."""
@@ -223,13 +228,14 @@ class BlockCalibration:
         """Decide on layers that read one tensor."""
         apart: list[Assignment] = []
         for task in group:  # one is rounded before the next is looked at: no more than one is held
-            state = self._weighted(task, task.stage.guide, observer, scale) or observer
+            wanted = task.stage.statistics
+            state = self._weighted(task, task.stage.guide, observer, scale, wanted) or observer
             self._work.measure(task, state)
             if not by_all_ranks(task, group, state, self._ranks):
                 apart.append(task)
                 continue
             observer.last_use = task is group[-1] and not apart
-            share_rows(state, task.stage.statistics or (), self._ranks)
+            share_rows(state, wanted or (), self._ranks)
             self._place(task, self._solved(task, state, notes))
         self._decide_together(apart, observer, notes)
 

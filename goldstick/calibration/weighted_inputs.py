@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -130,6 +130,7 @@ def weighted_groups(
     weights: TokenWeights,
     rows: Callable[[], Iterable[tuple[int, Rows]]],
     scale: Tensor | None,
+    wanted: Collection[str] | None,
     ranks: Ranks,
 ) -> OutputGroups | None:
     """What each part of a layer's outputs sees of its inputs: x_t · √a_k(t), in exact sums.
@@ -140,6 +141,7 @@ def weighted_groups(
         weights: How much each token counts.
         rows: Gives, as often as it is asked, each batch's number, inputs, mask and the inputs of the float model.
         scale: What the inputs were divided by and the float model's were not.
+        wanted: The statistics that will be asked for; ``None`` for any.
         ranks: Who has further batches.
 
     Returns:
@@ -152,8 +154,8 @@ def weighted_groups(
     places = torch.arange(outputs).tensor_split(parts)
     for part, place in enumerate(places):
         cross = CrossCovarianceObserver(plain.in_features, scale) if drifts else None
-        squares_alone = task.stage.statistics == ("mean_square",)
-        observer = cross or (DiagonalObserver if squares_alone else InputObserver)(plain.in_features)
+        kind = DiagonalObserver if wanted is not None and set(wanted) == {"mean_square"} else InputObserver
+        observer = cross or kind(plain.in_features)
         for look in ("observe_range", "observe"):
             fit = True
             for index, (x, mask, floats) in rows():

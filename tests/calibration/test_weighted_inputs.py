@@ -87,11 +87,14 @@ def test_layers_in_blocks_are_solved_by_the_objective_and_notes_say_so(stage: di
     assert not torch.equal(*logits)
 
 
-def test_scales_and_codes_may_have_objectives_of_their_own() -> None:
-    stages: list[dict[str, Any]] = [
-        {"awq": {"quantize": False, "grid": 3, "objective": "loss"}},
-        {"gptq": {"scheme": "w2a16-g16", "gptaq": True, "objective": "output", "output_groups": 2}},
-    ]
+@pytest.mark.parametrize(
+    "codes",
+    [{"gptq": {"scheme": "w2a16-g16", "gptaq": True}}, {"rtn": {"scheme": "w2a16-g16", "range_search": "imatrix"}}],
+    ids=["gptq", "rtn"],
+)
+def test_scales_and_codes_may_have_objectives_of_their_own(codes: dict[str, Any]) -> None:
+    scales = {"awq": {"quantize": False, "grid": 3, "objective": "loss"}}
+    stages = [scales, *with_options(codes, objective="output", output_groups=2)["stages"]]
     found = goldstick.apply(seeded_llama().eval(), {"stages": stages}, data=token_batches(3))
     notes = [record.notes for record in found.report.layers if record.scheme]
     assert {one["objective"] for one in notes} == {"output"}
