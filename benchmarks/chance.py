@@ -89,7 +89,8 @@ def table() -> str:
     lines.append("|---" * (5 + len(EFFORTS)) + "|")
     for scheme, rows in sorted(results.items(), key=lambda item: SCHEMES.index(item[0])):
         for name, found in rows.items():
-            cells = [f"`{scheme}`", name, f"{statistics.fmean(row['kl'] for row in found):.5f}"]
+            kl = [row["kl"] for row in found]
+            cells = [f"`{scheme}`", name, f"{statistics.fmean(kl):.5f} ± {statistics.stdev(kl):.5f}"]
             cells.append(_shown([row["over_float"] for row in found]))
             for row in (ROUNDING, *EFFORTS):
                 seeds = efforts.get(f"{scheme} {row}", {})

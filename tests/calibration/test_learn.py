@@ -190,11 +190,11 @@ def test_with_loss_errors_count_by_what_the_end_makes_of_them(model: nn.Module) 
     }.items():
         found = compressed(model, *stages, {"learn": {"steps": 5, **learn}})
         (notes,) = (
-            record.notes for record in found.report.layers if record.name == "model.layers.0.mlp.up_proj.weight"
+            record.notes for record in found.report.layers if record.name == "model.layers.1.mlp.up_proj.weight"
         )
         errors[name] = notes["block_error_before"]
     assert errors["all mixed in"] == pytest.approx(errors["output"], rel=1e-5)
-    assert errors["loss"] != pytest.approx(errors["output"], rel=1e-4)
+    assert errors["loss"] != pytest.approx(errors["output"], rel=1e-2)
 
 
 class Apart(nn.Module):

@@ -43,7 +43,7 @@ def networks_zen1() -> str:
 
 
 def networks_intel() -> str:
-    """Forwards of whole networks over those of float32, on Intel's fourth Xeon, with VNNI."""
+    """Forwards of whole networks over those of float32, on an Intel Xeon, with VNNI."""
     return _over_float("networks-intel")
 
 
