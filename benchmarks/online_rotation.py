@@ -28,7 +28,7 @@ from tools.planted_outliers import plant
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "online-rotation.json"
-SCHEMES = ("w8a8-dynamic", "w4a8-dynamic-g32", "mxfp4", "nvfp4")
+SCHEMES = ("w8a8-dynamic", "w4a8-dynamic-g32", "w4a4-dynamic-g32", "mxfp4", "nvfp4")
 #: What is turned, as tables call it → the options of ``rotate``; none where nothing is.
 ROTATIONS: dict[str, dict[str, Any] | None] = {
     "none": None,

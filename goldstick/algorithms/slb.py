@@ -16,7 +16,7 @@ from goldstick.algorithms.soft_assignment import (
     MeanCode,
     fit_scale,
     warm_logits,
-    with_int8_inputs,
+    with_rounded_inputs,
     zero_of,
 )
 from goldstick.core.edits import Edit, Quantize
@@ -56,7 +56,7 @@ class SoftLayer(TrainableWrapper):
         super().__init__(layer)
         grid = scheme.weight
         self.site, self.grid, self.options = site, grid, options
-        self.rounds_inputs = scheme.activation is not None
+        self.input_bits = None if scheme.activation is None else scheme.activation.bits
         parameter = getattr(layer, site.parameter)
         parameter.requires_grad_(False)
         self.dtype = parameter.dtype
@@ -91,8 +91,8 @@ class SoftLayer(TrainableWrapper):
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """What the layer gives with this weight."""
-        if self.rounds_inputs:
-            inputs = with_int8_inputs(inputs[0], self.dtype), *inputs[1:]
+        if self.input_bits is not None:
+            inputs = with_rounded_inputs(inputs[0], self.dtype, self.input_bits), *inputs[1:]
         return functional_call(self.layer, {self.site.parameter: self.weight}, inputs, named)
 
     def anneal(self, progress: float) -> None:
@@ -169,7 +169,7 @@ class SLB(TrainedQuantizer):
                 )
             if scheme.activation is not None and not scheme.activation.integers:
                 raise RecipeError(
-                    f"slb trains with activations in float or rounded to int8, and {scheme.label} rounds them to "
+                    f"slb trains with activations in float or rounded to integers, and {scheme.label} rounds them to "
                     f"{scheme.activation.element}; use a scheme such as w4a8-dynamic-g128."
                 )
             if not scheme.weight.plain:

@@ -122,7 +122,7 @@ class SmoothLoss:
         if not scheme.static_input:
             if grid.float_element is not None:
                 return fake_quantize_float(inputs, grid)
-            return quantize_with_search(inputs, Grid(bits=8), "minmax").dequantize()
+            return quantize_with_search(inputs, Grid(bits=grid.bits), "minmax").dequantize()
         divisor = 1.0 if scale is None else scale.double().cpu()
         low, high = float((self._lowest / divisor).min()), float((self._highest / divisor).max())
         step, zero = input_range(low, high, grid)

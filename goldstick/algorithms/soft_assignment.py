@@ -9,6 +9,7 @@ from torch import Tensor
 
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import in_groups
+from goldstick.core.rounded_inputs import fake_quantize_per_token
 from goldstick.core.straight_through import passing
 
 #: Numbers of a layer's logits that are worked on together; bounds what the softmax takes beside the logits.
@@ -132,19 +133,14 @@ def _rows(logits: Tensor) -> tuple[Tensor, ...]:
     return torch.split(logits, max(1, LOGITS_AT_ONCE // (levels * in_features)), dim=1)
 
 
-def with_int8_inputs(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Inputs rounded to 8 bits with a scale for each token, as layers with dynamic activations do it; gradients pass.
-
-    s = max|x| / 127.5 over the last axis, where that is 0 the dtype's epsilon; s·round(clamp(x / s, −128, 127)).
+def with_rounded_inputs(x: Tensor, dtype: torch.dtype, bits: int) -> Tensor:
+    """Inputs rounded with a scale for each token, as :func:`fake_quantize_per_token` does it; gradients pass.
 
     Args:
         x: float [..., features].
         dtype: In which the layer will compute this.
+        bits: Of the codes.
     """
     with torch.no_grad():
-        given = x.to(dtype)
-        steps = torch.tensor(127.5, dtype=dtype, device=x.device)
-        scale = given.abs().amax(-1, keepdim=True) / steps
-        scale = torch.where(scale == 0, torch.finfo(dtype).eps, scale)
-        rounded = ((given / scale).clamp(-128, 127).round() * scale).to(x.dtype)
+        rounded = fake_quantize_per_token(x.to(dtype), bits).to(x.dtype)
     return passing(x, rounded)

@@ -198,8 +198,8 @@ class Grid:
 
     @property
     def input_name(self) -> str:
-        """What kernels call inputs on this grid: ``int8-token``, ``int8-tensor`` or the label of float elements."""
-        return f"int8-{self.granularity}" if self.integers else self.label
+        """What kernels call inputs on this grid, such as ``int8-token``; of float elements its label."""
+        return f"int{self.bits}-{self.granularity}" if self.integers else self.label
 
     def described(self) -> dict[str, Any]:
         """The fields as checkpoints and reports write them: what only float elements have is left out of integers'."""

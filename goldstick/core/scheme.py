@@ -13,13 +13,13 @@ from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO, SUPERBLOCK, Grid
 from goldstick.errors import RecipeError
 
 _NAME = re.compile(
-    r"w(?P<bits>[1-8])a(?P<activation>16|8)"
-    r"(?:-(?P<when>dynamic|static(?P<shifted>-shifted)?))?"
+    r"w(?P<bits>[1-8])a(?:16|(?P<token>[84])-dynamic|8-(?P<static>static)(?P<shifted>-shifted)?)"
     r"(?:-(?:g(?P<group>[0-9]{1,9})|(?P<channel>channel)))?"
     r"(?:-(?P<asymmetric>asym))?"
 )
 
-_PER_TOKEN = Grid(bits=8, granularity="token")
+#: Inputs with a scale for each token, found at run time, by their bits.
+_PER_TOKEN = {bits: Grid(bits=bits, granularity="token") for bits in (8, 4)}
 
 _FP8 = Grid(element="e4m3", granularity="channel")
 _FP8_TENSOR = Grid(element="e4m3", granularity="tensor")
@@ -91,6 +91,9 @@ PRESETS: dict[str, str] = {
     "w4a8-dynamic-g128": "4-bit weights, groups of 128, 8-bit activations per token at run time",
     "w4a8-dynamic-channel": "4-bit weights per channel, 8-bit activations per token at run time",
     "w4a8-static-g128": "4-bit weights, groups of 128, 8-bit activations with one scale per tensor from data",
+    "w4a4-dynamic-g32": "4-bit weights, groups of 32, 4-bit activations per token at run time",
+    "w4a4-dynamic-g128": "4-bit weights, groups of 128, 4-bit activations per token at run time",
+    "w4a4-dynamic-channel": "4-bit weights per channel, 4-bit activations per token at run time",
     "w4a16-g32": "4-bit weights, groups of 32",
     "w4a16-g64": "4-bit weights, groups of 64",
     "w4a16-g128": "4-bit weights, groups of 128",
@@ -133,11 +136,11 @@ class Scheme:
             raise RecipeError(
                 f"A weight has no scale per {self.weight.granularity}: its granularity is channel or group."
             )
-        known = (_PER_TOKEN, _per_tensor(symmetric=True), _per_tensor(symmetric=False))
+        known = (*_PER_TOKEN.values(), _per_tensor(symmetric=True), _per_tensor(symmetric=False))
         if self.activation is not None and self.activation not in (*known, *FLOAT_INPUTS.values()):
             raise RecipeError(
-                "Activations are quantized to 8 bits, symmetric and per token at run time (bits: 8, symmetric: true, "
-                "granularity: token), with one static scale (bits: 8, granularity: tensor), or as those of "
+                "Activations are quantized to 8 or 4 bits, symmetric and per token at run time (bits: 8, symmetric: "
+                "true, granularity: token), to 8 with one static scale (bits: 8, granularity: tensor), or as those of "
                 f"{', '.join(name for name, (_, grid, _) in NUMBER_FORMATS.items() if grid)}, "
                 f"not as {self.activation.label}."
             )
@@ -147,8 +150,8 @@ class Scheme:
         """The scheme of a name such as ``w4a16-g128``, ``w3a16-channel-asym`` or ``w8a8-dynamic``.
 
         What follows ``a8`` says when the input's scales are found: ``dynamic``, for each token at run time, or
-        ``static``, one for all from calibration data; ``static-shifted`` has a zero of its own. Then comes the grain of
-        the weight, and ``-asym`` at the end always means an asymmetric weight.
+        ``static``, one for all from calibration data; ``static-shifted`` has a zero of its own. After ``a4`` it is
+        ``dynamic``. Then comes the grain of the weight, and ``-asym`` at the end always means an asymmetric weight.
 
         Raises:
             RecipeError: The name is no scheme; the message gives the nearest ones.
@@ -158,7 +161,7 @@ class Scheme:
             weight, activation, _ = NUMBER_FORMATS[name]
             return cls(weight=weight, activation=activation)
         match = _NAME.fullmatch(name)
-        if match is None or (match["activation"] == "8") != (match["when"] is not None):
+        if match is None:
             near = difflib.get_close_matches(name[:100], PRESETS, n=3, cutoff=0.4)
             raise RecipeError(
                 f"No scheme is called {shown(name)}. "
@@ -174,8 +177,10 @@ class Scheme:
             group_size=group,
         )
         activation = None
-        if match["when"] is not None:
-            activation = _PER_TOKEN if match["when"] == "dynamic" else _per_tensor(symmetric=match["shifted"] is None)
+        if match["token"]:
+            activation = _PER_TOKEN[int(match["token"])]
+        elif match["static"]:
+            activation = _per_tensor(symmetric=match["shifted"] is None)
         return cls(weight=weight, activation=activation)
 
     @property
@@ -199,7 +204,7 @@ class Scheme:
         activation = "16"
         if self.activation:
             shifted = "" if self.activation.symmetric else "-shifted"
-            activation = "8-dynamic" if self.activation.dynamic else f"8-static{shifted}"
+            activation = f"{self.activation.bits}-{'dynamic' if self.activation.dynamic else f'static{shifted}'}"
         return f"w{self.weight.bits}a{activation}" + self.weight.label.removeprefix(str(self.weight.bits))
 
 

@@ -182,7 +182,8 @@ def layout_of(scheme: Scheme) -> CodeLayout | None:
     if grid.superblock is not None:
         return None
     if grid.integers:
-        return INT_QUANTIZED if scheme.activation is not None and scheme.activation.integers else PACK_QUANTIZED
+        inputs = scheme.activation
+        return INT_QUANTIZED if inputs is not None and inputs.integers and inputs.bits == 8 else PACK_QUANTIZED
     if grid.scale is not None:
         found = _SCALED.get((grid.element, grid.scale.element))
         return found if _GROUPS[grid.scale.element] == grid.group_size else None

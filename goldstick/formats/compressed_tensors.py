@@ -17,7 +17,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import RotationOf, SchemeOf, StaysFloat, StorageFormat, StoredLayer, StoredTensor, are_codes
-from goldstick.formats.compressed_layouts import CodeLayout, divides_into_bytes, layout_of
+from goldstick.formats.compressed_layouts import INT_QUANTIZED, CodeLayout, divides_into_bytes, layout_of
 from goldstick.formats.config_groups import group_of_scheme, groups_by_module, scheme_of_group
 from goldstick.formats.input_scale import INPUT_ZERO, input_specs, pack_input
 from goldstick.formats.name_matching import NamePatterns
@@ -63,13 +63,14 @@ class CompressedTensors(StorageFormat):
             return "its zeros are integers and this algorithm's are fractions"
         if layer.kind == "experts" and (not grid.symmetric or layer.scheme.activation):
             return "its readers in transformers load experts with symmetric weights and float activations only"
-        if layout_of(layer.scheme) is None:
+        layout = layout_of(layer.scheme)
+        if layout is None:
             return f"compressed-tensors has no layout for the grid {grid.label}"
         if not divides_into_bytes(grid, layer.shape[-1]):
             return f"its {layer.shape[-1]} inputs do not divide into the groups and words of {grid.label}"
         by_channel = grid.granularity == "channel"
-        integers = layer.scheme.activation is not None and layer.scheme.activation.integers
-        if integers and not (grid.symmetric and (grid.bits == 4 or (grid.bits == 8 and by_channel))):
+        readable = grid.symmetric and (grid.bits == 4 or (grid.bits == 8 and by_channel))
+        if layout is INT_QUANTIZED and not readable:
             return (
                 "with 8-bit activations its readers run symmetric weights only, of 8 bits by channel, or of 4 bits by "
                 "channel or group"
@@ -80,7 +81,7 @@ class CompressedTensors(StorageFormat):
         """Mixtures that its readers load with parts left out, and ties."""
         schemes = [layer.scheme for layer in layers]
         if any(scheme.activation for scheme in schemes) and not all(scheme.weight.symmetric for scheme in schemes):
-            return "transformers loads asymmetric weights in it only with the 8-bit activations of all layers dropped"
+            return "transformers loads asymmetric weights in it only with the rounding of all inputs dropped"
         if ties:
             return (
                 f"{next(iter(ties))} runs on the quantized weight of another layer, which compressed-tensors cannot say"

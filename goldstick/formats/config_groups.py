@@ -132,14 +132,14 @@ def _activation(inputs: Mapping[str, Any]) -> Grid:
         if grid in FLOAT_INPUTS.values() and dynamic == ("local" if grid.tensor_scaled else grid.dynamic):
             return grid
         raise FormatError(f"goldstick does not run the float activations {shown(dict(inputs))}.")
-    integers = inputs.get("num_bits") == 8 and inputs.get("type", "int") == "int"
-    if integers and strategy == "token" and dynamic is True and symmetric:
-        return Grid(bits=8, granularity="token")
-    if integers and strategy == "tensor" and dynamic is False:
+    bits, integers = inputs.get("num_bits"), inputs.get("type", "int") == "int"
+    if integers and bits in (8, 4) and strategy == "token" and dynamic is True and symmetric:
+        return Grid(bits=bits, granularity="token")
+    if integers and bits == 8 and strategy == "tensor" and dynamic is False:
         return Grid(bits=8, symmetric=symmetric, granularity="tensor")
     raise FormatError(
-        "goldstick runs 8-bit integer activations, dynamic and symmetric per token or static per tensor, and this "
-        f"checkpoint has {shown(dict(inputs))}."
+        "goldstick runs integer activations of 8 or 4 bits, dynamic and symmetric per token, or of 8 bits, static per "
+        f"tensor, and this checkpoint has {shown(dict(inputs))}."
     )
 
 

@@ -62,7 +62,7 @@ class Gguf(StorageFormat):
         if layer.kind not in ("linear", "transposed", "embedding", "experts") or len(layer.shape) not in (2, 3):
             return f"goldstick writes linear layers, embeddings and experts to GGUF files, not a {layer.kind} weight"
         if layer.scheme.activation:
-            return f"GGUF files say nothing of 8-bit activations, and its scheme is {layer.scheme.label}"
+            return f"GGUF files say nothing of rounded activations, and its scheme is {layer.scheme.label}"
         if layer.multiplied:
             return "'unfoldable: multiply' gives it a factor for each input, which GGUF has no place for"
         if block_type(grid) is None:

@@ -196,11 +196,13 @@ class _Nodes:
         """Codes of an input as floats, and their scale, one for all values along some axes."""
         over = self.hold("axes", torch.tensor(axes))
         largest = self.add("ReduceMax", [self.add("Abs", [x]), over], keepdims=1)
-        step = self.add("Div", [largest, self.hold("levels", torch.tensor(127.5))])
+        assert self.layer.scheme.activation is not None
+        end = 2.0 ** (self.layer.scheme.activation.bits - 1)
+        step = self.add("Div", [largest, self.hold("levels", torch.tensor(end - 0.5))])
         none = self.add("Equal", [step, self.hold("nothing", torch.tensor(0.0))])
         least = self.hold("least", torch.tensor(torch.finfo(torch.float32).eps))
         step = self.add("Where", [none, least, step])
-        ends = self.hold("low", torch.tensor(-128.0)), self.hold("high", torch.tensor(127.0))
+        ends = self.hold("low", torch.tensor(-end)), self.hold("high", torch.tensor(end - 1))
         return self.add("Round", [self.add("Clip", [self.add("Div", [x, step]), *ends])]), step
 
     def _rounded(self, x: str, axes: list[int]) -> str:

@@ -60,7 +60,7 @@ def refuses_weight_only(layer: StoredLayer, title: str) -> str | None:
     if not layer.name.endswith(".weight") or len(layer.shape) != 2:
         return f"{title} names its tensors after a linear layer's weight, and this is {layer.name}"
     if layer.scheme.activation:
-        return f"{title} files say nothing of 8-bit activations, and its scheme is {layer.scheme.label}"
+        return f"{title} files say nothing of rounded activations, and its scheme is {layer.scheme.label}"
     if layer.multiplied:
         return f"'unfoldable: multiply' gives it a factor for each input, which {title} has no place for"
     if layer.fractional_zeros:

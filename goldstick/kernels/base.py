@@ -24,15 +24,16 @@ from torch import Tensor
 
 from goldstick.core.bitpack import packed_width
 from goldstick.core.element import ELEMENTS, INTEGER
+from goldstick.core.rounded_inputs import TOKEN_BITS
 from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.errors import KernelError
 
 Activation = str | None
-"""How a layer's input is quantized: not at all, to int8 with one scale per token, found on the fly (``int8-token``), to
-int8 with one scale (and perhaps one zero) for every input, given with the layer (``int8-tensor``), or to a float
-element, as ``Grid.input_name`` says."""
+"""How a layer's input is quantized: not at all, to int8 or int4 with one scale per token, found on the fly
+(``int8-token``, ``int4-token``), to int8 with one scale (and perhaps one zero) for every input, given with the layer
+(``int8-tensor``), or to a float element, as ``Grid.input_name`` says."""
 
-_INT8 = ("int8-token", "int8-tensor")
+_INTEGERS = (*TOKEN_BITS, "int8-tensor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +77,8 @@ class WeightSpec:
             )
         if not self.dtype.is_floating_point:
             raise KernelError(f"a layer computes in a floating dtype, not {self.dtype}")
-        if self.activation not in (None, *_INT8, *FLOAT_INPUTS):
-            known = ", ".join(map(repr, (*_INT8, *FLOAT_INPUTS)))
+        if self.activation not in (None, *_INTEGERS, *FLOAT_INPUTS):
+            known = ", ".join(map(repr, (*_INTEGERS, *FLOAT_INPUTS)))
             raise KernelError(f"unknown activation {self.activation!r}; known: None, {known}")
         if self.element != INTEGER and (self.element not in ELEMENTS or ELEMENTS[self.element].bits != self.bits):
             raise KernelError(f"a code of {self.bits} bits is no {self.element!r}")

@@ -197,10 +197,10 @@ def _for_forward(site: Site, scheme: Scheme, trained: bool) -> tuple[Scheme, str
     if site.layout in (Layout.EMBEDDING, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS):
         return scheme, ""
     notes = [] if site.product else ["its forward reads the numbers of the weight: rounded without data"]
-    plain = site.layout.multiplied or not trained  # training rounds the inputs of linear layers alone
-    plain &= site.layout.multiplied or scheme.activation is None or scheme.activation.integers
+    int8 = scheme.activation is not None and scheme.activation.input_name.startswith("int8")
+    plain = site.layout.multiplied or (int8 and not trained)  # training rounds the inputs of linear layers alone
     if scheme.activation and not (site.takes_rounded_input and plain):
-        notes.append(f"weight only: {_kind(site)} takes no 8-bit activations")
+        notes.append(f"weight only: {_kind(site)} takes no {scheme.activation.bits}-bit activations")
         scheme = dataclasses.replace(scheme, activation=None)
     return scheme, "; ".join(notes)
 
@@ -244,9 +244,9 @@ def _impossible(assignment: Assignment) -> str | None:
     layout = assignment.site.layout
     if assignment.scheme.activation and not (layout.multiplied or assignment.site.takes_rounded_input):
         return (
-            f"{assignment.site.name} is a {layout.value} weight and cannot take 8-bit activations; give it a scheme "
-            "such "
-            "as w8a16 in 'overrides', or exclude it."
+            f"{assignment.site.name} is a {layout.value} weight and cannot take "
+            f"{assignment.scheme.activation.bits}-bit activations; give it a scheme such as w8a16 in 'overrides', or "
+            "exclude it."
         )
     return None
 

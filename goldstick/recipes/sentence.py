@@ -231,7 +231,7 @@ def _described(name: str) -> str:
     if activation is not None:
         shifted = "" if activation.symmetric else " and a zero point"
         words.append(
-            "and 8-bit activations, "
+            f"and {activation.bits}-bit activations, "
             + ("dynamic per token" if activation.dynamic else f"one scale{shifted} per tensor")
         )
     return " ".join(words)

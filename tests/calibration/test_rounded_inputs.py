@@ -13,8 +13,8 @@ from tests.support.calibration import seeded_llama, token_batches
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 
-SCHEMES = ["w8a8-dynamic", "w8a8-static", "w8a8-static-shifted", "w4a8-dynamic-g32", "fp8-dynamic", "fp8-static",
-           "mxfp8", "mxfp4", "nvfp4"]  # fmt: skip
+SCHEMES = ["w8a8-dynamic", "w8a8-static", "w8a8-static-shifted", "w4a8-dynamic-g32", "w4a4-dynamic-g32", "fp8-dynamic",
+           "fp8-static", "mxfp8", "mxfp4", "nvfp4"]  # fmt: skip
 LEARN = {"learn": {"steps": 6, "holdout": 0.5}}
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,7 +41,8 @@ def test_every_preset_is_what_its_description_says(name: str, description: str) 
         assert "per channel" in description or "per output channel" in description
     else:
         assert f"groups of {scheme.weight.group_size}" in description
-    assert ("8-bit activations" in description) is (scheme.activation is not None)
+    said = re.search(r"([48])-bit activations", description)
+    assert (said and int(said[1])) == (scheme.activation and scheme.activation.bits)
     assert ("per token at run time" in description) is (scheme.activation is not None and scheme.activation.dynamic)
     assert ("one scale per tensor" in description) is scheme.static_input
 
@@ -50,6 +53,9 @@ def test_a_name_says_bits_grain_symmetry_and_activations() -> None:
     )
     assert Scheme.parse("w8a8-dynamic") == Scheme(
         weight=Grid(bits=8, granularity="channel"), activation=Grid(bits=8, granularity="token")
+    )
+    assert Scheme.parse("w4a4-dynamic-g64") == Scheme(
+        weight=Grid(bits=4, granularity="group", group_size=64), activation=Grid(bits=4, granularity="token")
     )
     static = Grid(bits=8, granularity="tensor")
     assert Scheme.parse("w8a8-static") == Scheme(weight=Grid(bits=8), activation=static)
@@ -64,6 +70,7 @@ def test_a_name_says_bits_grain_symmetry_and_activations() -> None:
 ACTIVATIONS = [
     None,
     Grid(bits=8, granularity="token"),
+    Grid(bits=4, granularity="token"),
     Grid(bits=8, granularity="tensor"),
     Grid(bits=8, symmetric=False, granularity="tensor"),
 ]
@@ -72,7 +79,7 @@ ACTIVATIONS = [
 def test_only_a_static_input_needs_its_range_beforehand() -> None:
     weight = Grid(bits=8)
     static = [Scheme(weight=weight, activation=activation).static_input for activation in ACTIVATIONS]
-    assert static == [False, False, True, True]
+    assert static == [False, False, False, True, True]
     labels = {Scheme(weight=weight, activation=activation).label for activation in ACTIVATIONS}
     assert len(labels) == len(ACTIVATIONS), "checkpoints list schemes by label"
 
@@ -110,7 +117,9 @@ def test_a_wrong_name_brings_the_nearest_right_ones(name: str, nearest: str) -> 
         Scheme.parse(name)
 
 
-@pytest.mark.parametrize("name", ["w9a16", "w0a16", "w4a4", "", "w4a16-g0", "w4a16-g1", "w4a16-", " w8a16", "w8a16\n"])
+@pytest.mark.parametrize(
+    "name", ["w9a16", "w0a16", "w4a4", "w4a4-static", "", "w4a16-g0", "w4a16-g1", "w4a16-", " w8a16", "w8a16\n"]
+)
 def test_a_name_that_is_almost_one_is_none(name: str) -> None:
     with pytest.raises(RecipeError):
         Scheme.parse(name)
@@ -130,12 +139,12 @@ def test_weights_have_scales_by_channel_or_group(granularity: Granularity) -> No
 @pytest.mark.parametrize(
     "activation",
     [
-        Grid(bits=4, granularity="token"),
+        Grid(bits=6, granularity="token"),
         Grid(bits=8, granularity="channel"),
         Grid(bits=8, granularity="token", symmetric=False),
         Grid(bits=4, granularity="tensor"),
     ],
 )
-def test_activations_are_8_bit_by_token_or_by_tensor_or_float(activation: Grid) -> None:
+def test_activations_are_8_or_4_bit_by_token_or_8_bit_by_tensor_or_float(activation: Grid) -> None:
     with pytest.raises(RecipeError, match="per token at run time"):
         Scheme(weight=Grid(bits=8), activation=activation)

@@ -82,7 +82,7 @@ def test_a_layer_whose_zeros_are_all_8_is_symmetric() -> None:
         ({"kind": "experts"}, "no experts"),
         ({"name": "lm_head.weight"}, "keep the head in float"),
         ({"scheme": Scheme.parse("w8a16-g2")}, "codes of 4 bits, not 8"),
-        ({"scheme": Scheme.parse("w4a8-dynamic-g2")}, "nothing of 8-bit activations"),
+        ({"scheme": Scheme.parse("w4a8-dynamic-g2")}, "nothing of rounded activations"),
         ({"scheme": Scheme.parse("w4a16-g4")}, "do not divide into 4"),
         ({"shape": torch.Size([12, 8])}, "a multiple of 8 outputs, not 12"),
         ({"fractional_zeros": True}, "fractions"),

@@ -25,7 +25,8 @@ from goldstick.formats.config_groups import groups_by_module, scheme_of_group
 from goldstick.formats.input_scale import part_name
 from tests.support.stored_layers import layer
 
-INTEGER = [name for name in PRESETS if Scheme.parse(name).activation and name not in NUMBER_FORMATS] + [
+INPUTS = {name: scheme.activation for name in PRESETS if (scheme := Scheme.parse(name)) and scheme.activation}
+INTEGER = [name for name, inputs in INPUTS.items() if inputs.bits == 8 and name not in NUMBER_FORMATS] + [
     "w8a8-static-shifted",
     "w4a8-static-channel",
 ]
@@ -44,7 +45,7 @@ def their_scheme(scheme: Scheme) -> QuantizationScheme:
     inputs = None
     if scheme.activation is not None:
         inputs = QuantizationArgs(
-            num_bits=8,
+            num_bits=scheme.activation.bits,
             type="int",
             symmetric=scheme.activation.symmetric,
             strategy=scheme.activation.granularity,
@@ -131,7 +132,7 @@ def test_what_its_readers_would_get_wrong_is_refused_with_the_reason(refused: St
 @pytest.mark.parametrize("name", [*NAMES, *INTEGER])
 def test_linear_layers_of_every_preset_are_held(name: str) -> None:
     assert FORMAT.refuses(layer("a", name)) is None
-    if name.endswith("asym") or name in INTEGER:
+    if name.endswith("asym") or Scheme.parse(name).activation:
         return
     assert FORMAT.refuses(layer("a.experts.0.w1", name, kind="experts")) is None
 
@@ -141,6 +142,7 @@ MIXED = [
     *(layer(f"model.layers.{index}.mlp.down_proj", "w8a16") for index in range(3)),
     layer("model.layers.0.self_attn.q_proj", "w8a8-dynamic"),
     layer("model.layers.0.self_attn.v_proj", "w4a8-dynamic-g32"),
+    layer("model.layers.0.self_attn.o_proj", "w4a4-dynamic-g32"),
     layer("model.layers.1.self_attn.v_proj", "w8a8-static"),
     layer("model.layers.2.self_attn.v_proj", "w8a8-static-shifted"),
     layer("model.layers.1.self_attn.q_proj", "w3a16-channel"),
@@ -169,9 +171,11 @@ def test_their_own_reader_understands_the_config(layers: list[StoredLayer]) -> N
         assert group.weights.num_bits == scheme.weight.bits
         assert group.weights.symmetric == scheme.weight.symmetric
         assert group.weights.strategy == scheme.weight.granularity
-        assert group.format == ("int-quantized" if scheme.activation else "pack-quantized")
+        in_bytes = scheme.activation is not None and scheme.activation.bits == 8
+        assert group.format == ("int-quantized" if in_bytes else "pack-quantized")
         assert (group.input_activations is not None) == (scheme.activation is not None)
         if scheme.activation is not None:
+            assert group.input_activations.num_bits == scheme.activation.bits
             assert group.input_activations.symmetric == scheme.activation.symmetric
             assert group.input_activations.strategy == scheme.activation.granularity
             assert group.input_activations.dynamic is scheme.activation.dynamic
@@ -210,13 +214,14 @@ def test_a_tie_cannot_be_stored() -> None:
                     "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
                     "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True} | change,
                 },
-                "dynamic and symmetric per token or static per tensor",
+                "dynamic and symmetric per token, or of 8 bits, static per tensor",
             )
             for change in (
                 {"strategy": "tensor"},
                 {"dynamic": False},
                 {"symmetric": False},
-                {"num_bits": 4},
+                {"num_bits": 6},
+                {"num_bits": 4, "strategy": "tensor", "dynamic": False},
                 {"dynamic": "local", "strategy": "group"},
             )
         ),

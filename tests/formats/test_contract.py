@@ -37,8 +37,8 @@ USUAL = [
     Scheme.parse(label)
     for label in (
         "w2a16-g32", "w3a16-g32", "w4a16-g32", "w4a16-g64", "w4a16-g128", "w4a16-channel", "w4a16-g32-asym", "w8a16",
-        "w8a16-g32", "w8a8-dynamic", "w8a8-static", "w8a8-static-shifted", "w4a8-dynamic-g32", "fp8", "fp8-block",
-        "fp8-dynamic", "nvfp4a16", "nvfp4", "mxfp4a16",
+        "w8a16-g32", "w8a8-dynamic", "w8a8-static", "w8a8-static-shifted", "w4a8-dynamic-g32", "w4a4-dynamic-g32",
+        "fp8", "fp8-block", "fp8-dynamic", "nvfp4a16", "nvfp4", "mxfp4a16",
     )
 ]  # fmt: skip
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -146,7 +146,9 @@ def test_so_does_any_layer_that_it_does_not_refuse(
 
 @every_format
 @given(
-    label=st.sampled_from(["w8a8-dynamic", "w8a8-static", "w8a8-static-shifted", "w4a8-dynamic-g8", "w4a8-static-g8"]),
+    label=st.sampled_from(
+        ["w8a8-dynamic", "w8a8-static", "w8a8-static-shifted", "w4a8-dynamic-g8", "w4a4-dynamic-g8", "w4a8-static-g8"]
+    ),
     rows=st.integers(1, 37),
     columns=st.integers(1, 75),
     seed=st.integers(0, 2**31),

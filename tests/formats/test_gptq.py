@@ -134,7 +134,7 @@ LAYER = layer_of(GOLDEN)
         ({"multiplied": True}, "factor for each input"),
         ({"fractional_zeros": True}, "fractions"),
         ({"scale_dtype": torch.float32}, "its scales are float32.*convert the float model"),
-        ({"scheme": Scheme.parse("w8a8-dynamic")}, "nothing of 8-bit activations"),
+        ({"scheme": Scheme.parse("w8a8-dynamic")}, "nothing of rounded activations"),
         ({"scheme": Scheme.parse("w5a16-g4")}, "know 2, 3, 4, 8 bits, not 5"),
         ({"scheme": Scheme.parse("w4a16-g4-asym")}, "a zero of 0 overflows.*gptq-v2 or awq"),
         ({"scheme": Scheme.parse("w3a16-g4")}, "a multiple of 32 inputs, not 8"),

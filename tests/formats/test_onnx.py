@@ -63,7 +63,7 @@ def made(name: str, **more: Any) -> GraphLayer:
     return GraphLayer(name="one", kind="linear", tensor=tensor, scheme=scheme, **more)
 
 
-@pytest.mark.parametrize("name", ["w4a16-g32", "w8a8-dynamic", "w8a8-static", "w4a8-dynamic-g32"])
+@pytest.mark.parametrize("name", ["w4a16-g32", "w8a8-dynamic", "w8a8-static", "w4a8-dynamic-g32", "w4a4-dynamic-g32"])
 def test_a_layer_that_is_called_twice_has_nodes_for_each_call_and_its_weight_once(name: str, tmp_path: Path) -> None:
     layer, x = made(name, columns=96), torch.randn(2, 3, 96)
     alone, _ = run(layer, x, tmp_path / "alone.onnx")
@@ -97,6 +97,8 @@ def test_a_layer_that_is_called_twice_has_nodes_for_each_call_and_its_weight_onc
         ("w4a8-dynamic-channel", "MatMulInteger", 96),
         ("w8a8-dynamic-channel-asym", "MatMulInteger", 96),
         ("w4a8-dynamic-g32", "MatMulNBits", 96),
+        ("w4a4-dynamic-g32", "MatMulNBits", 96),
+        ("w4a4-dynamic-channel", "MatMulInteger", 96),
         ("w8a8-static", "QDQ MatMul", 96),
         ("w8a8-static-shifted", "QDQ MatMul", 96),
         ("w4a8-static-g32", "MatMulNBits", 96),
@@ -153,7 +155,7 @@ def test_a_convolution_is_what_the_plain_backend_computes(name: str, tmp_path: P
     x = torch.randn(2, 8, 7, 6)
     found, _ = run(layer, x, tmp_path / "one.onnx")
     if name == "w8a8-dynamic":  # a scale for each sample
-        x = quantized_input(x.flatten(1), "int8", None, None).reshape(x.shape)
+        x = quantized_input(x.flatten(1), "int8-token", None, None).reshape(x.shape)
     elif layer.input_scale is not None:
         x = quantized_input(x, None, layer.input_scale, None)
     weight = layer.tensor.dequantize().reshape(layer.kernel)

@@ -24,7 +24,7 @@ GPU = torch.device("cuda")
 #: How far outputs may be apart, of their length: with float inputs, and with rounded ones, where sums that differ in
 #: their last bits are rounded to another code now and then.
 ALLOWED = {torch.float32: (1e-5, 0.02), torch.float16: (0.01, 0.05), torch.bfloat16: (0.05, 0.1)}
-TAKEN = ("w4a16-g32", "w4a16-g32-asym", "w8a16", "w8a8-dynamic", "w4a8-dynamic-g32")
+TAKEN = ("w4a16-g32", "w4a16-g32-asym", "w8a16", "w8a8-dynamic", "w4a8-dynamic-g32", "w4a4-dynamic-g32")
 LEFT = ("w3a16-g32", "nvfp4a16", "fp8-dynamic")
 
 

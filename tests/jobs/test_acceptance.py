@@ -24,7 +24,15 @@ from tests.support.proofs import Job, prove_here
 pytestmark = pytest.mark.usefixtures("reference_backend")
 
 FAMILIES_READ = ("mixtral", "qwen3_moe", "deepseek_v3", "llama_gqa", "gemma2", "phi3", "opt")
-SCHEMES_READ = ("w4a16-g32-asym", "w8a16", "w3a16-channel-asym", "w8a8-dynamic", "w4a8-dynamic-g32", "mixed")
+SCHEMES_READ = (
+    "w4a16-g32-asym",
+    "w8a16",
+    "w3a16-channel-asym",
+    "w8a8-dynamic",
+    "w4a8-dynamic-g32",
+    "w4a4-dynamic-g32",
+    "mixed",
+)
 STATIC_READ = ("w8a8-static", "w8a8-static-shifted", "w4a8-static", "w4a8-static-g32", "mixed-static")
 PRESETS_READ = ("rtn-w4a16-g32", "rtn-w8a16", "rtn-w8a8")
 

@@ -26,7 +26,7 @@ def usable(backend: Backend, layer: Layer) -> Backend:
 
 @every_backend
 @pytest.mark.parametrize("bits", [2, 3, 4, 8])
-@pytest.mark.parametrize("activation", [None, "int8-token", "int8-tensor"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int4-token", "int8-tensor"])
 @pytest.mark.parametrize("lead", [(), (1,), (0,), (2, 3), (2, 0, 3)], ids=str)
 def test_inputs_of_any_rank_give_the_product_with_the_weight(
     backend: Backend, bits: int, activation: Activation, lead: tuple[int, ...]
@@ -40,7 +40,8 @@ def test_inputs_of_any_rank_give_the_product_with_the_weight(
     exact = x.double() @ weight_slowly(layer).T + layer.bias.double()
     if x.numel():
         rounded = 1e-8 if isinstance(backend, IntegerCpuBackend) else 1e-12  # inputs to 16 bits
-        assert normalized_error(y, exact) < (rounded if activation is None else 1e-3)
+        allowed = {None: rounded, "int4-token": 2e-2}.get(activation, 1e-3)
+        assert normalized_error(y, exact) < allowed
 
 
 @every_backend

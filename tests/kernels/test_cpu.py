@@ -56,7 +56,7 @@ def test_weights_equal_a_slow_loop(bits: int) -> None:
 
 
 @every_dtype
-@pytest.mark.parametrize("activation", [None, "int8-token"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int4-token"])
 @pytest.mark.parametrize("shape", [(1, 64), (7, 64), (2, 5, 64), (0, 64)], ids=str)
 def test_outputs_are_bit_equal_to_the_reference(
     dtype: torch.dtype, activation: Activation, shape: tuple[int, ...]

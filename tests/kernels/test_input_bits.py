@@ -111,7 +111,7 @@ def test_a_number_that_is_none_or_infinite_spoils_its_token_alone() -> None:
     assert torch.equal(found[[0, 2, 4]], clean[[0, 2, 4]])
 
 
-@pytest.mark.parametrize("activation", ["int8-token", "int8-tensor", "e4m3-token"])
+@pytest.mark.parametrize("activation", ["int8-token", "int4-token", "int8-tensor", "e4m3-token"])
 def test_inputs_that_a_scheme_rounds_are_rounded_by_it_alone(activation: Any) -> None:
     layer = random_layer(24, 256, group_size=32, activation=activation)
     x = torch.randn(6, 256)

@@ -27,7 +27,7 @@ if cpu._missing:
 
 ours, reference = IntegerCpuBackend(), ReferenceBackend()
 every_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-every_activation = pytest.mark.parametrize("activation", [None, "int8-token", "int8-tensor"])
+every_activation = pytest.mark.parametrize("activation", [None, "int8-token", "int4-token", "int8-tensor"])
 
 TOKENS = [1, 2, 3, 4, 5, 7, 8, 15, 16, 17, 31, 33, 63, 65, 127, 128, 129, 193, 200]
 SIZES = [1, 8, 15, 16, 24, 31, 32, 33, 64, 96, 127, 129, 192, 255, 257, 512, 1000]

@@ -39,7 +39,7 @@ EDGES = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @every_isa
 @pytest.mark.parametrize("bits", range(1, 9))
-@pytest.mark.parametrize("activation", [None, "int8-token"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int4-token"])
 def test_nothing_past_the_end_of_a_buffer_is_touched(
     dtype: torch.dtype, isa: str, bits: int, activation: Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +91,10 @@ def arguments(layer: Layer, **changes: Any) -> dict[str, Any]:
         ({"isa": "mmx"}, "isa is 'mmx'; it can be 'amx', 'avx512', 'avx2' or 'scalar'"),
         ({"table": torch.zeros(8, dtype=torch.uint8)}, r"table has the shape \[8\], expected \[16\]"),
         ({"global_scale": torch.ones(3)}, r"global_scale has the shape \[3\], expected \[4\]"),
-        ({"activation": "int4"}, "activation is 'int4', expected '', 'int8-group', 'int8-token' or 'int8-tensor'"),
+        (
+            {"activation": "int4"},
+            "activation is 'int4', expected '', 'int8-group', 'int8-token', 'int4-token' or 'int8-tensor'",
+        ),
     ],
 )
 def test_the_extension_itself_refuses_wrong_shapes(changes: dict[str, Any], complaint: str) -> None:

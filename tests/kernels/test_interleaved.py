@@ -54,7 +54,7 @@ def outputs(run: PreparedLinear, layer: Layer, tokens: int = 3) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("activation", [None, "int8-token", "int8-tensor"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int4-token", "int8-tensor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("asymmetric", [True, False])
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -80,7 +80,7 @@ def test_the_bits_are_those_of_the_weight_as_it_lies(
     assert copied >= least, "groups that fill their blocks badly stay as they are, the others do not"
 
 
-@pytest.mark.parametrize("activation", [None, "int8-token"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int4-token"])
 @pytest.mark.parametrize("element", ["e2m1", "iq4", "e2m3"])
 def test_codes_of_a_table_give_the_same_bits_in_any_layout(
     element: str, activation: Activation, monkeypatch: pytest.MonkeyPatch

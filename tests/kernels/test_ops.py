@@ -34,7 +34,7 @@ def call(layer: Layer, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("activation", [None, "int8-token", "int8-tensor"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int4-token", "int8-tensor"])
 def test_operators_give_what_the_chosen_backend_gives(dtype: torch.dtype, activation: str | None) -> None:
     layer = random_layer(12, 32, group_size=8, asymmetric=True, dtype=dtype, activation=activation)  # type: ignore[arg-type]
     x = torch.randn(2, 3, 32).to(dtype)

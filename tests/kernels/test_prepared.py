@@ -37,7 +37,7 @@ def by_operator(layer: Layer, x: Tensor, given: Operands) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("activation", [None, "int8-token", "int8-tensor"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int4-token", "int8-tensor"])
 @pytest.mark.parametrize("asymmetric", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])

@@ -70,13 +70,14 @@ def test_weights_are_bit_equal_to_those_of_compressed_tensors(
 
 
 @every_dtype
-def test_activations_are_bit_equal_to_those_of_compressed_tensors(dtype: torch.dtype) -> None:
-    args = QuantizationArgs(num_bits=8, type="int", symmetric=True, strategy="token", dynamic=True)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_activations_are_bit_equal_to_those_of_compressed_tensors(dtype: torch.dtype, bits: int) -> None:
+    args = QuantizationArgs(num_bits=bits, type="int", symmetric=True, strategy="token", dynamic=True)
     x = (torch.randn(3, 50, 96) * torch.logspace(-6, 3, 50)[:, None]).to(dtype)
     x[0, 0] = 0
     x[1, 7, 3] = x[1, 7].abs().max() * 2
     scale, zero = compute_dynamic_scales_and_zp(x, args, torch.nn.Identity())
-    assert torch.equal(fake_quantize_per_token(x), fake_quantize(x, scale, zero, args))
+    assert torch.equal(fake_quantize_per_token(x, bits), fake_quantize(x, scale, zero, args))
 
 
 @every_dtype

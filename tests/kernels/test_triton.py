@@ -64,7 +64,7 @@ def run(layer: Layer, x: Tensor, bias: Tensor | None = None) -> Tensor:
     return ours.linear(*operands, layer.spec).cpu()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("activation", [None, "int8-token"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int4-token"])
 @pytest.mark.parametrize(
     ("dtype", "bits"),
     [(torch.float32, 4), (torch.float16, 4), (torch.float16, 8), (torch.bfloat16, 4), (torch.bfloat16, 8)],
@@ -103,7 +103,7 @@ def test_tensors_on_several_devices_are_refused() -> None:
         triton.rms_norm_quantize(x, torch.ones(32, device="meta"), 1e-6)
 
 
-@pytest.mark.parametrize("activation", [None, "int8-token"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int4-token"])
 def test_tuned_kernels_are_launched_by_one_thread_at_a_time(
     activation: Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,7 +195,7 @@ def test_a_norm_and_the_rounding_after_it_are_one_step(dtype: torch.dtype, colum
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-@pytest.mark.parametrize("activation", [None, "int8-token"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int4-token"])
 def test_what_is_not_a_number_spoils_its_token_and_no_other(activation: Activation, value: float) -> None:
     layer = random_layer(18, 300, asymmetric=True, activation=activation)
     x = torch.randn(3, 300)

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 import goldstick
 from goldstick.algorithms import AWQ, RTN, SCOP, Finetune, KVCache, RandomRotation, SmoothQuant
 from goldstick.algorithms.stage import CacheQuantizer, Rotation
+from goldstick.core.layout import Layout
 from goldstick.core.notices import UnrecognisedWarning
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError, SourceError, StructureError
@@ -182,6 +183,15 @@ def test_8_bit_activations_are_for_linear_layers_and_plain_convolutions() -> Non
     with pytest.raises(RecipeError, match="experts weight and cannot take 8-bit activations"):
         resolve([RTN(scheme="w8a8-dynamic")], meta("mixtral"))
     resolve([RTN(scheme="w8a8-dynamic")], meta("gpt2"))
+
+
+def test_4_bit_activations_are_for_linear_layers() -> None:
+    for found in resolve([RTN(scheme="w4a4-dynamic")], meta("resnet")).assignments.values():
+        plain, note = "w4a16-channel", "weight only: such a convolution takes no 4-bit activations"
+        expected = ("w4a4-dynamic-channel", "") if found.site.layout is Layout.LINEAR else (plain, note)
+        assert (found.scheme.label, found.note) == expected
+    with pytest.raises(RecipeError, match="experts weight and cannot take 4-bit activations"):
+        resolve([RTN(scheme="w4a4-dynamic")], meta("mixtral"))
 
 
 @pytest.mark.parametrize("end", ["lm_head", "transformer.wte"])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from goldstick.core.element import INTEGER
 from goldstick.core.notices import SlowKernelsWarning
-from goldstick.core.rounded_inputs import fake_quantize_per_token
+from goldstick.core.rounded_inputs import TOKEN_BITS, fake_quantize_per_token
 from goldstick.core.scheme import FLOAT_INPUTS
 from goldstick.errors import KernelError
 from goldstick.kernels.base import WeightSpec, check_input, check_weight
@@ -47,7 +47,7 @@ def why_not_on(device: torch.device) -> str | None:
 class TritonBackend:
     """Codes become numbers in registers and are multiplied there; nothing is kept beside the packed weight.
 
-    Float inputs are multiplied in their dtype and summed in float32. 8-bit inputs with a scale per token have the
+    Float inputs are multiplied in their dtype and summed in float32. Integer inputs with a scale per token have the
     codes of the reference and exact integer sums, where groups are whole rows or at least 32 bytes of codes; with other
     groups they are rounded and multiplied as floats. ``dequantize`` is bit-equal to the reference.
     """
@@ -57,7 +57,7 @@ class TritonBackend:
     def supports(self, spec: WeightSpec, device: torch.device) -> str | None:
         """Codes of 4 and 8 bits on CUDA devices: those that ran it, others and Triton's interpreter by name."""
         if spec.element != INTEGER or spec.activation in FLOAT_INPUTS:
-            return "it reads integers, with int8 or float inputs"
+            return "it reads integers, with integer or float inputs"
         if spec.superblocks:
             return "it does not read superblocks"
         if spec.bits not in (4, 8):
@@ -82,7 +82,7 @@ class TritonBackend:
         input_zero: Tensor | None = None,
         global_scale: Tensor | None = None,
     ) -> Tensor:
-        """Multiply integers if the input is to be rounded to 8 bits and the groups allow it, otherwise floats."""
+        """Multiply integers if the input is to be rounded and the groups allow it, otherwise floats."""
         check_input(x, bias, spec, input_scale, input_zero)
         check_weight(packed, scale, zero, spec)
         _check_devices(x, packed, scale, zero, bias)
@@ -94,7 +94,7 @@ class TritonBackend:
             elif _module("integers").supports(spec):
                 y = _module("integers").linear(inputs, packed, scale, zero, bias, spec)
             else:
-                rounded = fake_quantize_per_token(inputs)
+                rounded = fake_quantize_per_token(inputs, TOKEN_BITS[spec.activation])
                 y = _module("weight_only").linear(rounded, packed, scale, zero, bias, spec)
         return y.reshape(*x.shape[:-1], spec.out_features)
 

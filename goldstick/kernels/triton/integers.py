@@ -1,4 +1,4 @@
-"""y = x̂·wᵀ + b for inputs rounded to 8 bits: products of integers, summed exactly in 32 bits."""
+"""y = x̂·wᵀ + b for inputs rounded to 8 or 4 bits: products of integers, summed exactly in 32 bits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from goldstick.core.rounded_inputs import TOKEN_BITS
 from goldstick.errors import KernelError
 from goldstick.kernels.base import WeightSpec
 from goldstick.kernels.triton import tuning
@@ -162,7 +163,7 @@ def _tile_columns(spec: WeightSpec) -> int | None:
 def linear(
     x: Tensor, packed: Tensor, scale: Tensor, zero: Tensor | None, bias: Tensor | None, spec: WeightSpec
 ) -> Tensor:
-    """x̂·wᵀ + b, [tokens, out] for x [tokens, in], which is rounded to 8 bits first.
+    """x̂·wᵀ + b, [tokens, out] for x [tokens, in], which is rounded first, as the spec says.
 
     Where a row has one scale, a token's result is the same bits in any batch: its sums are exact. Sums of groups are
     exact, too, and are added in float32.
@@ -171,7 +172,7 @@ def linear(
     y = x.new_empty(tokens, spec.out_features)
     if y.numel() == 0:
         return y
-    codes, token_scale, code_sums = quantize_tokens(x)
+    codes, token_scale, code_sums = quantize_tokens(x, bits=TOKEN_BITS[spec.activation or ""])
     whole_row = spec.groups == 1
     columns = _tile_columns(spec)
     if columns is None:

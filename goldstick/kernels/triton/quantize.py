@@ -1,4 +1,4 @@
-"""Rounding every token to 8 bits with a scale of its own, with or without the RMSNorm before it, in one kernel."""
+"""Rounding every token to 8 or 4 bits with a scale of its own, with or without the RMSNorm before it, in one kernel."""
 
 from __future__ import annotations
 
@@ -38,6 +38,7 @@ def _quantize(
     dtype: tl.constexpr,
     normalize: tl.constexpr,
     tile: tl.constexpr,
+    end: tl.constexpr,
 ):
     token = tl.program_id(0).to(tl.int64)
     x += token * columns
@@ -57,7 +58,7 @@ def _quantize(
         largest = tl.maximum(largest, tl.where(values == values, tl.abs(values), float("inf")))
     most = tl.max(largest, axis=0)
     finite = most < float("inf")
-    step = rounded(tl.div_rn(tl.where(finite, most, 0.0), 127.5), dtype).to(tl.float32)
+    step = rounded(tl.div_rn(tl.where(finite, most, 0.0), end - 0.5), dtype).to(tl.float32)
     step = tl.where(step == 0, smallest, step)
     total = tl.zeros((tile,), tl.int32)
     for first in range(0, columns, tile):
@@ -65,7 +66,7 @@ def _quantize(
         values = _load(x, weight, at, columns, inverse, dtype, normalize)
         values = tl.where(finite, values, 0.0)
         quotients = rounded(tl.div_rn(values, step), dtype).to(tl.float32)
-        code = whole(tl.minimum(tl.maximum(quotients, -128.0), 127.0))
+        code = whole(tl.minimum(tl.maximum(quotients, -end), end - 1.0))
         total += code.to(tl.int32)
         tl.store(codes + at, code.to(tl.int8), mask=at < columns)
     tl.store(scale + token, rounded(tl.where(finite, step, float("nan")), dtype))
@@ -73,7 +74,7 @@ def _quantize(
 
 
 def quantize_tokens(
-    x: Tensor, norm_weight: Tensor | None = None, epsilon: float = 0.0
+    x: Tensor, norm_weight: Tensor | None = None, epsilon: float = 0.0, bits: int = 8
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Codes of the reference's ``fake_quantize_per_token``, of x itself or of its RMSNorm.
 
@@ -84,6 +85,7 @@ def quantize_tokens(
         x: [tokens, in].
         norm_weight: [in], in x's dtype; ``None`` for no norm.
         epsilon: ε.
+        bits: Of the codes, which are stored in int8.
 
     Returns:
         int8 codes [tokens, in]; their scales [tokens, 1] in x's dtype, not a number where the token holds an infinity
@@ -107,6 +109,7 @@ def quantize_tokens(
             dtype=getattr(tl, str(x.dtype).removeprefix("torch.")),
             normalize=norm_weight is not None,
             tile=tile,
+            end=2.0 ** (bits - 1),
             num_warps=8 if tile > 1024 else 4,
         )
     return codes, scale, code_sums

@@ -21,7 +21,17 @@ LEARNING = {"epochs": 3, "rate": 0.01, "norms_rate": 0.001, "holdout": 0.25}
 
 
 @pytest.mark.parametrize(
-    "scheme", ["w2a16-g16-asym", "w8a8-dynamic", "w4a8-dynamic-g16", "w8a8-static", "fp8-dynamic", "nvfp4a16", "nvfp4"]
+    "scheme",
+    [
+        "w2a16-g16-asym",
+        "w8a8-dynamic",
+        "w4a8-dynamic-g16",
+        "w4a4-dynamic-g16",
+        "w8a8-static",
+        "fp8-dynamic",
+        "nvfp4a16",
+        "nvfp4",
+    ],
 )
 def test_every_kind_of_scale_that_can_learns_and_is_stored(scheme: str, tmp_path: Path) -> None:
     model = seeded_llama().to(torch.bfloat16)

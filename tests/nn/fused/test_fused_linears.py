@@ -45,7 +45,9 @@ def equal(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
     return all(torch.equal(one, other) for one, other in zip(found, expected, strict=True))
 
 
-@pytest.mark.parametrize("name", ["w4a16-g16", "w3a16-g16-asym", "w8a8-dynamic", "w4a8-dynamic-g16", "w8a16"])
+@pytest.mark.parametrize(
+    "name", ["w4a16-g16", "w3a16-g16-asym", "w8a8-dynamic", "w4a8-dynamic-g16", "w4a4-dynamic-g16", "w8a16"]
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(1, 48), (2, 5, 48), (0, 48)])

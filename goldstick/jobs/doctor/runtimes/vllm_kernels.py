@@ -17,6 +17,9 @@ _TRITON_GROUPS = (*_MARLIN_GROUPS, 256)
 _OF_ACTIVATIONS = ("naive-quantized", "int-quantized", "float-quantized", "nvfp4-pack-quantized")
 _NO_CPU = no("there is no such kernel for CPUs")
 _NO_AMD = no("there is no such kernel for AMD GPUs")
+#: What becomes of integer inputs of packed weights, which one kernel alone rounds.
+_INPUTS = {NVIDIA: "; inputs in 16 bits without --linear-backend humming", AMD: "; inputs in 16 bits"}
+_INPUTS[CPU] = _INPUTS[AMD]
 _EMULATED = yes("computed in 16 bits, dequantized in every call")
 
 
@@ -52,13 +55,14 @@ def _four_bits_with_fp8(weights: Arguments, inputs: Arguments | None) -> bool:
 
 
 def _packed(weights: Arguments, inputs: Arguments | None, subject: Subject) -> Answers:
-    """Integers in words; with integer inputs through the Humming kernels, which vLLM installs with itself."""
+    """Integers in words. Integer inputs are for the Humming kernels, which come behind all others if not asked for."""
     if weights.bits not in range(2, 9):
         return refused(f"it runs packed weights of 2 to 8 bits, not of {weights.bits}")
     if inputs is None:
         return weight_only(weights, subject)
     if inputs.kind == "int" and inputs.dynamic and inputs.symmetric and inputs.strategy in ("token", "group"):
-        return {NVIDIA: from_capability("7.5"), AMD: _NO_AMD, CPU: _NO_CPU}
+        found = weight_only(weights, subject)
+        return {hardware: yes(one.words + _INPUTS[hardware]) if one.runs else one for hardware, one in found.items()}
     return refused("packed weights take dynamic and symmetric integer inputs, by token or group")
 
 

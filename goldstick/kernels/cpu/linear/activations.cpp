@@ -42,13 +42,15 @@ GOLDSTICK_INLINE void round_by_product(const T* x, std::int64_t count, float fac
     }
 }
 
-// q = round(clamp(x / scale + zero, −128, 127)) − zero, the division and the sum rounded to T.
+// q = round(clamp(x / scale + zero, −end, end − 1)) − zero, the division and the sum rounded to T.
 template <typename T>
-GOLDSTICK_INLINE void round_by_quotient(const T* x, std::int64_t count, float scale, float zero, std::int16_t* q) {
+GOLDSTICK_INLINE void round_by_quotient(const T* x, std::int64_t count, float scale, float zero, float end,
+                                        std::int16_t* q) {
+    const float last = end - 1.0f;
     for (std::int64_t i = 0; i < count; ++i) {
         float value = round_to<T>(round_to<T>(to_float(x[i]) / scale) + zero);
-        value = value > -128.0f ? value : -128.0f;
-        value = value < 127.0f ? value : 127.0f;
+        value = value > -end ? value : -end;
+        value = value < last ? value : last;
         q[i] = static_cast<std::int16_t>(static_cast<std::int32_t>(round_even(value) - zero));
     }
 }
@@ -101,6 +103,9 @@ GOLDSTICK_INLINE void place_bytes(const Columns& columns, const Chunk& chunk, co
     }
 }
 
+// Codes of a whole token are −end … end − 1.
+GOLDSTICK_INLINE float end_of(Rounding rounding) { return rounding == Rounding::kInt4Token ? 8.0f : 128.0f; }
+
 // Scale of a whole token. A number that is none makes it NaN.
 template <typename T>
 GOLDSTICK_INLINE float token_scale(const LinearCall<T>& call, const T* x) {
@@ -111,7 +116,7 @@ GOLDSTICK_INLINE float token_scale(const LinearCall<T>& call, const T* x) {
     if (largest >= kInfinity) {
         return std::numeric_limits<float>::quiet_NaN();
     }
-    const float scale = round_to<T>(float_of(static_cast<std::uint32_t>(largest)) / 127.5f);
+    const float scale = round_to<T>(float_of(static_cast<std::uint32_t>(largest)) / (end_of(call.rounding) - 0.5f));
     return scale != 0.0f ? scale : kEpsilon<T>;  // as the reference
 }
 
@@ -130,7 +135,7 @@ GOLDSTICK_INLINE float quantize_chunk(const LinearCall<T>& call, const T* x, std
     } else if (by_span(call.rounding)) {
         round_by_product(x, count, 1.0f / scale, q);
     } else {
-        round_by_quotient(x, count, scale, call.input_zero, q);
+        round_by_quotient(x, count, scale, call.input_zero, end_of(call.rounding), q);
     }
     return scale;
 }

@@ -43,6 +43,7 @@ enum class Rounding {
     kInt16,       // 16 bits, one scale for each span of a token
     kInt8Group,   // 8 bits, likewise
     kInt8Token,   // 8 bits, one scale for each token
+    kInt4Token,   // the same in 4 bits, whose codes are held and multiplied as those of 8
     kInt8Tensor,  // 8 bits, a given scale and zero
 };
 
@@ -50,8 +51,10 @@ inline Rounding rounding_of(const std::string& activation) {
     if (activation.empty()) return Rounding::kInt16;
     if (activation == "int8-group") return Rounding::kInt8Group;
     if (activation == "int8-token") return Rounding::kInt8Token;
+    if (activation == "int4-token") return Rounding::kInt4Token;
     if (activation == "int8-tensor") return Rounding::kInt8Tensor;
-    throw std::invalid_argument("activation is '" + activation + "', expected '', 'int8-group', 'int8-token' or 'int8-tensor'");
+    throw std::invalid_argument("activation is '" + activation +
+                                "', expected '', 'int8-group', 'int8-token', 'int4-token' or 'int8-tensor'");
 }
 
 // Whether spans of a token have scales of their own.

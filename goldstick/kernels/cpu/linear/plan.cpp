@@ -25,7 +25,7 @@ std::int64_t parts(std::int64_t whole, std::int64_t part) { return (whole + part
 
 template <typename T>
 Plan plan_of(const LinearCall<T>& call, Isa isa, bool bytes) {
-    const bool small = call.rounding != Rounding::kInt16 && call.input_zero == 0.0f;  // activations have 8 bits
+    const bool small = call.rounding != Rounding::kInt16 && call.input_zero == 0.0f;  // activations have 8 bits or 4
     const std::int64_t amx_tokens = call.group_size < kAmxMatrix ? kAmxTokensOfShort
                                     : small || call.interleaved  ? kAmxTokens
                                                                  : kAmxTokensAsLoaded;

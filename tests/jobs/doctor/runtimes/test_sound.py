@@ -22,6 +22,7 @@ SOUND: dict[str, tuple[str, str | dict[str, Any], str, tuple[str, ...]]] = {
     "eight_bits": ("llama", "w8a16", CT, ALL),
     "eight_bit_inputs": ("llama", "w8a8-dynamic", CT, ALL),
     "four_bits_with_eight_bit_inputs": ("llama", "w4a8-dynamic-g128", CT, ("vllm", "transformers")),
+    "four_bits_with_four_bit_inputs": ("llama", "w4a4-dynamic-g128", CT, ("vllm", "transformers")),
     "fp8": ("llama", "fp8-dynamic", CT, ALL),
     "fp8_blocks": ("llama", "fp8-block", CT, ALL),
     "fp8_weights": ("llama", "fp8a16", CT, ALL),
