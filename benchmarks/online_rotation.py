@@ -6,7 +6,8 @@ Each row loads a model in float32, applies a recipe in memory and compares its n
 mean KL divergence over the held-out text of :mod:`benchmarks.accuracy`. Weights are solved by GPTQ in all of them.
 ``planted`` is the reference model with outliers at the inputs of down and output projections: 2 % of the channels of
 the layers before them, times 20 to 100 (``python -m tools.planted_outliers --behind linear``). R1 reaches none of them,
-R2 those of output projections, within each head.
+R2 those of output projections, within each head. A further row leaves those inputs in float: the error of everything
+else.
 
 Writes ``benchmarks/results/online-rotation.json`` after each row; ``python -m tools.docs`` makes a table of it.
 """
@@ -28,12 +29,21 @@ from tools.planted_outliers import plant
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "online-rotation.json"
-SCHEMES = ("w8a8-dynamic", "w4a8-dynamic-g32", "w4a4-dynamic-g32", "mxfp4", "nvfp4")
 #: What is turned, as tables call it → the options of ``rotate``; none where nothing is.
 ROTATIONS: dict[str, dict[str, Any] | None] = {
     "none": None,
     "R1, R2": {},
     "R1, R2, R4": {"online": True},
+}
+#: Beside R1 and R2: the inputs that R4 turns are not rounded at all. Layers → the scheme with float inputs.
+IN_FLOAT = "R1, R2, inputs in float"
+TURNED = ("*down_proj", "*o_proj")
+WEIGHTS_ALONE = {
+    "w8a8-dynamic": "w8a16",
+    "w4a8-dynamic-g32": "w4a16-g32",
+    "w4a4-dynamic-g32": "w4a16-g32",
+    "mxfp4": "mxfp4a16",
+    "nvfp4": "nvfp4a16",
 }
 #: The same within the groups of MXFP4.
 IN_BLOCKS = {
@@ -50,12 +60,14 @@ def models() -> dict[str, Subject]:
 
 def rows() -> Iterator[Row]:
     """All rows but the float one."""
-    for scheme in SCHEMES:
+    for scheme, weights_alone in WEIGHTS_ALONE.items():
         rotations = ROTATIONS | IN_BLOCKS if scheme.startswith("mx") else ROTATIONS
         for method, options in rotations.items():
             before = [] if options is None else [{"rotate": options}]
-            gptq = {"gptq": {"scheme": scheme, "group_size_mismatch": "channel"}}
-            yield Row(method=method, scheme=scheme, stages=[*before, gptq])
+            gptq = {"scheme": scheme, "group_size_mismatch": "channel"}
+            yield Row(method=method, scheme=scheme, stages=[*before, {"gptq": gptq}])
+        gptq |= {"overrides": dict.fromkeys(TURNED, weights_alone)}
+        yield Row(method=IN_FLOAT, scheme=scheme, stages=[{"rotate": {}}, {"gptq": gptq}])
 
 
 def main() -> None:

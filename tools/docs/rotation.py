@@ -12,7 +12,7 @@ _SIZES = {"": "", ", blocks of 32": " in blocks of 32"}
 
 
 def online() -> str:
-    """A row for each model and scheme: mean KL without rotations, with R1 and R2, and with R4 as well."""
+    """A row for each model and scheme: mean KL without rotations, with R1 and R2, with R4, or float there."""
     rows = []
     for model, measured in read("online-rotation")["models"].items():
         found: Mapping[str, Any] = measured["rows"]
@@ -22,9 +22,15 @@ def online() -> str:
                 before, after = (found.get(f"{turned}{size} {scheme}") for turned in ("R1, R2", "R1, R2, R4"))
                 if before and after:
                     left = f"{after['kl'] / before['kl']:.2f}"
-                    none = found.get(f"none {scheme}") if not size else None
-                    rows.append([model, f"`{scheme}`{title}", _cell(none), _cell(before), _cell(after), left])
-    return table(["model", "scheme", "not rotated", "R1, R2", "R1, R2, R4", "left by R4"], rows)
+                    none, float_ = (
+                        found.get(f"{one} {scheme}") if not size else None
+                        for one in ("none", "R1, R2, inputs in float")
+                    )
+                    cells = [_cell(one) for one in (none, before, after, float_)]
+                    rows.append([model, f"`{scheme}`{title}", *cells, left])
+    return table(
+        ["model", "scheme", "not rotated", "R1, R2", "R1, R2, R4", "R1, R2, those inputs in float", "left by R4"], rows
+    )
 
 
 def _cell(row: Mapping[str, Any] | None) -> str:
