@@ -203,8 +203,8 @@ def test_the_result_is_the_trained_network(name: str, learned: TinyResidual, tmp
         assert torch.equal(loaded(inputs), found)
 
 
-@pytest.mark.parametrize("name", ["w8a8-dynamic", "w2a8-dynamic-channel-asym"])
-def test_with_8_bit_activations_the_result_is_the_trained_network(name: str, learned: TinyResidual) -> None:
+@pytest.mark.parametrize("name", ["w8a8-dynamic", "w2a8-dynamic-channel-asym", "w4a4-dynamic"])
+def test_with_rounded_activations_the_result_is_the_trained_network(name: str, learned: TinyResidual) -> None:
     seen: list[nn.Module] = []
     task = TrainingTask(batches=batches(), validate=lambda model: seen.append(copy.deepcopy(model)) or len(seen))
     training = {"epochs": 2, "rate": 3e-3, "norm_batches": 8}

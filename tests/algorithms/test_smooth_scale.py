@@ -49,14 +49,14 @@ def simulated(group: list[Member], x: Tensor, scale: Tensor | None) -> float:
             given = token / s
             activation = member.scheme.activation
             if activation is not None and activation.integers:
-                given = fake_quantize_per_token(given)
+                given = fake_quantize_per_token(given, activation.bits)
             elif activation is not None:
                 given = in_fp8(given)
             total += float((weight.double() @ given.double() - member.weight.double() @ token.double()).square().sum())
     return total / len(x)
 
 
-@pytest.mark.parametrize("scheme", ["w4a16-g16", "w3a16-channel-asym", "w8a8-dynamic", "fp8-dynamic"])
+@pytest.mark.parametrize("scheme", ["w4a16-g16", "w3a16-channel-asym", "w8a8-dynamic", "w4a4-dynamic", "fp8-dynamic"])
 @pytest.mark.parametrize("features", [64, 640])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_the_loss_is_the_simulated_error(scheme: str, features: int, dtype: torch.dtype) -> None:

@@ -1,0 +1,150 @@
+"""How much of a difference in perplexity is a model's confidence: ``python -m benchmarks.confidence [--only 'w4*']``.
+
+A model that is too sure of its predictions gains perplexity by whatever flattens them, noise of rounding included. Here
+each model's logits are divided by the temperature that is best for its own perplexity on each text, the float model's
+too, and the perplexities are compared as they are and so. Models, texts and recipes are those of
+``benchmarks/effort.py`` (rounding, and ``default`` over three draws of calibration windows) and of
+``benchmarks/chance.py`` (other roundings of the same weights). One thread.
+
+Writes ``benchmarks/results/confidence.json`` row by row, and a table of ``docs/effort.md``. What is there is not
+measured again; ``--report`` measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+import goldstick
+from benchmarks.cells import write_behind
+from benchmarks.chance import another_rounding
+from benchmarks.effort import DOCUMENT, ROOT, ROUNDING, SUBJECT, TEXTS, documents_of
+from goldstick.hf.names import quiet_libraries
+from goldstick.jobs.load.calibration_data import calibration_data
+from goldstick.recipes.needs_data import needs_data
+from goldstick.recipes.recipe import Calibration, Recipe
+
+RESULTS = ROOT / "benchmarks" / "results" / "confidence.json"
+MARK = "<!-- written by benchmarks/confidence.py -->\n"
+FLOAT, OTHERS, DEFAULT = "float", "other roundings", "default"
+#: Scheme → what is measured of it, and how often. Inputs that are rounded, too, have no other roundings here.
+ROWS: dict[str, dict[str, int]] = {
+    "w4a16-g128": {ROUNDING: 1, OTHERS: 8, DEFAULT: 3},
+    "w4a16-g32": {ROUNDING: 1, OTHERS: 8, DEFAULT: 3},
+    "nvfp4": {ROUNDING: 1, DEFAULT: 3},
+}
+#: What logits are divided by.
+TEMPERATURES = tuple(round(1 + step / 20, 2) for step in range(-1, 9))
+
+
+def main() -> None:
+    """Measure, write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="*", help="a pattern of the schemes to measure")
+    parser.add_argument("--report", action="store_true", help="write the table from what is there")
+    arguments = parser.parse_args()
+    quiet_libraries()
+    torch.set_num_threads(1)
+    if not arguments.report:
+        measure([scheme for scheme in ROWS if fnmatch.fnmatchcase(scheme, arguments.only)])
+    write_behind(DOCUMENT, MARK, table(read()))
+
+
+def measure(schemes: Sequence[str]) -> None:
+    """What is missing of some schemes, kept model by model."""
+    model = AutoModelForCausalLM.from_pretrained(SUBJECT.directory, dtype=torch.float32).eval()
+    documents = documents_of(model)
+    rows = [(FLOAT, 0)] + [
+        (f"{scheme} {row}", n) for scheme in schemes for row in ROWS[scheme] for n in range(ROWS[scheme][row])
+    ]
+    for name, number in rows:
+        if str(number) in read().get(name, {}):
+            continue
+        changed = model if name == FLOAT else made(model, *name.split(" ", 1), number)
+        found = {text: losses(changed, documents[text]) for text in TEXTS}
+        results = read()
+        results.setdefault(name, {})[str(number)] = found
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        print(name, number, {text: least(curve) for text, curve in found.items()}, flush=True)
+
+
+def made(model: Any, scheme: str, row: str, number: int) -> Any:
+    """The model of a row."""
+    if row == OTHERS:
+        return another_rounding(model, f"rtn-{scheme}", number)
+    recipe = Recipe.load(f"{'rtn' if row == ROUNDING else 'gptq'}-{scheme}").with_effort("default")
+    settings = Calibration(dataset=SUBJECT.dataset, samples=128, seq_len=256, seed=number)
+    data = calibration_data(settings, SUBJECT.directory, SUBJECT.data)(model)
+    return goldstick.apply(model, recipe, data=data.batches() if needs_data(recipe.stages) else None).model
+
+
+@torch.no_grad()
+def losses(model: Any, documents: Sequence[Sequence[int]]) -> dict[str, float]:
+    """The mean −log p of the next token at each temperature."""
+    sums, tokens = dict.fromkeys(TEMPERATURES, 0.0), 0
+    for document in documents:
+        ids = torch.tensor([document])
+        logits = model(input_ids=ids).logits[0, :-1].float()
+        given = logits.gather(1, ids[0, 1:, None])[:, 0].double()
+        for temperature in TEMPERATURES:
+            sums[temperature] += float(((logits / temperature).logsumexp(-1).double() - given / temperature).sum())
+        tokens += len(document) - 1
+    return {str(temperature): round(total / tokens, 6) for temperature, total in sums.items()}
+
+
+def least(curve: Mapping[str, float]) -> tuple[float, float]:
+    """The best temperature and the loss there: the vertex of the parabola through the least loss and its neighbours."""
+    losses = [curve[str(one)] for one in TEMPERATURES]
+    place = min(max(losses.index(min(losses)), 1), len(losses) - 2)
+    before, here, after = losses[place - 1 : place + 2]
+    step, bend = TEMPERATURES[place] - TEMPERATURES[place - 1], before - 2 * here + after
+    return TEMPERATURES[place] + step * (before - after) / (2 * bend), here - (before - after) ** 2 / (8 * bend)
+
+
+def read() -> dict[str, Any]:
+    """The results: row → number → text → temperature → loss."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.is_file() else {}
+    return found
+
+
+def table(results: Mapping[str, Any]) -> str:
+    """Of each text and row the best temperature, and the perplexity over the float model's as it is and at the best."""
+    lines = ["| text | scheme | | best temperature | perplexity over float | each at its best |", "|---" * 6 + "|"]
+    for text in TEXTS:
+        float_ = results[FLOAT]["0"][text]
+        best, lowest = least(float_)
+        gained = math.exp(lowest - float_["1.0"])
+        lines.append(f"| {text} | float | | {best:.3f} | 1 | 1 ({gained:.4f} of what it was) |")
+        for name, rows in sorted(results.items(), key=_order):
+            if name == FLOAT:
+                continue
+            scheme, row = name.split(" ", 1)
+            curves = [found[text] for found in rows.values()]
+            temperature = statistics.fmean(least(curve)[0] for curve in curves)
+            plain = [math.exp(curve["1.0"] - float_["1.0"]) for curve in curves]
+            fair = [math.exp(least(curve)[1] - lowest) for curve in curves]
+            shown = row if row in (ROUNDING, OTHERS) else f"`{row}`"
+            lines.append(f"| {text} | `{scheme}` | {shown} | {temperature:.3f} | {_shown(plain)} | {_shown(fair)} |")
+    return "\n".join(lines)
+
+
+def _order(row: tuple[str, Any]) -> tuple[int, int]:
+    scheme, _, kind = row[0].partition(" ")
+    return (list(ROWS).index(scheme), list(ROWS[scheme]).index(kind)) if kind else (-1, 0)
+
+
+def _shown(values: Sequence[float]) -> str:
+    middle = f"{statistics.fmean(values):.4f}"
+    return middle if len(values) < 2 else f"{middle} ± {statistics.stdev(values):.4f} ({len(values)})"
+
+
+if __name__ == "__main__":
+    main()
