@@ -32,6 +32,7 @@ from goldstick.evaluation.paired import compare_items
 from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.save.records import environment
+from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.recipe import Calibration, Recipe
 
 RESULTS = ROOT / "benchmarks" / "results" / "beside-rounding.json"
@@ -76,7 +77,7 @@ def measure(schemes: Sequence[str]) -> None:
                 recipe = Recipe.load(name).with_effort("default")
                 settings = Calibration(dataset=SUBJECT.dataset, samples=128, seq_len=256, seed=seed)
                 data = calibration_data(settings, SUBJECT.directory, SUBJECT.data)(model)
-                made = goldstick.apply(model, recipe, data=None if method == _ROUNDING else data.batches())
+                made = goldstick.apply(model, recipe, data=data.batches() if needs_data(recipe.stages) else None)
                 found = {"tasks": measured(made.model), "calibration": data.fingerprint, "versions": environment()}
                 results = read()
                 results.setdefault(name, {})[str(seed)] = found

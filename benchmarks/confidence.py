@@ -3,7 +3,7 @@
 A model that is too sure of its predictions gains perplexity by whatever flattens them, noise of rounding included. Here
 each model's logits are divided by the temperature that is best for its own perplexity on each text, the float model's
 too, and the perplexities are compared as they are and so. Models, texts and recipes are those of
-``benchmarks/effort.py`` (rounding, and ``default`` over three draws of calibration windows) and of
+``benchmarks/effort.py`` (rounding, and ``default`` over eight draws of calibration windows) and of
 ``benchmarks/chance.py`` (other roundings of the same weights). One thread.
 
 Writes ``benchmarks/results/confidence.json`` row by row, and a table of ``docs/effort.md``. What is there is not
@@ -37,8 +37,8 @@ MARK = "<!-- written by benchmarks/confidence.py -->\n"
 FLOAT, OTHERS, DEFAULT = "float", "other roundings", "default"
 #: Scheme → what is measured of it, and how often. Inputs that are rounded, too, have no other roundings here.
 ROWS: dict[str, dict[str, int]] = {
-    "w4a16-g128": {ROUNDING: 1, OTHERS: 8, DEFAULT: 3},
-    "w4a16-g32": {ROUNDING: 1, OTHERS: 8, DEFAULT: 3},
+    "w4a16-g128": {ROUNDING: 1, OTHERS: 16, DEFAULT: 8},
+    "w4a16-g32": {ROUNDING: 1, OTHERS: 16, DEFAULT: 8},
     "nvfp4": {ROUNDING: 1, DEFAULT: 3},
 }
 #: What logits are divided by.

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from goldstick.algorithms import (
+    AWQ,
     GPTQ,
     RTN,
     BlockReconstruction,
@@ -23,6 +24,8 @@ Effort = Literal["fast", "default", "best"]
 
 #: Less of it fits the calibration text better and other texts worse; at few bits the first weighs more.
 _DAMPING, _MANY_BITS = 0.3, 4
+#: Ranges of small groups, clipped for the calibration text, do the same.
+_SMALL_GROUPS = 32
 #: Inputs with fewer bits are more of the error than weights are, and learning alone sees them.
 _INPUT_BITS = 8
 #: The fewer the bits, the further codes begin from where they end: steps for each block, at most so many bits.
@@ -36,9 +39,9 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
 
     ``fast`` leaves all as it is. ``default`` lets GPTQ and ``descent`` make up for the errors of earlier layers, damps
     their Hessian more from 4 bits on, so that codes fit other texts, too, and lets two cycles of coordinate descent
-    follow GPTQ; and it judges layers on rows held out. ``best`` has the
-    loss at the end in view instead of the layer's error: GPTQ looks at it from two sides, and the codes of each block
-    are learned for it, for longer where they have two bits or three.
+    follow GPTQ; AWQ clips no ranges of small groups, for the same reason; and layers are judged on rows held out.
+    ``best`` has the loss at the end in view instead of the layer's error: GPTQ looks at it from two sides, and the
+    codes of each block are learned for it, for longer where they have two bits or three.
 
     Recipes that look at no data, or whose data say ranges alone, or that train the network, stay as they are. GGUF's
     blocks hold scales of float16, which neither cycles nor learning keep: with ``best`` they have the loss at the end.
@@ -63,6 +66,8 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
 
 
 def _solving_well(stage: Stage) -> Stage:
+    if isinstance(stage, AWQ) and stage.quantize and _in_small_groups(stage):
+        return dataclasses.replace(stage, clip=False)
     if not isinstance(stage, GPTQ | Descent):
         return stage
     damping = max(stage.damping, _DAMPING) if _fewest_bits([stage]) >= _MANY_BITS else stage.damping
@@ -70,6 +75,11 @@ def _solving_well(stage: Stage) -> Stage:
         return dataclasses.replace(stage, gptaq=True, damping=damping)
     cycles = stage.cycles if stage.float16_ranges else max(stage.cycles, 2)
     return dataclasses.replace(stage, gptaq=True, cycles=cycles, damping=damping)
+
+
+def _in_small_groups(stage: AWQ) -> bool:
+    grids = [scheme.weight for scheme in stage.schemes()]
+    return all(grid.bits >= _MANY_BITS and (grid.group_size or _SMALL_GROUPS + 1) <= _SMALL_GROUPS for grid in grids)
 
 
 def _for_the_end(stage: Stage) -> Stage:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from click.testing import CliRunner
 
 import goldstick
-from goldstick.algorithms import GPTQ, Descent, Learn, Validate
+from goldstick.algorithms import AWQ, GPTQ, Descent, Learn, Validate
 from goldstick.cli import main
 from goldstick.recipes.effort import Effort
 
@@ -53,6 +53,17 @@ def test_a_hessian_is_damped_for_other_texts_from_4_bits_on(words: str, damping:
     descent = goldstick.Recipe.load(words.replace("gptq", "descent")).with_effort("best").stages[0]
     assert isinstance(descent, Descent)
     assert (descent.gptaq, descent.damping) == (True, damping)
+
+
+@pytest.mark.parametrize(
+    ("words", "clip"),
+    [("awq-w4a16-g32", False), ("awq-w8a16-g16", False), ("awq-w4a16-g64", True), ("awq-w3a16-g32", True),
+     ("awq-w4a16-channel", True), ("awq-gptq-w4a16-g32", True)],
+)  # fmt: skip
+def test_ranges_of_small_groups_are_not_clipped_for_other_texts(words: str, clip: bool) -> None:
+    for effort in get_args(Effort):
+        awq = goldstick.Recipe.load(words).with_effort(effort).stages[0]
+        assert isinstance(awq, AWQ) and awq.clip is (clip or effort == "fast")
 
 
 @pytest.mark.parametrize(
