@@ -39,6 +39,7 @@ FLOAT, OTHERS, DEFAULT = "float", "other roundings", "default"
 ROWS: dict[str, dict[str, int]] = {
     "w4a16-g128": {ROUNDING: 1, OTHERS: 16, DEFAULT: 8},
     "w4a16-g32": {ROUNDING: 1, OTHERS: 16, DEFAULT: 8},
+    "nvfp4a16": {ROUNDING: 1, OTHERS: 8, DEFAULT: 3},
     "nvfp4": {ROUNDING: 1, DEFAULT: 3},
 }
 #: What logits are divided by.
@@ -55,7 +56,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if not arguments.report:
         measure([scheme for scheme in ROWS if fnmatch.fnmatchcase(scheme, arguments.only)])
-    write_behind(DOCUMENT, MARK, table(read()))
+    write_behind(DOCUMENT, MARK, f"{table(read())}\n\n{differences(read())}")
 
 
 def measure(schemes: Sequence[str]) -> None:
@@ -133,6 +134,26 @@ def table(results: Mapping[str, Any]) -> str:
             fair = [math.exp(least(curve)[1] - lowest) for curve in curves]
             shown = row if row in (ROUNDING, OTHERS) else f"`{row}`"
             lines.append(f"| {text} | `{scheme}` | {shown} | {temperature:.3f} | {_shown(plain)} | {_shown(fair)} |")
+    return "\n".join(lines)
+
+
+def differences(results: Mapping[str, Any]) -> str:
+    """What ``default`` has beside other roundings, as means over the draws of both, with the standard error."""
+    lines = []
+    for scheme in ROWS:
+        draws = [results.get(f"{scheme} {row}", {}) for row in (DEFAULT, OTHERS)]
+        for text in TEXTS if all(map(len, draws)) else ():
+            said = []
+            for at in (lambda curve: curve["1.0"], lambda curve: least(curve)[1]):
+                ours, others = ([at(found[text]) for found in rows.values()] for rows in draws)
+                apart = 100 * (statistics.fmean(ours) - statistics.fmean(others))
+                error = 100 * math.sqrt(
+                    statistics.variance(ours) / len(ours) + statistics.variance(others) / len(others)
+                )
+                said.append(f"{apart:+.2f} ± {error:.2f} %")
+            lines.append(
+                f"- `{scheme}`, {text}: `default` beside other roundings {said[0]}; each at its best {said[1]}."
+            )
     return "\n".join(lines)
 
 
