@@ -170,7 +170,7 @@ class Learn(AnnealedSearch):
 
     holdout: float = 0.125
     objective: Literal["output", "loss"] = "output"
-    mix: float = 0.1
+    mix: float = 0.01
 
     def __post_init__(self) -> None:
         super().__post_init__()
