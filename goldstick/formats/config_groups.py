@@ -134,7 +134,7 @@ def _activation(inputs: Mapping[str, Any]) -> Grid:
         raise FormatError(f"goldstick does not run the float activations {shown(dict(inputs))}.")
     bits, integers = inputs.get("num_bits"), inputs.get("type", "int") == "int"
     if integers and bits in (8, 4) and strategy == "token" and dynamic is True and symmetric:
-        return Grid(bits=bits, granularity="token")
+        return Grid(bits=int(bits), granularity="token")
     if integers and bits == 8 and strategy == "tensor" and dynamic is False:
         return Grid(bits=8, symmetric=symmetric, granularity="tensor")
     raise FormatError(
