@@ -139,8 +139,8 @@ def test_a_group_that_does_not_divide_is_named(scheme: str, size: int, tmp_path:
     "scheme, form, words",
     [
         ("fp8-dynamic", "gptq", "its scheme is fp8-dynamic"),
-        ("w4afp8", "awq", "8-bit activations"),
-        ("mxfp8", "gguf", "8-bit activations"),
+        ("w4afp8", "awq", "rounded activations"),
+        ("mxfp8", "gguf", "rounded activations"),
         ("mxfp4afp8", "mxfp4", "holds experts that are stored in one tensor"),
         ("fp8-dynamic", "fp8", "holds FP8 weights by block or tensor"),
         ("nvfp4", "modelopt", "nvfp4a16"),
