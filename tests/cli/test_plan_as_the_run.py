@@ -72,7 +72,7 @@ def test_a_plan_says_what_the_result_can_be_exported_to_and_why_not(llama: str) 
     words = ["plan", llama, "--recipe", "rtn-w8a8-dynamic"]
     exports = json.loads(run(*words, "--json").stdout)["exports"]
     assert exports["native"] is None
-    assert "rounded activations" in exports["gptq"] and "8-bit activations" in exports["awq"]
+    assert "rounded activations" in exports["gptq"] and "rounded activations" in exports["awq"]
     assert "compressed-tensors" not in exports, "that is what the plan stores"
     line = next(line for line in run(*words).stdout.splitlines() if line.startswith("can be exported to: "))
     assert line == "can be exported to: " + ", ".join(name for name, reason in exports.items() if reason is None)

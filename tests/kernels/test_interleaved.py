@@ -54,7 +54,7 @@ def outputs(run: PreparedLinear, layer: Layer, tokens: int = 3) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("activation", [None, "int8-token", "int4-token", "int8-tensor"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int8-tensor"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("asymmetric", [True, False])
 @pytest.mark.parametrize("bits", range(1, 9))

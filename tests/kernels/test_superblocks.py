@@ -69,7 +69,7 @@ def test_weights_are_bit_equal_to_the_reference(
 
 @every_type
 @every_dtype
-@pytest.mark.parametrize("activation", [None, "int8-token", "int4-token", "int8-tensor"])
+@pytest.mark.parametrize("activation", [None, "int8-token", "int8-tensor"])
 def test_products_are_near_float64_and_the_same_bits_however_they_are_run(
     scheme: str, dtype: torch.dtype, activation: Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
