@@ -11,8 +11,6 @@ measured again; ``--report`` measures nothing.
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -22,18 +20,16 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import goldstick
-from benchmarks.cells import Measurement, write_behind
-from benchmarks.effort import SUBJECT
+from benchmarks.cells import Measurement, schemes_to_measure, write_behind
+from benchmarks.effort import SUBJECT, drawn
 from benchmarks.tasks import DOCUMENT, METRICS, ROOT, format_table
 from goldstick.evaluation.evaluate import evaluate
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items
 from goldstick.evaluation.paired import compare_items
-from goldstick.hf.names import quiet_libraries
-from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.save.records import environment
 from goldstick.recipes.needs_data import needs_data
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.recipe import Recipe
 
 RESULTS = ROOT / "benchmarks" / "results" / "beside-rounding.json"
 MARK = "<!-- written by benchmarks/beside_rounding.py -->\n"
@@ -54,14 +50,8 @@ _ROUNDING = "rtn"
 
 def main() -> None:
     """Measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="*", help="a pattern of the schemes to measure")
-    parser.add_argument("--report", action="store_true", help="write the table from what is there")
-    arguments = parser.parse_args()
-    quiet_libraries()
-    torch.set_num_threads(1)
-    if not arguments.report:
-        measure([scheme for scheme in RECIPES if fnmatch.fnmatchcase(scheme, arguments.only)])
+    if schemes := schemes_to_measure(__doc__, RECIPES):
+        measure(schemes)
     write_behind(DOCUMENT, MARK, table(read()))
 
 
@@ -75,8 +65,7 @@ def measure(schemes: Sequence[str]) -> None:
                 if str(seed) in read().get(name, {}):
                     continue
                 recipe = Recipe.load(name).with_effort("default")
-                settings = Calibration(dataset=SUBJECT.dataset, samples=128, seq_len=256, seed=seed)
-                data = calibration_data(settings, SUBJECT.directory, SUBJECT.data)(model)
+                data = drawn(model, seed)
                 made = goldstick.apply(model, recipe, data=data.batches() if needs_data(recipe.stages) else None)
                 found = {"tasks": measured(made.model), "calibration": data.fingerprint, "versions": environment()}
                 results = read()

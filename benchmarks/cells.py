@@ -6,18 +6,22 @@ and the items of single questions are there to be paired. The results file holds
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from goldstick.api import evaluate, quantize
 from goldstick.core.json_files import dump_json, write_atomically
 from goldstick.evaluation.compare import ComparisonRow, compare
 from goldstick.evaluation.evaluate import Evaluation
+from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.save.records import environment
 from goldstick.report.words import verdict
 
@@ -130,6 +134,17 @@ class Table:
     def _in_order(self, cells: Mapping[str, Any]) -> dict[str, Any]:
         names = [f"{scheme.name}/{one.name}" for one in self.measurements for scheme in self.schemes]
         return {name: cells[name] for name in names if name in cells} | dict(cells)  # others stand behind
+
+
+def schemes_to_measure(description: str | None, schemes: Iterable[str]) -> list[str]:
+    """Those of a benchmark's schemes that its command line asks for, none to report alone; one thread from here on."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="*", help="a pattern of the schemes to measure")
+    parser.add_argument("--report", action="store_true", help="write the table from what is there")
+    arguments = parser.parse_args()
+    quiet_libraries()
+    torch.set_num_threads(1)
+    return [] if arguments.report else [scheme for scheme in schemes if fnmatch(scheme, arguments.only)]
 
 
 def read_results(path: Path) -> dict[str, Any]:

@@ -12,8 +12,6 @@ measured again; ``--report`` measures nothing.
 
 from __future__ import annotations
 
-import argparse
-import fnmatch
 import json
 import math
 import statistics
@@ -24,13 +22,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import goldstick
-from benchmarks.cells import write_behind
+from benchmarks.cells import schemes_to_measure, write_behind
 from benchmarks.chance import another_rounding
-from benchmarks.effort import DOCUMENT, ROOT, ROUNDING, SUBJECT, TEXTS, documents_of
-from goldstick.hf.names import quiet_libraries
-from goldstick.jobs.load.calibration_data import calibration_data
+from benchmarks.effort import DOCUMENT, ROOT, ROUNDING, SUBJECT, TEXTS, documents_of, drawn
 from goldstick.recipes.needs_data import needs_data
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.recipe import Recipe
 
 RESULTS = ROOT / "benchmarks" / "results" / "confidence.json"
 MARK = "<!-- written by benchmarks/confidence.py -->\n"
@@ -48,14 +44,8 @@ TEMPERATURES = tuple(round(1 + step / 20, 2) for step in range(-1, 9))
 
 def main() -> None:
     """Measure, write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default="*", help="a pattern of the schemes to measure")
-    parser.add_argument("--report", action="store_true", help="write the table from what is there")
-    arguments = parser.parse_args()
-    quiet_libraries()
-    torch.set_num_threads(1)
-    if not arguments.report:
-        measure([scheme for scheme in ROWS if fnmatch.fnmatchcase(scheme, arguments.only)])
+    if schemes := schemes_to_measure(__doc__, ROWS):
+        measure(schemes)
     write_behind(DOCUMENT, MARK, f"{table(read())}\n\n{differences(read())}")
 
 
@@ -82,9 +72,9 @@ def made(model: Any, scheme: str, row: str, number: int) -> Any:
     if row == OTHERS:
         return another_rounding(model, f"rtn-{scheme}", number)
     recipe = Recipe.load(f"{'rtn' if row == ROUNDING else 'gptq'}-{scheme}").with_effort("default")
-    settings = Calibration(dataset=SUBJECT.dataset, samples=128, seq_len=256, seed=number)
-    data = calibration_data(settings, SUBJECT.directory, SUBJECT.data)(model)
-    return goldstick.apply(model, recipe, data=data.batches() if needs_data(recipe.stages) else None).model
+    return goldstick.apply(
+        model, recipe, data=drawn(model, number).batches() if needs_data(recipe.stages) else None
+    ).model
 
 
 @torch.no_grad()

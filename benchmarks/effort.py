@@ -29,6 +29,7 @@ from transformers import AutoModelForCausalLM
 import goldstick
 from benchmarks.accuracy_cases import subjects
 from benchmarks.cells import write_behind
+from goldstick.calibration.data.samples import CalibrationData
 from goldstick.calibration.memory_budget import peak_memory
 from goldstick.evaluation.data import DataSource
 from goldstick.evaluation.find_tasks import find_tasks
@@ -79,8 +80,7 @@ def main() -> None:
 def measure(rows: list[tuple[str, str]], seed: int) -> None:
     """Measure rows and keep them."""
     model = AutoModelForCausalLM.from_pretrained(SUBJECT.directory, dtype=torch.float32).eval()
-    settings = Calibration(dataset=SUBJECT.dataset, samples=128, seq_len=256, seed=seed)
-    data = calibration_data(settings, SUBJECT.directory, SUBJECT.data)(model)
+    data = drawn(model, seed)
     documents = documents_of(model)
     for scheme, row in rows:
         effort, further, _ = row.partition(DISTILLED)
@@ -98,6 +98,12 @@ def measure(rows: list[tuple[str, str]], seed: int) -> None:
         results.setdefault(f"{scheme} {row}", {})[str(seed)] = found
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
         print(scheme, row, {name: found[name]["kl"] for name in TEXTS}, f"{used:.0f} s", flush=True)
+
+
+def drawn(model: Any, seed: int) -> CalibrationData:
+    """A draw of the calibration windows."""
+    settings = Calibration(dataset=SUBJECT.dataset, samples=128, seq_len=256, seed=seed)
+    return calibration_data(settings, SUBJECT.directory, SUBJECT.data)(model)
 
 
 def documents_of(model: Any) -> dict[str, Any]:

@@ -24,27 +24,21 @@ from typing import Any
 from benchmarks.accuracy import Bench, keep
 from benchmarks.accuracy_cases import FLOAT, PLANTED_FACTORS, PLANTED_SEED, PLANTED_SHARE, Row, Subject, subjects
 from benchmarks.accuracy_verdicts import Results
+from goldstick.core.scheme import Scheme
 from goldstick.hf.names import quiet_libraries
 from tools.planted_outliers import plant
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "online-rotation.json"
+SCHEMES = ("w8a8-dynamic", "w4a8-dynamic-g32", "w4a4-dynamic-g32", "mxfp4", "nvfp4")
 #: What is turned, as tables call it → the options of ``rotate``; none where nothing is.
 ROTATIONS: dict[str, dict[str, Any] | None] = {
     "none": None,
     "R1, R2": {},
     "R1, R2, R4": {"online": True},
 }
-#: Beside R1 and R2: the inputs that R4 turns are not rounded at all. Layers → the scheme with float inputs.
-IN_FLOAT = "R1, R2, inputs in float"
-TURNED = ("*down_proj", "*o_proj")
-WEIGHTS_ALONE = {
-    "w8a8-dynamic": "w8a16",
-    "w4a8-dynamic-g32": "w4a16-g32",
-    "w4a4-dynamic-g32": "w4a16-g32",
-    "mxfp4": "mxfp4a16",
-    "nvfp4": "nvfp4a16",
-}
+#: Beside R1 and R2: the inputs that R4 turns are not rounded at all.
+IN_FLOAT, TURNED = "R1, R2, inputs in float", ("*down_proj", "*o_proj")
 #: The same within the groups of MXFP4.
 IN_BLOCKS = {
     "R1, R2 in blocks of 32": {"block_size": 32},
@@ -60,12 +54,13 @@ def models() -> dict[str, Subject]:
 
 def rows() -> Iterator[Row]:
     """All rows but the float one."""
-    for scheme, weights_alone in WEIGHTS_ALONE.items():
+    for scheme in SCHEMES:
         rotations = ROTATIONS | IN_BLOCKS if scheme.startswith("mx") else ROTATIONS
         for method, options in rotations.items():
             before = [] if options is None else [{"rotate": options}]
             gptq = {"scheme": scheme, "group_size_mismatch": "channel"}
             yield Row(method=method, scheme=scheme, stages=[*before, {"gptq": gptq}])
+        weights_alone = replace(Scheme.parse(scheme), activation=None).label
         gptq |= {"overrides": dict.fromkeys(TURNED, weights_alone)}
         yield Row(method=IN_FLOAT, scheme=scheme, stages=[{"rotate": {}}, {"gptq": gptq}])
 

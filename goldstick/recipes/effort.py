@@ -79,7 +79,8 @@ def _solving_well(stage: Stage) -> Stage:
 
 def _in_small_groups(stage: AWQ) -> bool:
     grids = [scheme.weight for scheme in stage.schemes()]
-    return all(grid.bits >= _MANY_BITS and (grid.group_size or _SMALL_GROUPS + 1) <= _SMALL_GROUPS for grid in grids)
+    small = all(grid.group_size is not None and grid.group_size <= _SMALL_GROUPS for grid in grids)
+    return small and _fewest_bits([stage]) >= _MANY_BITS
 
 
 def _for_the_end(stage: Stage) -> Stage:

@@ -197,7 +197,7 @@ def _for_forward(site: Site, scheme: Scheme, trained: bool) -> tuple[Scheme, str
     if site.layout in (Layout.EMBEDDING, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS):
         return scheme, ""
     notes = [] if site.product else ["its forward reads the numbers of the weight: rounded without data"]
-    int8 = scheme.activation is not None and scheme.activation.input_name.startswith("int8")
+    int8 = scheme.activation is not None and scheme.activation.integers and scheme.activation.bits == 8
     plain = site.layout.multiplied or (int8 and not trained)  # training rounds the inputs of linear layers alone
     if scheme.activation and not (site.takes_rounded_input and plain):
         notes.append(f"weight only: {_kind(site)} takes no {scheme.activation.bits}-bit activations")
