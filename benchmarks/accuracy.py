@@ -37,8 +37,9 @@ from goldstick.evaluation.language_model import LanguageModel
 from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.save.records import environment
+from goldstick.recipes.calibration import Calibration
 from goldstick.recipes.needs_data import needs_data
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.recipe import Recipe
 from tools.planted_outliers import plant
 
 ROOT = Path(__file__).resolve().parents[1]

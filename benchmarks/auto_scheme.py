@@ -41,7 +41,7 @@ from goldstick.jobs.search.losses import RowLosses
 from goldstick.jobs.search.rows import in_batches
 from goldstick.jobs.search.runtimes import RUNTIMES
 from goldstick.jobs.search.weight_files import weight_file_bytes
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "auto-scheme.json"

@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 import goldstick
 from benchmarks.cells import Measurement, schemes_to_measure, write_behind
-from benchmarks.effort import SUBJECT, drawn
+from benchmarks.effort import SUBJECT, drawn, recipe_of
 from benchmarks.tasks import DOCUMENT, METRICS, ROOT, format_table
 from goldstick.evaluation.evaluate import evaluate
 from goldstick.evaluation.language_model import LanguageModel
@@ -29,7 +29,6 @@ from goldstick.evaluation.metrics import Items
 from goldstick.evaluation.paired import compare_items
 from goldstick.jobs.save.records import environment
 from goldstick.recipes.needs_data import needs_data
-from goldstick.recipes.recipe import Recipe
 
 RESULTS = ROOT / "benchmarks" / "results" / "beside-rounding.json"
 MARK = "<!-- written by benchmarks/beside_rounding.py -->\n"
@@ -64,7 +63,7 @@ def measure(schemes: Sequence[str]) -> None:
                 name = f"{method}-{scheme}"
                 if str(seed) in read().get(name, {}):
                     continue
-                recipe = Recipe.load(name).with_effort("default")
+                recipe = recipe_of(name, "default", seed)
                 data = drawn(model, seed)
                 made = goldstick.apply(model, recipe, data=data.batches() if needs_data(recipe.stages) else None)
                 found = {"tasks": measured(made.model), "calibration": data.fingerprint, "versions": environment()}

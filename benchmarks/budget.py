@@ -51,8 +51,9 @@ from goldstick.jobs.search.possible import possible_sizes
 from goldstick.jobs.search.rows import in_batches
 from goldstick.jobs.search.target import Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
+from goldstick.recipes.calibration import Calibration
 from goldstick.recipes.needs_data import needs_data
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.recipe import Recipe
 from goldstick.training import TrainingTask
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -23,6 +23,7 @@ from goldstick.evaluation.compare import ComparisonRow, compare
 from goldstick.evaluation.evaluate import Evaluation
 from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.save.records import environment
+from goldstick.recipes.recipe import Recipe
 from goldstick.report.words import verdict
 
 FLOAT = "float"
@@ -145,6 +146,11 @@ def schemes_to_measure(description: str | None, schemes: Iterable[str]) -> list[
     quiet_libraries()
     torch.set_num_threads(1)
     return [] if arguments.report else [scheme for scheme in schemes if fnmatch(scheme, arguments.only)]
+
+
+def with_seed(recipe: Recipe, seed: int) -> Recipe:
+    """A recipe whose tokens by chance are those of a seed."""
+    return recipe.model_copy(update={"calibration": recipe.calibration.model_copy(update={"seed": seed})})
 
 
 def read_results(path: Path) -> dict[str, Any]:

@@ -24,9 +24,8 @@ from transformers import AutoModelForCausalLM
 import goldstick
 from benchmarks.cells import schemes_to_measure, write_behind
 from benchmarks.chance import another_rounding
-from benchmarks.effort import DOCUMENT, ROOT, ROUNDING, SUBJECT, TEXTS, documents_of, drawn
+from benchmarks.effort import DOCUMENT, ROOT, ROUNDING, SUBJECT, TEXTS, documents_of, drawn, recipe_of
 from goldstick.recipes.needs_data import needs_data
-from goldstick.recipes.recipe import Recipe
 
 RESULTS = ROOT / "benchmarks" / "results" / "confidence.json"
 MARK = "<!-- written by benchmarks/confidence.py -->\n"
@@ -71,7 +70,7 @@ def made(model: Any, scheme: str, row: str, number: int) -> Any:
     """The model of a row."""
     if row == OTHERS:
         return another_rounding(model, f"rtn-{scheme}", number)
-    recipe = Recipe.load(f"{'rtn' if row == ROUNDING else 'gptq'}-{scheme}").with_effort("default")
+    recipe = recipe_of(f"{'rtn' if row == ROUNDING else 'gptq'}-{scheme}", "default", number)
     return goldstick.apply(
         model, recipe, data=drawn(model, number).batches() if needs_data(recipe.stages) else None
     ).model

@@ -28,7 +28,7 @@ from transformers import AutoModelForCausalLM
 
 import goldstick
 from benchmarks.accuracy_cases import subjects
-from benchmarks.cells import write_behind
+from benchmarks.cells import with_seed, write_behind
 from goldstick.calibration.data.samples import CalibrationData
 from goldstick.calibration.memory_budget import peak_memory
 from goldstick.evaluation.data import DataSource
@@ -39,9 +39,10 @@ from goldstick.evaluation.paired import compare_items
 from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.save.records import environment
+from goldstick.recipes.calibration import Calibration
 from goldstick.recipes.effort import Effort
 from goldstick.recipes.needs_data import needs_data
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "effort.json"
@@ -84,9 +85,8 @@ def measure(rows: list[tuple[str, str]], seed: int) -> None:
     documents = documents_of(model)
     for scheme, row in rows:
         effort, further, _ = row.partition(DISTILLED)
-        recipe = Recipe.load(f"rtn-{scheme}" if row == ROUNDING else f"gptq{'-distill' if further else ''}-{scheme}")
-        if row != ROUNDING:
-            recipe = recipe.with_effort(effort)  # type: ignore[arg-type]
+        words = f"rtn-{scheme}" if row == ROUNDING else f"gptq{'-distill' if further else ''}-{scheme}"
+        recipe = recipe_of(words, "fast" if row == ROUNDING else effort, seed)  # type: ignore[arg-type]
         began, used = time.perf_counter(), time.process_time()
         made = goldstick.apply(model, recipe, data=data.batches() if needs_data(recipe.stages) else None)
         seconds, used = time.perf_counter() - began, time.process_time() - used
@@ -98,6 +98,11 @@ def measure(rows: list[tuple[str, str]], seed: int) -> None:
         results.setdefault(f"{scheme} {row}", {})[str(seed)] = found
         RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
         print(scheme, row, {name: found[name]["kl"] for name in TEXTS}, f"{used:.0f} s", flush=True)
+
+
+def recipe_of(words: str, effort: Effort, seed: int) -> Recipe:
+    """A recipe of words with an effort, whose tokens by chance are those of a seed."""
+    return with_seed(Recipe.load(words).with_effort(effort), seed)
 
 
 def drawn(model: Any, seed: int) -> CalibrationData:

@@ -28,6 +28,7 @@ from typing import Any
 import torch
 
 import goldstick
+from benchmarks.cells import with_seed
 from benchmarks.frontier_models import Batch, FrontierModel, frontier_models, load
 from benchmarks.frontier_peers import PEERS, TOOLS, run
 from benchmarks.k_quants import ratio
@@ -108,7 +109,7 @@ class Bench:
         model = load(subject)
         data = subject.drawn(model, seed)
         if python is None:
-            changed, found = with_goldstick(model, data.batches, scheme, method, subject.exclude)
+            changed, found = with_goldstick(model, data.batches, scheme, method, seed, subject.exclude)
         else:
             try:
                 weights, found = run(method, python, subject, data, layers(model, subject.exclude), scheme)
@@ -158,13 +159,13 @@ def recipe_stage(algorithm: str, scheme: str, exclude: Sequence[str]) -> dict[st
 
 
 def with_goldstick(
-    model: Any, batches: Sequence[Batch], scheme: str, method: str, exclude: Sequence[str] = ()
+    model: Any, batches: Sequence[Batch], scheme: str, method: str, seed: int, exclude: Sequence[str] = ()
 ) -> tuple[Any, dict[str, Any]]:
     """The model that one recipe makes of another, in memory, and what it took."""
     given, effort = EFFORTS[method] if method in EFFORTS else (PARTS[method], "fast")
     stages = [{name: dict(options) for name, options in stage.items()} for stage in given]
     stages[0]["gptq"] |= recipe_stage("gptq", scheme, exclude)["gptq"]
-    recipe = Recipe.load({"stages": stages}).with_effort(effort)  # type: ignore[arg-type]
+    recipe = with_seed(Recipe.load({"stages": stages}).with_effort(effort), seed)  # type: ignore[arg-type]
     began, used = time.perf_counter(), time.process_time()
     result = goldstick.apply(model, recipe, data=batches)
     seconds, used = time.perf_counter() - began, time.process_time() - used

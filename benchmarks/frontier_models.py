@@ -26,7 +26,7 @@ from goldstick.evaluation.kl import token_kl
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.metrics import Items
 from goldstick.jobs.load.calibration_data import calibration_data
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 from tools.minilm_squad.data import make_windows, read_questions
 from tools.real_models.model import FLOAT, Workplace
 from tools.real_models.speech import Utterance, read_wave

@@ -36,7 +36,7 @@ from goldstick.jobs.load.load import load_float
 from goldstick.jobs.search.losses import RowLosses
 from goldstick.jobs.search.rows import in_batches
 from goldstick.jobs.search.runtimes import RUNTIMES
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 
 RESULTS = Path(__file__).resolve().parent / "results" / "pruned-candidates.json"
 SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)

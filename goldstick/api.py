@@ -33,6 +33,7 @@ from goldstick.jobs.load.bundled_data import with_bundled_data
 from goldstick.jobs.load.calibration_inputs import calibration_inputs, require_calibration
 from goldstick.jobs.load.find_model import data_directory, find_model
 from goldstick.jobs.load.load import load as load_checkpoint
+from goldstick.jobs.load.random_tokens import random_tokens
 from goldstick.jobs.optimize.optimize import optimize, optimize_and_log
 from goldstick.jobs.proof.proof import ProofMethod
 from goldstick.jobs.quantize.quantize import Quantized, execute
@@ -94,6 +95,8 @@ def apply(
     if training is not None and not any(stage.trains for stage in loaded.stages):
         raise UsageError("None of the recipe's stages trains; leave out training=.")
     batches = [] if data is None else as_batches(model, data)
+    if random := random_tokens(loaded.calibration, model):
+        batches = random.beside(batches)
     result = apply_recipe(model, loaded, inplace=inplace, batches=batches, training=training, progress=progress)
     give_inputs(result.model, inputs)
     return result

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.jobs.load.calibration_data import calibration_data
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 
 #: Where the text lies that no tool calibrates on, and the part of its rows that counts.
 HELD_OUT = {

@@ -80,7 +80,7 @@ def compare(
     from goldstick.jobs.compare.side_by_side_generation import compare_generation
     from goldstick.jobs.load.find_model import REFERENCE, data_directory, find_model
     from goldstick.jobs.sensitivity.attribution import attribute as run_attribution
-    from goldstick.recipes.recipe import Calibration
+    from goldstick.recipes.calibration import Calibration
     from goldstick.report.attribution import print_attribution
     from goldstick.report.comparison_page import render_comparison
     from goldstick.report.comparison_tree import print_model_comparison

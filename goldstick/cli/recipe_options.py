@@ -38,6 +38,8 @@ def RECIPE_OPTIONS(command: Any) -> Any:  # noqa: N802
         click.option("--text-field", metavar="NAME", help="The field of calibration rows that holds text or messages."),
         click.option("--packing/--no-packing", default=None,
                      help="Cut calibration text into full samples (the default), or pad a sample for each row."),
+        click.option("--random-tokens", type=click.FloatRange(0, 1), metavar="SHARE",
+                     help="Further calibration samples, of tokens by chance, as a part of those of text."),
         click.option("--allow-short", is_flag=True, help="Go on where the data give fewer samples than asked for."),
         EFFORT,
         IMPORTANCE,
@@ -66,6 +68,7 @@ def chosen_recipe(
     seed: int | None,
     text_field: str | None,
     packing: bool | None,
+    random_tokens: float | None,
     allow_short: bool,
     importance: str | None,
     formats: tuple[str, ...],
@@ -84,7 +87,7 @@ def chosen_recipe(
         loaded = loaded.with_effort(effort)
     calibration = {
         "dataset": dataset, "samples": samples, "seq_len": seq_len, "seed": seed, "text_field": text_field,
-        "packing": packing, "allow_short": allow_short or None,
+        "packing": packing, "random_tokens": random_tokens, "allow_short": allow_short or None,
     }  # fmt: skip
     given = {name: value for name, value in calibration.items() if value is not None}
     if given and not needs_data(loaded.stages):

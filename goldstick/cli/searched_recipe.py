@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: The rows that a search looks at, beside those that calibrate.
 SEARCH_ROWS = ("search_samples", "search_seq_len")
-_CALIBRATION = ("samples", "seq_len", "seed", "text_field", "packing", "allow_short")
+_CALIBRATION = ("samples", "seq_len", "seed", "text_field", "packing", "random_tokens", "allow_short")
 
 
 def is_searched(context: click.Context) -> bool:
@@ -68,7 +68,8 @@ def searched_recipe(
     """
     from goldstick import api
 
-    calibration = {name: parameters[name] for name in _CALIBRATION if parameters[name] not in (None, False)}
+    asked = {name: parameters[name] for name in _CALIBRATION}
+    calibration = {name: value for name, value in asked.items() if value is not None and value is not False}
     journal = journal_of(output)
     with naming_the_journal(journal), progress_bar(not as_json) as progress:
         return api.search(

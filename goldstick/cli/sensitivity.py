@@ -131,7 +131,8 @@ def sensitivity(
     from goldstick.jobs.search.for_sensitivity import sensitivity_for_size
     from goldstick.jobs.sensitivity.choices import as_it_stands
     from goldstick.jobs.sensitivity.sensitivity import measure_sensitivity
-    from goldstick.recipes.recipe import Calibration, Recipe
+    from goldstick.recipes.calibration import Calibration
+    from goldstick.recipes.recipe import Recipe
     from goldstick.recipes.text import recipe_text
     from goldstick.report.search_words import search_words
     from goldstick.report.sensitivity import print_sensitivity

@@ -23,7 +23,9 @@ from goldstick.algorithms.stage import Place
 Effort = Literal["fast", "default", "best"]
 
 #: Less of it fits the calibration text better and other texts worse; at few bits the first weighs more.
-_DAMPING, _MANY_BITS = 0.3, 4
+_DAMPING, _MANY_BITS = 0.1, 4
+#: Rows of tokens by chance keep what fits a text from costing others; the fewer the bits, the more they cost the text.
+_RANDOM_TOKENS, _RANDOM_TOKENS_OF_FEW_BITS = 0.25, 0.0625
 #: Ranges of small groups, clipped for the calibration text, do the same.
 _SMALL_GROUPS = 32
 #: Inputs with fewer bits are more of the error than weights are, and learning alone sees them.
@@ -46,9 +48,7 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
     Recipes that look at no data, or whose data say ranges alone, or that train the network, stay as they are. GGUF's
     blocks hold scales of float16, which neither cycles nor learning keep: with ``best`` they have the loss at the end.
     """
-    solved = [stage for stage in stages if (rounds(stage) or smooths(stage)) and not isinstance(stage, RTN)]
-    calibrated = any(stage.data_requirement is DataRequirement.BLOCKWISE for stage in solved)
-    if effort == "fast" or not calibrated or any(stage.trains for stage in stages):
+    if not _has_efforts(stages, effort):
         return tuple(stages)
     found: list[Stage] = [_solving_well(stage) for stage in stages]
     if effort == "best":
@@ -63,6 +63,33 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
         steps = next((steps for bits, steps in _STEPS.items() if _fewest_bits(found) <= bits), others)
         found.insert(_behind_layers(found), Learn(steps=steps, objective="loss"))
     return tuple(found)
+
+
+def random_tokens(stages: Sequence[Stage], effort: Effort) -> float:
+    """How many rows of tokens by chance an effort shows stages beside those of a text, as a part of these.
+
+    They are for what is fitted to inputs: a Hessian's columns, and what learns. Scales alone gain nothing by them, and
+    one range of a whole input would be that of tokens which no text has.
+    """
+    fitted = any(isinstance(stage, GPTQ | Descent | Learn) for stage in with_effort(stages, effort))
+    if not _has_efforts(stages, effort) or not fitted or any(map(_has_one_range, stages)):
+        return 0.0
+    if _fewest_bits(stages) >= _MANY_BITS:
+        return _RANDOM_TOKENS
+    return 0.0 if effort == "best" else _RANDOM_TOKENS_OF_FEW_BITS
+
+
+def _has_efforts(stages: Sequence[Stage], effort: Effort) -> bool:
+    """Whether an effort adds anything: data decide on codes or scales, and nothing trains the network."""
+    solved = [stage for stage in stages if (rounds(stage) or smooths(stage)) and not isinstance(stage, RTN)]
+    calibrated = any(stage.data_requirement is DataRequirement.BLOCKWISE for stage in solved)
+    return effort != "fast" and calibrated and not any(stage.trains for stage in stages)
+
+
+def _has_one_range(stage: Stage) -> bool:
+    """Whether a layer's input has one range, which is that of all inputs seen."""
+    inputs = [one.activation for one in stage.schemes()] if isinstance(stage, Quantizer) else []
+    return any(one is not None and one.granularity == "tensor" for one in inputs)
 
 
 def _solving_well(stage: Stage) -> Stage:
@@ -99,4 +126,5 @@ def _behind_layers(stages: Sequence[Stage]) -> int:
 
 
 def _fewest_bits(stages: Sequence[Stage]) -> int:
-    return min(scheme.weight.bits for stage in stages if isinstance(stage, Quantizer) for scheme in stage.schemes())
+    found = (scheme.weight.bits for stage in stages if isinstance(stage, Quantizer) for scheme in stage.schemes())
+    return min(found, default=_MANY_BITS)

@@ -30,32 +30,17 @@ from goldstick.algorithms.stage import of_kind
 from goldstick.core.grid import Grid
 from goldstick.core.notices import RenamedOptionWarning
 from goldstick.core.scheme import Scheme
-from goldstick.core.seed import LEAST, MOST
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError
 from goldstick.formats import FORMATS
-from goldstick.recipes.effort import Effort, with_effort
+from goldstick.recipes.calibration import Calibration
+from goldstick.recipes.effort import Effort, random_tokens, with_effort
 from goldstick.recipes.order import misplaced, unfinishable
 from goldstick.recipes.paths import placed
 from goldstick.recipes.precision import Precision, with_precision
 from goldstick.recipes.sentence import parse
 from goldstick.recipes.strict_yaml import SIZE_LIMIT, parse_yaml
 from goldstick.structure.targets import Targets
-
-
-class Calibration(BaseModel):
-    """The data that calibrated algorithms look at."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(extra="forbid", frozen=True)
-
-    dataset: str = Field(default="wikitext2", description="a file, a folder or the name of a data set")
-    samples: int = Field(default=128, ge=1, description="how many samples are drawn")
-    seq_len: int = Field(default=2048, ge=1, description="tokens of a sample, at most the model's context")
-    seed: int = Field(default=0, ge=LEAST, le=MOST, description="of the drawing")
-    text_field: str | None = Field(default=None, min_length=1, description="the field of a row that counts")
-    packing: bool = Field(default=True, description="one stream cut into windows; else a padded sample for each row")
-    training_batch: int = Field(default=8, ge=2, description="samples of a step, for stages that train")
-    allow_short: bool = Field(default=False, description="take what there is where the data give fewer samples")
 
 
 def _known_format(name: str) -> str:
@@ -166,8 +151,12 @@ class Recipe(BaseModel):
         return recipe
 
     def with_effort(self, effort: Effort) -> Recipe:
-        """The recipe with what an effort adds to its stages (docs/effort.md)."""
-        return self.model_copy(update={"stages": with_effort(self.stages, effort)})
+        """The recipe with what an effort adds to its stages, and to its data where it says nothing (docs/effort.md)."""
+        changed: dict[str, Any] = {"stages": with_effort(self.stages, effort)}
+        said = "random_tokens" in self.calibration.model_fields_set
+        if not said and (random := random_tokens(self.stages, effort)):
+            changed["calibration"] = self.calibration.model_copy(update={"random_tokens": random})
+        return self.model_copy(update=changed)
 
     def excluding(self, *patterns: str) -> Recipe:
         """The recipe with further layers left alone: each stage with targets excludes ``patterns``, too."""

@@ -98,12 +98,16 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 def test_the_options_reach_the_recipe(source: Path, asked: list[dict[str, Any]]) -> None:
-    run(*calibrate(source, "a.jsonl", "", "--no-packing", "--allow-short", "--text-field", "story"))
+    run(
+        *calibrate(
+            source, "a.jsonl", "", "--no-packing", "--allow-short", "--text-field", "story", "--random-tokens", "0.5"
+        )
+    )
     run(*calibrate(source, "a.jsonl", "", "--packing"))
     given = {"dataset": str(source.parent / "a.jsonl"), "samples": 2, "seq_len": 8, "seed": 0, "training_batch": 8}
     assert asked == [
-        {**given, "text_field": "story", "packing": False, "allow_short": True},
-        {**given, "text_field": None, "packing": True, "allow_short": False},
+        {**given, "text_field": "story", "packing": False, "random_tokens": 0.5, "allow_short": True},
+        {**given, "text_field": None, "packing": True, "random_tokens": 0.0, "allow_short": False},
     ]
 
 

@@ -44,7 +44,7 @@ def test_calibrated_recipes_are_judged_and_at_best_learn(words: str, default: st
     goldstick.Recipe.load(recipe.with_effort("best").model_dump(mode="json"))  # it can be written as a file
 
 
-@pytest.mark.parametrize(("words", "damping"), [("gptq-w4a16-g128", 0.3), ("gptq-w3a16-g32", 0.01)])
+@pytest.mark.parametrize(("words", "damping"), [("gptq-w4a16-g128", 0.1), ("gptq-w3a16-g32", 0.01)])
 def test_a_hessian_is_damped_for_other_texts_from_4_bits_on(words: str, damping: float) -> None:
     gptq, *rest = goldstick.Recipe.load(words).with_effort("best").stages
     assert isinstance(gptq, GPTQ)
@@ -53,6 +53,24 @@ def test_a_hessian_is_damped_for_other_texts_from_4_bits_on(words: str, damping:
     descent = goldstick.Recipe.load(words.replace("gptq", "descent")).with_effort("best").stages[0]
     assert isinstance(descent, Descent)
     assert (descent.gptaq, descent.damping) == (True, damping)
+
+
+@pytest.mark.parametrize(
+    ("words", "default", "best"),
+    [("gptq-w4a16-g128", 0.25, 0.25), ("awq-gptq-w8a16-g16", 0.25, 0.25), ("awq-w4a16-g16", 0, 0.25),
+     ("smoothquant-rtn-w8a8-dynamic", 0, 0.25), ("gptq-nvfp4", 0.25, 0.25), ("gptq-w3a16-g32", 0.0625, 0),
+     ("gptq-q2_k", 0.0625, 0), ("gptq-w8a8-static", 0, 0), ("rtn-w4a16-g32", 0, 0), ("imatrix-w4a16-g32", 0, 0),
+     ("slb-w2a16-g32", 0, 0)],
+)  # fmt: skip
+def test_rows_of_tokens_by_chance_stand_for_other_texts(words: str, default: float, best: float) -> None:
+    recipe = goldstick.Recipe.load(words)
+    found = [recipe.with_effort(effort).calibration.random_tokens for effort in get_args(Effort)]
+    assert found == [0, default, best]
+
+
+def test_what_a_recipe_says_of_tokens_by_chance_stays() -> None:
+    recipe = goldstick.Recipe.load({"stages": [{"gptq": {"scheme": "w4a16-g32"}}], "calibration": {"random_tokens": 0}})
+    assert recipe.with_effort("best").calibration.random_tokens == 0
 
 
 @pytest.mark.parametrize(
@@ -109,7 +127,7 @@ def test_an_objective_that_was_asked_for_stays() -> None:
 
 def test_an_effort_asked_for_twice_is_the_same() -> None:
     once = goldstick.Recipe.load("gptq-w4a16-g128").with_effort("best")
-    assert once.with_effort("best").stages == once.stages
+    assert once.with_effort("best") == once
 
 
 def test_the_commands_run_words_with_default_effort_and_files_as_they_stand(
@@ -128,3 +146,6 @@ def test_the_commands_run_words_with_default_effort_and_files_as_they_stand(
         done = CliRunner().invoke(main, ["plan", "reference", "--dataset", "reference", *arguments])
         assert done.exit_code == 0, done.output
         assert [stage.name for stage in shown.pop().recipe.stages] == wanted
+    for share in (0, 0.5):
+        CliRunner().invoke(main, ["plan", "reference", "-r", "gptq-w4a16-g32", "--random-tokens", str(share)])
+        assert shown.pop().recipe.calibration.random_tokens == share

@@ -14,7 +14,8 @@ from goldstick.core.ranks import Ranks
 from goldstick.jobs.evaluate.divergence import compare_predictions
 from goldstick.jobs.sensitivity.attribution import attribute as split_loss
 from goldstick.jobs.sensitivity.sensitivity import measure_sensitivity
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.calibration import Calibration
+from goldstick.recipes.recipe import Recipe
 
 
 def evaluate(job: Mapping[str, Any]) -> None:

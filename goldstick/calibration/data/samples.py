@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from goldstick.calibration.data.random_tokens import RandomTokens
 from goldstick.evaluation.batching import batches_by_length
 
 #: Tokens that go through a block together: as fast as more on a processor, and less memory for what layers hand on.
@@ -50,6 +51,7 @@ class CalibrationData:
         blank_rows: Rows without a token.
         cut_rows: Samples that lost their end because they were longer than ``seq_len``.
         unknown_id: What the tokenizer writes for what it does not know; ``None`` where it knows everything.
+        random: Rows of tokens by chance that batches hold, too; ``None`` for none.
     """
 
     ids: Tensor
@@ -60,6 +62,7 @@ class CalibrationData:
     blank_rows: int = 0
     cut_rows: int = 0
     unknown_id: int | None = None
+    random: RandomTokens | None = None
 
     @property
     def tokens(self) -> Tensor:
@@ -68,10 +71,17 @@ class CalibrationData:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of the token ids and where each sample ends: equal fingerprints, equal data."""
+        """SHA-256 of the token ids, where each sample ends, and what is drawn by chance beside them.
+
+        Equal fingerprints, equal data.
+        """
         ends = torch.full((len(self.ids),), self.ids.shape[1]) if self.mask is None else self.mask.sum(1)
         digest = hashlib.sha256(repr(tuple(self.ids.shape)).encode())
-        for part in (ends, self.tokens):
+        further = []
+        if self.random is not None:
+            digest.update(repr((self.random.share, self.random.seed)).encode())
+            further.append(self.random.ordinary)
+        for part in (ends, self.tokens, *further):
             digest.update(part.to(torch.int64).contiguous().numpy().astype("<i8", copy=False).tobytes())
         return digest.hexdigest()
 
@@ -79,8 +89,12 @@ class CalibrationData:
         """Keyword arguments of a language model's forward, about ``TOKENS_PER_BATCH`` tokens at a time.
 
         Padded samples come with an ``attention_mask`` (int64, 0 on padding), longest first, those of similar length
-        together, and no wider than the longest of them.
+        together, and no wider than the longest of them. Rows of tokens by chance are batches of their own.
         """
+        batches = self._text_batches()
+        return batches if self.random is None else self.random.beside(batches)
+
+    def _text_batches(self) -> list[dict[str, Tensor]]:
         if self.mask is None:
             size = max(1, TOKENS_PER_BATCH // self.ids.shape[1])
             return [{"input_ids": self.ids[start : start + size]} for start in range(0, len(self.ids), size)]
@@ -124,6 +138,7 @@ class CalibrationData:
         return {
             "dataset": self.dataset,
             "samples": len(self.ids),
+            **({} if self.random is None else {"random_samples": self.random.count(len(self.ids))}),
             "seq_len": self.ids.shape[1],
             "tokens": tokens.numel(),
             "windows_available": self.available,

@@ -20,7 +20,7 @@ from goldstick.hf.example_inputs import Inputs, fixed_inputs, give_inputs
 from goldstick.hf.streaming import StreamedModel
 from goldstick.jobs.compare.lockstep import Finished, in_pairs, run_in_steps
 from goldstick.jobs.load.calibration_data import calibration_data
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 from goldstick.report.model_comparison import PARTING_DB, ModelComparison, ModuleDifference
 from goldstick.report.report import Report
 

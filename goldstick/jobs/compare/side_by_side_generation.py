@@ -13,7 +13,7 @@ from goldstick.evaluation.language_model import LanguageModel
 from goldstick.evaluation.side_by_side_generation import PromptDivergence, generate_side_by_side
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.runnable import load_language_model
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 from goldstick.report.generation import GeneratedText, Generation
 
 

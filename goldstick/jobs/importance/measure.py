@@ -26,7 +26,8 @@ from goldstick.jobs.load.importance import save_importance
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.quantize.asked_importance import check_importance
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.calibration import Calibration
+from goldstick.recipes.recipe import Recipe
 from goldstick.structure.network import Network, Site
 
 #: Looks at every layer that recipes round by default, of whatever width.

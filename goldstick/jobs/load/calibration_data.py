@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,9 @@ from goldstick.errors import DataError
 from goldstick.evaluation.forward import embedding_rows
 from goldstick.evaluation.language_model import LanguageModel
 from goldstick.jobs.load.find_model import REFERENCE, data_directory
+from goldstick.jobs.load.random_tokens import random_tokens
 from goldstick.jobs.load.runnable import with_tokenizer
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 
 _IDS = "input_ids"
 
@@ -54,7 +56,7 @@ def calibration_data(
                 unknown_id=_unknown_id(language_model.tokenizer),
             )
         _check_vocabulary(data, language_model, directory)
-        return data
+        return replace(data, random=random_tokens(settings, model, language_model.tokenizer))
 
     return read
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,9 +23,11 @@ from goldstick.evaluation.forward import embedding_rows
 from goldstick.evaluation.tokenizer import has_vocabulary, read_tokenizer
 from goldstick.jobs.load.calibration_data import calibration_data, home_of
 from goldstick.jobs.load.media_samples import media_samples
+from goldstick.jobs.load.random_tokens import special_ids
 from goldstick.jobs.load.runnable import require_tokenizer
+from goldstick.recipes.calibration import Calibration
 from goldstick.recipes.needs_data import needs_data
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.recipe import Recipe
 
 
 def calibration_inputs(
@@ -138,7 +140,7 @@ def _check_ids(samples: list[dict[str, Tensor]], model: nn.Module, dataset: str)
     rows = embedding_rows(model)
     if rows is None:
         return
-    standing = _special_ids(getattr(model, "config", None))
+    standing = special_ids(getattr(model, "config", None))
     for sample in samples:
         ids = sample.get("input_ids")
         if ids is None:
@@ -149,9 +151,3 @@ def _check_ids(samples: list[dict[str, Tensor]], model: nn.Module, dataset: str)
                 f"{dataset} gives token id {strange[0]}, and the embedding of {type(model).__name__} has {rows} rows: "
                 "they are not of one model; put the model's own tokenizer and processor files beside its weights"
             )
-
-
-def _special_ids(config: object) -> set[int]:
-    values: Mapping[str, object] = vars(config) if config is not None else {}
-    named = {name: value for name, value in values.items() if name.endswith(("_token_id", "_token_index"))}
-    return {value for value in named.values() if isinstance(value, int)}

@@ -21,7 +21,7 @@ from goldstick.errors import DataError, GoldstickError
 from goldstick.evaluation.image_preparation import read_image
 from goldstick.evaluation.processors import read_processor
 from goldstick.jobs.load.transcripts import Transcripts
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 
 Prepare = Callable[[MediaRow], Mapping[str, Any]]
 

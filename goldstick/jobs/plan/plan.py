@@ -199,9 +199,8 @@ class Plan:
         if not self.calibrated:
             return self.streaming_seconds
         # One forward pass, and one Hessian of about the same cost.
-        tokens = self.recipe.calibration.samples * self.recipe.calibration.seq_len
         weights = sum(tensor.source.shape.numel() for tensor in self.tensors if tensor.assignment)
-        return self.streaming_seconds + 2 * 2 * weights * tokens / MATMUL_SPEED
+        return self.streaming_seconds + 2 * 2 * weights * self.recipe.calibration.tokens / MATMUL_SPEED
 
 
 def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | None = None) -> Plan:

@@ -98,11 +98,10 @@ def forecast_ranks(plan: Plan, processes: int) -> RanksForecast:
             inside[block] += tensor.source.nbytes
     solved = list(_solved(plan))
     calibration = plan.recipe.calibration
-    tokens = calibration.samples * calibration.seq_len
     width = Counter(found.site.in_features for found in solved).most_common(1)[0][0] if solved else 0
     one = [found.site.matrix_shape for found in solved if found.site.block == blocks[0]]
     itemsize = max(tensor.source.dtype.itemsize for tensor in plan.tensors)
-    states = itemsize * width * math.ceil(tokens / processes)
+    states = itemsize * width * math.ceil(calibration.tokens / processes)
     within = itemsize * calibration.seq_len * sum(sum(shape[-2:]) for shape in one)
     sums = sum(math.prod(found.site.matrix_shape[:-2]) * _hessian_bytes(found.site.in_features) for found in solved)
     products = plan.seconds - plan.streaming_seconds

@@ -19,8 +19,9 @@ from goldstick.jobs.search.layers import Method
 from goldstick.jobs.search.runtimes import RuntimeName
 from goldstick.jobs.search.target import Target
 from goldstick.kernels.input_bits import refuse_fewer_bits
+from goldstick.recipes.calibration import Calibration
 from goldstick.recipes.effort import Effort
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.recipe import Recipe
 from goldstick.report.report import Report
 
 #: The part of a record that tells searches of one request from others.

@@ -20,8 +20,8 @@ from goldstick.jobs.search.runtimes import RuntimeName, runtime_to_search_for
 from goldstick.jobs.search.search import Search
 from goldstick.jobs.search.settings import SearchSettings
 from goldstick.jobs.search.target import Found, Target
+from goldstick.recipes.calibration import Calibration
 from goldstick.recipes.effort import Effort
-from goldstick.recipes.recipe import Calibration
 
 
 def search_recipe(

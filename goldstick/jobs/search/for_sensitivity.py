@@ -19,7 +19,8 @@ from goldstick.jobs.load.find_model import find_model
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.search.ask import search
 from goldstick.jobs.sensitivity.choices import in_order
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.calibration import Calibration
+from goldstick.recipes.recipe import Recipe
 from goldstick.report.sensitivity import Choice, LayerSensitivity, Sensitivity
 
 

@@ -172,7 +172,7 @@ def inputs_as_calibrated(
     if layers.method != "gptq":
         return {}
     progress("inputs of layers", 0, 1)
-    batches = recipe_data(layers, searched.model, data_dir).batches()
+    batches = recipe_data(layers, layers.calibration, searched.model, data_dir).batches()
     sites = [site for group in layers.groups for site in group.sites]
     row = {**{name: value[:1] for name, value in batches[0].items()}, "use_cache": False}
     network = searched.network

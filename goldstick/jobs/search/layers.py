@@ -27,8 +27,9 @@ from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.plan.planned_tensors import PlannedTensor
 from goldstick.jobs.search.runnable import Rules
 from goldstick.jobs.search.runtimes import Runtime, groups_of
-from goldstick.recipes.effort import Effort, with_effort
-from goldstick.recipes.recipe import Calibration, Export, Recipe
+from goldstick.recipes.calibration import Calibration
+from goldstick.recipes.effort import Effort
+from goldstick.recipes.recipe import Export, Recipe
 from goldstick.structure.network import Network, Site
 from goldstick.structure.targets import Targets
 
@@ -106,7 +107,8 @@ class Layers:
         if not stages:
             raise RecipeError("Everything stays float at this size; ask for less.")
         export = Export(format=self.runtime.format)
-        return Recipe(stages=with_effort(stages, self.effort), calibration=self.calibration, export=export)
+        recipe = Recipe(stages=tuple(stages), calibration=self.calibration, export=export)
+        return recipe.with_effort(self.effort)
 
 
 def _stage(stage: Quantizer, chosen: Mapping[str, str]) -> Quantizer:

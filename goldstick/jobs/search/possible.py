@@ -14,7 +14,7 @@ from goldstick.jobs.search.runnable import rules_of
 from goldstick.jobs.search.runtimes import RuntimeName, runtime_to_search_for
 from goldstick.jobs.search.target import Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,7 +142,7 @@ def _losses(search: Search, recipe: Recipe) -> list[float]:
 def _task(search: Search, model: nn.Module) -> TrainingTask:
     """The data that the recipe's stage will score channels on."""
     settings = search.layers.calibration
-    data = recipe_data(search.layers, model, search.settings.data_dir)
+    data = recipe_data(search.layers, settings, model, search.settings.data_dir)
     return TrainingTask(batches=data.training_batches(settings.training_batch))
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.jobs.search.shortage import searched_rows
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 
 #: Tokens of a batch.
 _TOKENS = 512

@@ -186,7 +186,7 @@ class Search:
         model, given = load_float(self.layers.directory), recipe.calibration
         if not needs_data(recipe.stages):
             return apply_recipe(model, recipe, inplace=True).model.eval()
-        data = recipe_data(self.layers, model, self.settings.data_dir)
+        data = recipe_data(self.layers, given, model, self.settings.data_dir)
         training = TrainingTask(batches=data.training_batches(given.training_batch))
         return apply_recipe(model, recipe, inplace=True, batches=data.batches(), training=training).model.eval()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
+from goldstick.recipes.calibration import Calibration
 from goldstick.recipes.effort import Effort
-from goldstick.recipes.recipe import Calibration
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from goldstick.calibration.data.samples import CalibrationData
 from goldstick.errors import ShortageError
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.search.layers import Layers
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 
 _ROWS, _RECIPE = "search_", "recipe_"
 #: The fewest rows that judge.
@@ -25,14 +25,14 @@ def as_argument(setting: str, value: str) -> str:
     return f"{name}={value if value.isdigit() else repr(value)}" if value else name
 
 
-def recipe_data(layers: Layers, model: nn.Module, data_dir: Path | None) -> CalibrationData:
-    """The data that the recipe is calibrated on.
+def recipe_data(layers: Layers, settings: Calibration, model: nn.Module, data_dir: Path | None) -> CalibrationData:
+    """The data that a recipe is calibrated on.
 
     Raises:
         DataError: They are missing, malformed or too few; the message says which settings of a search would help.
     """
     try:
-        return calibration_data(layers.calibration, layers.directory, data_dir)(model)
+        return calibration_data(settings, layers.directory, data_dir)(model)
     except ShortageError as error:
         ways = [way.replace("{", f"{{{_RECIPE}") for way in error.ways]
         ways += ["{method:rtn}"] if layers.method != "rtn" else []

@@ -23,7 +23,7 @@ from goldstick.jobs.sensitivity.block_runs import BlockRuns
 from goldstick.jobs.sensitivity.measures import mean_kl
 from goldstick.kernels.convolution import rounded_samples
 from goldstick.nn import PackedWeight, QuantizedConvolution, QuantizedLinear, TiedQuantizedLinear
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 from goldstick.report.attribution import Attribution, Part
 from goldstick.report.report import Report
 from goldstick.structure.blocks import block_of, find_blocks

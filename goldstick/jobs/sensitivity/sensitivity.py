@@ -21,8 +21,9 @@ from goldstick.jobs.sensitivity.block_runs import BlockRuns
 from goldstick.jobs.sensitivity.choices import assignments_of, in_order, search_of, stored_bits
 from goldstick.jobs.sensitivity.measures import measure_for
 from goldstick.jobs.sensitivity.tried_on import tried_on
+from goldstick.recipes.calibration import Calibration
 from goldstick.recipes.idle import refuse_idle
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import Resolution, resolve
 from goldstick.report.sensitivity import Choice, LayerSensitivity, Sensitivity
 from goldstick.structure.network import Network, Site

@@ -13,7 +13,7 @@ from goldstick.calibration.data.tensor_samples import TensorSamples
 from goldstick.core.counts import counted
 from goldstick.hf.example_inputs import fixed_inputs, give_inputs, shapes_of_inputs
 from goldstick.jobs.load.calibration_inputs import calibration_inputs
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 
 
 @dataclass(frozen=True, kw_only=True)

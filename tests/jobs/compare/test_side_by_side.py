@@ -19,7 +19,7 @@ from goldstick.errors import CheckpointError, UsageError
 from goldstick.hf.example_inputs import fixed_inputs
 from goldstick.jobs.compare import lockstep
 from goldstick.jobs.compare.side_by_side import compare_models
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 from tests.support.tiny_models import FAMILIES
 from tests.support.tiny_tokenizer import write_tokenizer
 

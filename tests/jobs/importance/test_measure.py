@@ -17,7 +17,7 @@ from goldstick.checkpoint.gguf.importance import read_importance
 from goldstick.checkpoint.gguf.names import place_of
 from goldstick.errors import FormatError, OutputError
 from goldstick.jobs.importance import measure
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 from tests.support.gguf_models import GGUF_MODELS
 
 SAMPLES, TOKENS = 3, 24

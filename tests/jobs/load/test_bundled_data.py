@@ -15,7 +15,8 @@ from goldstick.evaluation import hub
 from goldstick.evaluation.hub import HubDataset, hub_answers, load_from_hub
 from goldstick.jobs.load.bundled_data import with_bundled_data
 from goldstick.jobs.load.find_model import find_model
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.calibration import Calibration
+from goldstick.recipes.recipe import Recipe
 from tests.support.commands import run
 
 WORDS = "gptq-w4a16-g128"

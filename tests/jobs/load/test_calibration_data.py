@@ -14,7 +14,7 @@ import goldstick
 from goldstick.calibration.data.samples import CalibrationData
 from goldstick.errors import DataError
 from goldstick.jobs.load.calibration_data import calibration_data
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 from tests.support.tiny_models import FAMILIES, VOCABULARY
 from tests.support.tiny_tokenizer import CHAT_TEMPLATE, write_tokenizer
 

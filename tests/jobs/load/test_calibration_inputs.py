@@ -20,7 +20,7 @@ from goldstick.calibration.data.tensor_samples import TensorSamples
 from goldstick.errors import DataError, GoldstickError, OutputError
 from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.calibration_inputs import calibration_inputs
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 from tests.support import tiny_processors
 from tests.support.tiny_processors import PATCH, SIDE, write_image, write_rows, write_sound
 from tests.support.tiny_tokenizer import write_tokenizer

@@ -18,7 +18,7 @@ from goldstick.jobs.search.possible import possible_sizes
 from goldstick.jobs.search.runnable import rules_of
 from goldstick.jobs.search.runtimes import RUNTIMES
 from goldstick.jobs.search.target import Target
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 from goldstick.report.report import Report
 from tests.support.commands import run
 from tests.support.runtime_checkpoints import Workshop

@@ -20,7 +20,7 @@ from goldstick.jobs.search.layer_inputs import inputs_by_blocks, inputs_of_layer
 from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.jobs.search.runtimes import RUNTIMES
 from goldstick.jobs.search.target import Target
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 from goldstick.structure.network import Network
 
 SCHEMES = ("w2a16-g32", "w4a16-g32", "w8a16-channel")

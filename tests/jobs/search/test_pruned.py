@@ -25,7 +25,8 @@ from goldstick.jobs.search.layers import find_layers
 from goldstick.jobs.search.possible import smallest
 from goldstick.jobs.search.runtimes import RUNTIMES
 from goldstick.jobs.search.target import Found, Target
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.calibration import Calibration
+from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.text import recipe_text
 from goldstick.report import Report
 from goldstick.structure.pruning.prunable import Member, Prunable

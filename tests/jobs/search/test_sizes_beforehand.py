@@ -15,7 +15,8 @@ from goldstick.jobs.search.possible import possible_sizes, smallest
 from goldstick.jobs.search.runtimes import RUNTIMES
 from goldstick.jobs.search.target import Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.calibration import Calibration
+from goldstick.recipes.recipe import Recipe
 from tests.support.commands import run
 
 SCHEMES = ("w2a16-g32", "w4a16-g32", "w8a16-channel")

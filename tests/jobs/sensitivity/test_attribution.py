@@ -23,7 +23,7 @@ from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.sensitivity import attribution as module
 from goldstick.jobs.sensitivity.attribution import attribute
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
-from goldstick.recipes.recipe import Calibration
+from goldstick.recipes.calibration import Calibration
 from tests.support.pages import check_alone
 
 DYNAMIC = KVSettings(scheme=KVScheme(mode="dynamic", keys="head"), scales={})

@@ -20,7 +20,8 @@ from goldstick.errors import DataError
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
 from goldstick.jobs.sensitivity.measures import Measure, measure_for
 from goldstick.jobs.sensitivity.sensitivity import measure_sensitivity
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.calibration import Calibration
+from goldstick.recipes.recipe import Recipe
 from goldstick.report.sensitivity import Sensitivity
 from goldstick.report.sensitivity_page import render_sensitivity
 from tests.support import tiny_processors

@@ -19,7 +19,8 @@ from goldstick.errors import RecipeError, UsageError
 from goldstick.jobs.sensitivity import sensitivity as module
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
 from goldstick.jobs.sensitivity.sensitivity import measure_sensitivity
-from goldstick.recipes.recipe import Calibration, Recipe
+from goldstick.recipes.calibration import Calibration
+from goldstick.recipes.recipe import Recipe
 from goldstick.report.sensitivity import Sensitivity
 from goldstick.report.sensitivity_page import render_sensitivity
 from tests.support.pages import check_alone
