@@ -16,6 +16,7 @@ import copy
 import fnmatch
 import json
 import statistics
+from typing import Any
 
 import torch
 from torch import nn
@@ -79,6 +80,36 @@ def another_rounding(model: nn.Module, recipe: str, seed: int) -> nn.Module:
             if isinstance(module, QuantizedLinear):
                 rounded.get_submodule(name).weight.copy_(module.stored_numbers() / factors[name])
     return rounded
+
+
+@torch.no_grad()
+def another_order(model: Any, seed: int) -> Any:
+    """The same network with its channels in another order, so that other weights, and other inputs, share a scale.
+
+    Channels between blocks have one order throughout, those within each feed-forward part and those of values another;
+    what a Llama computes is the same but for the order of sums.
+    """
+    generator, changed = torch.Generator().manual_seed(seed), copy.deepcopy(model)
+    config = changed.config
+    order, values = (torch.randperm(count, generator=generator) for count in (config.hidden_size, config.head_dim))
+    head, embedding = changed.get_output_embeddings().weight, changed.get_input_embeddings().weight
+    if head is not embedding:
+        head.copy_(head[:, order])
+    for name, module in changed.named_modules():
+        kind = name.rpartition(".")[2]
+        if kind in ("embed_tokens", "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"):
+            module.weight.copy_(module.weight[:, order])
+        elif kind.endswith("norm") or kind in ("o_proj", "down_proj"):
+            module.weight.copy_(module.weight[order])
+    for layer in changed.model.layers:
+        inner = torch.randperm(config.intermediate_size, generator=generator)
+        for part in (layer.mlp.gate_proj, layer.mlp.up_proj):
+            part.weight.copy_(part.weight[inner])
+        layer.mlp.down_proj.weight.copy_(layer.mlp.down_proj.weight[:, inner])
+        given, taken = layer.self_attn.v_proj.weight, layer.self_attn.o_proj.weight
+        given.copy_(given.unflatten(0, (-1, config.head_dim))[:, values].flatten(0, 1))
+        taken.copy_(taken.unflatten(1, (-1, config.head_dim))[:, :, values].flatten(1))
+    return changed
 
 
 def table() -> str:

@@ -4,7 +4,8 @@ A model that is too sure of its predictions gains perplexity by whatever flatten
 each model's logits are divided by the temperature that is best for its own perplexity on each text, the float model's
 too, and the perplexities are compared as they are and so. Models, texts and recipes are those of
 ``benchmarks/effort.py`` (rounding, and ``default`` over eight draws of calibration windows) and of
-``benchmarks/chance.py`` (other roundings of the same weights). One thread.
+``benchmarks/chance.py`` (other roundings of the same weights; where inputs are rounded, too, of the same network with
+its channels in another order). One thread.
 
 Writes ``benchmarks/results/confidence.json`` row by row, and a table of ``docs/effort.md``. What is there is not
 measured again; ``--report`` measures nothing.
@@ -23,19 +24,20 @@ from transformers import AutoModelForCausalLM
 
 import goldstick
 from benchmarks.cells import schemes_to_measure, write_behind
-from benchmarks.chance import another_rounding
+from benchmarks.chance import another_order, another_rounding
 from benchmarks.effort import DOCUMENT, ROOT, ROUNDING, SUBJECT, TEXTS, documents_of, drawn, recipe_of
+from goldstick.core.scheme import Scheme
 from goldstick.recipes.needs_data import needs_data
 
 RESULTS = ROOT / "benchmarks" / "results" / "confidence.json"
 MARK = "<!-- written by benchmarks/confidence.py -->\n"
 FLOAT, OTHERS, DEFAULT = "float", "other roundings", "default"
-#: Scheme → what is measured of it, and how often. Inputs that are rounded, too, have no other roundings here.
+#: Scheme → what is measured of it, and how often.
 ROWS: dict[str, dict[str, int]] = {
     "w4a16-g128": {ROUNDING: 1, OTHERS: 16, DEFAULT: 8},
     "w4a16-g32": {ROUNDING: 1, OTHERS: 16, DEFAULT: 8},
     "nvfp4a16": {ROUNDING: 1, OTHERS: 8, DEFAULT: 3},
-    "nvfp4": {ROUNDING: 1, DEFAULT: 3},
+    "nvfp4": {ROUNDING: 1, OTHERS: 8, DEFAULT: 3},
 }
 #: What logits are divided by.
 TEMPERATURES = tuple(round(1 + step / 20, 2) for step in range(-1, 9))
@@ -68,12 +70,11 @@ def measure(schemes: Sequence[str]) -> None:
 
 def made(model: Any, scheme: str, row: str, number: int) -> Any:
     """The model of a row."""
-    if row == OTHERS:
+    if row == OTHERS and Scheme.parse(scheme).activation is None:
         return another_rounding(model, f"rtn-{scheme}", number)
-    recipe = recipe_of(f"{'rtn' if row == ROUNDING else 'gptq'}-{scheme}", "default", number)
-    return goldstick.apply(
-        model, recipe, data=drawn(model, number).batches() if needs_data(recipe.stages) else None
-    ).model
+    recipe = recipe_of(f"{'gptq' if row == DEFAULT else 'rtn'}-{scheme}", "default", number)
+    data = drawn(model, number).batches() if needs_data(recipe.stages) else None
+    return goldstick.apply(another_order(model, number) if row == OTHERS else model, recipe, data=data).model
 
 
 @torch.no_grad()
