@@ -68,6 +68,7 @@ def test_none_are_drawn_unless_a_recipe_asks_or_where_no_embedding_is_known(mode
     assert found is not None and found.count(8) == 0
 
 
+@pytest.mark.usefixtures("proof_here")
 def test_a_run_from_a_directory_shows_them_and_its_report_counts_them(source: Path, tmp_path: Path) -> None:
     settings = {"dataset": str(source / "text.txt"), "samples": 8, "seq_len": 16, "random_tokens": 0.5}
     recipe: dict[str, Any] = {"stages": STAGES, "calibration": settings}
