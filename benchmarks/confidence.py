@@ -3,7 +3,7 @@
 A model that is too sure of its predictions gains perplexity by whatever flattens them, noise of rounding included. Here
 each model's logits are divided by the temperature that is best for its own perplexity on each text, the float model's
 too, and the perplexities are compared as they are and so. Models, texts and recipes are those of
-``benchmarks/effort.py`` (rounding, and ``default`` over eight draws of calibration windows) and of
+``benchmarks/effort.py`` (rounding, and ``default`` over several draws of calibration windows) and of
 ``benchmarks/chance.py`` (other roundings of the same weights; where inputs are rounded, too, of the same network with
 its channels in another order). One thread.
 
@@ -34,8 +34,8 @@ MARK = "<!-- written by benchmarks/confidence.py -->\n"
 FLOAT, OTHERS, DEFAULT = "float", "other roundings", "default"
 #: Scheme → what is measured of it, and how often.
 ROWS: dict[str, dict[str, int]] = {
-    "w4a16-g128": {ROUNDING: 1, OTHERS: 16, DEFAULT: 8},
-    "w4a16-g32": {ROUNDING: 1, OTHERS: 16, DEFAULT: 8},
+    "w4a16-g128": {ROUNDING: 1, OTHERS: 16, DEFAULT: 4},
+    "w4a16-g32": {ROUNDING: 1, OTHERS: 16, DEFAULT: 4},
     "nvfp4a16": {ROUNDING: 1, OTHERS: 8, DEFAULT: 3},
     "nvfp4": {ROUNDING: 1, OTHERS: 8, DEFAULT: 3},
 }
