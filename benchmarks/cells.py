@@ -149,7 +149,7 @@ def schemes_to_measure(description: str | None, schemes: Iterable[str]) -> list[
 
 
 def with_seed(recipe: Recipe, seed: int) -> Recipe:
-    """A recipe whose tokens by chance are those of a seed."""
+    """A recipe whose random tokens are those of a seed."""
     return recipe.model_copy(update={"calibration": recipe.calibration.model_copy(update={"seed": seed})})
 
 

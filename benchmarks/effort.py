@@ -101,7 +101,7 @@ def measure(rows: list[tuple[str, str]], seed: int) -> None:
 
 
 def recipe_of(words: str, effort: Effort, seed: int) -> Recipe:
-    """A recipe of words with an effort, whose tokens by chance are those of a seed."""
+    """A recipe of words with an effort, whose random tokens are those of a seed."""
     return with_seed(Recipe.load(words).with_effort(effort), seed)
 
 

@@ -39,7 +39,7 @@ def RECIPE_OPTIONS(command: Any) -> Any:  # noqa: N802
         click.option("--packing/--no-packing", default=None,
                      help="Cut calibration text into full samples (the default), or pad a sample for each row."),
         click.option("--random-tokens", type=click.FloatRange(0, 1), metavar="SHARE",
-                     help="Further calibration samples, of tokens by chance, as a part of those of text."),
+                     help="Further calibration samples, of random tokens, as a part of those of text."),
         click.option("--allow-short", is_flag=True, help="Go on where the data give fewer samples than asked for."),
         EFFORT,
         IMPORTANCE,

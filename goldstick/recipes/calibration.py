@@ -20,7 +20,7 @@ class Calibration(BaseModel):
     seed: int = Field(default=0, ge=LEAST, le=MOST, description="of the drawing")
     text_field: str | None = Field(default=None, min_length=1, description="the field of a row that counts")
     packing: bool = Field(default=True, description="one stream cut into windows; else a padded sample for each row")
-    random_tokens: float = Field(default=0.0, ge=0, le=1, description="further samples of tokens by chance, as a part")
+    random_tokens: float = Field(default=0.0, ge=0, le=1, description="further samples of random tokens, as a share")
     training_batch: int = Field(default=8, ge=2, description="samples of a step, for stages that train")
     allow_short: bool = Field(default=False, description="take what there is where the data give fewer samples")
 

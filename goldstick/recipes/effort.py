@@ -24,7 +24,7 @@ Effort = Literal["fast", "default", "best"]
 
 #: Less of it fits the calibration text better and other texts worse; at few bits the first weighs more.
 _DAMPING, _MANY_BITS = 0.1, 4
-#: Rows of tokens by chance keep what fits a text from costing others; the fewer the bits, the more they cost the text.
+#: Rows of random tokens keep what fits a text from costing others; the fewer the bits, the more they cost the text.
 _RANDOM_TOKENS, _RANDOM_TOKENS_OF_FEW_BITS = 0.25, 0.0625
 #: Ranges of small groups, clipped for the calibration text, do the same.
 _SMALL_GROUPS = 32
@@ -66,13 +66,13 @@ def with_effort(stages: Sequence[Stage], effort: Effort) -> tuple[Stage, ...]:
 
 
 def random_tokens(stages: Sequence[Stage], effort: Effort) -> float:
-    """How many rows of tokens by chance an effort shows stages beside those of a text, as a part of these.
+    """How many rows of random tokens an effort shows stages beside those of a text, as a part of these.
 
-    They are for what is fitted to inputs: a Hessian's columns, and what learns. Scales alone gain nothing by them, and
-    one range of a whole input would be that of tokens which no text has.
+    They are for what is fitted to inputs: a Hessian's columns, and what learns. AWQ's scales alone gained nothing clear
+    by them, and one range of a whole input would be that of tokens which no text has.
     """
     fitted = any(isinstance(stage, GPTQ | Descent | Learn) for stage in with_effort(stages, effort))
-    if not _has_efforts(stages, effort) or not fitted or any(map(_has_one_range, stages)):
+    if not fitted or not _has_efforts(stages, effort) or any(map(_has_one_range, stages)):
         return 0.0
     if _fewest_bits(stages) >= _MANY_BITS:
         return _RANDOM_TOKENS

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 CALIBRATION_WORDS = {
     "dataset": "data",
     "samples": "samples",
-    "random_samples": "further samples, of tokens by chance",
+    "random_samples": "further samples, of random tokens",
     "seq_len": "tokens in a sample",
     "tokens": "tokens",
     "windows_available": "samples there were to draw from",

@@ -1,4 +1,4 @@
-"""Rows of tokens by chance beside those of a text, so that what is fitted to the text serves other texts, too."""
+"""Rows of random tokens beside those of a text, so that what is fitted to the text serves other texts, too."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class CalibrationData:
         blank_rows: Rows without a token.
         cut_rows: Samples that lost their end because they were longer than ``seq_len``.
         unknown_id: What the tokenizer writes for what it does not know; ``None`` where it knows everything.
-        random: Rows of tokens by chance that batches hold, too; ``None`` for none.
+        random: Rows of random tokens that batches hold, too; ``None`` for none.
     """
 
     ids: Tensor
@@ -77,11 +77,11 @@ class CalibrationData:
         """
         ends = torch.full((len(self.ids),), self.ids.shape[1]) if self.mask is None else self.mask.sum(1)
         digest = hashlib.sha256(repr(tuple(self.ids.shape)).encode())
-        further = []
+        parts = [ends, self.tokens]
         if self.random is not None:
             digest.update(repr((self.random.share, self.random.seed)).encode())
-            further.append(self.random.ordinary)
-        for part in (ends, self.tokens, *further):
+            parts.append(self.random.ordinary)
+        for part in parts:
             digest.update(part.to(torch.int64).contiguous().numpy().astype("<i8", copy=False).tobytes())
         return digest.hexdigest()
 
@@ -89,7 +89,7 @@ class CalibrationData:
         """Keyword arguments of a language model's forward, about ``TOKENS_PER_BATCH`` tokens at a time.
 
         Padded samples come with an ``attention_mask`` (int64, 0 on padding), longest first, those of similar length
-        together, and no wider than the longest of them. Rows of tokens by chance are batches of their own.
+        together, and no wider than the longest of them. Rows of random tokens are batches of their own.
         """
         batches = self._text_batches()
         return batches if self.random is None else self.random.beside(batches)

@@ -13,7 +13,7 @@ from goldstick.recipes.calibration import Calibration
 
 
 def random_tokens(settings: Calibration, model: nn.Module, tokenizer: Any = None) -> RandomTokens | None:
-    """Rows of tokens by chance, as a recipe asks for; ``None`` where it asks for none.
+    """Rows of random tokens, as a recipe asks for; ``None`` where it asks for none.
 
     Drawn are ids that the embedding has a row for, but for special ones, as the model's configuration and the
     tokenizer name them; of a tokenizer no more than it has tokens.

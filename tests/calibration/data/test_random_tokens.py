@@ -1,4 +1,4 @@
-"""Rows of tokens by chance: how many, where they stand, what stays of the rows that they are copies of."""
+"""Rows of random tokens: how many, where they stand, what stays of the rows that they are copies of."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of tokens by chance for a model: which ids are drawn, by which recipes, and what the report says."""
+"""Rows of random tokens for a model: which ids are drawn, by which recipes, and what the report says."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.load.random_tokens import random_tokens, special_ids
 from goldstick.recipes.calibration import Calibration
 from tests.support.tiny_models import FAMILIES, VOCABULARY
-from tests.support.tiny_tokenizer import write_tokenizer
 
-#: A recipe that asks for as many rows of tokens by chance as there are of text.
 STAGES = [{"gptq": {"scheme": "w4a16-g32"}}]
 
 
@@ -28,23 +26,14 @@ def model() -> PreTrainedModel:
     return FAMILIES["llama_gqa"]()
 
 
-@pytest.fixture(scope="module")
-def source(model: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("llama")
-    model.save_pretrained(directory)
-    write_tokenizer(directory)
-    (directory / "text.txt").write_text("a cat sat on a mat " * 40)
-    return directory
-
-
 def asking(share: float) -> Calibration:
     return Calibration(random_tokens=share)
 
 
 def test_no_special_token_is_drawn_nor_one_that_the_tokenizer_does_not_have(
-    model: PreTrainedModel, source: Path
+    model: PreTrainedModel, source_with_text: Path
 ) -> None:
-    tokenizer = AutoTokenizer.from_pretrained(source)
+    tokenizer = AutoTokenizer.from_pretrained(source_with_text)
     found = random_tokens(asking(0.5), model, tokenizer)
     assert found is not None
     drawn = set(found.ordinary.tolist())
@@ -69,14 +58,14 @@ def test_none_are_drawn_unless_a_recipe_asks_or_where_no_embedding_is_known(mode
 
 
 @pytest.mark.usefixtures("proof_here")
-def test_a_run_from_a_directory_shows_them_and_its_report_counts_them(source: Path, tmp_path: Path) -> None:
-    settings = {"dataset": str(source / "text.txt"), "samples": 8, "seq_len": 16, "random_tokens": 0.5}
+def test_a_run_from_a_directory_shows_them_and_its_report_counts_them(source_with_text: Path, tmp_path: Path) -> None:
+    settings = {"dataset": str(source_with_text / "text.txt"), "samples": 8, "seq_len": 16, "random_tokens": 0.5}
     recipe: dict[str, Any] = {"stages": STAGES, "calibration": settings}
-    report = goldstick.quantize(source, recipe, output=tmp_path / "out").report
+    report = goldstick.quantize(source_with_text, recipe, output=tmp_path / "out").report
     assert (report.calibration["samples"], report.calibration["random_samples"]) == (8, 4)
     assert {layer.notes["tokens"] for layer in report.layers if layer.notes} == {12 * 16}
     text = goldstick.quantize(
-        source, {**recipe, "calibration": {**settings, "random_tokens": 0}}, output=tmp_path / "text"
+        source_with_text, {**recipe, "calibration": {**settings, "random_tokens": 0}}, output=tmp_path / "text"
     ).report
     assert {layer.notes["tokens"] for layer in text.layers if layer.notes} == {8 * 16}
     assert text.calibration["fingerprint"] != report.calibration["fingerprint"]
@@ -94,9 +83,9 @@ def test_the_share_is_a_part(model: PreTrainedModel) -> None:
         goldstick.Recipe.load({"stages": STAGES, "calibration": {"random_tokens": 2}})
 
 
-def test_padded_rows_have_them_too(model: PreTrainedModel, source: Path, tmp_path: Path) -> None:
+def test_padded_rows_have_them_too(model: PreTrainedModel, source_with_text: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text("".join(f'{{"text": "{"a cat " * count}"}}\n' for count in (1, 2, 3, 4)))
     settings = Calibration(dataset=str(rows), samples=4, seq_len=32, packing=False, random_tokens=1.0)
-    data = calibration_data(settings, source, None)(model)
+    data = calibration_data(settings, source_with_text, None)(model)
     assert sum(len(batch["input_ids"]) for batch in data.batches()) == 8
