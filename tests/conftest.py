@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 from collections.abc import Iterator
@@ -22,6 +23,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+from goldstick.core import fresh_process
+from tests.support import ranks, warm_processes
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # Two processes of two threads each on two cores spend most of their time waiting for each other's threads.
@@ -31,6 +35,12 @@ settings.register_profile("ci", derandomize=True, deadline=None, database=None)
 settings.register_profile("local", deadline=None)
 settings.register_profile("many", max_examples=500, deadline=None, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "local"))
+
+
+def pytest_collection_finish() -> None:
+    """Let no search for garbage go through all that was imported, again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -54,6 +64,16 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep results of evaluations apart from the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GOLDSTICK_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_processes() -> Iterator[None]:
+    """Fork proofs and ranks from a process that has imported everything, but where CUDA would forbid it."""
+    with pytest.MonkeyPatch.context() as patch:
+        if not torch.cuda.is_available():
+            patch.setattr(fresh_process, "_started", warm_processes.fresh_process)
+            patch.setattr(ranks, "_started", warm_processes.rank)
         yield
 
 

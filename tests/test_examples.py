@@ -9,12 +9,24 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import goldstick
 from goldstick.jobs.bench import stopwatch
+from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.save import finish
 from goldstick.jobs.verify import verify as verify_module
-from tests.support.example_pages import OTHERWISE, PREPARE, WHOLE, bundled_with_few_data, few_data, small_model, texts
+from goldstick.recipes.calibration import Calibration
+from tests.support.example_pages import (
+    BUNDLED,
+    OTHERWISE,
+    PREPARE,
+    WHOLE,
+    bundled_with_few_data,
+    few_data,
+    small_model,
+    texts,
+)  # fmt: skip
 from tests.support.examples import DOCUMENTS, Block, Reader, blocks_of, same_line
 from tests.support.proofs import prove_here
 
@@ -106,6 +118,13 @@ def test_every_example_of_a_page_runs(
     for block in SHOWN[name]:
         if (name, block.first) not in NOT_RUN:
             reader.does(block)
+
+
+def test_the_bundled_text_is_as_many_samples_as_the_page_says() -> None:
+    settings = Calibration(dataset="reference", samples=128, allow_short=True)
+    data = calibration_data(settings, BUNDLED, None)(AutoModelForCausalLM.from_pretrained(BUNDLED))
+    page = next(one for one in DOCUMENTS if one.name == "start.md")
+    assert f"that text comes along, {len(data.ids)} samples of the 128 that" in page.read_text()
 
 
 def test_everything_that_is_not_run_is_shown_somewhere() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,16 @@ from goldstick.jobs.quantize.blockwise_model import BlockwiseModel
 from tests.support.crash_points import contents
 from tests.support.rank_jobs import job, write_sources
 from tests.support.ranks import quantize
-from tests.support.second_device import NAME, OnDevice, second_device
+from tests.support.second_device import NAME, OnDevice, few_candidates, second_device
 
 _W4 = {"scheme": "w4a16-g32"}
-_QUICK = {"range_search": "minmax"}
+
+
+@pytest.fixture(autouse=True)
+def quick_searches() -> Iterator[None]:
+    """Without most of the candidates of searches."""
+    with few_candidates():
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +64,7 @@ def test_a_run_on_a_device_writes_what_the_processor_writes_and_proves_it_there(
 
     monkeypatch.setattr(module, "prove", prove)
     recipe = {
-        "stages": [{"gptq": {**_W4, **_QUICK, "gptaq": True}}],
+        "stages": [{"gptq": {**_W4, "gptaq": True}}],
         "calibration": {"dataset": str(data / "rows.jsonl"), "packing": False, "samples": 20, "seq_len": 64},
     }
     with second_device():
@@ -74,9 +81,9 @@ def test_a_run_on_a_device_writes_what_the_processor_writes_and_proves_it_there(
 @pytest.mark.parametrize(
     ("source", "stages", "largest", "together"),
     [
-        ("llama", [{"awq": {"quantize": False, "grid": 1}}, {"gptq": {**_W4, **_QUICK, "gptaq": True}}], 64 * 32, True),
-        ("llama", [{"gptq": {"scheme": "w8a8-static", **_QUICK}}, "validate"], 64 * 32, False),
-        ("mixture", [{"gptq": {**_W4, **_QUICK}}], 5 * 3 * 32 * 32, False),
+        ("llama", [{"awq": {"quantize": False, "grid": 1}}, {"gptq": {**_W4, "gptaq": True}}], 64 * 32, True),
+        ("llama", [{"gptq": {"scheme": "w8a8-static"}}, "validate"], 64 * 32, False),
+        ("mixture", [{"gptq": _W4}], 5 * 3 * 32 * 32, False),
     ],
     ids=["awq, gptaq", "static inputs, one by one", "mixture, one by one"],
 )

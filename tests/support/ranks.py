@@ -31,16 +31,25 @@ def start(count: int, jobs: Sequence[Mapping[str, Any]], variables: Mapping[str,
         if count > 1:
             settings |= {"RANK": str(rank), "WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
             settings |= {"MASTER_PORT": str(port), "LOCAL_WORLD_SIZE": str(count)}
-        own = [job.get(f"rank {rank}", job) for job in jobs]
-        command = [*_WORKER, json.dumps(own)]
-        pipes = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
-        found.append(subprocess.Popen(command, env=settings, text=True, **pipes))  # type: ignore[call-overload]
+        found.append(_started([job.get(f"rank {rank}", job) for job in jobs], settings))
     return found
+
+
+def _started(jobs: Sequence[Mapping[str, Any]], settings: Mapping[str, str]) -> Any:
+    command = [*_WORKER, json.dumps(jobs)]
+    return subprocess.Popen(command, env=settings, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
 
 
 def finish(processes: Sequence[Any]) -> list[tuple[int, str]]:
     """The exit code of each, and what it said of errors."""
-    return [(process.wait(timeout=300), errors) for process in processes for errors in [process.communicate()[1]]]
+    said = [process.communicate()[1].decode() for process in processes]
+    return [(process.wait(), errors) for process, errors in zip(processes, said, strict=True)]
+
+
+def do(jobs: Sequence[Mapping[str, Any]]) -> None:
+    """Do one job after the other."""
+    for one in jobs:
+        work(one)
 
 
 def work(job: Mapping[str, Any]) -> None:
@@ -64,10 +73,12 @@ def quantize(job: Mapping[str, Any]) -> None:
     import goldstick
     from goldstick.jobs.quantize import quantize as module
     from goldstick.jobs.save import finish
-    from tests.support.second_device import NAME, second_device
+    from tests.support.second_device import NAME, few_candidates, second_device
 
+    there = job.get("options", {}).get("device") == NAME
     with (
-        second_device() if job.get("options", {}).get("device") == NAME else nullcontext(),
+        second_device() if there else nullcontext(),
+        few_candidates() if there else nullcontext(),
         patch.object(finish, "prove", lambda *_: {"passed": True}),
         patch.object(module, "structure_of_source", lambda _: {}),
     ):
@@ -75,5 +86,4 @@ def quantize(job: Mapping[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    for one in json.loads(sys.argv[1]):
-        work(one)
+    do(json.loads(sys.argv[1]))

@@ -7,15 +7,17 @@ Here tensors of the device ``gold`` hold one of the CPU each; every operator run
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+from goldstick.algorithms import ranges
 from goldstick.jobs.load.find_model import reference_directory
 from goldstick.jobs.load.load import load_float
 
@@ -74,10 +76,10 @@ class _Mode(TorchDispatchMode):
 
 def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     name = func.name()
-    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+    tensors = list(_tensors((args, kwargs)))
     held = [tensor for tensor in tensors if isinstance(tensor, OnDevice)]
     devices = {tensor.device for tensor in held}
-    devices |= {tensor.device for tensor in tensors if tensor.dim() and not isinstance(tensor, OnDevice)}
+    devices |= {tensor.device for tensor in tensors if not isinstance(tensor, OnDevice) and tensor.dim()}
     if held and len(devices) > 1 and not name.startswith(_BETWEEN):
         raise RuntimeError(f"Expected all tensors to be on the same device, but {name} got {sorted(map(str, devices))}")
     asked = kwargs.get("device")
@@ -86,16 +88,32 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     place = torch.device(asked) if asked is not None else next((tensor.device for tensor in held), None)
     if name.startswith("aten::copy_") and isinstance(args[0], Tensor):
         place = args[0].device
-    inner_args, inner_kwargs = tree_map(lambda leaf: leaf.inner if isinstance(leaf, OnDevice) else leaf, (args, kwargs))
-    output = func(*inner_args, **inner_kwargs)
     known = {id(tensor.inner): tensor for tensor in held}
+    inner_args, inner_kwargs = _changed((args, kwargs), lambda leaf: leaf.inner if isinstance(leaf, OnDevice) else leaf)
+    output = func(*inner_args, **inner_kwargs)
+    if place is None or place.type != NAME:
+        return output
+    return _changed(output, lambda leaf: known[id(leaf)] if id(leaf) in known else OnDevice(leaf, place.index or 0))
 
-    def placed(leaf: Any) -> Any:
-        if not isinstance(leaf, Tensor) or place is None or place.type != NAME:
-            return leaf
-        return known[id(leaf)] if id(leaf) in known else OnDevice(leaf, place.index or 0)
 
-    return tree_map(placed, output)
+def _tensors(value: Any) -> Iterator[Tensor]:
+    """The tensors in what an operator takes; torch's own walks through any tree take longer than most operators."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(one)
+
+
+def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """What an operator takes or gives, with other tensors in it."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_changed(one, change) for one in value])
+    if isinstance(value, dict):
+        return {name: _changed(one, change) for name, one in value.items()}
+    return value
 
 
 def install() -> None:
@@ -104,6 +122,11 @@ def install() -> None:
     if not hasattr(torch, NAME):
         _setup_privateuseone_for_python_backend(NAME)
         torch.gold.device_count = lambda: _DEVICES  # type: ignore[attr-defined]
+
+
+def few_candidates() -> AbstractContextManager[Any]:
+    """Inside, searches for ranges try two: each takes the same operators, all of which pass through Python."""
+    return patch.object(ranges, "_ratios", lambda grid: (1.0, 0.9))
 
 
 @contextlib.contextmanager

@@ -39,8 +39,7 @@ def test_two_processes_with_a_device_each_write_what_one_writes(data: Path, tmp_
     jobs = [job(data, name, tmp_path / name, device=NAME) for name in names]
     alone = [job(data, name, tmp_path / f"{name} alone", device=NAME) for name in names]
     for one in (*jobs, *alone):
-        for stage in one["recipe"]["stages"]:
-            stage.get("gptq", {})["range_search"] = "minmax"  # a search takes long there
+        one["recipe"]["calibration"]["samples"] = 8  # every operator passes through Python there
     for code, errors in finish([*start(2, jobs), *start(1, alone)]):
         assert code == 0, errors
     for one, other in zip(jobs, alone, strict=True):

@@ -1,0 +1,130 @@
+"""Processes without the seconds in which they import: forked from one that has imported all.
+
+A proof takes a fresh process, and five of its six seconds go to imports; tests make hundreds. What is fresh about it,
+its command and what it sees of the current directory, has tests that start it as users do
+(tests/core/test_fresh_process.py, tests/cli/test_hostile_folder.py).
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from goldstick.core.fresh_process import fresh_environment
+from goldstick.core.fresh_start import AHEAD
+from tests.support import ranks
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["tests.support.warm_imports"])
+
+
+class WarmProcess:
+    """As much of ``subprocess.Popen`` as is asked for, of a process that runs a function and then ends.
+
+    Args:
+        work: The function, importable.
+        arguments: What it takes.
+        variables: All variables of its environment.
+    """
+
+    def __init__(self, work: Callable[..., None], *arguments: object, variables: Mapping[str, str]) -> None:
+        taken, given = _CONTEXT.Pipe(duplex=False)
+        said, says = _CONTEXT.Pipe(duplex=False)
+        self.stdin = os.fdopen(os.dup(given.fileno()), "wb")
+        self.stderr = os.fdopen(os.dup(said.fileno()), "rb")
+        everything = (taken, says, dict(variables), os.getcwd(), work, arguments)
+        self._process = _CONTEXT.Process(target=_work, args=everything)
+        self._process.start()
+        for end in (taken, given, said, says):
+            end.close()
+
+    def __enter__(self) -> WarmProcess:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.communicate()
+
+    def poll(self) -> int | None:
+        """The code with which it has ended, that of a signal negative."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """The code with which it ends."""
+        self._process.join(timeout)
+        code = self._process.exitcode
+        if code is None:
+            raise TimeoutError(f"it runs still after {timeout} s")
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            assert self._process.pid is not None
+            os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def communicate(self) -> tuple[None, bytes]:
+        """Give it no more, and take what it says of errors until it ends."""
+        self.stdin.close()
+        said = b"" if self.stderr.closed else self.stderr.read()
+        self.stderr.close()
+        self.wait()
+        return None, said
+
+
+def fresh_process(module: str, *arguments: str) -> WarmProcess:
+    """What ``goldstick.core.fresh_process`` starts for a module and what its ``main`` reads."""
+    return WarmProcess(_run_main, module, arguments, variables=fresh_environment())
+
+
+def rank(jobs: Sequence[Mapping[str, Any]], settings: Mapping[str, str]) -> WarmProcess:
+    """What ``tests.support.ranks`` starts for jobs."""
+    return WarmProcess(ranks.do, jobs, variables=settings)
+
+
+def _run_main(module: str, arguments: tuple[str, ...]) -> None:
+    """What ``goldstick.core.fresh_start`` does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    work = importlib.import_module(module)
+    rest = list(arguments)
+    if rest == [AHEAD]:
+        work.prepare()
+        line = b""
+        while not line.endswith(b"\n"):
+            if not (read := os.read(0, 1)):
+                return
+            line += read
+        rest = json.loads(line)
+    sys.argv[:] = [module, *rest]
+    sys.exit(work.main())
+
+
+def _work(
+    taken: Connection, says: Connection, variables: Mapping[str, str], folder: str, work: Callable[..., None],
+    arguments: tuple[object, ...],
+) -> None:  # fmt: skip
+    """The forked process: it has the streams, the environment and the folder of one that was started."""
+    os.dup2(taken.fileno(), 0)
+    os.dup2(says.fileno(), 2)
+    with open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), 1)
+    taken.close()
+    says.close()
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(folder)
+    torch.set_num_threads(int(variables.get("OMP_NUM_THREADS", torch.get_num_threads())))
+    work(*arguments)
