@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -74,7 +76,16 @@ TRITON_KERNELS = PACKAGE / "kernels" / "triton"
 
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
-every_file = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+
+def found(rule: Callable[[Path], Any]) -> dict[str, Any]:
+    """What a rule finds wrong, by file."""
+    return {str(path.relative_to(ROOT)): wrong for path in FILES if (wrong := rule(path))}
+
+
+@functools.cache
+def tree_of(path: Path) -> ast.Module:
+    """The syntax tree of a file."""
+    return ast.parse(path.read_text())
 
 
 def part_of(path: Path) -> str:
@@ -85,9 +96,8 @@ def part_of(path: Path) -> str:
 
 def imported_modules(path: Path) -> Iterator[str]:
     """Every module a file imports, anywhere in it, absolute; ``from a import b`` gives both a and a.b."""
-    tree = ast.parse(path.read_text())
     package = ["goldstick", *path.relative_to(PACKAGE).parts[:-1]]
-    for node in ast.walk(tree):
+    for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -131,24 +141,20 @@ def allowed_in(path: Path) -> set[str]:
     return allowed
 
 
-@every_file
-def test_imports_follow_the_directions(path: Path) -> None:
-    wrong = imported_parts(path) - allowed_in(path)
-    assert not wrong, f"{path.relative_to(ROOT)} may not import {sorted(wrong)} (allowed: {sorted(allowed_in(path))})"
+def test_imports_follow_the_directions() -> None:
+    assert found(lambda path: imported_parts(path) - allowed_in(path)) == {}
 
 
-@every_file
-def test_the_bottom_knows_torch_and_the_standard_library_only(path: Path) -> None:
-    if part_of(path) not in ONLY_TORCH_AND_THE_STANDARD_LIBRARY:
-        return
-    foreign = third_party(path) - set(sys.stdlib_module_names) - {"torch"}
-    assert not foreign, f"{path.relative_to(ROOT)} imports {sorted(foreign)}"
+def test_the_bottom_knows_torch_and_the_standard_library_only() -> None:
+    own = {"torch", *sys.stdlib_module_names}
+    bottom = ONLY_TORCH_AND_THE_STANDARD_LIBRARY
+    assert found(lambda path: third_party(path) - own if part_of(path) in bottom else None) == {}
 
 
 def test_a_package_front_imports_no_part_through_its_own_front() -> None:
     """``from goldstick import x`` inside the package would import everything for one name."""
     for path in FILES:
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.ImportFrom) and node.module == "goldstick" and node.level == 0:
                 loose = [
                     alias.name
@@ -165,30 +171,32 @@ def test_heavy_libraries_are_imported_in_few_files(library: str, most: int) -> N
     assert len(importers) <= most, f"{library} is imported by {importers}; {most} at most"
 
 
-@every_file
-def test_triton_is_imported_where_its_kernels_are_and_not_by_their_front(path: Path) -> None:
-    if "triton" in third_party(path):
-        assert path.parent == TRITON_KERNELS, f"{path.relative_to(ROOT)} imports triton"
-        assert path.name != "__init__.py", "goldstick works without Triton, which is imported when a layer asks for it"
+def test_triton_is_imported_where_its_kernels_are_and_not_by_their_front() -> None:
+    importers = [path for path in FILES if "triton" in third_party(path)]
+    assert importers
+    assert {path.parent for path in importers} == {TRITON_KERNELS}
+    assert "__init__.py" not in {path.name for path in importers}, (
+        "goldstick works without Triton, which is imported when a layer asks for it"
+    )
 
 
-@every_file
-def test_no_file_is_a_drawer_for_odds_and_ends(path: Path) -> None:
-    assert path.stem not in {"utils", "util", "helpers", "helper", "common", "misc"}, "name a module after its idea"
+def test_no_file_is_a_drawer_for_odds_and_ends() -> None:
+    """Modules are named after their ideas."""
+    assert {path.stem for path in FILES} & {"utils", "util", "helpers", "helper", "common", "misc"} == set()
 
 
-@every_file
-def test_no_file_is_longer_than_300_lines(path: Path) -> None:
-    lines = path.read_text().count("\n")
-    assert lines <= 300, f"{path.relative_to(ROOT)} has {lines} lines: it holds more than one idea"
+def test_no_file_is_longer_than_300_lines() -> None:
+    """One that is longer holds more than one idea."""
+    assert found(lambda path: lines if (lines := path.read_text().count("\n")) > 300 else None) == {}
 
 
-@every_file
-def test_everything_public_has_a_docstring(path: Path) -> None:
-    tree = ast.parse(path.read_text())
-    bare = [path.stem] if path.stat().st_size and ast.get_docstring(tree) is None else []
-    bare += undocumented(tree)
-    assert not bare, f"{path.relative_to(ROOT)}: no docstring for {', '.join(bare)}"
+def test_everything_public_has_a_docstring() -> None:
+    def bare(path: Path) -> list[str]:
+        tree = tree_of(path)
+        front = [path.stem] if path.stat().st_size and ast.get_docstring(tree) is None else []
+        return [*front, *undocumented(tree)]
+
+    assert found(bare) == {}
 
 
 def undocumented(scope: ast.Module | ast.ClassDef, prefix: str = "") -> list[str]:
@@ -227,7 +235,7 @@ def test_no_model_family_is_named_outside_gguf() -> None:
     named = {
         str(path.relative_to(PACKAGE)): node.value
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(tree_of(path))
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.lower() in families
     }
     assert {name: value for name, value in named.items() if "gguf" not in name} == {}

@@ -145,6 +145,11 @@ class Scheme:
                 f"not as {self.activation.label}."
             )
 
+    @staticmethod
+    def may_be(name: str) -> bool:
+        """Whether a name is spelled as one of a scheme; :meth:`parse` may still find bits or groups that none has."""
+        return name in BLOCK_NAMES or name in NUMBER_FORMATS or _NAME.fullmatch(name) is not None
+
     @classmethod
     def parse(cls, name: str) -> Scheme:
         """The scheme of a name such as ``w4a16-g128``, ``w3a16-channel-asym`` or ``w8a8-dynamic``.

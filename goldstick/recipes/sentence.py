@@ -151,9 +151,10 @@ def _leading_scheme(parts: Sequence[str]) -> tuple[str, int]:
     for length in range(min(len(parts), _MOST_WORDS), 0, -1):
         first, *rest = parts[:length]
         for name in ("-".join([first, *rest]), "-".join([first, "dynamic", *rest])):  # w8a8 means w8a8-dynamic
-            with contextlib.suppress(RecipeError):
-                Scheme.parse(name)
-                return name, length
+            if Scheme.may_be(name):  # an error would look for names that are near, each time
+                with contextlib.suppress(RecipeError):
+                    Scheme.parse(name)
+                    return name, length
     return "", 0
 
 

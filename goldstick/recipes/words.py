@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
@@ -146,7 +148,13 @@ def vocabulary() -> dict[str, Word]:
 
     Algorithms, and torch with them, are imported only where another package has some.
     """
-    return _WORDS | further_words() if entry_points(group="goldstick.algorithms") else dict(_WORDS)
+    return _WORDS | further_words() if _others_have_some(tuple(sys.path)) else dict(_WORDS)
+
+
+@functools.cache
+def _others_have_some(folders: tuple[str, ...]) -> bool:
+    """Whether a package in these folders of ``sys.path`` registers algorithms; an error asks thousands of times."""
+    return bool(entry_points(group="goldstick.algorithms"))
 
 
 def further_words() -> dict[str, Word]:

@@ -226,7 +226,7 @@ def test_an_algorithm_that_is_added_is_a_word_in_the_place_of_its_kind(monkeypat
 
     assert not further_words(), "a word of goldstick's own is a line of the table"
     monkeypatch.setattr(ALGORITHMS, "_own", {**ALGORITHMS, "nearest": Nearest})
-    monkeypatch.setattr("goldstick.recipes.words.entry_points", lambda group: [group])  # as if a package had added it
+    monkeypatch.setattr("goldstick.recipes.words._others_have_some", lambda _: True)  # as if a package had added it
     assert vocabulary()["nearest"].does == "Another rounding"
     assert Recipe.load("awq-nearest-w4a16-g64").stages == narrowing(AWQ(quantize=False), Nearest(scheme="w4a16-g64"))
 
