@@ -179,13 +179,13 @@ def test_the_way_by_blocks_gives_the_bytes_of_the_model_in_memory_with_any_numbe
     write_tokenizer(tmp_path / "model")
     write_words(tmp_path / "text.txt")
     options = {"scheme": W2, "gptaq": True, "cycles": 1, "objective": "loss", "two_sided": True}
-    stages = [{"awq": {"quantize": False}}, {"gptq": options}]
+    stages = [{"awq": {"quantize": False, "grid": 3}}, {"gptq": options}]
     recipe = {"stages": stages, "calibration": {"dataset": str(tmp_path / "text.txt"), "samples": 8, "seq_len": 16}}
     found = []
     threads = torch.get_num_threads()
-    for count, options in ((1, {"max_memory": 1}), (2, {}), (4, {"max_memory": 1})):
+    for count, options in ((1, {"max_memory": 1}), (3, {})):
         torch.set_num_threads(count)
         goldstick.quantize(tmp_path / "model", recipe, output=tmp_path / f"out{count}", **options)
         found.append((tmp_path / f"out{count}" / "model.safetensors").read_bytes())
     torch.set_num_threads(threads)
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
