@@ -171,13 +171,13 @@ def test_the_way_by_blocks_gives_the_bytes_of_the_model_in_memory_with_any_numbe
     recipe = {"stages": stages, "calibration": {"dataset": str(tmp_path / "text.txt"), "samples": 48, "seq_len": 16}}
     found = []
     threads = torch.get_num_threads()
-    for count, options in ((1, {"max_memory": 1}), (2, {}), (4, {"max_memory": 1})):
+    for count, options in ((1, {"max_memory": 1}), (3, {})):
         torch.set_num_threads(count)
         made = goldstick.quantize(tmp_path / "model", recipe, output=tmp_path / f"out{count}", **options)
         found.append((tmp_path / f"out{count}" / "model.safetensors").read_bytes())
         assert any("held_out_batches" in record.notes for record in made.report.layers)
     torch.set_num_threads(threads)
-    assert found[0] == found[1] == found[2]
+    assert found[0] == found[1]
 
 
 def test_with_loss_errors_count_by_what_the_end_makes_of_them(model: nn.Module) -> None:
