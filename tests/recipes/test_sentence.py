@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 import json
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import ClassVar
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -215,6 +218,16 @@ def test_stages_that_do_not_go_together_are_refused_without_a_model(text: str, c
 def test_a_very_long_sentence_is_refused_at_once() -> None:
     with pytest.raises(RecipeError, match="word 1, 'no', is not known here"):
         Recipe.load("no-" * 100_000)
+
+
+def test_what_may_follow_is_found_without_searching_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    near, packages = Mock(wraps=difflib.get_close_matches), Mock(wraps=entry_points)
+    monkeypatch.setattr(difflib, "get_close_matches", near)
+    monkeypatch.setattr("goldstick.recipes.words.entry_points", packages)
+    with pytest.raises(RecipeError, match="Expected: the end"):
+        Recipe.load("gptq-w4a16-kv8-kv8")
+    assert 0 < near.call_count < 10  # where every candidate looks, it is a thousand
+    assert packages.call_count <= 1
 
 
 def test_an_algorithm_that_is_added_is_a_word_in_the_place_of_its_kind(monkeypatch: pytest.MonkeyPatch) -> None:
