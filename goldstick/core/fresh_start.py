@@ -15,6 +15,7 @@ import queue
 import signal
 import sys
 import threading
+from typing import NoReturn
 
 AHEAD = "--ahead"
 
@@ -39,16 +40,21 @@ def _first_line(lines: queue.SimpleQueue[bytes]) -> None:
     lines.put(line)
 
 
+def run(module: str, arguments: list[str]) -> NoReturn:
+    """Import a module and end with what its ``main`` returns, which reads ``arguments``, or what is sent ``AHEAD``."""
+    lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    if ahead := arguments == [AHEAD]:
+        threading.Thread(target=_first_line, args=[lines], daemon=True).start()
+    work = importlib.import_module(module)
+    if ahead:
+        work.prepare()
+        arguments = json.loads(lines.get())
+    sys.argv[:] = [module, *arguments]
+    sys.exit(work.main())
+
+
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process of the terminal; the parent answers
     _, _folders, _module, *_rest = sys.argv
-    _lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
-    if _ahead := _rest == [AHEAD]:
-        threading.Thread(target=_first_line, args=[_lines], daemon=True).start()
     _import_goldstick(_folders.split(os.pathsep))
-    _work = importlib.import_module(_module)
-    if _ahead:
-        _work.prepare()
-        _rest = json.loads(_lines.get())
-    sys.argv[:] = [_module, *_rest]
-    sys.exit(_work.main())
+    run(_module, _rest)

@@ -7,7 +7,7 @@ Here tensors of the device ``gold`` hold one of the CPU each; every operator run
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +20,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from goldstick.algorithms import ranges
 from goldstick.jobs.load.find_model import reference_directory
 from goldstick.jobs.load.load import load_float
+from goldstick.structure.trace import map_tensors, tensors_in
 
 NAME = "gold"
 _DEVICES = 1
@@ -76,7 +77,7 @@ class _Mode(TorchDispatchMode):
 
 def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     name = func.name()
-    tensors = list(_tensors((args, kwargs)))
+    tensors = list(tensors_in((args, kwargs)))
     held = [tensor for tensor in tensors if isinstance(tensor, OnDevice)]
     devices = {tensor.device for tensor in held}
     devices |= {tensor.device for tensor in tensors if not isinstance(tensor, OnDevice) and tensor.dim()}
@@ -89,31 +90,13 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if name.startswith("aten::copy_") and isinstance(args[0], Tensor):
         place = args[0].device
     known = {id(tensor.inner): tensor for tensor in held}
-    inner_args, inner_kwargs = _changed((args, kwargs), lambda leaf: leaf.inner if isinstance(leaf, OnDevice) else leaf)
+    inner_args, inner_kwargs = map_tensors(
+        (args, kwargs), lambda leaf: leaf.inner if isinstance(leaf, OnDevice) else leaf
+    )
     output = func(*inner_args, **inner_kwargs)
     if place is None or place.type != NAME:
         return output
-    return _changed(output, lambda leaf: known[id(leaf)] if id(leaf) in known else OnDevice(leaf, place.index or 0))
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """The tensors in what an operator takes; torch's own walks through any tree take longer than most operators."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple | dict):
-        for one in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(one)
-
-
-def _changed(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """What an operator takes or gives, with other tensors in it."""
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)([_changed(one, change) for one in value])
-    if isinstance(value, dict):
-        return {name: _changed(one, change) for name, one in value.items()}
-    return value
+    return map_tensors(output, lambda leaf: known[id(leaf)] if id(leaf) in known else OnDevice(leaf, place.index or 0))
 
 
 def install() -> None:

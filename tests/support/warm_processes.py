@@ -7,12 +7,9 @@ its command and what it sees of the current directory, has tests that start it a
 
 from __future__ import annotations
 
-import importlib
-import json
 import multiprocessing
 import os
 import signal
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -20,8 +17,8 @@ from typing import Any
 
 import torch
 
+from goldstick.core import fresh_start
 from goldstick.core.fresh_process import fresh_environment
-from goldstick.core.fresh_start import AHEAD
 from tests.support import ranks
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -58,12 +55,11 @@ class WarmProcess:
         """The code with which it has ended, that of a signal negative."""
         return self._process.exitcode
 
-    def wait(self, timeout: float | None = None) -> int:
+    def wait(self) -> int:
         """The code with which it ends."""
-        self._process.join(timeout)
+        self._process.join()
         code = self._process.exitcode
-        if code is None:
-            raise TimeoutError(f"it runs still after {timeout} s")
+        assert code is not None
         return code
 
     def send_signal(self, number: int) -> None:
@@ -87,7 +83,7 @@ class WarmProcess:
 
 def fresh_process(module: str, *arguments: str) -> WarmProcess:
     """What ``goldstick.core.fresh_process`` starts for a module and what its ``main`` reads."""
-    return WarmProcess(_run_main, module, arguments, variables=fresh_environment())
+    return WarmProcess(_run_module, module, arguments, variables=fresh_environment())
 
 
 def rank(jobs: Sequence[Mapping[str, Any]], settings: Mapping[str, str]) -> WarmProcess:
@@ -95,21 +91,9 @@ def rank(jobs: Sequence[Mapping[str, Any]], settings: Mapping[str, str]) -> Warm
     return WarmProcess(ranks.do, jobs, variables=settings)
 
 
-def _run_main(module: str, arguments: tuple[str, ...]) -> None:
-    """What ``goldstick.core.fresh_start`` does."""
+def _run_module(module: str, arguments: tuple[str, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    work = importlib.import_module(module)
-    rest = list(arguments)
-    if rest == [AHEAD]:
-        work.prepare()
-        line = b""
-        while not line.endswith(b"\n"):
-            if not (read := os.read(0, 1)):
-                return
-            line += read
-        rest = json.loads(line)
-    sys.argv[:] = [module, *rest]
-    sys.exit(work.main())
+    fresh_start.run(module, list(arguments))
 
 
 def _work(
