@@ -127,8 +127,10 @@ def solve_gptq(
         key = order, grid.group_width(len(dead)), damping
         if key not in memo:
             memo.clear()  # one factor at a time
-            memo[key] = inverse_factor(hessian, damping * mean, columns, overwrite=overwrite and known)
-        factor = memo[key]
+            factor = inverse_factor(hessian, damping * mean, columns, overwrite=overwrite and known)
+            rank = None if factor is None else effective_rank(factor, damping * mean, dead[columns])
+            memo[key] = factor, rank
+        factor, rank = memo[key]
         if factor is None:
             continue
         target = weight if drifted is None else gptaq_target(weight, drifted, factor, columns, alpha)
@@ -137,7 +139,6 @@ def solve_gptq(
         if cycles:
             damped, factors = _for_cycles(hessian, damping * mean, columns, memo if aimed is not None else {})
             solved = descend(target, solved, damped, columns, cycles, factors=factors)
-        rank = effective_rank(factor, damping * mean, dead[columns])
         if known:
             loss = undamped_error(weight, solved, squares, damping * mean, dead, rows.total)
             if all(estimate.above(loss) for estimate in estimates):

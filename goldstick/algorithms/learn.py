@@ -89,7 +89,11 @@ class LevelSearch(nn.Module, CodeSearch):
         return replace(self.start, codes=codes, scale=self.scale.settled())
 
     def _moved(self) -> Tensor:
-        return self.place.long() + self.logits.detach().argmax(0) - 1
+        """The places of the likeliest levels, int64 [out, in]; of equals the lowest."""
+        below, here, above = self.logits.detach()  # argmax over so few takes ten times as long
+        down, up = below >= torch.maximum(here, above), above > torch.maximum(here, below)
+        place: Tensor = self.place + up.long() - down.long()
+        return place
 
     def _steps(self, scale: Tensor) -> Tensor:
         """What levels are multiplied by."""

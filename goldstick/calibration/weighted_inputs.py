@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from goldstick.algorithms.base import Guide
-from goldstick.calibration.end_gradients import output_gradients, output_weights, relative_weights
-from goldstick.calibration.observing import Rows, fitting
+from goldstick.calibration.end_gradients import output_weights, relative_weights
+from goldstick.calibration.gradient_passes import GradientPasses, Gradients
+from goldstick.calibration.observing import Rows
 from goldstick.calibration.original import Original
 from goldstick.calibration.task import Assignment
 from goldstick.core.cross_covariance import CrossCovarianceObserver
@@ -68,12 +69,12 @@ def weights_in_block(
             continue
         layers = {task.site.name: original.counterpart(task.site.module) for task in chosen}
         ahead = gradients if guide.objective == "loss" else None
-        passes = _GradientPasses(layers, original, ahead, masks, first)
         parts = {task.site.name: guide.parts if _apart(task) else 1 for task in chosen}
         two_sided = [task.site for task in chosen if guide.two_sided and _apart(task)]
         across = {site.name: neighbours(site.matrix_shape[-2]) for site in two_sided}
+        passes = GradientPasses(layers=layers, original=original, ahead=ahead, masks=masks, first=first, twice=across)
         each = []
-        for batch in passes.again():
+        for batch in passes.once():
             each.append({name: output_weights(gradient, parts[name]) for name, (gradient, _) in batch.items()})
             _look(across, batch, "observe_range")
         _share(across, "share_ranges", ranks)
@@ -87,30 +88,12 @@ def weights_in_block(
     return found
 
 
-@dataclass(frozen=True)
-class _GradientPasses:
-    """Passes of all batches forward and back through a float block."""
-
-    layers: Mapping[str, nn.Module]
-    original: Original
-    ahead: Sequence[Tensor] | None
-    masks: Sequence[Tensor | None]
-    first: int
-
-    def again(self) -> Iterator[dict[str, tuple[Tensor, Tensor | None]]]:
-        """Batch by batch: site name → the gradients at its outputs, and which of the tokens count."""
-        for index, run in enumerate(self.original.runs):
-            ahead = None if self.ahead is None else self.ahead[index]
-            found = output_gradients(self.layers, run, ahead, self.first + index)
-            yield {name: (gradient, fitting(self.masks[index], gradient)) for name, gradient in found.items()}
-
-
 def _apart(task: Assignment) -> bool:
     """Whether rows can be solved apart."""
     return not task.scheme.weight.rows_share_scales
 
 
-def _look(across: _Across, batch: Mapping[str, tuple[Tensor, Tensor | None]], look: str) -> None:
+def _look(across: _Across, batch: Gradients, look: str) -> None:
     for name, parts in across.items():
         if name in batch:
             gradient, mask = batch[name]

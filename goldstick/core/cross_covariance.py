@@ -11,6 +11,7 @@ from goldstick.core.inputs import InputObserver
 from goldstick.core.powers_of_two import power_of_two
 from goldstick.core.products import BITS, add_products, exponents_for, whole_numbers
 from goldstick.core.ranks import Ranks
+from goldstick.core.rows import all_finite, row_chunks
 from goldstick.errors import QuantizationError
 
 
@@ -33,6 +34,7 @@ class CrossCovarianceObserver(InputObserver):
         self._largest_drift = torch.zeros(in_features, dtype=torch.float64)
         self._drift_sums: Tensor | None = None
         self._drift_is_whole = False
+        self._cross: Tensor | None = None
         self._pairs: list[tuple[Tensor, Tensor, Tensor | None]] = []
 
     def observe_range(self, x: Tensor, mask: Tensor | None = None, original: Tensor | None = None) -> None:
@@ -53,7 +55,7 @@ class CrossCovarianceObserver(InputObserver):
         Raises:
             QuantizationError: The shapes do not fit, or a value lies outside the range given before.
         """
-        if self._drift_sums is not None and not self._ranges_given:
+        if self._cross is not None or (self._drift_sums is not None and not self._ranges_given):
             raise QuantizationError("The drift was already asked for; later batches would need ranges of their own.")
         super().observe(x, mask)
         for rows, drift in self._drifts(x, mask, original):
@@ -67,14 +69,21 @@ class CrossCovarianceObserver(InputObserver):
     def cross_covariance(self) -> Tensor:
         """D, float64 [in, in]: row i is the drift of channel i, column j the input channel it goes along with.
 
+        It is kept for who asks again. Not to be changed in place.
+
         Raises:
             QuantizationError: More than 1 % of the inputs were dropped, or the batches were let go.
         """
         self.refuse_too_many_dropped()
-        total = self._drift().double()
-        down = power_of_two(self._drift_exponents() - BITS).to(total.device)
-        total.mul_(down.unsqueeze(-1)).mul_(self._down().to(total.device))
-        return total.mul_(2).div_(max(self.tokens, 1))
+        if self._cross is None:
+            sums = self._drift()
+            cross = sums.view(torch.float64)  # in the memory of the sums: nothing else of this size is held
+            down, along = power_of_two(self._drift_exponents() - BITS).to(sums.device), self._down().to(sums.device)
+            for rows in row_chunks(sums):
+                part = sums[rows].double().mul_(down[rows].unsqueeze(-1)).mul_(along)
+                cross[rows] = part.mul_(2).div_(max(self.tokens, 1))
+            self._cross, self._drift_sums = cross, None
+        return self._cross
 
     def _drift(self) -> Tensor:
         """The sums over all ranks."""
@@ -97,7 +106,7 @@ class CrossCovarianceObserver(InputObserver):
     def settle(self, wanted: Collection[str], owner: int | None = None) -> None:
         """See :meth:`InputObserver.settle`."""
         super().settle(wanted, owner)
-        if "cross_covariance" in wanted and not (self._ranks.alone or self.too_many_dropped):
+        if "cross_covariance" in wanted and not (self._ranks.alone or self.too_many_dropped or self._cross is not None):
             self._drift()
 
     def release(self) -> None:
@@ -113,9 +122,11 @@ class CrossCovarianceObserver(InputObserver):
             raise QuantizationError(
                 f"Inputs {tuple(x.shape)} cannot be paired with {tuple(original.shape)} of the float model."
             )
-        counts = torch.isfinite(x).all(-1) & torch.isfinite(original).all(-1)
-        if mask is not None:
-            counts &= mask.bool()
+        counts = mask
+        if not (all_finite(x) and all_finite(original)):
+            counts = torch.isfinite(x).all(-1) & torch.isfinite(original).all(-1)
+            if mask is not None:
+                counts &= mask.bool()
         for (rows, _), (floats, _) in zip(self._chunks(x, counts), self._chunks(original, counts), strict=True):
             wide = floats.double()
             if self._scale is not None:

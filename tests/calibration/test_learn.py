@@ -61,6 +61,14 @@ def test_a_search_begins_at_its_codes_and_near_the_float_weight(name: str) -> No
     torch.testing.assert_close(search.weight().detach(), start.dequantize(), rtol=1e-5, atol=1e-6)
 
 
+def test_the_likeliest_level_is_that_of_argmax_and_of_equals_the_lowest() -> None:
+    search, _ = search_of("w4a16-g128")
+    with torch.no_grad():
+        search.logits.copy_(torch.randint(0, 3, search.logits.shape, generator=torch.Generator().manual_seed(1)))
+    assert torch.equal(search._moved(), search.place + search.logits.argmax(0) - 1)
+    assert {int(step) for step in (search._moved() - search.place).unique()} == {-1, 0, 1}
+
+
 @pytest.mark.parametrize("name", GRIDS)
 def test_the_likeliest_level_is_the_next_one_on_the_grid_and_scales_stay_storable(name: str) -> None:
     search, _ = search_of(name)

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 import goldstick
 from goldstick.algorithms import rtn
 from goldstick.calibration import end_gradients
+from goldstick.calibration.gradient_passes import GradientPasses
+from goldstick.calibration.original import Original
 from goldstick.calibration.predictions import signs
 from goldstick.errors import QuantizationError
 from tests.support.calibration import seeded_llama, token_batches
@@ -123,3 +125,27 @@ def test_a_gradient_that_is_no_number_names_its_block(stage: dict[str, Any], mon
     monkeypatch.setattr(end_gradients, "_through", lambda *arguments: honest(*arguments) * torch.nan)
     with pytest.raises(QuantizationError, match=r"output of model\.layers\.\d+ is NaN"):
         goldstick.apply(seeded_llama().eval(), with_options(stage, objective="loss"), data=token_batches(2))
+
+
+@pytest.mark.parametrize("twice", [(), ("q_proj",)], ids=["once", "twice"])
+def test_gradients_that_are_looked_at_twice_are_found_once_and_come_back_as_they_were(twice: tuple[str, ...]) -> None:
+    block = seeded_llama().eval().model.layers[0]
+    passed: list[int] = []
+
+    def run(number: int) -> Tensor:
+        passed.append(number)
+        return torch.nn.Sequential(block.self_attn.q_proj, block.self_attn.o_proj)(states[number])
+
+    states = torch.randn(3, 2, 5, 64, generator=torch.Generator().manual_seed(0))
+    runs = [lambda number=number: run(number) for number in range(len(states))]
+    masks = [torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]), None, None]
+    layers = {name: getattr(block.self_attn, name) for name in ("q_proj", "o_proj")}
+    original = Original(module=block, path="", runs=runs)
+    passes = GradientPasses(layers=layers, original=original, ahead=None, masks=masks, first=0, twice=twice)
+    first, second = list(passes.once()), list(passes.again())
+    assert passed == [0, 1, 2] * (1 if twice else 2)
+    for before, after in zip(first, second, strict=True):
+        assert list(after) == list(twice or layers)
+        for name, (gradient, mask) in after.items():
+            assert torch.equal(gradient, before[name][0]) and gradient.abs().sum() > 0
+            assert mask is before[name][1] or torch.equal(mask, before[name][1])

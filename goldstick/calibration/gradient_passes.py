@@ -1,0 +1,66 @@
+"""Passes forward and back through a float block, for the gradients at the outputs of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from goldstick.calibration.end_gradients import output_gradients
+from goldstick.calibration.observing import fitting
+from goldstick.calibration.original import Original
+from goldstick.calibration.spilled import Spilled
+
+Gradients = Mapping[str, tuple[Tensor, Tensor | None]]
+"""Site name → the gradients at its outputs on a batch, float32, and which of the tokens count."""
+
+
+@dataclass(kw_only=True)
+class GradientPasses:
+    """What all batches give, one after the other, once or twice.
+
+    Attributes:
+        layers: Site name → the float layer.
+        original: The float block.
+        ahead: ∂L/∂y of what the block gives, batch by batch; ``None`` for ±1 by chance.
+        masks: Which tokens of each batch count; ``None`` for all.
+        first: Number of the first batch, where others are seen elsewhere.
+        twice: Sites that are looked at twice. Their gradients wait on disk, which takes less time than another pass,
+            but for those of other devices, which are sooner found again.
+    """
+
+    layers: Mapping[str, nn.Module]
+    original: Original
+    ahead: Sequence[Tensor] | None
+    masks: Sequence[Tensor | None]
+    first: int
+    twice: Collection[str]
+    _waiting: Spilled | None = field(default=None, init=False)
+    _places: dict[int, dict[str, int]] = field(default_factory=dict, init=False)
+
+    def once(self) -> Iterator[Gradients]:
+        """Batch by batch."""
+        for index in range(len(self.original.runs)):
+            found = self._found(index)
+            if self.twice and all(gradient.device.type == "cpu" for gradient in found.values()):
+                self._waiting = self._waiting or Spilled(())
+                kept = {name: gradient for name, gradient in found.items() if name in self.twice}
+                self._places[index] = {name: self._waiting.append(gradient) for name, gradient in kept.items()}
+            yield self._with_masks(index, found)
+
+    def again(self) -> Iterator[Gradients]:
+        """Batch by batch, of the sites that are looked at twice; behind :meth:`once`."""
+        for index in range(len(self.original.runs)):
+            yield self._with_masks(index, self._read(index) if index in self._places else self._found(index))
+
+    def _found(self, index: int) -> dict[str, Tensor]:
+        ahead = None if self.ahead is None else self.ahead[index]
+        return output_gradients(self.layers, self.original.runs[index], ahead, self.first + index)
+
+    def _read(self, index: int) -> dict[str, Tensor]:
+        assert self._waiting is not None
+        return {name: self._waiting[place] for name, place in self._places[index].items()}
+
+    def _with_masks(self, index: int, found: Mapping[str, Tensor]) -> Gradients:
+        return {name: (gradient, fitting(self.masks[index], gradient)) for name, gradient in found.items()}
