@@ -75,10 +75,10 @@ class LevelSearch(nn.Module, CodeSearch):
     def weight(self) -> Tensor:
         """W, [out, in], in the dtype of the scales."""
         if math.isfinite(self.temperature):
-            share = (self.temperature * self.logits).softmax(0)
-            value = self.levels[self.place.long()] + share[2] * self.above - share[0] * self.below
+            down, _, up = (self.temperature * self.logits).softmax(0).unbind()
+            value = self._level(self.place) + up * self.above - down * self.below
         else:
-            value = self.levels[self._moved()]
+            value = self._level(self._moved())
         steps = self._steps(self.scale())
         return (value * self._spread(steps) - self._shift(steps)).to(self.start.scale.dtype)
 
@@ -94,6 +94,9 @@ class LevelSearch(nn.Module, CodeSearch):
         down, up = below >= torch.maximum(here, above), above > torch.maximum(here, below)
         place: Tensor = self.place + up.long() - down.long()
         return place
+
+    def _level(self, place: Tensor) -> Tensor:
+        return place.float() if self.start.grid.integers else self.levels[place.long()]
 
     def _steps(self, scale: Tensor) -> Tensor:
         """What levels are multiplied by."""
