@@ -5,6 +5,7 @@ PYTHON3 ?= python3
 VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+PIP_INSTALL := $(PYTHON) -m pip install --disable-pip-version-check --quiet -c constraints.txt
 SOURCES := $(wildcard goldstick/kernels/cpu/*/*.cpp goldstick/kernels/cpu/*/*.hpp)
 SANITIZED := build/sanitize
 LLAMA_CPP := build/llama-cpp
@@ -19,11 +20,14 @@ SITE = $(shell $(PYTHON) -c "import sysconfig; print(sysconfig.get_path('platlib
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-venv: $(STAMP) ## make or renew the environment in .venv, exactly as pinned, kernels compiled
+venv: $(STAMP) ## make or renew the environment in .venv, exactly as pinned, kernels compiled while packages are fetched
 
 $(STAMP): pyproject.toml constraints.txt CMakeLists.txt $(SOURCES)
 	test -x $(PYTHON) || $(PYTHON3) -m venv $(VENV)
-	$(PYTHON) -m pip install --disable-pip-version-check --quiet -c constraints.txt -e '.[dev,docs]'
+	$(PYTHON) tools/requirements.py dev docs >$(VENV)/requirements.txt
+	$(PIP_INSTALL) --no-deps -e . & kernels=$$!; \
+	    $(PIP_INSTALL) -r $(VENV)/requirements.txt; packages=$$?; \
+	    wait $$kernels && exit $$packages
 	@touch $@
 
 quickstart: $(STAMP) ## quantize and evaluate the small model that comes with goldstick

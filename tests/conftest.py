@@ -47,7 +47,7 @@ def pytest_collection_finish() -> None:
 def fixed_seed() -> Iterator[None]:
     """Seed torch and random, and leave torch's default dtype as it was found."""
     random.seed(0)
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # torch.manual_seed writes tracebacks for devices that are not here
     dtype = torch.get_default_dtype()
     yield
     torch.set_default_dtype(dtype)

@@ -1,4 +1,4 @@
-"""3,000 mutated texts of every kind: each is read or refused with an error of ours, without a crash or a hang."""
+"""Hundreds of mutated texts of every kind: each is read or refused with an error of ours, without a crash or a hang."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ class GradientPasses:
         ahead: ∂L/∂y of what the block gives, batch by batch; ``None`` for ±1 by chance.
         masks: Which tokens of each batch count; ``None`` for all.
         first: Number of the first batch, where others are seen elsewhere.
-        twice: Sites that are looked at twice. Their gradients wait on disk, which takes less time than another pass,
-            but for those of other devices, which are sooner found again.
+        twice: Sites that are looked at twice. Their gradients wait on disk, which takes less time than another pass.
+            Those of other devices are sooner found again, and those for which there is no room.
     """
 
     layers: Mapping[str, nn.Module]
@@ -38,25 +38,33 @@ class GradientPasses:
     twice: Collection[str]
     _waiting: Spilled | None = field(default=None, init=False)
     _places: dict[int, dict[str, int]] = field(default_factory=dict, init=False)
+    _full: bool = field(default=False, init=False)
 
     def once(self) -> Iterator[Gradients]:
         """Batch by batch."""
         for index in range(len(self.original.runs)):
             found = self._found(index)
-            if self.twice and all(gradient.device.type == "cpu" for gradient in found.values()):
-                self._waiting = self._waiting or Spilled(())
-                kept = {name: gradient for name, gradient in found.items() if name in self.twice}
-                self._places[index] = {name: self._waiting.append(gradient) for name, gradient in kept.items()}
+            kept = {name: gradient for name, gradient in found.items() if name in self.twice}
+            if kept and not self._full and all(gradient.device.type == "cpu" for gradient in kept.values()):
+                self._keep(index, kept)
             yield self._with_masks(index, found)
 
     def again(self) -> Iterator[Gradients]:
-        """Batch by batch, of the sites that are looked at twice; behind :meth:`once`."""
+        """Batch by batch, of the sites that are looked at twice at least; behind :meth:`once`."""
         for index in range(len(self.original.runs)):
             yield self._with_masks(index, self._read(index) if index in self._places else self._found(index))
 
     def _found(self, index: int) -> dict[str, Tensor]:
         ahead = None if self.ahead is None else self.ahead[index]
         return output_gradients(self.layers, self.original.runs[index], ahead, self.first + index)
+
+    def _keep(self, index: int, gradients: Mapping[str, Tensor]) -> None:
+        try:
+            self._waiting = self._waiting or Spilled(())
+            self._places[index] = {name: self._waiting.append(gradient) for name, gradient in gradients.items()}
+        except OSError:
+            self._waiting, self._full = None, True
+            self._places.clear()
 
     def _read(self, index: int) -> dict[str, Tensor]:
         assert self._waiting is not None

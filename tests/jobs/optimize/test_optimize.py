@@ -8,6 +8,7 @@ import logging
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest import TestCase
 
 import pytest
 import torch
@@ -520,12 +521,12 @@ def test_other_modules_say_what_their_forward_takes() -> None:
     assert {change.modules for change in goldstick.optimize(model, inputs=inputs).changes} == {("0",), ("1",)}
 
 
-def test_a_checkpoint_is_loaded_optimized(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_checkpoint_is_loaded_optimized(tmp_path: Path) -> None:
     FAMILIES["llama_gqa"]().save_pretrained(tmp_path / "float")
     goldstick.quantize(tmp_path / "float", "rtn-w4a16-g32", output=tmp_path / "out", proof="tensors")
-    with caplog.at_level(logging.INFO, logger="goldstick"):
+    with TestCase().assertLogs("goldstick", logging.INFO) as said:
         model = goldstick.load(tmp_path / "out", optimize=True)
-    assert "one multiplication: 4 times" in caplog.text
+    assert "one multiplication: 4 times" in "\n".join(said.output)
     assert model.get_submodule("model.layers.0.mlp.up_proj").shared is not None
     assert distance(logits(model), logits(goldstick.load(tmp_path / "out"))) < 1e-8
 
