@@ -65,6 +65,9 @@ PEERS = {
         tool="llm-compressor", script="run_llm_compressor.py", method="gptq", floats=True
     ),
     "llm-compressor AWQ": Peer(tool="llm-compressor", script="run_llm_compressor.py", method="awq"),
+    "llm-compressor AutoRound": Peer(
+        tool="llm-compressor", script="run_llm_compressor.py", method="autoround", floats=True
+    ),
     "GPTQModel": Peer(tool="gptqmodel", script="write_gptqmodel.py"),
     "HQQ": Peer(tool="hqq", script="run_hqq.py"),
 }  # fmt: skip

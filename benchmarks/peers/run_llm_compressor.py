@@ -62,6 +62,11 @@ def recipe(spec: dict[str, Any], left: list[str]) -> list[Any]:
         scheme |= {"targets": "Linear", "scheme": spec["preset"]}
     else:
         scheme["config_groups"] = groups(spec)
+    if spec["method"] == "autoround":
+        from llmcompressor.modifiers.autoround import AutoRoundModifier  # takes seconds
+
+        # It compiles each block by default, which takes most of its time on a small model.
+        return [AutoRoundModifier(**scheme, enable_torch_compile=False)]
     gptq, rounding = GPTQModifier(**scheme), QuantizationModifier(**scheme)
     return {
         "rtn": [rounding],
