@@ -68,6 +68,10 @@ class BlockReconstruction(Stage):
             raise RecipeError(f"holdout is a share of the calibration batches, 0 to 0.5, not {self.holdout}.")
         check_seed(self.seed)
 
+    def passes(self, batches: int) -> float:
+        """A step goes through a batch and back, and takes two passes more for the weights; further ones judge."""
+        return 1 + 5 * self.steps * self.batches / batches + self.judgements * (self.holdout or 1)
+
     @property
     def guide(self) -> Guide | None:
         """How errors of what a block gives are weighted; ``None`` for all alike."""

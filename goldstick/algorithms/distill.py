@@ -53,6 +53,10 @@ class Distill(Stage):
             raise RecipeError(f"norms_rate is 0 or more and finite, not {self.norms_rate}.")
         check_seed(self.seed)
 
+    def passes(self, batches: int) -> float:
+        """Through the network and back in each epoch, and through the float one once."""
+        return 1.0 + 3 * self.epochs
+
     def learns(self) -> TrainingOptions:
         """How it trains: the rate is that of the norms."""
         rate = self.norms_rate or self.rate  # without norms nothing learns at it

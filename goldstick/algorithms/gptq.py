@@ -214,6 +214,10 @@ class GPTQ(Guided, HessianQuantizer):
         if not self.cycles >= 0:
             raise RecipeError(f"cycles is 0 or more, not {self.cycles}.")
 
+    def passes(self, batches: int) -> float:
+        """With ``two_sided`` gradients have statistics as well."""
+        return super().passes(batches) + (1.5 if self.two_sided else 0.0)
+
     @property
     def guide(self) -> Guide | None:
         """As ``objective`` says."""

@@ -30,6 +30,12 @@ class Guided(Quantizer):
         super().__post_init__()
         guide_for(self.objective, self.output_groups, self.mix)
 
+    def passes(self, batches: int) -> float:
+        """Behind the layer, a block is gone through and back, and each layer has statistics of its own; for the loss
+        the whole network is gone through and back before.
+        """
+        return super().passes(batches) + {"layer": 0.0, "output": 5.0, "loss": 9.0}[self.objective]
+
     @property
     def guide(self) -> Guide | None:
         """As ``objective`` says."""

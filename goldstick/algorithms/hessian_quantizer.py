@@ -53,6 +53,10 @@ class HessianQuantizer(Quantizer):
         if self.order not in get_args(Order):
             raise RecipeError(f"order is gar, activation or natural, not {self.order!r}.")
 
+    def passes(self, batches: int) -> float:
+        """With ``gptaq`` the float model runs beside, and drifts are summed as well."""
+        return super().passes(batches) + (2.5 if self.gptaq else 0.0)
+
     @property
     def fractional_zeros(self) -> bool:
         """True for minimums."""

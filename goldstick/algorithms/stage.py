@@ -73,6 +73,16 @@ class Stage(ABC):
         """Whether it trains the network."""
         return self.data_requirement is DataRequirement.TRAINING
 
+    def passes(self, batches: int) -> float:
+        """How much it multiplies, to forecast its time: in forward passes of the calibration data through the network.
+
+        A pass back takes two, and statistics of the inputs of all layers about one.
+
+        Args:
+            batches: In how many batches the data come.
+        """
+        return 1.0 if self.data_requirement is DataRequirement.BLOCKWISE else 0.0
+
     def sites(self, network: Network) -> Sequence[Site]:
         """The sites that it is meant for; none for a stage that acts on the network as a whole.
 

@@ -60,7 +60,7 @@ class GradientPasses:
 
     def _keep(self, index: int, gradients: Mapping[str, Tensor]) -> None:
         try:
-            self._waiting = self._waiting or Spilled(())
+            self._waiting = Spilled(()) if self._waiting is None else self._waiting
             self._places[index] = {name: self._waiting.append(gradient) for name, gradient in gradients.items()}
         except OSError:
             self._waiting, self._full = None, True

@@ -19,6 +19,7 @@ from goldstick.calibration.memory_budget import BASE_MEMORY as BASE_MEMORY
 from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout
 from goldstick.checkpoint.source import SourceCheckpoint
 from goldstick.core.counts import counted
+from goldstick.evaluation.tokenizer import find_context_length
 from goldstick.formats.base import StorageFormat
 from goldstick.hf.example_inputs import give_inputs, inputs_beside, inputs_for
 from goldstick.hf.float_matrices import float_matrices
@@ -31,6 +32,7 @@ from goldstick.jobs.load.importance import with_given_importance
 from goldstick.jobs.load.importance_entries import importance_entries
 from goldstick.jobs.plan.cache_refusal import refuse_without_cache
 from goldstick.jobs.plan.choose_format import choose_format, loader_remarks
+from goldstick.jobs.plan.forecast import calibration_seconds, streaming_seconds
 from goldstick.jobs.plan.planned_tensors import PlannedTensor, of_each_expert, read_tensors, with_outputs
 from goldstick.jobs.plan.whole_model import whole_model_warning
 from goldstick.recipes import Recipe
@@ -42,11 +44,6 @@ from goldstick.recipes.rewriting_refusal import refuse_rewriting
 from goldstick.structure.blocks import block_of
 from goldstick.structure.network import Network
 from goldstick.structure.rotation.proof import LARGEST_PROVEN
-
-#: Bytes per second of reading, rounding and writing on one core, measured with range search minmax.
-STREAM_SPEED = 150_000_000
-#: Floating-point operations per second of a float32 matrix product on two cores, measured.
-MATMUL_SPEED = 100_000_000_000
 
 _REQUANTIZED = (
     "Quantized from {}: its errors stay, and new ones come to them. Where the float model can be had, quantize that. "
@@ -190,17 +187,17 @@ class Plan:
     @property
     def streaming_seconds(self) -> float:
         """Forecast of the time in which all weights are read, rounded and written."""
-        searched = any(getattr(stage, "range_search", "minmax") != "minmax" for stage in self.recipe.stages)
-        return self.bytes_before / STREAM_SPEED * (8 if searched else 1) + 5
+        return streaming_seconds(self.recipe.stages, self.bytes_before)
 
     @property
     def seconds(self) -> float:
         """Forecast of the time in seconds."""
         if not self.calibrated:
             return self.streaming_seconds
-        # One forward pass, and one Hessian of about the same cost.
-        weights = sum(tensor.source.shape.numel() for tensor in self.tensors if tensor.assignment)
-        return self.streaming_seconds + 2 * 2 * weights * self.recipe.calibration.tokens / MATMUL_SPEED
+        matrices = [tensor.source.shape for tensor in self.tensors if tensor.assignment]
+        context = find_context_length(self.network.model, None)
+        recipe = self.recipe
+        return self.streaming_seconds + calibration_seconds(recipe.stages, matrices, recipe.calibration, context)
 
 
 def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | None = None) -> Plan:
