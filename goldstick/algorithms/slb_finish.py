@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.algorithms.block_reconstruction import AnnealedSearch, CodeSearch
-from goldstick.algorithms.soft_assignment import MeanCode
+from goldstick.algorithms.soft_assignment import MeanCode, likeliest
 from goldstick.core.qtensor import QuantizedTensor, in_groups
 
 #: Logits at the start are −2·d², d the distance in steps; see :mod:`goldstick.algorithms.soft_assignment`.
@@ -60,7 +60,7 @@ class NeighbourSearch(nn.Module, CodeSearch):
         if math.isfinite(self.temperature):
             moved = MeanCode.apply(self.logits, self.temperature)  # type: ignore[no-untyped-call]
         else:
-            moved = self.logits.argmax(0)
+            moved = likeliest(self.logits)
         return self._dequantized(self.start.codes.float() - 1 + moved)
 
     def groups(self) -> list[tuple[nn.Parameter, float]]:
@@ -69,7 +69,7 @@ class NeighbourSearch(nn.Module, CodeSearch):
 
     def decision(self) -> QuantizedTensor:
         """The likeliest levels, with the scale in the dtype it is stored in."""
-        codes = (self.start.codes.long() - 1 + self.logits.detach().argmax(0)).to(self.start.codes.dtype)
+        codes = (self.start.codes.long() - 1 + likeliest(self.logits)).to(self.start.codes.dtype)
         return QuantizedTensor(
             codes=codes,
             scale=self._scale().detach(),

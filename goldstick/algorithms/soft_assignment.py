@@ -24,6 +24,22 @@ _SHARES = torch.linspace(0.05, 1.0, 39, dtype=torch.float64)
 _REFINEMENTS = 4
 
 
+def likeliest(logits: Tensor) -> Tensor:
+    """The number of the level of the largest logit, the first of equals, int64 [out, in]; without gradient.
+
+    What argmax gives, which takes tens of times as long over a first dimension of few levels.
+
+    Args:
+        logits: float [levels, out, in].
+    """
+    best, *others = logits.detach()
+    place = torch.zeros(best.shape, dtype=torch.int16, device=best.device)
+    for number, level in enumerate(others, start=1):
+        place = torch.maximum(place, (level > best).short().mul_(number))  # numbers rise
+        best = torch.maximum(best, level)
+    return place.long()
+
+
 def zero_of(grid: Grid) -> float:
     """Where 0 lies among the codes: in the middle between them for an asymmetric grid, so that no level is 0.
 
@@ -103,7 +119,7 @@ class MeanCode(torch.autograd.Function):
         context.save_for_backward(logits)
         context.temperature = temperature
         if discrete:
-            return logits.argmax(0).to(logits.dtype)
+            return likeliest(logits).to(logits.dtype)
         return torch.cat([_mean(part, temperature)[1] for part in _rows(logits)])
 
     @staticmethod
