@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from goldstick.calibration.arguments import BlockCall, run_around
 from goldstick.calibration.predictions import signs, slopes
 from goldstick.calibration.spilled import Spilled
+from goldstick.core.disk_space import require_temporary_space
 from goldstick.core.powers_of_two import power_of_two
 from goldstick.core.ranks import Ranks
 from goldstick.errors import QuantizationError, StructureError
@@ -74,7 +75,10 @@ def end_gradients(
     Raises:
         StructureError: Nothing that the model gives depends on its blocks, as far as gradients can tell.
         QuantizationError: A gradient is NaN or infinite; the message names the block.
+        OutputError: There is no room for what blocks are given and for their gradients.
     """
+    nbytes = (len(blocks) + 1) * sum(state.nbytes for state in states)  # these make room for the gradients
+    require_temporary_space(nbytes, "'objective: loss', which --effort best takes,")
     given: dict[str, Sequence[Tensor]] = {}
     here: Sequence[Tensor] = states
     for block in blocks:
@@ -88,6 +92,7 @@ def end_gradients(
         _of_the_loss(model, blocks, batch, here[index], calls[index][blocks[0]], first + index)
         for index, batch in enumerate(batches)
     )
+    del here
     for block in reversed(blocks):
         _require_finite(ahead, block, first)
         found[block] = ahead

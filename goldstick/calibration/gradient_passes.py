@@ -11,6 +11,7 @@ from goldstick.calibration.end_gradients import output_gradients
 from goldstick.calibration.observing import fitting
 from goldstick.calibration.original import Original
 from goldstick.calibration.spilled import Spilled
+from goldstick.core.disk_space import free_for_temporary_files
 
 Gradients = Mapping[str, tuple[Tensor, Tensor | None]]
 """Site name → the gradients at its outputs on a batch, float32, and which of the tokens count."""
@@ -27,7 +28,8 @@ class GradientPasses:
         masks: Which tokens of each batch count; ``None`` for all.
         first: Number of the first batch, where others are seen elsewhere.
         twice: Sites that are looked at twice. Their gradients wait on disk, which takes less time than another pass.
-            Those of other devices are sooner found again, and those for which there is no room.
+            Those of other devices are sooner found again, and so are those that would take more than half of what is
+            free there.
     """
 
     layers: Mapping[str, nn.Module]
@@ -45,7 +47,9 @@ class GradientPasses:
         for index in range(len(self.original.runs)):
             found = self._found(index)
             kept = {name: gradient for name, gradient in found.items() if name in self.twice}
-            if kept and not self._full and all(gradient.device.type == "cpu" for gradient in kept.values()):
+            if index == 0:
+                self._full = not self._fit(list(kept.values()))
+            if kept and not self._full:
                 self._keep(index, kept)
             yield self._with_masks(index, found)
 
@@ -57,6 +61,11 @@ class GradientPasses:
     def _found(self, index: int) -> dict[str, Tensor]:
         ahead = None if self.ahead is None else self.ahead[index]
         return output_gradients(self.layers, self.original.runs[index], ahead, self.first + index)
+
+    def _fit(self, gradients: Sequence[Tensor]) -> bool:
+        """Whether those of all batches may wait on disk, given those of the first."""
+        nbytes = len(self.original.runs) * sum(gradient.nbytes for gradient in gradients)
+        return all(gradient.device.type == "cpu" for gradient in gradients) and 2 * nbytes <= free_for_temporary_files()
 
     def _keep(self, index: int, gradients: Mapping[str, Tensor]) -> None:
         try:

@@ -17,6 +17,11 @@ from goldstick.errors import OutputError
 Specs = Sequence[tuple[torch.Size, torch.dtype]]
 
 
+def bytes_of(specs: Specs) -> int:
+    """How large hidden states are together."""
+    return sum(shape.numel() * dtype.itemsize for shape, dtype in specs)
+
+
 class HiddenStates(Sequence[Tensor]):
     """The hidden states of every batch before a block.
 

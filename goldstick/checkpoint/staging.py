@@ -121,22 +121,6 @@ def _has_no_unfinished_run(output: Path) -> bool:
     return (output / MANIFEST_NAME).is_file() and not is_working_directory(working_directory(located(output)))
 
 
-def check_space(output: Path, nbytes: int) -> None:
-    """Refuse to start what the disk cannot hold.
-
-    Raises:
-        OutputError: Fewer bytes are free than will be written.
-    """
-    parent = output.absolute().parent
-    while not parent.exists():
-        parent = parent.parent
-    free = shutil.disk_usage(parent).free
-    if free < nbytes:
-        raise OutputError(
-            f"{output} needs {nbytes:,} bytes and the disk has {free:,} free. Free some space, or choose another -o."
-        )
-
-
 @contextmanager
 def staged(output: Path, overwrite: bool) -> Iterator[Path]:
     """A directory that becomes ``output`` at the end, or vanishes on an error.

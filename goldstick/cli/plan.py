@@ -139,12 +139,13 @@ def plan_for(
 def show_plan(planned: Plan, as_json: bool, forecast: RanksForecast | None = None) -> None:
     """Print a plan, and what each of several processes takes."""
     from goldstick.algorithms.stage import CacheQuantizer
+    from goldstick.jobs.plan.disk import forecast_disk
     from goldstick.jobs.plan.exports import export_refusals
     from goldstick.jobs.plan.layer_table import layer_table
     from goldstick.report.terminal import print_table
     from goldstick.report.words import format_bytes, rotation_words
 
-    rows, exports = layer_table(planned), export_refusals(planned)
+    rows, exports, disk = layer_table(planned), export_refusals(planned), forecast_disk(planned)
     if as_json:
         print_json(
             {
@@ -152,6 +153,7 @@ def show_plan(planned: Plan, as_json: bool, forecast: RanksForecast | None = Non
                 "bytes_before": planned.bytes_before,
                 "bytes_after": planned.bytes_after,
                 "peak_memory_forecast": planned.peak_memory,
+                "disk_forecast": {"beside_output": disk.beside, "temporary": disk.temporary},
                 "seconds_forecast": round(planned.seconds, 1),
                 "exports": {name: reason or None for name, reason in exports.items()},
                 "streams": planned.streams,
@@ -177,6 +179,9 @@ def show_plan(planned: Plan, as_json: bool, forecast: RanksForecast | None = Non
         f"peak memory about {format_bytes(planned.peak_memory)}; about {planned.seconds:.0f} s on this recipe's "
         f"{'stream' if planned.streams else 'blocks' if planned.by_blocks else 'whole model in memory'}"
     )
+    places = {"beside the output": disk.beside, "in temporary files (TMPDIR)": disk.temporary}
+    if held := [f"{format_bytes(nbytes)} {where}" for where, nbytes in places.items() if nbytes]:
+        click.echo(f"disk while it runs: about {', '.join(held)}")
     if forecast is not None:
         parts = {"block": forecast.block, "outside the blocks": forecast.outside, "Hessian": forecast.hessian,
                  "batches": forecast.batches, "libraries": forecast.base}  # fmt: skip

@@ -22,11 +22,12 @@ from goldstick.calibration.end_gradients import (
 )
 from goldstick.calibration.predictions import signs
 from goldstick.calibration.spilled import Spilled
-from goldstick.errors import QuantizationError, StructureError
+from goldstick.errors import OutputError, QuantizationError, StructureError
 from goldstick.nn import QuantizedLinear
 from goldstick.structure.network import Network
 from tests.support.calibration import Batches, seeded_llama, token_batches
 from tests.support.proofs import prove_here
+from tests.support.temporary_files import TemporaryFiles
 from tests.support.tiny_tokenizer import write_tokenizer, write_words
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
@@ -160,6 +161,22 @@ class Chosen(nn.Module):
 def test_a_model_that_gives_nothing_with_a_gradient_is_refused(model: nn.Module) -> None:
     with pytest.raises(StructureError, match="nothing that this Chosen gives has one"):
         goldstick.apply(Chosen(model), {"stages": [{"gptq": {"scheme": W2, "objective": "loss"}}]}, data=some_data())
+
+
+def test_a_sweep_for_which_no_disk_has_room_is_refused_before_it_begins_and_takes_no_more_than_is_asked_for(
+    model: nn.Module, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = some_data()
+    tokens = sum(batch["input_ids"].numel() for batch in data)
+    asked = (len(Network(model).blocks) + 1) * tokens * 4 * model.config.hidden_size  # type: ignore[union-attr, operator]
+    disk = TemporaryFiles(monkeypatch, free=asked - 1)
+    said = rf"'objective: loss', .* needs {asked:,} bytes for temporary files, and .* has {asked - 1:,} free.*TMPDIR"
+    with pytest.raises(OutputError, match=said):
+        swept(model, data)
+    assert disk.peak == 0
+    disk.free += 1
+    swept(model, data)
+    assert disk.peak == asked
 
 
 def test_tensors_on_disk_come_back_as_they_were() -> None:

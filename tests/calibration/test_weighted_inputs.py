@@ -130,10 +130,12 @@ def test_a_gradient_that_is_no_number_names_its_block(stage: dict[str, Any], mon
 
 
 @pytest.mark.parametrize(
-    ("twice", "room", "again"), [((), 9, 3), (("q_proj",), 9, 0), (("q_proj",), 2, 3)], ids=["once", "twice", "no-room"]
+    ("twice", "room", "free", "again"),
+    [((), 9, 15360, 3), (("q_proj",), 9, 15360, 0), (("q_proj",), 2, 15360, 3), (("q_proj",), 9, 15359, 3)],
+    ids=["once", "twice", "no-room", "more-than-half-of-what-is-free"],
 )
 def test_gradients_that_are_looked_at_twice_are_found_once_where_there_is_room(
-    twice: tuple[str, ...], room: int, again: int, monkeypatch: pytest.MonkeyPatch
+    twice: tuple[str, ...], room: int, free: int, again: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = seeded_llama().eval().model.layers[0]
     states = torch.randn(3, 2, 5, 64, generator=torch.Generator().manual_seed(0))
@@ -150,6 +152,7 @@ def test_gradients_that_are_looked_at_twice_are_found_once_where_there_is_room(
         return nn.Sequential(block.self_attn.q_proj, block.self_attn.o_proj)(states[number])
 
     monkeypatch.setattr(Spilled, "append", append_while_there_is_room)
+    monkeypatch.setattr("goldstick.calibration.gradient_passes.free_for_temporary_files", lambda: free)
     runs = [partial(run, number) for number in range(len(states))]
     masks = [torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]), None, None]
     layers = {name: getattr(block.self_attn, name) for name in ("q_proj", "o_proj")}

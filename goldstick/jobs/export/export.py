@@ -20,9 +20,10 @@ from goldstick.checkpoint.shards import write_entries
 from goldstick.checkpoint.sidecars import sidecars_of
 from goldstick.checkpoint.source import read_json
 from goldstick.checkpoint.source_files import SourceFiles
-from goldstick.checkpoint.staging import check_output, check_space, refuse_overlap, staged
+from goldstick.checkpoint.staging import check_output, refuse_overlap, staged
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME, unused_tensors
 from goldstick.core.agreement import require_same, sizes_of
+from goldstick.core.disk_space import require_space
 from goldstick.core.processes import told_by_first
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
@@ -97,7 +98,7 @@ def export_checkpoint(
     entries = [dataclasses.replace(entry, produce=partial(next, made_of)) for entry in whole]
     content = _content(plan, {file.name: hashes[file.name] for file in weights})
     layout = _layout(plan, entries, content.base_model)
-    check_space(output, sum(entry.nbytes for entry in entries))
+    require_space(output, sum(entry.nbytes for entry in entries))
     with staged(output, overwrite) as work:
         if layout is not None:
             hashes = write_gguf(work, entries, layout, progress, max_shard_size)

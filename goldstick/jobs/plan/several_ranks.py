@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +11,7 @@ from goldstick.calibration.memory_budget import BASE_MEMORY
 from goldstick.core.division import upper_share
 from goldstick.errors import UsageError
 from goldstick.jobs.plan.plan import Plan
-from goldstick.recipes.resolve import Assignment
+from goldstick.jobs.plan.states import bytes_of_states, itemsize, solved
 from goldstick.structure.blocks import block_of
 
 
@@ -96,18 +95,15 @@ def forecast_ranks(plan: Plan, processes: int) -> RanksForecast:
             outside += tensor.source.nbytes
         else:
             inside[block] += tensor.source.nbytes
-    solved = list(_solved(plan))
-    calibration = plan.recipe.calibration
-    width = Counter(found.site.in_features for found in solved).most_common(1)[0][0] if solved else 0
-    one = [found.site.matrix_shape for found in solved if found.site.block == blocks[0]]
-    itemsize = max(tensor.source.dtype.itemsize for tensor in plan.tensors)
-    states = itemsize * width * math.ceil(calibration.tokens / processes)
-    within = itemsize * calibration.seq_len * sum(sum(shape[-2:]) for shape in one)
-    sums = sum(math.prod(found.site.matrix_shape[:-2]) * _hessian_bytes(found.site.in_features) for found in solved)
+    sites = [found.site for found in solved(plan)]
+    one = [site.matrix_shape for site in sites if site.block == blocks[0]]
+    states = math.ceil(bytes_of_states(plan) / processes)
+    within = itemsize(plan) * plan.recipe.calibration.seq_len * sum(sum(shape[-2:]) for shape in one)
+    sums = sum(math.prod(site.matrix_shape[:-2]) * _hessian_bytes(site.in_features) for site in sites)
     products = plan.seconds - plan.streaming_seconds
     return RanksForecast(
         processes=processes, base=BASE_MEMORY, outside=outside, block=int(2.5 * max(inside.values())),
-        hessian=4 * 8 * max((found.site.in_features for found in solved), default=0) ** 2, batches=states + within,
+        hessian=4 * 8 * max((site.in_features for site in sites), default=0) ** 2, batches=states + within,
         sent=sums + told + states * len(blocks) if processes > 1 else 0,
         seconds=plan.streaming_seconds + products / processes,
     )  # fmt: skip
@@ -116,13 +112,3 @@ def forecast_ranks(plan: Plan, processes: int) -> RanksForecast:
 def _hessian_bytes(inputs: int) -> int:
     """Of what lies on and above the diagonal, as it is sent."""
     return round(8 * inputs**2 * upper_share(inputs))
-
-
-def _solved(plan: Plan) -> Iterator[Assignment]:
-    """What is solved from inputs, once for each site."""
-    seen: set[str] = set()
-    for tensor in plan.tensors:
-        found = tensor.assignment
-        if found is not None and found.site.name not in seen and found.stage.needs_inputs(found.scheme):
-            seen.add(found.site.name)
-            yield found

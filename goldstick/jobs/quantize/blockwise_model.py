@@ -33,6 +33,7 @@ from goldstick.hf.streaming import StreamedModel
 from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.proof.observation import Observation, Passes, observe_or_say
 from goldstick.jobs.quantize.cache_by_blocks import BlockwiseCache
+from goldstick.jobs.quantize.float_blocks import FloatBlocksRead
 from goldstick.recipes.rotate import rotate_block, rotate_outside
 from goldstick.recipes.run import calibrated_work, round_sites, tie_up
 from goldstick.structure.network import Network, Site
@@ -100,12 +101,18 @@ class BlockwiseModel:
         self.cache: BlockwiseCache | None = None
         self._block = ""
 
-    def start(self, results: Mapping[str, dict[str, Any]], cache: Mapping[str, Any]) -> list[Tensor]:
+    def start(
+        self,
+        results: Mapping[str, dict[str, Any]],
+        cache: Mapping[str, Any],
+        told: Callable[[int], None] = lambda nbytes: None,
+    ) -> list[Tensor]:
         """Do what comes before the blocks; the first block is in memory afterwards.
 
         Args:
             results: ``results`` of a run that was stopped.
             cache: The state of its cache.
+            told: How many bytes the hidden states will take, before anything is done that takes long.
 
         Returns:
             The first hidden states: of the batches, of the proof, and of the batches in the float model where a stage
@@ -116,11 +123,13 @@ class BlockwiseModel:
             rotate_outside(self.network, self._plan.rotation)
         self._read(self.blocks[0])
         prepare_experts(self.network, self._work)
-        floats = self._float_starts()
+        floats = self._float_starts(told)
         self._round(None)
         for stage in self._plan.resolution.of(CacheQuantizer):
             self.cache = BlockwiseCache(stage, self._model, cache, len(self._batches), self._ranks)
         hidden, self._calls = self._starts()
+        if not floats:
+            told(_bytes_of(hidden))
         if self._work.smoothing:
             assert self._first_batch is not None  # a stage that smooths looks at data
             self._fold_targets = find_fold_targets(self.network, self.blocks, self._first_batch)
@@ -188,12 +197,13 @@ class BlockwiseModel:
         """Whether something outside the blocks is no longer what the source holds, before the blocks' turn comes."""
         return self._plan.rotation is not None or bool(self._without_data(None))
 
-    def _float_starts(self) -> list[Tensor]:
+    def _float_starts(self, told: Callable[[int], None]) -> list[Tensor]:
         """The first hidden states of the float model, where a stage compares with it; nothing is rounded yet."""
         if not self._work.needs_float_inputs:
             return []
         self._has_float_model = True
         hidden, self._float_calls = starts(self._model, self.blocks, self._batches)
+        told(2 * _bytes_of(hidden))  # those of the rounded model are as large
         if self._work.needs_end_gradients:
             self._progress("gradients of the float model's loss", 0, len(self.blocks))
             self.release(self.blocks[0])
@@ -203,7 +213,7 @@ class BlockwiseModel:
                 self._batches,
                 hidden,
                 self._float_calls,
-                _FloatBlocks(self._read, self),
+                FloatBlocksRead(self._model, self._read, self.release),
                 self._first_number,
             )
             self._read(self.blocks[0])
@@ -285,15 +295,5 @@ class BlockwiseModel:
         self._progress(f"calibrating {self._block}{what} (peak {peak:.1f} GB)", place, len(self.blocks))
 
 
-class _FloatBlocks:
-    """The blocks as the source holds them, turned, one at a time."""
-
-    def __init__(self, read: Callable[[str], None], model: BlockwiseModel) -> None:
-        self._read, self._whole = read, model
-
-    def load(self, block: str) -> nn.Module:
-        self._read(block)
-        return self._whole.network.model.get_submodule(block)
-
-    def release(self, block: str) -> None:
-        self._whole.release(block)
+def _bytes_of(states: Sequence[Tensor]) -> int:
+    return sum(state.nbytes for state in states)

@@ -160,8 +160,14 @@ class BlockwiseRun:
             self._rotation_error = proven
         model, blocks = self._model, self._model.blocks
         self._ranks.of(Beginning(blocks_done=done, anew=not journal, cache=journal.get("kv_cache", {})))
-        starts = model.start(journal.get("sites", {}), journal.get("kv_cache", {}))
         commits = Commits(work.path, done, self._ranks.device, self._max_memory)
+        made = self._plan.bytes_after * (2 if self._plan.format.in_gguf else 1)  # one file is made of the shards
+
+        def told(states: int) -> None:
+            if not journal:  # a run that goes on has most of it already
+                commits.require_space(made, self._ranks.count * states)
+
+        starts = model.start(journal.get("sites", {}), journal.get("kv_cache", {}), told)
         first, specs = self._begin(work, starts, journal, commits)
         for number in range(done if self._saved_as else 0):
             model.measured |= read_measured(work.path, number)

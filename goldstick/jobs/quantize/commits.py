@@ -11,7 +11,8 @@ from torch import Tensor
 
 from goldstick.calibration.device_memory import room_for_states
 from goldstick.calibration.memory_budget import used_memory
-from goldstick.checkpoint.hidden_states import HiddenStates, Specs, write_hidden_states
+from goldstick.checkpoint.hidden_states import HiddenStates, Specs, bytes_of, write_hidden_states
+from goldstick.core.disk_space import require_space
 
 WORK_FOR_WRITING = 9
 """Seconds of work at least for each second of writing, where not every block is written down."""
@@ -41,6 +42,18 @@ class Commits:
         self._on_device: bool | None = None
         self._last = time.monotonic()
 
+    def require_space(self, checkpoint: int, states: int) -> None:
+        """Refuse what would find the disk full hours later.
+
+        Args:
+            checkpoint: Bytes of what is made.
+            states: Bytes of the hidden states before a block; they go when those behind it are there.
+
+        Raises:
+            OutputError: The disk cannot hold them.
+        """
+        require_space(self._folder, checkpoint + 2 * states, f"With what blocks are given, {self._folder}")
+
     def kept(self, number: int, states: Iterator[Tensor], specs: Specs) -> Sequence[Tensor]:
         """The states behind a block, in a file where they are due there, or in memory: the device's if it has room.
 
@@ -50,7 +63,7 @@ class Commits:
             specs: Their shapes and dtypes.
         """
         if self._on_device is None:
-            self._on_device = room_for_states(_size(specs), self._device)
+            self._on_device = room_for_states(bytes_of(specs), self._device)
         began = time.monotonic()
         if began - self._last >= self._wait or not self._fit(specs):
             written = write_hidden_states(self._folder, number, states, specs)
@@ -66,8 +79,4 @@ class Commits:
 
     def _fit(self, specs: Specs) -> bool:
         """Whether memory holds what a block is given and what it gives."""
-        return bool(self._on_device) or used_memory() + 2 * _size(specs) <= self._most
-
-
-def _size(specs: Specs) -> int:
-    return sum(shape.numel() * dtype.itemsize for shape, dtype in specs)
+        return bool(self._on_device) or used_memory() + 2 * bytes_of(specs) <= self._most

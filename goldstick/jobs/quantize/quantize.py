@@ -16,7 +16,8 @@ from goldstick.calibration.memory_budget import default_budget, peak_memory, req
 from goldstick.checkpoint.journal import WorkDirectory, tidy_up, training_directory, work_directory
 from goldstick.checkpoint.source import SourceCheckpoint
 from goldstick.checkpoint.source_files import SourceFiles
-from goldstick.checkpoint.staging import check_output, check_space, refuse_overlap, staged
+from goldstick.checkpoint.staging import check_output, refuse_overlap, staged
+from goldstick.core.disk_space import require_space
 from goldstick.core.error import WeightError
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
@@ -117,7 +118,7 @@ def execute(
     refuse_overlap(output, {"source": plan.source.directory})
     require_memory(max_memory, plan.least_memory)
     check_output(output, overwrite, resume)
-    check_space(output, plan.bytes_after)
+    require_space(output, plan.bytes_after)
     started = time.perf_counter()
     files = SourceFiles(plan.source.files_read, plan.source.states)
     budget = default_budget() if max_memory is None else max_memory

@@ -15,7 +15,8 @@ from goldstick.calibration.arguments import run_around
 from goldstick.calibration.block_loop import block_runs, starts
 from goldstick.calibration.end_gradients import FloatBlocks
 from goldstick.calibration.spilled import Spilled
-from goldstick.core.inputs import InputObserver
+from goldstick.core.disk_space import require_temporary_space
+from goldstick.core.inputs import SAMPLE, InputObserver
 from goldstick.core.layout import Layout
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
@@ -89,9 +90,13 @@ def inputs_by_blocks(
 
     Returns:
         Nothing where the Hessians would take more than ``MOST_ON_DISK`` bytes.
+
+    Raises:
+        OutputError: There is no room for them.
     """
     linear = [site for site in sites if site.layout is Layout.LINEAR and site.role != "embedding"]
-    if sum(8 * site.in_features**2 for site in linear) > MOST_ON_DISK:
+    hessians = sum(8 * site.in_features**2 for site in linear)
+    if hessians > MOST_ON_DISK:
         return {}
     model: Any = network.model
     ranks = ranks or Ranks()
@@ -101,6 +106,10 @@ def inputs_by_blocks(
     floats.load(blocks[0])
     with torch.no_grad():
         states, calls = starts(model, blocks, own)
+        between = 2 * sum(state.nbytes for state in states)
+        rows = min(SAMPLE, ranks.count * sum(state[..., 0].numel() for state in states))
+        samples = 4 * rows * sum(site.in_features for site in linear)
+        require_temporary_space(hessians + samples + between, "What the layers of a search are given")
         here: Sequence[Tensor] = Spilled(states)
         for block in blocks:
             module = floats.load(block)

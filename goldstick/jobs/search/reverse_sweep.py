@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from goldstick.calibration.arguments import BlockCall, block_calls, run_around
 from goldstick.calibration.end_gradients import FloatBlocks
 from goldstick.calibration.spilled import Spilled
+from goldstick.core.disk_space import require_temporary_space
 from goldstick.core.layout import Layout
 from goldstick.core.progress import Progress
 from goldstick.jobs.search.chain import Row, learning, parameter_of
@@ -110,6 +111,8 @@ class ReverseSweep:
         self._floats.load(blocks[0])
         with torch.no_grad():
             starts, calls = zip(*(block_calls(model, blocks, row, known) for row in rows), strict=True)
+        files = len(blocks) + 1 + 2 * self._draws
+        require_temporary_space(files * sum(state.nbytes for state in starts), "The sweep for gradient scores")
         given: dict[str, Sequence[Tensor]] = {}
         here: Sequence[Tensor] = Spilled(starts)
         for block in blocks:

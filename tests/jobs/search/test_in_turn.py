@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from goldstick.calibration.end_gradients import InMemory
+from goldstick.errors import OutputError
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.search import gradient_scores, in_turn, reverse_sweep, rounding
 from goldstick.jobs.search.chain import find_chain
@@ -22,6 +24,7 @@ from goldstick.jobs.search.runtimes import RUNTIMES
 from goldstick.jobs.search.target import Target
 from goldstick.recipes.calibration import Calibration
 from goldstick.structure.network import Network
+from tests.support.temporary_files import TemporaryFiles
 
 SCHEMES = ("w2a16-g32", "w4a16-g32", "w8a16-channel")
 
@@ -143,6 +146,30 @@ def test_what_layers_are_given_is_the_same_block_by_block(source_with_text: Path
     for name, observer in expected.items():
         assert found[name].tokens == observer.tokens == 44
         assert torch.equal(found[name].hessian(), observer.hessian())
+
+
+def test_sweeps_for_which_no_disk_has_room_are_refused_before_they_begin(
+    source_with_text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = load_float(source_with_text).float().eval().requires_grad_(False)
+    network, disk = Network(model), TemporaryFiles(monkeypatch, free=1)
+    sites = [site for site in network.sites if site.role == "inner"]
+    rounded = RoundedLayers(network, RUNTIMES["goldstick"], {site.name: torch.bfloat16 for site in sites})
+    groups = {site.name: [site] for site in sites}, {site.name: SCHEMES for site in sites}
+    batches = [{"input_ids": torch.arange(24).reshape(2, 12) + 4}]
+    blocks = find_chain(network, {"input_ids": torch.arange(12)[None], "use_cache": False}, InMemory(model))
+    for sweep, said in (
+        (lambda: gradient_scores.gradient_scores(network, batches, *groups, rounded), "sweep for gradient scores"),
+        (lambda: inputs_by_blocks(network, network.sites, batches, blocks, InMemory(model)), "layers of a search"),
+    ):
+        disk.free, disk.peak = 1, 0
+        with pytest.raises(OutputError, match=rf"{said}.* needs .* bytes for temporary files") as refused:
+            sweep()
+        assert disk.peak == 0
+        (asked,) = re.findall(r"needs ([\d,]+) bytes", str(refused.value))
+        disk.free = int(asked.replace(",", ""))
+        sweep()
+        assert disk.free / 2 < disk.peak <= disk.free
 
 
 class Beside(nn.Module):

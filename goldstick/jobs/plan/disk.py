@@ -1,0 +1,45 @@
+"""What a run takes of disks while it runs, from shapes alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from goldstick.algorithms import BlockReconstruction, Validate
+from goldstick.jobs.plan.plan import Plan
+from goldstick.jobs.plan.states import bytes_of_states, solved
+
+
+@dataclass(frozen=True, kw_only=True)
+class DiskForecast:
+    """Bytes on disk at most.
+
+    Attributes:
+        beside: Beside the output while it is made, on its disk.
+        temporary: In temporary files, where TMPDIR says.
+    """
+
+    beside: int
+    temporary: int
+
+
+def forecast_disk(plan: Plan) -> DiskForecast:
+    """What a plan takes of disks beside its output.
+
+    A run over blocks keeps what a block is given until what it gives is written; the float model's, too, where that
+    runs beside. Gradients of the loss at the end take what every block is given, or the gradients there, and one more.
+    Gradients within a block wait on disk where half of what is free suffices, and are not in it.
+    """
+    if not plan.calibrated:
+        return DiskForecast(beside=0, temporary=0)
+    found, states = plan.resolution, bytes_of_states(plan)
+    solving = [one.stage for one in solved(plan)]
+    learning = found.first(BlockReconstruction)
+    guides = [stage.guide for stage in solving] + [step.stage.scale_guide for step in found.smoothing]
+    guides += [learning.guide] if learning is not None else []
+    judged = learning is not None or found.first(Validate) is not None
+    compared = judged or any(guides) or any(stage.needs_float_inputs for stage in solving)
+    to_the_end = any(guide.objective == "loss" for guide in guides if guide is not None)
+    beside = 2 * states * (2 if compared else 1) if plan.by_blocks else 0
+    shards = plan.bytes_after if plan.by_blocks and plan.format.in_gguf else 0  # its one file is made of them
+    files = len(plan.network.blocks) + 1 if to_the_end else 0
+    return DiskForecast(beside=beside + shards, temporary=files * states)
