@@ -3,7 +3,7 @@
 A model that is too sure of its predictions gains perplexity by whatever flattens them, noise of rounding included. Here
 each model's logits are divided by the temperature that is best for its own perplexity on each text, the float model's
 too, and the perplexities are compared as they are and so. Models, texts and recipes are those of
-``benchmarks/effort.py`` (rounding, and ``default`` over several draws of calibration windows) and of
+``benchmarks/effort.py`` (rounding, and ``default`` over several draws of calibration windows, GPTQ's and AWQ's) and of
 ``benchmarks/chance.py`` (other roundings of the same weights; where inputs are rounded, too, of the same network with
 its channels in another order). One thread.
 
@@ -31,13 +31,15 @@ from goldstick.recipes.needs_data import needs_data
 
 RESULTS = ROOT / "benchmarks" / "results" / "confidence.json"
 MARK = "<!-- written by benchmarks/confidence.py -->\n"
-FLOAT, OTHERS, DEFAULT = "float", "other roundings", "default"
+FLOAT, OTHERS, DEFAULT, AWQ = "float", "other roundings", "default", "default, awq"
+#: Method → the first word of its recipe; all others round.
+CALIBRATED = {DEFAULT: "gptq", AWQ: "awq"}
 #: Scheme → what is measured of it, and how often.
 ROWS: dict[str, dict[str, int]] = {
     "w4a16-g128": {ROUNDING: 1, OTHERS: 16, DEFAULT: 4},
-    "w4a16-g32": {ROUNDING: 1, OTHERS: 16, DEFAULT: 4},
-    "nvfp4a16": {ROUNDING: 1, OTHERS: 8, DEFAULT: 3},
-    "nvfp4": {ROUNDING: 1, OTHERS: 8, DEFAULT: 3},
+    "w4a16-g32": {ROUNDING: 1, OTHERS: 16, DEFAULT: 4, AWQ: 8},
+    "nvfp4a16": {ROUNDING: 1, OTHERS: 16, DEFAULT: 8},
+    "nvfp4": {ROUNDING: 1, OTHERS: 16, DEFAULT: 8},
 }
 #: What logits are divided by.
 TEMPERATURES = tuple(round(1 + step / 20, 2) for step in range(-1, 9))
@@ -72,7 +74,7 @@ def made(model: Any, scheme: str, row: str, number: int) -> Any:
     """The model of a row."""
     if row == OTHERS and Scheme.parse(scheme).activation is None:
         return another_rounding(model, f"rtn-{scheme}", number)
-    recipe = recipe_of(f"{'gptq' if row == DEFAULT else 'rtn'}-{scheme}", "default", number)
+    recipe = recipe_of(f"{CALIBRATED.get(row, 'rtn')}-{scheme}", "default", number)
     data = drawn(model, number).batches() if needs_data(recipe.stages) else None
     return goldstick.apply(another_order(model, number) if row == OTHERS else model, recipe, data=data).model
 
@@ -128,10 +130,10 @@ def table(results: Mapping[str, Any]) -> str:
 
 
 def differences(results: Mapping[str, Any]) -> str:
-    """What ``default`` has beside other roundings, as means over the draws of both, with the standard error."""
+    """What calibration has beside other roundings, as means over the draws of both, with the standard error."""
     lines = []
-    for scheme in ROWS:
-        draws = [results.get(f"{scheme} {row}", {}) for row in (DEFAULT, OTHERS)]
+    for scheme, row in ((scheme, row) for scheme, rows in ROWS.items() for row in rows if row in CALIBRATED):
+        draws = [results.get(f"{scheme} {one}", {}) for one in (row, OTHERS)]
         for text in TEXTS if all(map(len, draws)) else ():
             said = []
             for at in (lambda curve: curve["1.0"], lambda curve: least(curve)[1]):
@@ -141,9 +143,7 @@ def differences(results: Mapping[str, Any]) -> str:
                     statistics.variance(ours) / len(ours) + statistics.variance(others) / len(others)
                 )
                 said.append(f"{apart:+.2f} ± {error:.2f} %")
-            lines.append(
-                f"- `{scheme}`, {text}: `default` beside other roundings {said[0]}; each at its best {said[1]}."
-            )
+            lines.append(f"- `{scheme}`, {text}: `{row}` beside other roundings {said[0]}; each at its best {said[1]}.")
     return "\n".join(lines)
 
 
