@@ -52,6 +52,7 @@ class BlockLoop:
         float_calls: The same in the float model, for each batch; none where no stage compares with it.
         fold_targets: What can take scales, where a stage smooths.
         gradients: Block → gradients of the float model's loss at what it gives, for each batch, where a stage asks.
+            They lie on disk; those of a block are let go with it.
         caches: What the passes have for a KV cache, where the model gives blocks one; ``None`` for nothing.
         load: Has a block in memory, with everything done that needs no data; its float copy, where there is one.
         write: Takes a block and what it gives, pass by pass; it is finished when the last came out. Gives the states
@@ -65,7 +66,7 @@ class BlockLoop:
     batches: Batches
     calls: Calls
     float_calls: Calls = ()
-    gradients: Mapping[str, Sequence[Tensor]] = field(default_factory=dict)
+    gradients: dict[str, Sequence[Tensor]] = field(default_factory=dict)
     fold_targets: ScaleFoldTargets | None = None
     caches: Caches | None = None
     load: Callable[[str], nn.Module | None]
@@ -113,7 +114,7 @@ class BlockLoop:
             pairs=self.fold_targets.of(block) if self.fold_targets is not None else (),
             together=together,
             original=original,
-            gradients=self.gradients.get(block),
+            gradients=self.gradients.pop(block, None),
             look=runs[count] if len(runs) > count and self._alike(block) else None,
         )
 

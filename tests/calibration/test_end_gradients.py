@@ -179,6 +179,16 @@ def test_a_sweep_for_which_no_disk_has_room_is_refused_before_it_begins_and_take
     assert disk.peak == asked
 
 
+def test_gradients_of_a_block_are_let_go_with_it(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, held = TemporaryFiles(monkeypatch, free=1 << 40), dict[str, int]()
+    recipe = {"stages": [{"gptq": {"scheme": W2, "objective": "loss"}}]}
+    goldstick.apply(model, recipe, data=some_data(), progress=lambda what, *_: held.update({what: disk.held()}))
+    blocks = Network(model).blocks
+    of_a_block = disk.peak // (len(blocks) + 1)
+    assert [held[f"calibrating {block}"] for block in blocks] == [2 * of_a_block, of_a_block]
+    assert held["calibrating"] == 0
+
+
 def test_tensors_on_disk_come_back_as_they_were() -> None:
     tensors = [torch.randn(2, 3), torch.randn(4).bfloat16(), torch.arange(5)]
     found = Spilled(iter(tensors))

@@ -31,9 +31,13 @@ class TemporaryFiles:
 
         def counted(spilled: Spilled, tensor: Tensor) -> None:
             write(spilled, tensor)
-            gc.collect()
             self._sizes[spilled] = self._sizes.get(spilled, 0) + tensor.nbytes
-            self.peak = max(self.peak, sum(self._sizes.values()))
+            self.peak = max(self.peak, self.held())
 
         monkeypatch.setattr(Spilled, "_write", counted)
         monkeypatch.setattr("goldstick.core.disk_space.shutil", SimpleNamespace(disk_usage=lambda _: self))
+
+    def held(self) -> int:
+        """Bytes of the tensors that wait there now."""
+        gc.collect()
+        return sum(self._sizes.values())

@@ -33,7 +33,7 @@ from goldstick.hf.streaming import StreamedModel
 from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.proof.observation import Observation, Passes, observe_or_say
 from goldstick.jobs.quantize.cache_by_blocks import BlockwiseCache
-from goldstick.jobs.quantize.float_blocks import FloatBlocksRead
+from goldstick.jobs.quantize.source_blocks import SourceBlocks
 from goldstick.recipes.rotate import rotate_block, rotate_outside
 from goldstick.recipes.run import calibrated_work, round_sites, tie_up
 from goldstick.structure.network import Network, Site
@@ -88,7 +88,7 @@ class BlockwiseModel:
         self._activations: dict[object, int] = {}
         self._fold_targets: ScaleFoldTargets | None = None
         self._calls: Calls = []
-        self._gradients: Mapping[str, Sequence[Tensor]] = {}
+        self._gradients: dict[str, Sequence[Tensor]] = {}
         self.network = Network(streamed.model, cut=plan.network.cut)
         if streamed.resting is not None:
             self.network.before_reading = streamed.resting.have
@@ -213,7 +213,7 @@ class BlockwiseModel:
                 self._batches,
                 hidden,
                 self._float_calls,
-                FloatBlocksRead(self._model, self._read, self.release),
+                SourceBlocks(self._model, self._read, self.release),
                 self._first_number,
             )
             self._read(self.blocks[0])

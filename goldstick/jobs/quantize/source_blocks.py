@@ -7,7 +7,7 @@ from collections.abc import Callable
 from torch import nn
 
 
-class FloatBlocksRead:
+class SourceBlocks:
     """The blocks as the source holds them, turned; see :class:`goldstick.calibration.end_gradients.FloatBlocks`.
 
     Args:
