@@ -56,6 +56,7 @@ def end_gradients(
     calls: Sequence[Mapping[str, BlockCall]],
     floats: FloatBlocks,
     first: int = 0,
+    done: int = 0,
 ) -> dict[str, Sequence[Tensor]]:
     """∂L/∂y at the output y of every block, for every batch: float of the hidden states' shape and dtype, on disk.
 
@@ -71,18 +72,22 @@ def end_gradients(
         calls: Every block's other arguments, batch by batch.
         floats: Loads its blocks.
         first: Number of the first batch, where others are seen elsewhere.
+        done: How many blocks are finished; their gradients are not found.
 
     Raises:
         StructureError: Nothing that the model gives depends on its blocks, as far as gradients can tell.
         QuantizationError: A gradient is NaN or infinite; the message names the block.
         OutputError: There is no room for what blocks are given and for their gradients.
     """
-    nbytes = (len(blocks) + 1) * sum(state.nbytes for state in states)  # these make room for the gradients
+    if done == len(blocks):
+        return {}
+    nbytes = (len(blocks) - done + 1) * sum(state.nbytes for state in states)  # these make room for the gradients
     require_temporary_space(nbytes, "'objective: loss', which --effort best takes,")
     given: dict[str, Sequence[Tensor]] = {}
     here: Sequence[Tensor] = states
-    for block in blocks:
-        given[block] = here
+    for number, block in enumerate(blocks):
+        if number > done:
+            given[block] = here
         module = floats.load(block)
         with torch.no_grad():
             here = Spilled(calls[index][block].run(module, here[index]) for index in range(len(batches)))
@@ -96,7 +101,7 @@ def end_gradients(
     for block in reversed(blocks):
         _require_finite(ahead, block, first)
         found[block] = ahead
-        if block == blocks[0]:
+        if block == blocks[done]:
             break
         module = floats.load(block)
         ahead = Spilled(

@@ -44,11 +44,11 @@ def model() -> nn.Module:
     return seeded_llama().eval()
 
 
-def swept(model: nn.Module, data: list[dict[str, Tensor]]) -> dict[str, Any]:
+def swept(model: nn.Module, data: list[dict[str, Tensor]], done: int = 0) -> dict[str, Any]:
     blocks = list(Network(model).blocks)
     with torch.no_grad():
         states, calls = starts(model, blocks, data)
-        return dict(end_gradients(model, blocks, data, states, calls, InMemory(model)))
+        return dict(end_gradients(model, blocks, data, states, calls, InMemory(model), done=done))
 
 
 def test_the_sweep_gives_the_gradients_of_the_whole_model(model: nn.Module) -> None:
@@ -177,6 +177,20 @@ def test_a_sweep_for_which_no_disk_has_room_is_refused_before_it_begins_and_take
     disk.free += 1
     swept(model, data)
     assert disk.peak == asked
+
+
+def test_of_finished_blocks_no_gradients_are_found(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, (first, second) = some_data(), Network(model).blocks
+    whole, disk = swept(model, data), TemporaryFiles(monkeypatch, free=1 << 40)
+    peaks = []
+    for done, blocks in ((0, [second, first]), (1, [second]), (2, [])):
+        disk.peak = 0
+        found = swept(model, data, done)
+        peaks.append(disk.peak)
+        assert list(found) == blocks
+        pairs = [pair for block in blocks for pair in zip(found.pop(block), whole[block], strict=True)]
+        assert all(torch.equal(one, other) for one, other in pairs)
+    assert peaks == [peaks[0], peaks[0] * 2 // 3, 0]
 
 
 def test_gradients_of_a_block_are_let_go_with_it(model: nn.Module, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,6 +103,7 @@ class BlockwiseModel:
 
     def start(
         self,
+        done: int,
         results: Mapping[str, dict[str, Any]],
         cache: Mapping[str, Any],
         told: Callable[[int], None] = lambda nbytes: None,
@@ -110,7 +111,8 @@ class BlockwiseModel:
         """Do what comes before the blocks; the first block is in memory afterwards.
 
         Args:
-            results: ``results`` of a run that was stopped.
+            done: How many blocks were finished by a run that was stopped.
+            results: Its ``results``.
             cache: The state of its cache.
             told: How many bytes the hidden states will take, before anything is done that takes long.
 
@@ -123,7 +125,7 @@ class BlockwiseModel:
             rotate_outside(self.network, self._plan.rotation)
         self._read(self.blocks[0])
         prepare_experts(self.network, self._work)
-        floats = self._float_starts(told)
+        floats = self._float_starts(done, told)
         self._round(None)
         for stage in self._plan.resolution.of(CacheQuantizer):
             self.cache = BlockwiseCache(stage, self._model, cache, len(self._batches), self._ranks)
@@ -197,7 +199,7 @@ class BlockwiseModel:
         """Whether something outside the blocks is no longer what the source holds, before the blocks' turn comes."""
         return self._plan.rotation is not None or bool(self._without_data(None))
 
-    def _float_starts(self, told: Callable[[int], None]) -> list[Tensor]:
+    def _float_starts(self, done: int, told: Callable[[int], None]) -> list[Tensor]:
         """The first hidden states of the float model, where a stage compares with it; nothing is rounded yet."""
         if not self._work.needs_float_inputs:
             return []
@@ -207,14 +209,9 @@ class BlockwiseModel:
         if self._work.needs_end_gradients:
             self._progress("gradients of the float model's loss", 0, len(self.blocks))
             self.release(self.blocks[0])
+            source = SourceBlocks(self._model, self._read, self.release)
             self._gradients = end_gradients(
-                self._model,
-                self.blocks,
-                self._batches,
-                hidden,
-                self._float_calls,
-                SourceBlocks(self._model, self._read, self.release),
-                self._first_number,
+                self._model, self.blocks, self._batches, hidden, self._float_calls, source, self._first_number, done
             )
             self._read(self.blocks[0])
         if self._work.within(None).needs_float_inputs:

@@ -167,7 +167,7 @@ class BlockwiseRun:
             if not journal:  # a run that goes on has most of it already
                 commits.require_space(made, self._ranks.count * states)
 
-        starts = model.start(journal.get("sites", {}), journal.get("kv_cache", {}), told)
+        starts = model.start(done, journal.get("sites", {}), journal.get("kv_cache", {}), told)
         first, specs = self._begin(work, starts, journal, commits)
         for number in range(done if self._saved_as else 0):
             model.measured |= read_measured(work.path, number)
@@ -222,7 +222,7 @@ class BlockwiseRun:
         """What a rank that is not the first does of :meth:`write`: all but writing."""
         model, blocks = self._model, self._model.blocks
         beginning: Beginning = self._ranks.of(Beginning())
-        states: Sequence[Tensor] = model.start({}, beginning.cache)
+        states: Sequence[Tensor] = model.start(beginning.blocks_done, {}, beginning.cache)
         if beginning.anew:
             self._sharing.specs(states)
             states = self._sharing.held(list(self._sharing.to_first(iter(states))))
