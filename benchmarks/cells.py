@@ -23,6 +23,7 @@ from goldstick.evaluation.compare import ComparisonRow, compare
 from goldstick.evaluation.evaluate import Evaluation
 from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.save.records import environment
+from goldstick.planning import RecipeLike
 from goldstick.recipes.recipe import Recipe
 from goldstick.report.words import verdict
 
@@ -39,7 +40,7 @@ class Scheme:
     """
 
     name: str
-    recipe: Mapping[str, Any] = field(default_factory=dict)
+    recipe: RecipeLike = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,7 +121,7 @@ class Table:
         directory = self.build / "checkpoints" / scheme.name.replace(" ", "-")
         if not directory.exists():
             directory.parent.mkdir(parents=True, exist_ok=True)
-            quantize(self.model, dict(scheme.recipe), output=directory, evaluate=(), data_dir=self.calibration)
+            quantize(self.model, scheme.recipe, output=directory, evaluate=(), data_dir=self.calibration)
         return directory
 
     def _evaluate(self, scheme: Scheme, measurement: Measurement) -> Evaluation:

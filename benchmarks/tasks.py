@@ -3,7 +3,8 @@
 The skills that the bundled model was trained for, on the data that come with it, and the real BoolQ, SQuAD 1.1,
 WikiText-2 and C-Eval (found through GOLDSTICK_SHARED), which a model of this size cannot do: those show that a
 compressed model fails in the same way. Each figure has its interval, each difference a verdict over the same items.
-A second table has number formats and K-quants, on fewer items of the real data.
+A second table has number formats and K-quants, on fewer items of the real data. Calibrated recipes are those of
+``--effort default``.
 
 Results go to benchmarks/results/tasks.json cell by cell, and the tables to docs/tasks.md. A run goes on where the last
 one stopped; checkpoints and evaluations are kept in build/tasks.
@@ -18,6 +19,7 @@ from pathlib import Path
 from benchmarks.cells import FLOAT, Measurement, Scheme, Table, markdown, read_results, write_behind
 from goldstick.hf.names import quiet_libraries
 from goldstick.jobs.load.find_model import reference_directory
+from goldstick.recipes.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "tasks.json"
@@ -33,8 +35,10 @@ METRICS = {"text": "perplexity", "wikitext2": "perplexity", "boolq": "accuracy",
 
 
 def _scheme(name: str, *stages: dict[str, object], **more: object) -> Scheme:
+    """By default settings."""
     calibration = {"dataset": "reference", "samples": 128, "seq_len": 256}
-    return Scheme(name=name, recipe={"stages": list(stages), "calibration": calibration, **more})
+    recipe = Recipe.model_validate({"stages": list(stages), "calibration": calibration, **more})
+    return Scheme(name=name, recipe=recipe.with_effort("default"))
 
 
 def schemes() -> list[Scheme]:

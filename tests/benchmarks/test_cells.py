@@ -116,7 +116,7 @@ def test_recipes_tasks_and_marks_of_both_tables_are_there(tmp_path: Path) -> Non
     for made in (tasks.table(), encoder.table(tmp_path, None)):
         assert made.schemes[0] == Scheme(name=FLOAT)
         for scheme in made.schemes[1:]:
-            assert Recipe.load(dict(scheme.recipe)).stages
+            assert Recipe.load(scheme.recipe).stages
         assert {one.task for one in made.measurements} <= set(TASKS)
         assert len({one.name for one in made.measurements}) == len(made.measurements)
     assert tasks.DOCUMENT.read_text().count(tasks.MARK) == encoder.DOCUMENT.read_text().count(encoder.MARK) == 1
