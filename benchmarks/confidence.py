@@ -32,7 +32,7 @@ from goldstick.recipes.needs_data import needs_data
 RESULTS = ROOT / "benchmarks" / "results" / "confidence.json"
 MARK = "<!-- written by benchmarks/confidence.py -->\n"
 FLOAT, OTHERS, DEFAULT, AWQ = "float", "other roundings", "default", "default, awq"
-#: Method → the first word of its recipe; all others round.
+#: Row → the first word of its recipe; all others round.
 CALIBRATED = {DEFAULT: "gptq", AWQ: "awq"}
 #: Scheme → what is measured of it, and how often.
 ROWS: dict[str, dict[str, int]] = {

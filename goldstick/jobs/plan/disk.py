@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from goldstick.algorithms import BlockReconstruction, Validate
+from goldstick.calibration.task import Work
 from goldstick.jobs.plan.plan import Plan
 from goldstick.jobs.plan.states import bytes_of_states, solved
 
@@ -32,14 +33,14 @@ def forecast_disk(plan: Plan) -> DiskForecast:
     if not plan.calibrated:
         return DiskForecast(beside=0, temporary=0)
     found, states = plan.resolution, bytes_of_states(plan)
-    solving = [one.stage for one in solved(plan)]
-    learning = found.first(BlockReconstruction)
-    guides = [stage.guide for stage in solving] + [step.stage.scale_guide for step in found.smoothing]
-    guides += [learning.guide] if learning is not None else []
-    judged = learning is not None or found.first(Validate) is not None
-    compared = judged or any(guides) or any(stage.needs_float_inputs for stage in solving)
-    to_the_end = any(guide.objective == "loss" for guide in guides if guide is not None)
-    beside = 2 * states * (2 if compared else 1) if plan.by_blocks else 0
+    work = Work(
+        tasks={one.site.name: one for one in solved(plan)},
+        decide=lambda task, weight, state, notes: None,  # nothing is decided here
+        smoothing=found.smoothing,
+        reconstruction=found.first(BlockReconstruction),
+        validation=found.first(Validate),
+    )
+    beside = 2 * states * (2 if work.needs_float_inputs else 1) if plan.by_blocks else 0
     shards = plan.bytes_after if plan.by_blocks and plan.format.in_gguf else 0  # its one file is made of them
-    files = len(plan.network.blocks) + 1 if to_the_end else 0
+    files = len(plan.network.blocks) + 1 if work.needs_end_gradients else 0
     return DiskForecast(beside=beside + shards, temporary=files * states)
