@@ -36,7 +36,16 @@ from goldstick.checkpoint.staging import (
     unfinished,
     writing,
 )
-from goldstick.checkpoint.working_directory import CHECKPOINT, clear, held, remove, sign, working_directory
+from goldstick.checkpoint.working_directory import (
+    CHECKPOINT,
+    SHARDS,
+    bytes_of_tensors,
+    clear,
+    held,
+    remove,
+    sign,
+    working_directory,
+)
 from goldstick.core.counts import counted
 from goldstick.core.json_files import dump_json, parse_json, write_atomically
 from goldstick.core.whole_file import sync_directory
@@ -74,6 +83,12 @@ class WorkDirectory:
 def training_directory(output: Path) -> Path:
     """Where the trainings of a run leave their checkpoints."""
     return working_directory(located(output)) / "training"
+
+
+def written_before(output: Path) -> int:
+    """Bytes of weights that an unfinished run for an output left; one that goes on with it has them already."""
+    path = working_directory(located(output))
+    return bytes_of_tensors(path / CHECKPOINT) + bytes_of_tensors(path / SHARDS)
 
 
 @contextmanager

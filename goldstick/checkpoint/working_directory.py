@@ -7,6 +7,7 @@ lies in it.
         goldstick.lock     says that the directory is goldstick's; locked by the run that works in it
         owner.json         which process that is, or was: host, boot, process
         checkpoint/        grows, and becomes the output by one rename
+        shards/            where blocks are written, if the checkpoint is one file that is made of them at the end
         former/            the output that was replaced, until the new one is in its place
 
 A name alone proves nothing: a directory without the marker is somebody else's, and is neither emptied nor written into.
@@ -27,7 +28,7 @@ from typing import IO, Any
 from goldstick.core.json_files import dump_json, parse_json, write_atomically
 from goldstick.errors import DataError, OutputError
 
-LOCK, CHECKPOINT, FORMER = "goldstick.lock", "checkpoint", "former"
+LOCK, CHECKPOINT, SHARDS, FORMER = "goldstick.lock", "checkpoint", "shards", "former"
 _OWNER = "owner.json"
 _MARKER = b"This directory is the working directory of a goldstick run, which removes it.\n"
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
@@ -93,6 +94,16 @@ def files_below(directory: Path) -> Iterator[str]:
         yield from ((below / name).as_posix() for name in (*files, *links))
         if not files and not folders and Path(place) != directory:
             yield below.as_posix()
+
+
+def bytes_of_tensors(directory: Path) -> int:
+    """Bytes of the files of weights and hidden states in a directory and its folders; none where it is not there."""
+    found = 0
+    for name in files_below(directory):
+        if name.endswith((".safetensors", ".gguf")):
+            with suppress(FileNotFoundError):  # the run that holds it has just removed it
+                found += (directory / name).lstat().st_size
+    return found
 
 
 def clear(path: Path, keep: str = "") -> None:

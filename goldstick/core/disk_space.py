@@ -10,13 +10,14 @@ from goldstick.core.processes import local_count
 from goldstick.errors import OutputError
 
 
-def require_space(output: Path, nbytes: int, what: str = "") -> None:
+def require_space(output: Path, nbytes: int, what: str = "", held: int = 0) -> None:
     """Refuse to start what the disk of an output cannot hold.
 
     Args:
         output: What will be written.
         nbytes: How large it will be.
         what: What needs so much, where that is more than the output.
+        held: Bytes of it that a run which goes on finds there.
 
     Raises:
         OutputError: Less is free.
@@ -25,10 +26,11 @@ def require_space(output: Path, nbytes: int, what: str = "") -> None:
     while not parent.exists():
         parent = parent.parent
     free = shutil.disk_usage(parent).free
-    if free < nbytes:
+    if free < nbytes - held:
+        there = f", has {held:,} of them," if held else ""
         raise OutputError(
-            f"{what or output} needs {nbytes:,} bytes and the disk of {parent} has {free:,} free. Free some space, or "
-            "choose another -o."
+            f"{what or output} needs {nbytes:,} bytes{there} and the disk of {parent} has {free:,} free. Free some "
+            "space, or choose another -o."
         )
 
 

@@ -19,6 +19,7 @@ from goldstick.checkpoint.journal import WorkDirectory
 from goldstick.checkpoint.kv_cache import StoredKV
 from goldstick.checkpoint.measured_importance import read_measured, write_measured
 from goldstick.checkpoint.shards import ShardedWriter
+from goldstick.checkpoint.working_directory import SHARDS
 from goldstick.core.division import slow_ranks
 from goldstick.core.error import WeightError
 from goldstick.core.freed_memory import give_large_blocks_back, return_freed_memory
@@ -43,9 +44,6 @@ from goldstick.jobs.save.pieces import kv_to_store
 from goldstick.recipes.run import calibrated_work
 from goldstick.structure.calls import called_before
 from goldstick.structure.trace import on_device
-
-#: Where blocks are written in the working directory, whose checkpoint is one file that is made of them at the end.
-_SHARDS = "shards"
 
 
 def prepare(
@@ -148,7 +146,7 @@ class BlockwiseRun:
         """
         journal = work.journal()
         done: int = journal.get("blocks_done", 0)
-        shards = work.path / _SHARDS if self._plan.format.in_gguf else work.checkpoint
+        shards = work.path / SHARDS if self._plan.format.in_gguf else work.checkpoint
         shards.mkdir(exist_ok=True)
         if not journal:
             for left in shards.iterdir():
@@ -164,7 +162,7 @@ class BlockwiseRun:
         made = self._plan.bytes_after * (2 if self._plan.format.in_gguf else 1)  # one file is made of the shards
 
         def told(states: int) -> None:
-            if not journal:  # a run that goes on has most of it already
+            if done < len(blocks):
                 commits.require_space(made, self._ranks.count * states)
 
         starts = model.start(done, journal.get("sites", {}), journal.get("kv_cache", {}), told)

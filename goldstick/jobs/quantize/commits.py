@@ -12,6 +12,7 @@ from torch import Tensor
 from goldstick.calibration.device_memory import room_for_states
 from goldstick.calibration.memory_budget import used_memory
 from goldstick.checkpoint.hidden_states import HiddenStates, Specs, bytes_of, write_hidden_states
+from goldstick.checkpoint.working_directory import bytes_of_tensors
 from goldstick.core.disk_space import require_space
 
 WORK_FOR_WRITING = 9
@@ -52,7 +53,8 @@ class Commits:
         Raises:
             OutputError: The disk cannot hold them.
         """
-        require_space(self._folder, checkpoint + 2 * states, f"With what blocks are given, {self._folder}")
+        what, held = f"With what blocks are given, {self._folder}", bytes_of_tensors(self._folder)
+        require_space(self._folder, checkpoint + 2 * states, what, held)
 
     def kept(self, number: int, states: Iterator[Tensor], specs: Specs) -> Sequence[Tensor]:
         """The states behind a block, in a file where they are due there, or in memory: the device's if it has room.

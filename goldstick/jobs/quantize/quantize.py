@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from goldstick.calibration.memory_budget import default_budget, peak_memory, require_memory
-from goldstick.checkpoint.journal import WorkDirectory, tidy_up, training_directory, work_directory
+from goldstick.checkpoint.journal import WorkDirectory, tidy_up, training_directory, work_directory, written_before
 from goldstick.checkpoint.source import SourceCheckpoint
 from goldstick.checkpoint.source_files import SourceFiles
 from goldstick.checkpoint.staging import check_output, refuse_overlap, staged
@@ -118,7 +118,10 @@ def execute(
     refuse_overlap(output, {"source": plan.source.directory})
     require_memory(max_memory, plan.least_memory)
     check_output(output, overwrite, resume)
-    require_space(output, plan.bytes_after)
+    if not resume:
+        require_space(output, plan.bytes_after)
+    elif overwrite or not output.exists():  # else that run is finished
+        require_space(output, plan.bytes_after, held=written_before(output))
     started = time.perf_counter()
     files = SourceFiles(plan.source.files_read, plan.source.states)
     budget = default_budget() if max_memory is None else max_memory

@@ -10,6 +10,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,11 +18,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from goldstick.checkpoint.journal import WorkDirectory
+from goldstick.checkpoint.working_directory import working_directory
 from goldstick.core.signals import uninterrupted
 from goldstick.errors import OutputError
+from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.quantize import run_identity
+from goldstick.recipes.recipe import Recipe
 from goldstick.report.report import Report
 from tests.support.crash_points import (
+    STAGES,
     CrashPoints,
     Died,
     contents,
@@ -64,6 +69,23 @@ def stopped(stopped_once: Path, tmp_path: Path) -> Path:
     """A copy of it, for a test to change; the output to be made."""
     shutil.copytree(stopped_once, tmp_path / "copy")
     return tmp_path / "copy" / "out"
+
+
+def test_what_an_unfinished_run_wrote_needs_no_room_again(
+    made: Made, stopped: Path, undisturbed: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(made[0], Recipe.load({"stages": STAGES["gptq"]}))
+    states = sum(file.stat().st_size for file in working_directory(stopped).glob("hidden-*"))
+    written = sum(file.stat().st_size for file in (working_directory(stopped) / "checkpoint").iterdir())
+    disk = SimpleNamespace(free=plan.bytes_after - written - 1)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+    with pytest.raises(OutputError, match=rf"out needs {plan.bytes_after:,} bytes, has {written:,} of them, and the"):
+        run(*made, stopped, "gptq", resume=True)
+    disk.free = plan.bytes_after - written + states  # of the block behind; those of this block are there
+    run(*made, stopped, "gptq", resume=True)
+    assert contents(stopped) == {Path(name).name: content for name, content in undisturbed.items()}
+    disk.free = 0
+    assert run(*made, stopped, "gptq", resume=True).finished_before
 
 
 @pytest.mark.parametrize(
