@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 from torch import Tensor, nn
 
@@ -78,6 +78,10 @@ class BlockReconstruction(Stage):
         return None
 
     @abstractmethod
+    def with_fixed_scales(self) -> Self:
+        """The same, with scales that stay what they are."""
+
+    @abstractmethod
     def search(self, tensor: QuantizedTensor, weight: Tensor) -> CodeSearch:
         """The search around the codes of a weight.
 
@@ -117,3 +121,7 @@ class AnnealedSearch(BlockReconstruction):
                 f"temperature is at least 1, logits_rate positive and rate 0 or more, not {self.temperature}, "
                 f"{self.logits_rate} and {self.rate}."
             )
+
+    def with_fixed_scales(self) -> Self:
+        """The same, with scales that stay what they are."""
+        return replace(self, rate=0.0)

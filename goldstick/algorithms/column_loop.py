@@ -66,7 +66,7 @@ def solve_columns(weight: Tensor, factor: Tensor, order: Tensor, ranges: Quantiz
         work = weight[part][:, order].float().double()  # [rows, in]; of columns that are done the errors
         steps = ranges.rows(part).steps()
         zero = ranges.rows(part).shifts()
-        limits = half * steps.double()
+        limits = half * steps.double().abs()  # steps of ggml's searches may be negative
         found = torch.empty(work.shape, dtype=torch.uint8, device=weight.device)
         for start in range(0, len(order), _BLOCK):
             here = slice(start, min(start + _BLOCK, len(order)))

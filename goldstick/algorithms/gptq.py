@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from goldstick.algorithms.base import Quantizer
+from goldstick.algorithms.column_importance import OF_GGML
 from goldstick.algorithms.coordinate_descent import damped_hessian, descend, sweep_factors
 from goldstick.algorithms.gptaq import gptaq_target
 from goldstick.algorithms.guide import Guide, guide_for
@@ -138,7 +139,7 @@ def solve_gptq(
         make_room(hessian.nbytes)
         if cycles:
             damped, factors = _for_cycles(hessian, damping * mean, columns, memo if aimed is not None else {})
-            solved = descend(target, solved, damped, columns, cycles, factors=factors)
+            solved = descend(target, solved, damped, columns, cycles, factors=factors, scales=search not in OF_GGML)
         if known:
             loss = undamped_error(weight, solved, squares, damping * mean, dead, rows.total)
             if all(estimate.above(loss) for estimate in estimates):

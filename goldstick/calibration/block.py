@@ -89,7 +89,9 @@ class BlockCalibration:
         self._beside: OriginalPasses | None = None
         self._token_weights: dict[Guide, dict[str, TokenWeights]] = {}
         if original is not None:
-            self._token_weights = weights_in_block(work.guided, original, gradients, masks, work.ranks)
+            self._token_weights = weights_in_block(
+                work.guided, original, gradients, masks, work.ranks, self._finish.learned
+            )
             sites = [[task.site for task in group] for group in self._groups]
             copies = [list(dict.fromkeys(original.counterpart(site.module) for site in group)) for group in sites]
             self._beside = OriginalPasses(original, copies, kind, ranks=work.ranks)
@@ -142,7 +144,7 @@ class BlockCalibration:
     def _solve_group(self, group: Sequence[Assignment]) -> None:
         notes, scale = smooth_group(
             self._network, self._work, group, self._pairs, self._passes, self._masks, self._edits, self._multipliers,
-            self._weighted,
+            self._weighted, self._finish.absorbed,
         )  # fmt: skip
         observer = self._observe(group, scale)
         if not observer.tokens and not self._ranks.any(any(True for _ in self._passes.captured_inputs())):
@@ -165,7 +167,7 @@ class BlockCalibration:
         runs = self._runs[: self._finish.learned]
         for task, observer in shown_every_token(self._network, self._left(), runs, self._ranks):
             self._work.measure(task, observer)
-            self._place(task, self._ranks.of(self._solved(task, observer, {"shown_every_token": 1})))
+            self._place(task, self._ranks.of(self._solved(task, observer, {"shown_every_token": 1})), seen=False)
         for group, observer, notes in self._starved:
             if {task.site.name for task in group} & {task.site.name for task in self._left()}:
                 self._decide(group, observer, None, notes)
@@ -216,7 +218,7 @@ class BlockCalibration:
             return self._solved(task, task.stage.attach(task.site), notes)
 
         for task, edit in zip(tasks, decided(self._work, self._network, tasks, solved), strict=True):
-            self._place(task, edit)
+            self._place(task, edit, seen=False)
 
     def _decide(
         self,
@@ -272,14 +274,14 @@ class BlockCalibration:
         edit = self._work.decide(task, self._network.weight(task.site), state, notes)
         return None if edit is None else with_input_range(edit, plain)
 
-    def _place(self, task: Assignment, edit: Quantize | None) -> None:
-        """Let the passes go on through what was decided; through the weight as it is where that is nothing."""
+    def _place(self, task: Assignment, edit: Quantize | None, *, seen: bool = True) -> None:
+        """Let the passes go on through what was decided, if anything; a bias is corrected where inputs are ``seen``."""
         if edit is None:
             self._untouched.add(task.site.name)
             return
         weight = self._network.weight(task.site)
         module, correct = self._network.module(task.site), task.site.name in self._work.corrected
-        correct = correct and has_bias(module)
+        correct = correct and seen and has_bias(module)
         before = self._mean_output(task) if correct else None
         if task.multiplied:
             edit = dataclasses.replace(edit, input_multiplier=self._multipliers.of(task.site))

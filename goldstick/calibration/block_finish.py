@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, MutableMapping, Sequence
 
+import torch
 from torch import Tensor
 
 from goldstick import surgery
@@ -11,9 +12,9 @@ from goldstick.calibration.held_out import Passes, Runs, learned_batches, split
 from goldstick.calibration.output_metric import OutputMetric
 from goldstick.calibration.reconstruction import reconstruct_block
 from goldstick.calibration.rounded_inputs import RoundedInputs
-from goldstick.calibration.task import Assignment, Work
+from goldstick.calibration.task import Work
 from goldstick.calibration.validation import validate_block
-from goldstick.core.edits import Quantize, SetWeight
+from goldstick.core.edits import Fold, Quantize, SetWeight
 from goldstick.structure.network import Network
 
 
@@ -42,7 +43,7 @@ class BlockFinish:
     ) -> None:
         self._network, self._work, self._runs, self._masks = network, work, runs, masks
         self._gradients = gradients
-        self._floats: dict[str, tuple[Tensor, Tensor]] = {}  # weight, which rests, and the scale decided for it
+        self._floats: dict[str, tuple[Tensor, torch.device]] = {}  # weight, which rests, and where it is computed with
         self._rounded_inputs = RoundedInputs(network)
         stage = work.validation
         self.learned = len(runs)
@@ -58,7 +59,14 @@ class BlockFinish:
     def remember(self, weight: Tensor, edit: Quantize) -> None:
         """Keep the float weight of a layer that was decided, in the processor's memory."""
         if self.wanted:
-            self._floats[edit.site] = weight.to("cpu", copy=True), edit.tensor.scale
+            self._floats[edit.site] = weight.to("cpu", copy=True), edit.tensor.scale.device
+
+    def absorbed(self, fold: Fold) -> None:
+        """Let the float weights that are kept of a layer take what its codes' scales have taken."""
+        self._work.absorbed(fold)
+        if fold.producer in self._floats:
+            weight, device = self._floats[fold.producer]
+            self._floats[fold.producer] = fold.divide(weight), device
 
     def improve(self, edits: MutableMapping[str, Quantize], targets: Iterable[Tensor]) -> None:
         """Do it; the block then holds the weights of ``edits``, which are changed, and rounds inputs as they say.
@@ -74,11 +82,13 @@ class BlockFinish:
         )
         if work.validation is not None:
             _, judge = split(passes, work.validation.name, work.validation.holdout)
-            rounded = {name: self._rounded(edits, name) for name in edits}
+            rounded = {name: self._rounded(name) for name in edits}
             self._take(edits, validate_block(self._network, dict(edits), rounded, judge))
         if work.reconstruction is not None:
             weights = {name: self._float(name) for name in self._floats}
-            self._take(edits, reconstruct_block(self._network, dict(edits), weights, work.reconstruction, passes))
+            fixed = {name for name in edits if work.tasks[name].stage.float16_ranges}
+            found = reconstruct_block(self._network, dict(edits), weights, work.reconstruction, passes, fixed)
+            self._take(edits, found)
 
     def release(self) -> None:
         """Let layers be given what comes to them: the packed ones round it by themselves."""
@@ -89,18 +99,19 @@ class BlockFinish:
         stage = self._work.reconstruction
         if stage is None or stage.guide is None or self._gradients is None:
             return None
-        return OutputMetric.of(self._gradients, self._masks, stage.guide.mix, self._work.ranks)
+        count = self.learned
+        if stage.holdout:
+            count = min(count, learned_batches(self._work.ranks, len(self._runs), stage.name, stage.holdout))
+        return OutputMetric.of(self._gradients[:count], self._masks[:count], stage.guide.mix, self._work.ranks)
 
-    def _rounded(self, edits: MutableMapping[str, Quantize], name: str) -> Quantize | None:
-        """Rounding to nearest; ``None`` where a scale that a later layer gave away has moved into this one's."""
-        task: Assignment = self._work.tasks[name]
-        same = edits[name].tensor.scale.equal(self._floats[name][1])
-        return self._work.ranks.of(self._work.rounded(task, self._float(name))) if same else None
+    def _rounded(self, name: str) -> Quantize:
+        """Rounding to nearest."""
+        return self._work.ranks.of(self._work.rounded(self._work.tasks[name], self._float(name)))
 
     def _float(self, name: str) -> Tensor:
         """The float weight, where the layer was decided."""
-        weight, scale = self._floats[name]
-        return weight.to(scale.device)
+        weight, device = self._floats[name]
+        return weight.to(device)
 
     def _take(self, edits: MutableMapping[str, Quantize], found: dict[str, Quantize]) -> None:
         for name, edit in found.items():

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.calibration.arguments import BlockCall, run_around
+from goldstick.calibration.observing import fitting
 from goldstick.calibration.predictions import signs, slopes
 from goldstick.calibration.spilled import Spilled
 from goldstick.core.disk_space import require_temporary_space
@@ -155,7 +156,11 @@ def _require_finite(gradients: Sequence[Tensor], block: str, first: int) -> None
 
 
 def output_gradients(
-    layers: Mapping[str, nn.Module], run: Callable[[], Tensor], ahead: Tensor | None, number: int = 0
+    layers: Mapping[str, nn.Module],
+    run: Callable[[], Tensor],
+    ahead: Tensor | None,
+    mask: Tensor | None = None,
+    number: int = 0,
 ) -> dict[str, Tensor]:
     """∂L/∂o at the outputs of layers.
 
@@ -164,6 +169,7 @@ def output_gradients(
         run: The float block's forward on a batch.
         ahead: ∂L/∂y of what it gives. ``None`` for ±1 by chance, with which the mean square of a gradient is on average
             that of (∂y/∂o): all that the block gives counts alike.
+        mask: Which of its tokens count, where ``ahead`` does not say so; ``None`` for all.
         number: Number of the batch, from which chance is drawn.
 
     Returns:
@@ -189,6 +195,8 @@ def output_gradients(
                 return {}
             if ahead is None:
                 ahead = signs(output, _chance(number))
+                if (counts := fitting(mask, output)) is not None:
+                    ahead = ahead * counts.to(ahead).unsqueeze(-1)
             gradients: Sequence[Tensor | None] = torch.autograd.grad(
                 output, list(single.values()), ahead, allow_unused=True
             )

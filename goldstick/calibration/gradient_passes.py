@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
 from goldstick.calibration.end_gradients import output_gradients
 from goldstick.calibration.observing import fitting
-from goldstick.calibration.original import Original
 from goldstick.calibration.spilled import Spilled
 from goldstick.core.disk_space import free_for_temporary_files
 
@@ -23,7 +22,7 @@ class GradientPasses:
 
     Attributes:
         layers: Site name → the float layer.
-        original: The float block.
+        runs: The forward of the float block on each batch.
         ahead: ∂L/∂y of what the block gives, batch by batch; ``None`` for ±1 by chance.
         masks: Which tokens of each batch count; ``None`` for all.
         first: Number of the first batch, where others are seen elsewhere.
@@ -33,7 +32,7 @@ class GradientPasses:
     """
 
     layers: Mapping[str, nn.Module]
-    original: Original
+    runs: Sequence[Callable[[], Tensor]]
     ahead: Sequence[Tensor] | None
     masks: Sequence[Tensor | None]
     first: int
@@ -44,7 +43,7 @@ class GradientPasses:
 
     def once(self) -> Iterator[Gradients]:
         """Batch by batch."""
-        for index in range(len(self.original.runs)):
+        for index in range(len(self.runs)):
             found = self._found(index)
             kept = {name: gradient for name, gradient in found.items() if name in self.twice}
             if index == 0:
@@ -55,16 +54,16 @@ class GradientPasses:
 
     def again(self) -> Iterator[Gradients]:
         """Batch by batch, of the sites that are looked at twice at least; behind :meth:`once`."""
-        for index in range(len(self.original.runs)):
+        for index in range(len(self.runs)):
             yield self._with_masks(index, self._read(index) if index in self._places else self._found(index))
 
     def _found(self, index: int) -> dict[str, Tensor]:
         ahead = None if self.ahead is None else self.ahead[index]
-        return output_gradients(self.layers, self.original.runs[index], ahead, self.first + index)
+        return output_gradients(self.layers, self.runs[index], ahead, self.masks[index], self.first + index)
 
     def _fit(self, gradients: Sequence[Tensor]) -> bool:
         """Whether those of all batches may wait on disk, given those of the first."""
-        nbytes = len(self.original.runs) * sum(gradient.nbytes for gradient in gradients)
+        nbytes = len(self.runs) * sum(gradient.nbytes for gradient in gradients)
         return all(gradient.device.type == "cpu" for gradient in gradients) and 2 * nbytes <= free_for_temporary_files()
 
     def _keep(self, index: int, gradients: Mapping[str, Tensor]) -> None:

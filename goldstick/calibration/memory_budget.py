@@ -77,7 +77,7 @@ def fits_together(block: nn.Module, held: int, batches: int, budget: int, stream
     """
     widest = max((parameter.shape[-1] for parameter in block.parameters() if parameter.ndim > 1), default=0)
     weights = sum(parameter.nbytes for parameter in block.parameters())
-    solving = streams * 4 * 8 * widest**2 + weights
+    solving = streams * (4 * 8 * widest**2 + weights)
     return used_memory() + solving + streams * batches * held <= budget
 
 

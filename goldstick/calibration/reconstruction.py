@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 
@@ -27,6 +27,7 @@ def reconstruct_block(
     weights: Mapping[str, Tensor],
     reconstruction: BlockReconstruction,
     passes: Passes,
+    fixed: Collection[str] = (),
 ) -> dict[str, Quantize]:
     """Better edits for the layers of a block, none where no better ones were found. The block is left as it was.
 
@@ -39,6 +40,7 @@ def reconstruct_block(
         weights: Site name → the float weight it was decided from, [..., out, in].
         reconstruction: The stage.
         passes: The block's forward on each batch, and what the float block gives.
+        fixed: Sites whose scales stay what they are, since what stores them holds those of their stage alone.
 
     Returns:
         Site name → the edit. Where nothing better was found, the edits that were given with a note that says so, of a
@@ -50,7 +52,11 @@ def reconstruct_block(
     """
     sites = [network.by_name[name] for name in edits]
     sites = [site for site in sites if site.layout.multiplied]
-    searches = {site.name: reconstruction.search(edits[site.name].tensor, weights[site.name]) for site in sites}
+    still = reconstruction.with_fixed_scales()
+    searches = {
+        site.name: (still if site.name in fixed else reconstruction).search(edits[site.name].tensor, weights[site.name])
+        for site in sites
+    }
     if not searches:
         return {}
     lesson, judge = split(passes, reconstruction.name, reconstruction.holdout)

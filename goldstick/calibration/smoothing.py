@@ -40,6 +40,7 @@ def smooth_group(
     edits: MutableMapping[str, Quantize],
     multipliers: InputMultipliers,
     weighted: Weighted,
+    absorbed: Callable[[Fold], None],
 ) -> tuple[Notes, Tensor | None]:
     """Let the smoothing stages act on the group at hand, in their order; what they noted, and the scale of all.
 
@@ -60,6 +61,7 @@ def smooth_group(
         edits: What was decided in this block so far; a layer that absorbs a scale is changed there, too.
         multipliers: What divides the inputs of layers themselves.
         weighted: Gives the inputs as the layers weight them, for stages with such an objective.
+        absorbed: Told what a layer of ``edits`` has absorbed.
     """
     names = {task.site.name for task in group}
     pair = _fold_target(pairs, names)
@@ -96,7 +98,7 @@ def smooth_group(
             observer.release()
             found = found_scale.notes
             if found_scale.scale is not None:
-                obstacle = _fold(network, pair, found_scale.scale, edits)
+                obstacle = _fold(network, pair, found_scale.scale, edits, absorbed)
                 if obstacle is None:
                     passes.again()
                     folded = found_scale.scale.double() if folded is None else folded * found_scale.scale.double()
@@ -124,7 +126,13 @@ def _fold_target(pairs: Sequence[FoldPair], names: set[str]) -> FoldPair | None:
     return min(fitting, key=lambda pair: pair.kind != "norm", default=None)
 
 
-def _fold(network: Network, pair: FoldPair | None, scale: Tensor, edits: MutableMapping[str, Quantize]) -> str | None:
+def _fold(
+    network: Network,
+    pair: FoldPair | None,
+    scale: Tensor,
+    edits: MutableMapping[str, Quantize],
+    told: Callable[[Fold], None],
+) -> str | None:
     """Fold a scale into what can absorb it; the reason where nothing can, and then nothing is changed."""
     if pair is None:
         return _NO_FOLD_TARGET
@@ -139,6 +147,7 @@ def _fold(network: Network, pair: FoldPair | None, scale: Tensor, edits: Mutable
     if absorbed is not None:
         edits[fold.producer] = absorbed
         surgery.apply(network, [SetWeight(site=fold.producer, weight=absorbed.tensor.dequantize())])
+        told(fold)
     return None
 
 
@@ -150,9 +159,7 @@ def _absorbed(fold: Fold, edits: Mapping[str, Quantize]) -> Quantize | None:
     producer = edits.get(fold.producer)
     if producer is None:
         return None
-    rows = slice(fold.first_channel, fold.first_channel + fold.scale.numel())
-    scale = producer.tensor.scale.clone()
-    scale[rows] = (scale[rows].float() / fold.scale.to(scale.device).unsqueeze(-1)).to(scale.dtype)
+    scale = fold.divide(producer.tensor.scale)
     return dataclasses.replace(producer, tensor=dataclasses.replace(producer.tensor, scale=scale))
 
 

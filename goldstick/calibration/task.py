@@ -12,7 +12,7 @@ from torch import Tensor
 from goldstick.algorithms.base import Algorithm, Guide, Quantizer, Stage
 from goldstick.algorithms.block_reconstruction import BlockReconstruction
 from goldstick.algorithms.validate import Validate
-from goldstick.core.edits import Quantize
+from goldstick.core.edits import Fold, Quantize
 from goldstick.core.input_squares import InputSquares
 from goldstick.core.ranks import Ranks
 from goldstick.core.scheme import Scheme
@@ -82,6 +82,7 @@ class Work:
         measure: Shown the state of a task by all ranks, before one of them solves it.
         revise: Told of a task that the block reconstruction, or another rank, solved: the weight [..., out, in] and the
             edit.
+        absorbed: Told that a layer which was decided has absorbed a scale.
         ranks: Who does this work together, each with batches of its own.
     """
 
@@ -94,6 +95,7 @@ class Work:
     corrected: frozenset[str] = frozenset()
     measure: Callable[[Assignment, Any], None] = lambda task, state: None
     revise: Callable[[Assignment, Tensor, Quantize], None] = lambda task, weight, edit: None
+    absorbed: Callable[[Fold], None] = lambda fold: None
     ranks: Ranks = field(default_factory=Ranks)
 
     @property

@@ -19,7 +19,7 @@ _NAMED = 10
 
 
 def validate_block(
-    network: Network, edits: Mapping[str, Quantize], rounded: Mapping[str, Quantize | None], judge: Passes
+    network: Network, edits: Mapping[str, Quantize], rounded: Mapping[str, Quantize], judge: Passes
 ) -> dict[str, Quantize]:
     """The edits of a block with notes, some of them rounding to nearest. The block is left with what is decided.
 
@@ -29,10 +29,10 @@ def validate_block(
     Args:
         network: The network; the block holds the rounded weights of ``edits``.
         edits: Site name → what was decided for it.
-        rounded: Site name → the edit of rounding to nearest, or ``None`` where there is no such choice.
+        rounded: Site name → the edit of rounding to nearest.
         judge: The block's forward on the batches held out, and what the float block gives.
     """
-    rivals = {name: rival for name, rival in rounded.items() if rival is not None and _differ(rival, edits[name])}
+    rivals = {name: rival for name, rival in rounded.items() if _differ(rival, edits[name])}
     loss = before = judge.loss()
     chosen: set[str] = set()
     for name, rival in rivals.items():

@@ -46,6 +46,7 @@ def weights_in_block(
     gradients: Sequence[Tensor] | None,
     masks: Sequence[Tensor | None],
     ranks: Ranks,
+    learned: int,
 ) -> dict[Guide, dict[str, TokenWeights]]:
     """How much each token counts at the outputs of the layers of a block, whose stages have such an objective.
 
@@ -56,6 +57,7 @@ def weights_in_block(
             objective is the block's output.
         masks: Which tokens of each batch count; ``None`` for all.
         ranks: Who has further batches.
+        learned: How many of the batches, the first, layers are fitted to; the others judge them.
 
     Returns:
         Guide → site name → that; layers of which it is not known are left out.
@@ -72,7 +74,9 @@ def weights_in_block(
         parts = {task.site.name: guide.parts if _apart(task) else 1 for task in chosen}
         two_sided = [task.site for task in chosen if guide.two_sided and _apart(task)]
         across = {site.name: neighbours(site.matrix_shape[-2]) for site in two_sided}
-        passes = GradientPasses(layers=layers, original=original, ahead=ahead, masks=masks, first=first, twice=across)
+        passes = GradientPasses(
+            layers=layers, runs=original.runs[:learned], ahead=ahead, masks=masks, first=first, twice=across
+        )
         each = []
         for batch in passes.once():
             each.append({name: output_weights(gradient, parts[name]) for name, (gradient, _) in batch.items()})

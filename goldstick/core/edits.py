@@ -71,6 +71,13 @@ class Fold:
     first_channel: int = 0
     unit_offset: bool = False
 
+    def divide(self, rows: Tensor) -> Tensor:
+        """What becomes of a linear producer's weight, or of its scales, [out, ...]: its channels divided."""
+        channels = slice(self.first_channel, self.first_channel + self.scale.numel())
+        divided = rows.clone()
+        divided[channels] = (rows[channels].float() / self.scale.to(rows.device).unsqueeze(-1)).to(rows.dtype)
+        return divided
+
 
 @dataclass(frozen=True, kw_only=True)
 class RotateWeight:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
-from goldstick.algorithms import RTN
+from goldstick.algorithms import RTN, Stage
 from goldstick.algorithms.column_importance import WITH_IMPORTANCE
 from goldstick.errors import RecipeError
 from goldstick.recipes.recipe import Recipe
@@ -23,15 +24,15 @@ def with_importance(recipe: Recipe, file: str | Path | None) -> Recipe:
     """
     if file is None:
         return recipe
-    stages = tuple(
-        dataclasses.replace(stage, importance=str(file))
-        if isinstance(stage, RTN) and stage.range_search in WITH_IMPORTANCE
-        else stage
-        for stage in recipe.stages
-    )
-    if stages == recipe.stages:
+
+    def takes(stage: Stage) -> bool:
+        return isinstance(stage, RTN) and stage.range_search in WITH_IMPORTANCE
+
+    if not any(map(takes, recipe.stages)):
         raise RecipeError(
             "No stage of this recipe takes an importance matrix from a file: rtn does, with range_search imatrix or "
             "ggml-imatrix, as in the recipe imatrix-q4_k_m."
         )
+    given: Any = {"importance": str(file)}
+    stages = tuple(dataclasses.replace(stage, **given) if takes(stage) else stage for stage in recipe.stages)
     return recipe.model_copy(update={"stages": stages})

@@ -18,7 +18,7 @@ from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.sweep import sweep
 from goldstick.calibration.task import Assignment, Work
 from goldstick.calibration.unreached import refuse_nothing_reached
-from goldstick.core.edits import Edit, Quantize
+from goldstick.core.edits import Edit, Fold, Quantize
 from goldstick.core.error import WeightError, weight_error
 from goldstick.core.input_ends import InputEnds
 from goldstick.core.input_squares import InputSquares
@@ -250,6 +250,10 @@ def calibrated_work(
     def revise(task: Assignment, weight: Tensor, edit: Quantize) -> None:
         note(task, edit, _error(task.site, weight, edit))
 
+    def absorbed(fold: Fold) -> None:
+        if weights is not None and fold.producer in weights:
+            weights[fold.producer] = fold.divide(weights[fold.producer])
+
     def rounded(task: Assignment, weight: Tensor) -> Quantize:
         blocks = task.scheme.weight.superblock is not None or task.stage.float16_ranges
         search: RangeSearch = "ggml" if blocks else "mse"
@@ -266,4 +270,5 @@ def calibrated_work(
         corrected=corrected,
         measure=measure,
         revise=revise,
+        absorbed=absorbed,
     )

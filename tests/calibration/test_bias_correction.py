@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 import goldstick
+from goldstick.calibration.block import BlockCalibration
+from goldstick.calibration.block_loop import calibrate
+from goldstick.recipes.measured import resolve_recipe
+from goldstick.recipes.recipe import Recipe
+from goldstick.recipes.run import calibrated_work
+from goldstick.structure.network import Network
 
 
 class Net(nn.Module):
@@ -43,3 +52,42 @@ def test_a_layer_without_a_bias_says_so() -> None:
     result = goldstick.apply(Net(bias=False), {"stages": [RTN, "correct_bias"]}, data=[torch.rand(4, 3, 9, 9)])
     notes = [layer.notes for layer in result.report.layers if layer.notes]
     assert notes and all(note["correct_bias"] == "the layer has no bias to correct" for note in notes)
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.unused, self.last = nn.Linear(32, 32), nn.Linear(64, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.first(x).relu())
+        return found
+
+
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_a_layer_that_no_input_reaches_keeps_its_bias_however_the_batches_go() -> None:
+    torch.manual_seed(0)
+    model, data = Blocks().eval(), [torch.randn(2, 32) for _ in range(4)]
+    found = []
+    for together in (True, False):
+        network = Network(copy.deepcopy(model))
+        recipe = Recipe.load({"stages": [{"gptq": {"scheme": "w4a16-channel"}}, "correct_bias"]})
+        work = calibrated_work(network, resolve_recipe(recipe, network), lambda *_: None).within("layers.0")
+        block: nn.Module = network.model.layers[0]  # type: ignore[assignment, index]
+        runs = [partial(block, x) for x in data]
+        with torch.no_grad():
+            calibrate(BlockCalibration(network, work, runs, [None] * 4, together=together))
+        found.append({name: module.bias for name, module in block.named_children()})
+    for name, bias in found[0].items():
+        assert torch.equal(bias, found[1][name])
+        assert torch.equal(bias, model.layers[0].get_submodule(name).bias) == (name == "unused")

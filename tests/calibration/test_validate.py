@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 import goldstick
 from goldstick.algorithms import GPTQ
+from goldstick.calibration import block_finish
 from goldstick.calibration.held_out import apart
 from goldstick.core.inputs import InputObserver
 from goldstick.errors import QuantizationError, RecipeError
@@ -145,3 +147,49 @@ def test_the_way_by_blocks_gives_the_bytes_of_other_numbers_of_threads_and_of_li
         assert any("did not help" in text for text in made.report.warnings)
     torch.set_num_threads(threads)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "options", [{"objective": "output"}, {"objective": "loss"}, {"objective": "loss", "two_sided": True}]
+)
+def test_an_objective_further_on_does_not_see_the_rows_that_judge_either(
+    model: nn.Module, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decided: list[dict[str, Tensor]] = []
+
+    def as_decided(network: Any, edits: Any, *_: Any) -> dict[str, Any]:
+        decided.append({name: edit.tensor.codes.clone() for name, edit in edits.items()})
+        return dict(edits)
+
+    monkeypatch.setattr(block_finish, "validate_block", as_decided)
+    data = some_data()
+    other = {**data[-1], "input_ids": data[-1]["input_ids"] % 7}
+    for rows in (data, [*data[:-1], other]):
+        compressed(model, {"gptq": {"scheme": W3, **options}}, VALIDATE, data=rows)
+    half = len(decided) // 2
+    for first, second in zip(decided[:half], decided[half:], strict=True):
+        assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("finish", [VALIDATE, {"learn": {"steps": 4}}, {"distill": {"epochs": 1}}])
+def test_what_absorbs_the_scale_of_a_later_layer_is_compared_with_a_float_weight_that_did(
+    model: nn.Module, finish: dict[str, Any]
+) -> None:
+    outliers = copy.deepcopy(model)
+    with torch.no_grad():
+        for name, module in outliers.named_modules():
+            if name.endswith("up_proj"):
+                module.weight[::8] *= 30  # type: ignore[index]
+    stages = [{"awq": {"quantize": False}}, {"gptq": {"scheme": "w4a16-g16"}}]
+    found = [
+        {record.name: record for record in compressed(outliers, *further).report.layers}
+        for further in (stages, [*stages, finish])
+    ]
+    ups = [name for name in found[0] if name.endswith("up_proj.weight")]
+    assert ups
+    for name in ups:
+        alone, finished = (records[name] for records in found)
+        assert alone.weight_sqnr_db is not None and finished.weight_sqnr_db is not None
+        assert abs(finished.weight_sqnr_db - alone.weight_sqnr_db) < 3
+        if finish is VALIDATE:
+            assert "held_out_error" in finished.notes  # rounding stood beside it

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import goldstick
 from goldstick.algorithms import rtn
 from goldstick.calibration import end_gradients
+from goldstick.calibration.end_gradients import output_gradients
 from goldstick.calibration.gradient_passes import GradientPasses
-from goldstick.calibration.original import Original
 from goldstick.calibration.predictions import signs
 from goldstick.calibration.spilled import Spilled
 from goldstick.errors import QuantizationError
@@ -156,8 +156,7 @@ def test_gradients_that_are_looked_at_twice_are_found_once_where_there_is_room(
     runs = [partial(run, number) for number in range(len(states))]
     masks = [torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]), None, None]
     layers = {name: getattr(block.self_attn, name) for name in ("q_proj", "o_proj")}
-    original = Original(module=block, path="", runs=runs)
-    passes = GradientPasses(layers=layers, original=original, ahead=None, masks=masks, first=0, twice=twice)
+    passes = GradientPasses(layers=layers, runs=runs, ahead=None, masks=masks, first=0, twice=twice)
     first, second = list(passes.once()), list(passes.again())
     assert len(passed) == 3 + again
     for before, after in zip(first, second, strict=True):
@@ -165,3 +164,20 @@ def test_gradients_that_are_looked_at_twice_are_found_once_where_there_is_room(
         for name, (gradient, mask) in after.items():
             assert torch.equal(gradient, before[name][0]) and gradient.abs().sum() > 0
             assert mask is before[name][1] or torch.equal(mask, before[name][1])
+
+
+def test_what_padding_gives_does_not_count_for_the_objective_output() -> None:
+    mixing = nn.Sequential(nn.Linear(5, 5), nn.Linear(5, 5, bias=False))  # of tokens, each with all others
+    layer, states = nn.Linear(8, 8), torch.randn(2, 5, 8, generator=torch.Generator().manual_seed(0))
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
+
+    def of(mask: Tensor | None, weight: Tensor) -> Tensor:
+        def run() -> Tensor:
+            found: Tensor = mixing(layer(states).mT).mT * weight.unsqueeze(-1)
+            return found
+
+        return output_gradients({"layer": layer}, run, None, mask)["layer"]
+
+    ones = torch.ones(2, 5)
+    assert torch.equal(of(mask, ones), of(None, mask.float()))
+    assert not torch.equal(of(mask, ones), of(None, ones))

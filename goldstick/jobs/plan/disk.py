@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from goldstick.algorithms import BlockReconstruction, Validate
-from goldstick.calibration.task import Work
 from goldstick.jobs.plan.plan import Plan
-from goldstick.jobs.plan.states import bytes_of_states, solved
+from goldstick.jobs.plan.planned_work import planned_work
+from goldstick.jobs.plan.states import bytes_of_states
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,14 +31,7 @@ def forecast_disk(plan: Plan) -> DiskForecast:
     """
     if not plan.calibrated:
         return DiskForecast(beside=0, temporary=0)
-    found, states = plan.resolution, bytes_of_states(plan)
-    work = Work(
-        tasks={one.site.name: one for one in solved(plan)},
-        decide=lambda task, weight, state, notes: None,  # nothing is decided here
-        smoothing=found.smoothing,
-        reconstruction=found.first(BlockReconstruction),
-        validation=found.first(Validate),
-    )
+    work, states = planned_work(plan), bytes_of_states(plan)
     beside = 2 * states * (2 if work.needs_float_inputs else 1) if plan.by_blocks else 0
     shards = plan.bytes_after if plan.by_blocks and plan.format.in_gguf else 0  # its one file is made of them
     files = len(plan.network.blocks) + 1 if work.needs_end_gradients else 0

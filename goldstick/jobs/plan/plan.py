@@ -33,6 +33,7 @@ from goldstick.jobs.load.importance_entries import importance_entries
 from goldstick.jobs.plan.cache_refusal import refuse_without_cache
 from goldstick.jobs.plan.choose_format import choose_format, loader_remarks
 from goldstick.jobs.plan.forecast import calibration_seconds, streaming_seconds
+from goldstick.jobs.plan.memory import memory_by_blocks
 from goldstick.jobs.plan.planned_tensors import PlannedTensor, of_each_expert, read_tensors, with_outputs
 from goldstick.jobs.plan.whole_model import whole_model_warning
 from goldstick.recipes import Recipe
@@ -41,7 +42,6 @@ from goldstick.recipes.measured import resolve_recipe
 from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.rewriting_refusal import refuse_rewriting
-from goldstick.structure.blocks import block_of
 from goldstick.structure.network import Network
 from goldstick.structure.rotation.proof import LARGEST_PROVEN
 
@@ -143,7 +143,7 @@ class Plan:
         """The same where no more is held than must be: calibration batches go one by one, nothing is proven whole."""
         if self.streams:
             return BASE_MEMORY + 3 * max((tensor.source.nbytes for tensor in self.tensors), default=0)
-        return self._memory_by_blocks if self.by_blocks else self.whole_memory
+        return memory_by_blocks(self) if self.by_blocks else self.whole_memory
 
     @property
     def whole_memory(self) -> int:
@@ -152,28 +152,6 @@ class Plan:
         numbers = sum(tensor.source.shape.numel() for tensor in self.tensors)
         held = 3 * self.bytes_before + 4 * numbers if self._distills else 2 * self.bytes_before
         return BASE_MEMORY + max(held, self.proof_memory)
-
-    @property
-    def _memory_by_blocks(self) -> int:
-        nbytes: dict[str | None, int] = {}
-        numbers: dict[str | None, int] = {}
-        for tensor in self.tensors:
-            block = block_of(tensor.parameter, self.network.blocks)
-            nbytes[block] = nbytes.get(block, 0) + tensor.source.nbytes
-            count = tensor.source.shape.numel()  # outside the blocks, one matrix is turned at a time
-            numbers[block] = numbers.get(block, 0) + count if block else max(numbers.get(block, 0), count)
-        outside = nbytes.pop(None, 0)
-        working = 2.5 * max(nbytes.values()) + 4 * 8 * self._widest_observed**2
-        turning = max(nbytes.values()) + 8 * max(numbers.values()) if self.rotation is not None else 0
-        return int(BASE_MEMORY + outside + max(working, turning))
-
-    @property
-    def _widest_observed(self) -> int:
-        """Inputs of the widest layer of which a statistic is taken."""
-        assignments = [tensor.assignment for tensor in self.tensors if tensor.assignment is not None]
-        smoothed = bool(self.resolution.smoothing)
-        observed = [found.site for found in assignments if smoothed or found.stage.needs_inputs(found.scheme)]
-        return max((site.in_features for site in observed), default=0)
 
     @property
     def proof_memory(self) -> int:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from goldstick.evaluation.tokenizer import find_context_length
-from goldstick.jobs.plan.plan import Plan
 from goldstick.recipes.resolve import Assignment
+
+if TYPE_CHECKING:
+    from goldstick.jobs.plan.plan import Plan
 
 
 def solved(plan: Plan) -> Iterator[Assignment]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from goldstick.algorithms import Distill
 from goldstick.calibration.data.samples import CalibrationSet
 from goldstick.calibration.memory_budget import default_budget
 from goldstick.checkpoint.journal import training_directory
@@ -100,16 +101,20 @@ def refuse_idle_ranks(plan: Plan) -> None:
     Raises:
         UsageError: There are several, and they have nothing to do together.
     """
-    divided = plan.streams or plan.resolution.trains or plan.by_blocks
-    if process_count() > 1 and not divided:
+    if process_count() == 1 or plan.streams or plan.by_blocks:
+        return
+    if plan.resolution.trains and plan.resolution.first(Distill) is not None:
+        raise idle_ranks("distill, which follows the training, learns in one.")
+    if not plan.resolution.trains:
         raise idle_ranks()
 
 
-def idle_ranks() -> UsageError:
+def idle_ranks(
+    why: str = "the model is in memory as a whole. No stage of this recipe trains, tensors are not rounded one by one, "
+    "and the model is not calibrated block by block.",
+) -> UsageError:
     """Why a run is refused in several processes; their variables may be left from another launcher."""
     return UsageError(
         f"WORLD_SIZE={process_count()} and RANK={rank()} say that this is one of {process_count()} processes, and this "
-        "run has nothing for them to do: the model is in memory as a whole. No stage of this recipe trains, tensors "
-        "are not rounded one by one, and the model is not calibrated block by block. Start one process, "
-        "or unset RANK and WORLD_SIZE to run alone."
+        f"run has nothing for them to do: {why} Start one process, or unset RANK and WORLD_SIZE to run alone."
     )

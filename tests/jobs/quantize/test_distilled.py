@@ -101,5 +101,8 @@ def test_several_processes_are_refused(source: Path, tmp_path: Path, monkeypatch
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
     monkeypatch.setenv("MASTER_PORT", "1")
-    with pytest.raises(goldstick.errors.UsageError, match="nothing for them to do"):
-        goldstick.quantize(source, recipe(tmp_path / "text.txt"), output=tmp_path / "out")
+    trained = recipe(tmp_path / "text.txt")
+    trained["stages"] = [{"finetune": {}}, *trained["stages"]]
+    for one in (recipe(tmp_path / "text.txt"), trained):
+        with pytest.raises(goldstick.errors.UsageError, match="nothing for them to do"):
+            goldstick.quantize(source, one, output=tmp_path / "out")

@@ -401,3 +401,16 @@ def test_the_scaling_of_llama_3_is_recognised_in_a_file(tmp_path: Path) -> None:
         "vocab_size": 128,
         "tie_word_embeddings": False,
     }
+
+
+@pytest.mark.parametrize("scheme", ["q4_0", "q4_1"])
+def test_what_goes_on_from_scales_of_blocks_keeps_them_in_float32_models_too(scheme: str, tmp_path: Path) -> None:
+    source, text = tiny_checkpoint(tmp_path / "source", 1, merges=True), write_text(tmp_path / "text.txt")
+    gptq = {"scheme": scheme, "range_search": "ggml-imatrix", "group_size_mismatch": "skip", "cycles": 1}
+    recipe = {
+        "stages": [{"gptq": gptq}, {"learn": {"steps": 4}}],
+        "calibration": {"dataset": str(text), "samples": 4, "seq_len": 16},
+        "export": {"format": "gguf"},
+    }
+    report = goldstick.quantize(source, recipe, output=tmp_path / "out").report
+    assert report.proof["passed"] and any(layer.notes.get("held_out_batches") for layer in report.layers)

@@ -281,6 +281,8 @@ def test_what_cannot_be_is_said_before_anything_is_done(
         Recipe.load(recipe(range_search="ggml", importance=file))
     with pytest.raises(RecipeError, match="No stage of this recipe takes an importance matrix"):
         with_importance(Recipe.load("gptq-q4_k_m"), file)
+    named = Recipe.load(recipe(importance=file))
+    assert with_importance(named, file) == named
     for first in ({"rotate": {}}, {"smoothquant": {}}):
         run = recipe(importance=file)
         with pytest.raises(RecipeError, match="changes the inputs of layers"):
