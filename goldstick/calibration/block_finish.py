@@ -109,7 +109,7 @@ class BlockFinish:
         return self._work.ranks.of(self._work.rounded(self._work.tasks[name], self._float(name)))
 
     def _float(self, name: str) -> Tensor:
-        """The float weight, where the layer was decided."""
+        """The float weight that stands beside a layer, where that was decided."""
         weight, device = self._floats[name]
         return weight.to(device)
 

@@ -171,20 +171,26 @@ def test_an_objective_further_on_does_not_see_the_rows_that_judge_either(
         assert all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("finish", [VALIDATE, {"learn": {"steps": 4}}, {"distill": {"epochs": 1}}])
+@pytest.mark.parametrize(
+    ("scheme", "finish"),
+    [
+        ("w4a16-g16", VALIDATE),
+        ("w4a16-g16", {"learn": {"steps": 4}}),
+        ("w2a16-g16", {"distill": {"rate": 0.01, "holdout": 0.25}}),
+    ],
+)
 def test_what_absorbs_the_scale_of_a_later_layer_is_compared_with_a_float_weight_that_did(
-    model: nn.Module, finish: dict[str, Any]
+    model: nn.Module, scheme: str, finish: dict[str, Any]
 ) -> None:
     outliers = copy.deepcopy(model)
     with torch.no_grad():
         for name, module in outliers.named_modules():
             if name.endswith("up_proj"):
                 module.weight[::8] *= 30  # type: ignore[index]
-    stages = [{"awq": {"quantize": False}}, {"gptq": {"scheme": "w4a16-g16"}}]
-    found = [
-        {record.name: record for record in compressed(outliers, *further).report.layers}
-        for further in (stages, [*stages, finish])
-    ]
+    stages = [{"awq": {"quantize": False}}, {"gptq": {"scheme": scheme}}]
+    reports = [compressed(outliers, *further).report for further in (stages, [*stages, finish])]
+    assert all(told["held_out"][1] < told["held_out"][0] for told in reports[1].training)  # distilled, not kept
+    found = [{record.name: record for record in report.layers} for report in reports]
     ups = [name for name in found[0] if name.endswith("up_proj.weight")]
     assert ups
     for name in ups:

@@ -22,6 +22,7 @@ from tests.support.crash_points import STAGES, run, tiny_checkpoint, write_text
 from tests.support.tiny_tokenizer import write_tokenizer
 
 GPTQ: dict[str, Any] = {"stages": [{"gptq": {"scheme": "w4a16-g32"}}]}
+LEARN: dict[str, Any] = {"stages": [{"rtn": {"scheme": "w4a16-g32"}}, {"learn": {"steps": 2}}]}
 
 
 @pytest.fixture
@@ -61,17 +62,18 @@ def test_a_model_that_cannot_be_taken_apart_needs_the_memory_of_a_whole_one(
         run(source, tmp_path / "text.txt", tmp_path / "out", "gptq", max_memory=10**10)
 
 
-def test_the_least_that_is_named_is_kept(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("stages", "width"), [(GPTQ, 1024), (LEARN, 512)], ids=["gptq", "learn"])
+def test_the_least_that_is_named_is_kept(stages: dict[str, Any], width: int, tmp_path: Path) -> None:
     """In a process of its own, on a model whose blocks are larger than what a forecast may err."""
     config = LlamaConfig(
-        vocab_size=128, hidden_size=1024, intermediate_size=2816, num_hidden_layers=2, num_attention_heads=8,
+        vocab_size=128, hidden_size=width, intermediate_size=2816, num_hidden_layers=2, num_attention_heads=8,
         max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(tmp_path / "source")
     write_tokenizer(tmp_path / "source")
     write_text(tmp_path / "text.txt")
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(json.dumps(GPTQ))
+    recipe.write_text(json.dumps(stages))
     command = [sys.executable, "-m", "goldstick", "quantize", str(tmp_path / "source"), "-o", str(tmp_path / "out")]
     options = ["--recipe", str(recipe), "--dataset", str(tmp_path / "text.txt"), "--samples", "16", "--seq-len", "16"]
 
