@@ -57,12 +57,12 @@ class QuantizedConvolution(PackedWeight):
         """Whether a call is the product and nothing else."""
         own: Any = self
         inherited = type(own).forward is QuantizedConvolution.forward and "forward" not in own.__dict__
-        return inherited and type(own)._conv_forward in _PLAIN and self.grid.integers
+        return inherited and type(own)._conv_forward in _PLAIN and self.grid.plain
 
     def forward(self, input: Tensor) -> Tensor:
         """[batch, in, *sides] or [in, *sides] → the same with ``out`` channels."""
         own: Any = self
-        if type(own)._conv_forward not in _PLAIN or not self.grid.integers:  # somebody does more than the product
+        if type(own)._conv_forward not in _PLAIN or not self.grid.plain:  # more than the product
             found: Tensor = super().forward(input)
             return found
         return self.product_with(input, bias_of(self))

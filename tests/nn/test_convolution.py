@@ -28,6 +28,10 @@ LAYERS = [
     (partial(nn.Conv1d, 6, 8, 3, padding=2, padding_mode="circular", bias=False), (2, 6, 9)),
     (partial(nn.Conv1d, 6, 12, 3, groups=3, dilation=2), (6, 9)),
 ]
+WEIGHT_ONLY = (
+    "w2a16-g32", "w3a16-channel", "w4a16-g32-asym", "w8a16", "nf4a16", "fp8a16", "mxfp4a16", "mxfp8a16", "nvfp4a16",
+    "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_xs", "iq4_nl", "q4_0", "q8_0",
+)  # fmt: skip
 every_layer = pytest.mark.parametrize(("build", "shape"), LAYERS, ids=str)
 
 
@@ -123,6 +127,23 @@ def test_a_network_of_them_is_stored_and_loaded_equal(recipe: str, tmp_path: Pat
         assert float((again(x) - model(x)).norm() / model(x).norm()) < (0.5 if "w4" in recipe else 0.05)
     assert isinstance(again.norm, nn.Identity if "fold" in recipe else nn.BatchNorm2d)
     assert "w8a8-static" not in recipe or again.deep.input_scale is not None
+
+
+@pytest.mark.parametrize("build", [partial(nn.Conv2d, 32, 8, 4), partial(nn.Conv1d, 64, 8, 4)], ids=["2d", "1d"])
+@pytest.mark.parametrize("scheme", WEIGHT_ONLY)
+def test_weights_of_every_grid_give_what_their_numbers_give(scheme: str, build: Any) -> None:
+    """Scales of scales among them, which the operator does not take."""
+    torch.manual_seed(0)
+    layer = build()
+    x = torch.randn(2, layer.in_channels, *[7] * len(layer.kernel_size))
+    expected = layer(x)
+    result = goldstick.apply(nn.Sequential(layer), {"stages": [{"rtn": {"scheme": scheme}}]})
+    assert isinstance(result.model[0], QuantizedConvolution)
+    found = result.model(x)
+    with torch.no_grad():
+        layer.weight.copy_(result.model[0].stored_numbers())
+        torch.testing.assert_close(found, layer(x), rtol=1e-4, atol=2e-4)
+        assert float((found - expected).norm() / expected.norm()) < 0.5
 
 
 class Padding(nn.Conv2d):
