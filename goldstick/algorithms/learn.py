@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from goldstick.algorithms.block_reconstruction import AnnealedSearch, CodeSearch
 from goldstick.algorithms.guide import Guide
-from goldstick.algorithms.soft_assignment import likeliest
+from goldstick.algorithms.soft_assignment import MeanOfThree, likeliest
 from goldstick.core.grid import Grid
 from goldstick.core.learned_scale import LearnedScale
 from goldstick.core.qtensor import QuantizedTensor
@@ -45,17 +45,12 @@ class LevelSearch(nn.Module, CodeSearch):
         self.start, self.options = tensor, options
         self.levels, self.codes_of = _levels(tensor.grid, tensor.codes.device)
         place = _places(tensor, self.levels)
-        gaps = self.levels.diff()
-        self.above = gaps[place.clamp(max=len(gaps) - 1)]
-        self.below = gaps[(place - 1).clamp(min=0)]
+        self.gaps = self.levels.diff()
         self.place = place.to(torch.int16)
         steps = tensor.steps().float()
-        ratio = (weight.float() + self._shift(steps)) / self._spread(steps) - self.levels[place]  # no step: NaN or inf
-        beside = (
-            torch.where(ratio > 0, ratio / self.above, ratio / self.below)
-            .nan_to_num_(0, 0, 0)
-            .clamp_(-_NEAREST, _NEAREST)
-        )
+        level, above, below = self._beside()
+        ratio = (weight.float() + self._shift(steps)) / self._spread(steps) - level  # no step: NaN or inf
+        beside = torch.where(ratio > 0, ratio / above, ratio / below).nan_to_num_(0, 0, 0).clamp_(-_NEAREST, _NEAREST)
         offsets = torch.tensor([-1, 0, 1], device=place.device).reshape(-1, 1, 1)
         there = (place + offsets >= 0) & (place + offsets < len(self.levels))
         self.logits = nn.Parameter(torch.where(there, -_SHARPNESS * (beside - offsets).square(), _NEVER))
@@ -76,8 +71,7 @@ class LevelSearch(nn.Module, CodeSearch):
     def weight(self) -> Tensor:
         """W, [out, in], in the dtype of the scales."""
         if math.isfinite(self.temperature):
-            down, _, up = (self.temperature * self.logits).softmax(0).unbind()
-            value = self._level(self.place) + up * self.above - down * self.below
+            value: Tensor = MeanOfThree.apply(self.logits, self.temperature, self._beside)  # type: ignore[no-untyped-call]
         else:
             value = self._level(self._moved())
         steps = self._steps(self.scale())
@@ -91,6 +85,16 @@ class LevelSearch(nn.Module, CodeSearch):
 
     def _moved(self) -> Tensor:
         return self.place.long() + likeliest(self.logits) - 1
+
+    def _beside(self, rows: slice = slice(None)) -> tuple[Tensor, Tensor, Tensor]:
+        """The levels of the start's codes, and how far from them the next ones lie above and below."""
+        place = self.place[rows]
+        level = self._level(place)
+        if self.start.grid.integers:
+            even = level.new_ones(1)
+            return level, even, even
+        place = place.long()
+        return level, self.gaps[place.clamp(max=len(self.gaps) - 1)], self.gaps[(place - 1).clamp(min=0)]
 
     def _level(self, place: Tensor) -> Tensor:
         return place.float() if self.start.grid.integers else self.levels[place.long()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -14,6 +15,9 @@ from goldstick.core.straight_through import passing
 
 #: Numbers of a layer's logits that are worked on together; bounds what the softmax takes beside the logits.
 LOGITS_AT_ONCE = 1 << 22
+
+#: The same where a softmax is taken over three levels of every step of a search: what stays in a processor's cache.
+_THREE_AT_ONCE = 1 << 18
 
 #: Logits at the start are −2·d², d the distance from a level in steps: a normal density of half a step around the
 #: weight. Under it the mean of the levels is the weight itself, within 2.3 % of a step, so a network begins as it was.
@@ -133,6 +137,47 @@ class MeanCode(torch.autograd.Function):
             start += part.shape[1]
             parts.append(context.temperature * probabilities * (_codes(part) - mean) * gradient)
         return torch.cat(parts, dim=1), None, None
+
+
+class MeanOfThree(torch.autograd.Function):
+    """The mean of a level and the two next to it under P = softmax(T·A): E = v + P₂·above − P₀·below.
+
+    With ∂E/∂A = T·P·(d − Σ P·d), d = (−below, 0, above). Nothing but the logits is kept, as in :class:`MeanCode`.
+    """
+
+    @staticmethod
+    def forward(
+        context: Any, logits: Tensor, temperature: float, beside: Callable[[slice], tuple[Tensor, Tensor, Tensor]]
+    ) -> Tensor:
+        """[3, out, in], T and what gives v, above and below for some rows → [out, in]."""
+        context.save_for_backward(logits)
+        context.temperature, context.beside = temperature, beside
+        mean = torch.empty_like(logits[0])
+        for rows in _slices(logits):
+            down, _, up = (temperature * logits[:, rows]).softmax(0)
+            level, above, below = beside(rows)
+            mean[rows] = level + up * above - down * below
+        return mean
+
+    @staticmethod
+    def backward(context: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """The gradient of the logits."""
+        (logits,) = context.saved_tensors
+        found = torch.empty_like(logits)
+        for rows in _slices(logits):
+            probabilities = (context.temperature * logits[:, rows]).softmax(0)
+            _, above, below = context.beside(rows)
+            gradient = gradients[0][rows]
+            of_levels = torch.stack([-gradient * below, torch.zeros_like(gradient), gradient * above])
+            mean = (probabilities * of_levels).sum(0)
+            torch.mul(probabilities * (of_levels - mean), context.temperature, out=found[:, rows])
+        return found, None, None
+
+
+def _slices(logits: Tensor) -> Iterator[slice]:
+    _, out_features, in_features = logits.shape
+    rows = max(1, _THREE_AT_ONCE // (3 * in_features))
+    return (slice(start, start + rows) for start in range(0, out_features, rows))
 
 
 def _mean(logits: Tensor, temperature: float) -> tuple[Tensor, Tensor]:

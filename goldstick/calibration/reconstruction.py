@@ -104,7 +104,7 @@ def _learning(
     """Learn; stops where what was found is to be judged."""
     peaks = [group for search in searches.values() for group in search.groups()]
     parameters: list[Tensor] = [parameter for parameter, _ in peaks]
-    optimizer = torch.optim.Adam([{"params": [parameter], "lr": rate} for parameter, rate in peaks])
+    optimizer = torch.optim.Adam([{"params": [parameter], "lr": rate} for parameter, rate in peaks], fused=True)
     generator = torch.Generator().manual_seed(reconstruction.seed)
     places, order = lesson.places(), list[int]()
     pauses = {

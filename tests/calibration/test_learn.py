@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import goldstick
-from goldstick.algorithms import Learn
+from goldstick.algorithms import Learn, soft_assignment
 from goldstick.algorithms.learn import LevelSearch
 from goldstick.algorithms.ranges import RangeSearch, quantize_with_search
 from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO
@@ -67,6 +67,24 @@ def test_the_likeliest_level_is_that_of_argmax_and_of_equals_the_lowest() -> Non
         search.logits.copy_(torch.randint(0, 3, search.logits.shape, generator=torch.Generator().manual_seed(1)))
     assert torch.equal(search._moved(), search.place + search.logits.argmax(0) - 1)
     assert {int(step) for step in (search._moved() - search.place).unique()} == {-1, 0, 1}
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_a_gradient_is_that_of_the_softmax_whatever_rows_are_worked_on_together(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(soft_assignment, "_THREE_AT_ONCE", 3 * 256 * 4)  # four rows, of six
+    search, _ = search_of(name)
+    search.anneal(0.5)
+    ahead = torch.randn(6, 256, generator=torch.Generator().manual_seed(1))
+    found = torch.autograd.grad(search.weight(), [parameter for parameter, _ in search.groups()], ahead)
+    level, above, below = search._beside()
+    down, _, up = (search.temperature * search.logits).softmax(0)
+    steps = search._steps(search.scale())
+    plain = (level + up * above - down * below) * search._spread(steps) - search._shift(steps)
+    expected = torch.autograd.grad(plain, [parameter for parameter, _ in search.groups()], ahead)
+    torch.testing.assert_close(search.weight().float(), plain.to(search.start.scale.dtype).float())
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("name", GRIDS)

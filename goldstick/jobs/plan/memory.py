@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from goldstick.jobs.plan.plan import Plan
 
 #: Bytes for each weight of a block that learns, measured: three logits with gradients and moments are 48 of them, the
-#: rest is what a pass forward and back through the softmax holds.
-_LEARNING = 128
+#: rest is the weight itself, what it is made of, and what an optimizer's step and a pass back hold for one layer.
+_LEARNING = 106
 #: Bytes of the modules that an optimizer imports.
 _OPTIMIZER = 64_000_000
 
