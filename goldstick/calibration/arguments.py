@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -43,6 +44,14 @@ class BlockCall:
         if self.by_keyword:
             return self.args, {**self.kwargs, _HIDDEN: hidden}
         return (hidden, *self.args), dict(self.kwargs)
+
+    def argument(self, block: nn.Module, name: str) -> Any:
+        """What a parameter of the block's forward is given besides the hidden state; ``None`` where it is not."""
+        if name in self.kwargs:
+            return self.kwargs[name]
+        names = list(inspect.signature(block.forward).parameters)
+        place = names.index(name) - (not self.by_keyword) if name in names else len(self.args)
+        return self.args[place] if place < len(self.args) else None
 
     def run(self, block: nn.Module, hidden: Tensor) -> Tensor:
         """The block's next hidden state."""

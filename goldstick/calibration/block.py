@@ -38,10 +38,9 @@ from goldstick.core.edits import Quantize, SetWeight
 from goldstick.core.freed_memory import make_room
 from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups
+from goldstick.core.token_mask import TokenMask
 from goldstick.structure.network import Network
 from goldstick.structure.probe.findings import FoldPair
-
-Masks = list[Tensor | None]
 
 
 class BlockCalibration:
@@ -54,7 +53,7 @@ class BlockCalibration:
         network: The network; the block's weights are in memory.
         work: What to do in the block.
         runs: The block's forward on each batch.
-        masks: Which tokens of each batch count; ``None`` for all.
+        masks: Which tokens of each batch count.
         pairs: What can absorb the scale of which input group; from the structure probe.
         together: Whether all batches may wait together; see :mod:`goldstick.calibration.passes`.
         original: The float block and its passes, where a stage needs its inputs.
@@ -67,7 +66,7 @@ class BlockCalibration:
         network: Network,
         work: Work,
         runs: Sequence[Callable[[], Tensor]],
-        masks: Masks,
+        masks: Sequence[TokenMask],
         *,
         pairs: Sequence[FoldPair] = (),
         together: bool = True,

@@ -15,6 +15,7 @@ from goldstick.calibration.rounded_inputs import RoundedInputs
 from goldstick.calibration.task import Work
 from goldstick.calibration.validation import validate_block
 from goldstick.core.edits import Fold, Quantize, SetWeight
+from goldstick.core.token_mask import TokenMask
 from goldstick.structure.network import Network
 
 
@@ -25,7 +26,7 @@ class BlockFinish:
         network: The network; the block's weights are in memory.
         work: What to do in the block.
         runs: The block's forward on each batch.
-        masks: Which tokens of each batch count; ``None`` for all.
+        masks: Which tokens of each batch count.
         gradients: ∂L/∂y of what the float block gives, batch by batch; ``None`` where no loss is known.
 
     Attributes:
@@ -38,7 +39,7 @@ class BlockFinish:
         network: Network,
         work: Work,
         runs: Runs,
-        masks: list[Tensor | None],
+        masks: Sequence[TokenMask],
         gradients: Sequence[Tensor] | None = None,
     ) -> None:
         self._network, self._work, self._runs, self._masks = network, work, runs, masks

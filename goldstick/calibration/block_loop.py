@@ -21,7 +21,11 @@ from goldstick.calibration.kv_ranges import with_cache
 from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets
 from goldstick.calibration.task import Work
+from goldstick.core.token_mask import TokenMask, encoder_mask, token_mask
 from goldstick.structure.network import Network
+
+#: What transformers' blocks call an encoder's output that they look at.
+_ENCODED = "encoder_hidden_states"
 
 Batches = Sequence[Mapping[str, Tensor]]
 Calls = Sequence[Mapping[str, BlockCall]]
@@ -110,7 +114,7 @@ class BlockLoop:
             self.network,
             self.work.within(block),
             runs[:count],
-            masks_of(self.batches),
+            _masks_in(self.network.model.get_submodule(block), block, self.batches, self.calls),
             pairs=self.fold_targets.of(block) if self.fold_targets is not None else (),
             together=together,
             original=original,
@@ -169,9 +173,18 @@ def block_runs(
     return [partial(run, index) for index in range(len(calls))]
 
 
-def masks_of(batches: Batches) -> list[Tensor | None]:
-    """Which tokens of each batch count."""
-    return [batch.get("attention_mask") for batch in batches]
+def masks_of(batches: Batches) -> list[TokenMask]:
+    """Which tokens of each batch count in a whole network."""
+    return [token_mask(batch) for batch in batches]
+
+
+def _masks_in(module: nn.Module, block: str, batches: Batches, calls: Calls) -> list[TokenMask]:
+    """Which count in a block: where it is given what an encoder gave, its own tokens are a decoder's."""
+    encoded = [call[block].argument(module, _ENCODED) for call in calls[: len(batches)]]
+    return [
+        token_mask(batch, given) if isinstance(given, Tensor) else encoder_mask(batch)
+        for batch, given in zip(batches, encoded, strict=True)
+    ]
 
 
 @torch.no_grad()

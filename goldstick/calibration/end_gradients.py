@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from goldstick.calibration.arguments import BlockCall, run_around
-from goldstick.calibration.observing import fitting
 from goldstick.calibration.predictions import signs, slopes
 from goldstick.calibration.spilled import Spilled
 from goldstick.core.disk_space import require_temporary_space
 from goldstick.core.powers_of_two import power_of_two
 from goldstick.core.ranks import Ranks
+from goldstick.core.token_mask import TokenMask, predicted_mask
 from goldstick.errors import QuantizationError, StructureError
 
 _SEED = 0
@@ -120,7 +120,7 @@ def _of_the_loss(
     with torch.enable_grad():
         leaf = final.detach().clone().requires_grad_()
         output = run_around(model, blocks, leaf, call.rest, lambda: model(**batch))
-        pairs = slopes(output, _mask(batch), _chance(index))
+        pairs = slopes(output, predicted_mask(batch), _chance(index))
         if not pairs:
             raise StructureError(
                 "'objective: loss' weights errors by the gradient at what the model gives, and nothing that this "
@@ -130,12 +130,6 @@ def _of_the_loss(
         ends, directions = zip(*pairs, strict=True)
         (gradient,) = torch.autograd.grad(ends, leaf, directions)
     return gradient
-
-
-def _mask(batch: Mapping[str, Any]) -> Tensor | None:
-    """Which of the tokens that the model predicts for count; ``None`` for all."""
-    mask = batch.get("decoder_attention_mask" if "decoder_input_ids" in batch else "attention_mask")
-    return mask if isinstance(mask, Tensor) else None
 
 
 def _through(module: nn.Module, call: BlockCall, given: Tensor, ahead: Tensor) -> Tensor:
@@ -159,7 +153,7 @@ def output_gradients(
     layers: Mapping[str, nn.Module],
     run: Callable[[], Tensor],
     ahead: Tensor | None,
-    mask: Tensor | None = None,
+    mask: TokenMask | None = None,
     number: int = 0,
 ) -> dict[str, Tensor]:
     """∂L/∂o at the outputs of layers.
@@ -169,7 +163,7 @@ def output_gradients(
         run: The float block's forward on a batch.
         ahead: ∂L/∂y of what it gives. ``None`` for ±1 by chance, with which the mean square of a gradient is on average
             that of (∂y/∂o): all that the block gives counts alike.
-        mask: Which of its tokens count, where ``ahead`` does not say so; ``None`` for all.
+        mask: Which of its tokens count, where ``ahead`` does not say so.
         number: Number of the batch, from which chance is drawn.
 
     Returns:
@@ -195,7 +189,7 @@ def output_gradients(
                 return {}
             if ahead is None:
                 ahead = signs(output, _chance(number))
-                if (counts := fitting(mask, output)) is not None:
+                if mask is not None and (counts := mask.of(output)) is not None:
                     ahead = ahead * counts.to(ahead).unsqueeze(-1)
             gradients: Sequence[Tensor | None] = torch.autograd.grad(
                 output, list(single.values()), ahead, allow_unused=True

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from torch import Tensor, nn
 
 from goldstick.calibration.end_gradients import output_gradients
-from goldstick.calibration.observing import fitting
 from goldstick.calibration.spilled import Spilled
 from goldstick.core.disk_space import free_for_temporary_files
+from goldstick.core.token_mask import TokenMask
 
 Gradients = Mapping[str, tuple[Tensor, Tensor | None]]
 """Site name → the gradients at its outputs on a batch, float32, and which of the tokens count."""
@@ -24,7 +24,7 @@ class GradientPasses:
         layers: Site name → the float layer.
         runs: The forward of the float block on each batch.
         ahead: ∂L/∂y of what the block gives, batch by batch; ``None`` for ±1 by chance.
-        masks: Which tokens of each batch count; ``None`` for all.
+        masks: Which tokens of each batch count.
         first: Number of the first batch, where others are seen elsewhere.
         twice: Sites that are looked at twice. Their gradients wait on disk, which takes less time than another pass.
             Those of other devices are sooner found again, and so are those that would take more than half of what is
@@ -34,7 +34,7 @@ class GradientPasses:
     layers: Mapping[str, nn.Module]
     runs: Sequence[Callable[[], Tensor]]
     ahead: Sequence[Tensor] | None
-    masks: Sequence[Tensor | None]
+    masks: Sequence[TokenMask]
     first: int
     twice: Collection[str]
     _waiting: Spilled | None = field(default=None, init=False)
@@ -79,4 +79,4 @@ class GradientPasses:
         return {name: self._waiting[place] for name, place in self._places[index].items()}
 
     def _with_masks(self, index: int, found: Mapping[str, Tensor]) -> Gradients:
-        return {name: (gradient, fitting(self.masks[index], gradient)) for name, gradient in found.items()}
+        return {name: (gradient, self.masks[index].of(gradient)) for name, gradient in found.items()}

@@ -12,6 +12,7 @@ from goldstick.calibration.output_metric import OutputMetric
 from goldstick.calibration.passes import Passes as GroupPasses
 from goldstick.calibration.pauses import CapturedInput
 from goldstick.core.ranks import Ranks
+from goldstick.core.token_mask import TokenMask
 from goldstick.errors import QuantizationError
 
 Runs = Sequence[Callable[[], Tensor]]
@@ -24,14 +25,14 @@ class Passes:
     Attributes:
         runs: The block's forward on each batch.
         targets: What the float block gives for each batch.
-        masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
+        masks: Which tokens of each batch count.
         ranks: Who has passes of further batches.
         metric: How errors count together; ``None`` where all that the block gives counts alike.
     """
 
     runs: Runs
     targets: Sequence[Tensor]
-    masks: Sequence[Tensor | None]
+    masks: Sequence[TokenMask]
     ranks: Ranks = field(default_factory=Ranks)
     metric: OutputMetric | None = None
 
@@ -46,9 +47,9 @@ class Passes:
 
     def errors(self, index: int) -> Tensor:
         """(y − y_float)², or what stands for it by the metric, of the tokens of a batch that count, float32."""
-        output, mask = self.runs[index](), self.masks[index]
-        found = output.float() - self.targets[index].float()
-        if mask is not None and mask.shape == found.shape[:2]:
+        found = self.runs[index]().float() - self.targets[index].float()
+        mask = self.masks[index].of(found)
+        if mask is not None:
             found = found[mask.bool()]
         return (found if self.metric is None else self.metric(found)).square()
 

@@ -15,19 +15,20 @@ from goldstick.core.cross_covariance import CrossCovarianceObserver
 from goldstick.core.input_ends import InputEnds
 from goldstick.core.inputs import InputObserver
 from goldstick.core.layout import Layout
+from goldstick.core.token_mask import TokenMask
 from goldstick.errors import DataError
 from goldstick.structure.network import Network, Site
 
 Rows = tuple[Tensor, Tensor | None, Tensor | None]  # of a batch, which of them count, those of the float model
 
 
-def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[Tensor | None]) -> InputObserver:
+def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[TokenMask]) -> InputObserver:
     """The statistic of what arrives at a group of layers that read one tensor.
 
     Args:
         passes: The passes, with the group at hand.
         group: The layers.
-        masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
+        masks: Which tokens of each batch count.
     """
     if _ends_are_enough(group):
         return _ends(passes, group)
@@ -43,7 +44,7 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
                     "takes, or leave that one out."
                 )
             if rows is not None:
-                look(rows, fitting(masks[captured.batch], rows))
+                look(rows, masks[captured.batch].of(rows))
         if look == observer.observe_range:
             observer.share_ranges(passes.ranks)
     observer.share(passes.ranks)
@@ -52,7 +53,7 @@ def observe_group(passes: Passes, group: Sequence[Assignment], masks: Sequence[T
 
 
 def rows_of_batches(
-    passes: Passes, original: OriginalPasses | None, masks: Sequence[Tensor | None]
+    passes: Passes, original: OriginalPasses | None, masks: Sequence[TokenMask]
 ) -> Iterator[tuple[int, Rows]]:
     """Each batch's number and its inputs of the group at hand, with those of the float model where it runs beside."""
     floats = {} if original is None else {captured.batch: captured for captured in original.captured_inputs()}
@@ -61,7 +62,7 @@ def rows_of_batches(
         if rows is not None:
             other = floats.get(captured.batch)
             beside = None if other is None else rows_read_by(other.module, other.tensor)
-            yield captured.batch, (rows, fitting(masks[captured.batch], rows), beside)
+            yield captured.batch, (rows, masks[captured.batch].of(rows), beside)
 
 
 def chooses_tokens(network: Network, passes: Passes, site: Site) -> bool:
@@ -93,7 +94,7 @@ def observe_cross_covariance(
     passes: Passes,
     original: OriginalPasses,
     group: Sequence[Assignment],
-    masks: Sequence[Tensor | None],
+    masks: Sequence[TokenMask],
     scale: Tensor | None = None,
 ) -> CrossCovarianceObserver | None:
     """As :func:`observe_group`, and beside it what arrives at the same layers of the float model.
@@ -102,7 +103,7 @@ def observe_cross_covariance(
         passes: The passes, with the group at hand.
         original: Those of the float model, which has the same groups and came no further.
         group: The layers.
-        masks: Which tokens of each batch count, [rows, tokens]; ``None`` for all.
+        masks: Which tokens of each batch count.
         scale: What the group's inputs were divided by and the float model's were not, [in]; ``None`` for nothing.
 
     Returns:
@@ -125,7 +126,7 @@ def observe_cross_covariance(
     return observer
 
 
-def _pairs(passes: Passes, original: OriginalPasses, masks: Sequence[Tensor | None]) -> Iterator[Rows]:
+def _pairs(passes: Passes, original: OriginalPasses, masks: Sequence[TokenMask]) -> Iterator[Rows]:
     floats = original.captured_inputs()
     other = next(floats, None)
     for captured in passes.captured_inputs():
@@ -135,10 +136,4 @@ def _pairs(passes: Passes, original: OriginalPasses, masks: Sequence[Tensor | No
         if rows is not None:
             met = other is not None and other.batch == captured.batch
             beside = rows_read_by(other.module, other.tensor) if met and other is not None else None
-            yield rows, fitting(masks[captured.batch], rows), beside
-
-
-def fitting(mask: Tensor | None, rows: Tensor) -> Tensor | None:
-    """The mask in the shape of the rows' tokens; ``None`` where these are no longer the tokens of the batch."""
-    tokens = rows.shape[:-1]
-    return mask.reshape(tokens) if mask is not None and mask.numel() == tokens.numel() else None
+            yield rows, masks[captured.batch].of(rows), beside

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from goldstick.calibration.observing import fitting
 from goldstick.core.output_groups import neighbours
 from goldstick.core.ranks import Ranks
+from goldstick.core.token_mask import TokenMask
 
 #: Added to the diagonal at least: of fewer tokens than channels G has no factor.
 _LEAST = 1e-4
@@ -32,13 +32,13 @@ class OutputMetric:
 
     @classmethod
     def of(
-        cls, gradients: Sequence[Tensor], masks: Sequence[Tensor | None], share: float, ranks: Ranks
+        cls, gradients: Sequence[Tensor], masks: Sequence[TokenMask], share: float, ranks: Ranks
     ) -> OutputMetric | None:
         """That of the gradients at a block's output, in sums that are exact.
 
         Args:
             gradients: [..., channels], batch by batch.
-            masks: Which tokens of each batch count; ``None`` for all.
+            masks: Which tokens of each batch count.
             share: How much of the plain square is mixed in, 0 to 1.
             ranks: Who has gradients of further batches.
 
@@ -50,7 +50,7 @@ class OutputMetric:
         for look, shared in _LOOKS:
             for gradient, mask in zip(gradients, masks, strict=True):
                 for part, observer in parts:
-                    getattr(observer, look)(gradient[..., part].float(), fitting(mask, gradient))
+                    getattr(observer, look)(gradient[..., part].float(), mask.of(gradient))
             for _, observer in parts:
                 getattr(observer, shared)(ranks)
         outer = [observer.take_hessian() for _, observer in parts]

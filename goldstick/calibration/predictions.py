@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from goldstick.calibration.observing import fitting
+from goldstick.core.token_mask import TokenMask
 from goldstick.structure.trace import tensors_in
 
 _TEMPERATURE = 3.0
@@ -17,7 +17,7 @@ _TEMPERATURE = 3.0
 errors of rounding, which are large, would cost nothing there."""
 
 
-def slopes(output: Any, mask: Tensor | None, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
+def slopes(output: Any, mask: TokenMask, generator: torch.Generator) -> list[tuple[Tensor, Tensor]]:
     """What a model predicts, and ∇L there, of a random loss L whose ∇L ∇Lᵀ is on average its loss's Hessian.
 
     At scores z that is the Hessian of a divergence, diag(p) − p pᵀ: ∇L = √p ∘ ε − p (√pᵀ ε), with ε of ±1 by chance.
@@ -28,7 +28,7 @@ def slopes(output: Any, mask: Tensor | None, generator: torch.Generator) -> list
 
     Args:
         output: What its forward gives; ``requires_grad`` where it depends on what is looked at.
-        mask: Which of the tokens count, [batch, tokens]; ``None`` for all.
+        mask: Which of the tokens count.
         generator: Where chance is drawn from.
 
     Returns:
@@ -65,9 +65,9 @@ def _slope(scores: Tensor, generator: torch.Generator) -> Tensor:
         return root - share * root.sum(-1, keepdim=True)
 
 
-def _masked(slope: Tensor, mask: Tensor | None) -> Tensor:
-    mask = fitting(mask, slope)
-    return slope if mask is None else slope * mask.unsqueeze(-1).to(slope.device)
+def _masked(slope: Tensor, mask: TokenMask) -> Tensor:
+    counts = mask.of(slope)
+    return slope if counts is None else slope * counts.unsqueeze(-1).to(slope.device)
 
 
 def signs(like: Tensor, generator: torch.Generator) -> Tensor:

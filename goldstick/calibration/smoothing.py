@@ -18,6 +18,7 @@ from goldstick.calibration.task import Assignment, Work
 from goldstick.core.edits import Fold, Quantize, SetWeight
 from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups
+from goldstick.core.token_mask import TokenMask
 from goldstick.errors import QuantizationError
 from goldstick.structure.network import Network
 from goldstick.structure.probe.findings import FoldPair
@@ -36,7 +37,7 @@ def smooth_group(
     group: Sequence[Assignment],
     pairs: Sequence[FoldPair],
     passes: Passes,
-    masks: Sequence[Tensor | None],
+    masks: Sequence[TokenMask],
     edits: MutableMapping[str, Quantize],
     multipliers: InputMultipliers,
     weighted: Weighted,

@@ -19,6 +19,7 @@ from goldstick.core.diagonal_observer import DiagonalObserver
 from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups, neighbours
 from goldstick.core.ranks import Ranks
+from goldstick.core.token_mask import TokenMask
 
 _Across = Mapping[str, Sequence[tuple[slice, InputObserver]]]
 
@@ -44,7 +45,7 @@ def weights_in_block(
     guided: Mapping[Guide, Sequence[Assignment]],
     original: Original,
     gradients: Sequence[Tensor] | None,
-    masks: Sequence[Tensor | None],
+    masks: Sequence[TokenMask],
     ranks: Ranks,
     learned: int,
 ) -> dict[Guide, dict[str, TokenWeights]]:
@@ -55,7 +56,7 @@ def weights_in_block(
         original: The float block.
         gradients: ∂L/∂y of what it gives, batch by batch; ``None`` where no loss is known, and for stages whose
             objective is the block's output.
-        masks: Which tokens of each batch count; ``None`` for all.
+        masks: Which tokens of each batch count.
         ranks: Who has further batches.
         learned: How many of the batches, the first, layers are fitted to; the others judge them.
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from goldstick.core.token_mask import predicted_mask
 from goldstick.errors import UsageError
 from goldstick.structure.trace import tensors_in
 from goldstick.training.float_weights import as_held
@@ -60,7 +61,8 @@ def distilled(loss: Loss, teacher: nn.Module, share: float, temperature: float) 
 def agreement(teacher: nn.Module) -> Loss:
     """KL(softmax(t) ‖ softmax(z)), t the scores of a teacher and z those of the network: a mean over what counts.
 
-    What counts are the rows of the scores, without those that an ``attention_mask`` of their shape leaves out.
+    What counts are the rows of the scores, without those of tokens that the ``attention_mask`` leaves out, or a
+    decoder's own.
 
     Args:
         teacher: A network with the same inputs and scores, which takes floats in its own dtype; it is frozen, and put
@@ -74,9 +76,8 @@ def agreement(teacher: nn.Module) -> Loss:
     def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         own, wanted = model(**batch), _taught(teacher, (), dict(batch))
         z, t = (_scores(given, None, batch) for given in (own, wanted))
-        divergence, mask = _divergence(t, z), batch.get("attention_mask")
-        counts = isinstance(mask, Tensor) and mask.shape == divergence.shape
-        return (divergence[mask.bool()] if counts and mask is not None else divergence).mean()
+        divergence, mask = _divergence(t, z), predicted_mask(batch).of(z)
+        return (divergence if mask is None else divergence[mask.bool()]).mean()
 
     return loss
 

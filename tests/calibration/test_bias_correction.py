@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import goldstick
 from goldstick.calibration.block import BlockCalibration
 from goldstick.calibration.block_loop import calibrate
+from goldstick.core.token_mask import TokenMask
 from goldstick.recipes.measured import resolve_recipe
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.run import calibrated_work
@@ -86,7 +87,7 @@ def test_a_layer_that_no_input_reaches_keeps_its_bias_however_the_batches_go() -
         block: nn.Module = network.model.layers[0]  # type: ignore[assignment, index]
         runs = [partial(block, x) for x in data]
         with torch.no_grad():
-            calibrate(BlockCalibration(network, work, runs, [None] * 4, together=together))
+            calibrate(BlockCalibration(network, work, runs, [TokenMask()] * 4, together=together))
         found.append({name: module.bias for name, module in block.named_children()})
     for name, bias in found[0].items():
         assert torch.equal(bias, found[1][name])

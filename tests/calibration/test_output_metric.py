@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from goldstick.calibration.held_out import Passes
 from goldstick.calibration.output_metric import OutputMetric
 from goldstick.core import output_groups
 from goldstick.core.ranks import Ranks
+from goldstick.core.token_mask import TokenMask
 
 
 def gradients(channels: int = 6, batches: int = 3) -> list[Tensor]:
@@ -18,8 +21,8 @@ def gradients(channels: int = 6, batches: int = 3) -> list[Tensor]:
     return [1e-3 * torch.randn(2, 40, channels) @ mixing for _ in range(batches)]
 
 
-def metric_of(found: list[Tensor], masks: list[Tensor | None] | None = None, share: float = 0.2) -> OutputMetric:
-    metric = OutputMetric.of(found, masks or [None] * len(found), share, Ranks())
+def metric_of(found: list[Tensor], masks: Sequence[Tensor | None] | None = None, share: float = 0.2) -> OutputMetric:
+    metric = OutputMetric.of(found, [TokenMask(mask) for mask in masks or [None] * len(found)], share, Ranks())
     assert metric is not None
     return metric
 
@@ -75,14 +78,14 @@ def test_fewer_tokens_than_channels_are_a_metric_without_any_mixed_in() -> None:
 
 
 def test_gradients_of_nothing_are_no_metric() -> None:
-    assert OutputMetric.of([torch.zeros(2, 5, 6)], [None], 0.2, Ranks()) is None
+    assert OutputMetric.of([torch.zeros(2, 5, 6)], [TokenMask()], 0.2, Ranks()) is None
 
 
 def test_passes_measure_by_it_what_the_mask_leaves() -> None:
     metric, output, target = metric_of(gradients()), torch.randn(2, 4, 6), torch.randn(2, 4, 6)
     mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
-    passes = Passes(runs=[lambda: output], targets=[target], masks=[mask], metric=metric)
+    passes = Passes(runs=[lambda: output], targets=[target], masks=[TokenMask(mask)], metric=metric)
     torch.testing.assert_close(passes.errors(0), metric((output - target)[mask.bool()]).square())
     assert passes.part(slice(0, 1)).metric is metric
-    plain = Passes(runs=[lambda: output], targets=[target], masks=[mask])
+    plain = Passes(runs=[lambda: output], targets=[target], masks=[TokenMask(mask)])
     torch.testing.assert_close(plain.errors(0), (output - target)[mask.bool()].square())

@@ -15,6 +15,7 @@ from goldstick.calibration.block_loop import calibrate
 from goldstick.calibration.task import Assignment
 from goldstick.core.edits import Quantize
 from goldstick.core.error import WeightError
+from goldstick.core.token_mask import TokenMask
 from goldstick.recipes.recipe import Recipe
 from goldstick.recipes.resolve import resolve
 from goldstick.recipes.run import calibrated_work
@@ -145,7 +146,7 @@ def looped(
     work = calibrated_work(network, resolve(Recipe.load({"stages": [stage]}).stages, network), note)
     runs = [lambda x=x: model(x) for x in data]
     with torch.no_grad():
-        outputs = calibrate(BlockCalibration(network, work, runs, [None] * 3, together=together))
+        outputs = calibrate(BlockCalibration(network, work, runs, [TokenMask()] * 3, together=together))
     return model, edits, rows, outputs
 
 

@@ -10,10 +10,11 @@ from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPooling, QuestionAnsweringModelOutput
 
 from goldstick.calibration.predictions import signs, slopes
+from goldstick.core.token_mask import TokenMask
 
 
 def drawn(output: Any, mask: Tensor | None = None, seed: int = 0) -> list[tuple[Tensor, Tensor]]:
-    return slopes(output, mask, torch.Generator().manual_seed(seed))
+    return slopes(output, TokenMask(mask), torch.Generator().manual_seed(seed))
 
 
 def leaf(*shape: int) -> Tensor:

@@ -17,6 +17,7 @@ from goldstick.calibration.end_gradients import output_gradients
 from goldstick.calibration.gradient_passes import GradientPasses
 from goldstick.calibration.predictions import signs
 from goldstick.calibration.spilled import Spilled
+from goldstick.core.token_mask import TokenMask
 from goldstick.errors import QuantizationError
 from tests.support.calibration import seeded_llama, token_batches
 from tests.support.tiny_models import FAMILIES
@@ -154,7 +155,7 @@ def test_gradients_that_are_looked_at_twice_are_found_once_where_there_is_room(
     monkeypatch.setattr(Spilled, "append", append_while_there_is_room)
     monkeypatch.setattr("goldstick.calibration.gradient_passes.free_for_temporary_files", lambda: free)
     runs = [partial(run, number) for number in range(len(states))]
-    masks = [torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]), None, None]
+    masks = [TokenMask(torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])), TokenMask(), TokenMask()]
     layers = {name: getattr(block.self_attn, name) for name in ("q_proj", "o_proj")}
     passes = GradientPasses(layers=layers, runs=runs, ahead=None, masks=masks, first=0, twice=twice)
     first, second = list(passes.once()), list(passes.again())
@@ -176,7 +177,7 @@ def test_what_padding_gives_does_not_count_for_the_objective_output() -> None:
             found: Tensor = mixing(layer(states).mT).mT * weight.unsqueeze(-1)
             return found
 
-        return output_gradients({"layer": layer}, run, None, mask)["layer"]
+        return output_gradients({"layer": layer}, run, None, TokenMask(mask))["layer"]
 
     ones = torch.ones(2, 5)
     assert torch.equal(of(mask, ones), of(None, mask.float()))

@@ -20,6 +20,7 @@ from goldstick.core.inputs import SAMPLE, InputObserver
 from goldstick.core.layout import Layout
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
+from goldstick.core.token_mask import TokenMask, token_mask
 from goldstick.jobs.search.chain import find_chain
 from goldstick.jobs.search.in_turn import SearchedModel
 from goldstick.jobs.search.kept_inputs import InputStatistic, KeptInputs
@@ -57,7 +58,7 @@ def inputs_of_layers(
     ranks = ranks or Ranks()
     for widen in (True, False):  # the range of all batches comes before their sums
         for batch in (batches[number] for number in ranks.share(len(batches))):
-            mask = batch.get("attention_mask")
+            mask = token_mask(batch)
             with ExitStack() as stack, torch.no_grad():
                 for site in linear:
                     observer = observers[site.name]
@@ -101,7 +102,7 @@ def inputs_by_blocks(
     model: Any = network.model
     ranks = ranks or Ranks()
     own: list[dict[str, Any]] = [{**batches[number], "use_cache": False} for number in ranks.share(len(batches))]
-    masks = [batch.get("attention_mask") for batch in own]
+    masks = [token_mask(batch) for batch in own]
     found = KeptInputs()
     floats.load(blocks[0])
     with torch.no_grad():
@@ -131,7 +132,7 @@ def _observed(
     network: Network,
     sites: Sequence[Site],
     runs: Sequence[Callable[[], Any]],
-    masks: Sequence[Tensor | None],
+    masks: Sequence[TokenMask],
     ranks: Ranks,
     found: KeptInputs,
 ) -> Iterator[Any]:
@@ -193,10 +194,10 @@ def inputs_as_calibrated(
     return found
 
 
-def _looking(look: Callable[[Tensor, Tensor | None], None], mask: Tensor | None) -> Callable[[nn.Module, Any], None]:
+def _looking(look: Callable[[Tensor, Tensor | None], None], mask: TokenMask) -> Callable[[nn.Module, Any], None]:
     def hook(module: nn.Module, given: Any) -> None:
         x: Tensor = given[0]
-        counted = mask is not None and mask.shape == x.shape[:-1]
-        look(x.detach(), mask.bool() if counted and mask is not None else None)
+        counted = mask.of(x)
+        look(x.detach(), None if counted is None else counted.bool())
 
     return hook
