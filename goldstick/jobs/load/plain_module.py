@@ -15,10 +15,12 @@ from goldstick.checkpoint.source import open_tensors, read_json
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.edits import Quantize
 from goldstick.core.grid import Grid
+from goldstick.core.scheme import Scheme
 from goldstick.core.stored_scale import pack_scale
 from goldstick.errors import CheckpointError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import (
+    INPUT_GLOBAL_SCALE,
     INPUT_MULTIPLIER,
     INPUT_SCALE,
     INPUT_ZERO,
@@ -40,6 +42,7 @@ _PARTS = {
     "weight_packed": "_packed",
     "weight_scale": "_scale",
     "weight_zero_point": "_zero_point",
+    "weight_global_scale": "_global_scale",
     "input_scale": INPUT_SCALE,
     "input_zero_point": INPUT_ZERO,
     "input_multiplier": INPUT_MULTIPLIER,
@@ -162,9 +165,15 @@ def tensor_hashes(model: nn.Module) -> dict[str, str]:
         if isinstance(module, PackedWeight) and leaf in _PARTS:
             value = _as_stored(value, leaf, module.grid)
             parameter = parameter_of(owner) if owner in beside else f"{owner}.weight" if owner else "weight"
-            name = part_name(parameter, _PARTS[leaf])
+            name = part_name(parameter, _suffix(leaf, module.scheme))
         hashes[name] = tensor_hash(value)
     return hashes
+
+
+def _suffix(leaf: str, scheme: Scheme) -> str:
+    """What the tensor of a buffer is called in a checkpoint, behind its weight's name."""
+    divides = leaf == "input_scale" and scheme.activation is not None and scheme.activation.tensor_scaled
+    return INPUT_GLOBAL_SCALE if divides else _PARTS[leaf]
 
 
 def _as_stored(value: Tensor, leaf: str, grid: Grid) -> Tensor:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import goldstick
+from goldstick.checkpoint.source import open_tensors
 from goldstick.core.notices import UnrecognisedWarning
 from goldstick.errors import CheckpointError, FormatError, RecipeError, StructureError, UsageError
 
@@ -89,6 +90,23 @@ def test_scales_that_files_hold_as_codes_are_proven_and_read_back(scheme: str, t
     result.save(tmp_path / "made")
     x = torch.randn(2, 256)
     assert torch.equal(goldstick.load(tmp_path / "made", model=wide())(x), result.model(x))
+
+
+@pytest.mark.parametrize("recipe", ["rtn-nvfp4", "gptq-nvfp4"])
+def test_a_plain_module_is_stored_with_the_scales_of_its_nvfp4_inputs(recipe: str, tmp_path: Path) -> None:
+    x = torch.randn(64, 64)
+    result = goldstick.apply(network(), recipe, data=[x])
+    result.save(tmp_path / "made")
+    assert "0.input_global_scale" in open_tensors(tmp_path / "made")
+    assert torch.equal(goldstick.load(tmp_path / "made", model=network())(x), result.model(x))
+
+
+def test_an_lstm_is_stored_with_the_scales_of_its_scales(tmp_path: Path) -> None:
+    result = goldstick.apply(nn.Sequential(nn.LSTM(64, 64)), "rtn-nvfp4a16")
+    result.save(tmp_path / "made")
+    x = torch.randn(2, 64)
+    loaded = goldstick.load(tmp_path / "made", model=nn.Sequential(nn.LSTM(64, 64)))
+    assert torch.equal(loaded(x)[0], result.model(x)[0])
 
 
 class Counting(nn.Module):
