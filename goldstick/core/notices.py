@@ -23,6 +23,10 @@ class NotRunWarning(GoldstickWarning):
     """The outputs of a checkpoint are not proven, since its model could not be run."""
 
 
+class NotStoredWarning(GoldstickWarning):
+    """A model holds something that no checkpoint can hold."""
+
+
 class LeftOutWarning(GoldstickWarning):
     """A file beside a model is not carried on."""
 

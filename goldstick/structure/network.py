@@ -105,11 +105,11 @@ class Network:
         before_reading: Told of a module before its weight is read: what rests elsewhere can be brought.
 
     Raises:
-        StructureError: A parameter has no shape yet.
+        StructureError: A parameter has no shape yet, or a tensor is nested and has none.
     """
 
     def __init__(self, model: nn.Module, cut: Sequence[str] = ()) -> None:
-        _refuse_uninitialized(model)
+        _refuse_shapeless(model)
         self.model, self.cut = model, tuple(cut)
         self.blocks = find_blocks(model)
         self._owner = _parameter_owners(model, self.cut)
@@ -205,7 +205,10 @@ _KINDS: tuple[tuple[type[nn.Module], Layout], ...] = (
 _PRODUCTS = {Layout.LINEAR, Layout.TRANSPOSED, Layout.CONVOLUTION, Layout.EXPERTS, Layout.TRANSPOSED_EXPERTS}
 
 
-def _refuse_uninitialized(model: nn.Module) -> None:
+def _refuse_shapeless(model: nn.Module) -> None:
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.is_nested:
+            raise StructureError(f"{name} is a nested tensor, which goldstick does not take. Keep it padded.")
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise StructureError(

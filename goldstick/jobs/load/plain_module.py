@@ -15,6 +15,7 @@ from goldstick.checkpoint.source import open_tensors, read_json
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.edits import Quantize
 from goldstick.core.grid import Grid
+from goldstick.core.module_state import extra_states, held_tensors
 from goldstick.core.scheme import Scheme
 from goldstick.core.stored_scale import pack_scale
 from goldstick.errors import CheckpointError
@@ -107,27 +108,32 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
             raise CheckpointError(f"{directory} ties {tied!r}, which this {type(model).__name__} does not have.")
         surgery.tie(network, network.by_name[tied], network.by_name[owner])
     floats = {name: info.read() for name, info in tensors.items() if name not in used}
-    _load_floats(model, floats, directory)
+    shared = architecture.get("shared")
+    _load_floats(model, floats, shared if isinstance(shared, Mapping) else {}, directory)
     return model.eval()
 
 
-def _load_floats(model: nn.Module, floats: Mapping[str, Tensor], directory: Path) -> None:
+def _load_floats(model: nn.Module, floats: Mapping[str, Tensor], shared: Mapping[str, Any], directory: Path) -> None:
+    """Fill in what is not quantized; ``shared`` names those that are stored under another's name."""
     packed = set(packed_tensors(model))
-    expected: dict[str, Tensor] = {
-        name: value for name, value in model.state_dict(keep_vars=True).items() if name not in packed
-    }
+    expected = {name: value for name, value in held_tensors(model).items() if name not in packed}
     owners: dict[int, str] = {}
     for name, value in expected.items():
         first = owners.setdefault(id(value), name)
-        source = floats.get(name, floats.get(first))
+        source = floats.get(name, floats.get(str(shared.get(name, first)), floats.get(first)))
         if source is None or source.shape != value.shape:
             raise CheckpointError(f"{directory} lacks the tensor {name!r} of shape {tuple(value.shape)}.")
-        if value.is_meta or value.dtype != source.dtype:
+        if value.is_meta or value.dtype != source.dtype or _repeats(value):
             _replace(model, name, expected, source)
             owners[id(expected[name])] = first
         else:
             value.data.copy_(source)
-    unexpected = set(floats) - set(expected)
+    extra = extra_states(model)
+    for name in extra:
+        if name not in floats:
+            raise CheckpointError(f"{directory} lacks the tensor {name!r}, the extra state of a module.")
+        model.get_submodule(name.rpartition(".")[0]).set_extra_state(floats[name])
+    unexpected = set(floats) - set(expected) - set(extra)
     if unexpected:
         raise CheckpointError(f"{directory} holds {sorted(unexpected)[0]!r}, which the module does not have.")
     for name, value in (*model.named_parameters(), *model.named_buffers()):
@@ -136,6 +142,11 @@ def _load_floats(model: nn.Module, floats: Mapping[str, Tensor], directory: Path
                 f"{name} of this {type(model).__name__} is on the meta device, and {directory} does not hold it. Build "
                 "the module on the CPU."
             )
+
+
+def _repeats(tensor: Tensor) -> bool:
+    """Whether several of a tensor's numbers are one in memory, as ``expand`` leaves them."""
+    return any(size > 1 and stride == 0 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def _replace(model: nn.Module, name: str, expected: dict[str, Tensor], source: Tensor) -> None:
@@ -159,7 +170,8 @@ def tensor_hashes(model: nn.Module) -> dict[str, str]:
     hashes = {}
     modules: dict[str, Any] = dict(model.named_modules(remove_duplicate=False))
     beside = {path for path, module in modules.items() if isinstance(module, PackedParameter | QuantizedExperts)}
-    for name, value in model.state_dict().items():
+    floats = {name: value for name, value in extra_states(model).items() if isinstance(value, Tensor)}
+    for name, value in (held_tensors(model) | floats).items():
         owner, _, leaf = name.rpartition(".")
         module = modules[owner]
         if isinstance(module, PackedWeight) and leaf in _PARTS:

@@ -14,6 +14,7 @@ from goldstick.checkpoint.kv_cache import StoredKV, attention_modules, stored_kv
 from goldstick.core.error import WeightError
 from goldstick.core.kv_cache import KVSettings
 from goldstick.core.layout import Layout
+from goldstick.core.module_state import extra_states, held_tensors, is_plain, shared_tensors
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import FormatError
 from goldstick.formats.base import StorageFormat, StoredLayer
@@ -116,6 +117,8 @@ def float_tensors(
 ) -> dict[str, Tensor]:
     """Every float parameter and persistent buffer a rewritten network still holds, once, as a checkpoint names it.
 
+    With them what modules give as extra state; what :func:`cannot_be_stored` names is left out.
+
     Args:
         network: Rewritten.
         names: How the model's checkpoint names tensors; ``None`` keeps the parameters' names.
@@ -123,16 +126,12 @@ def float_tensors(
         every_end: Whether tied ones come under each of their names, for a model whose readers tie none.
     """
     packed = set(packed_tensors(network.model))
-    state: dict[str, Tensor] = {}
-    seen: set[tuple[int, torch.Size]] = set()
-    for name, value in network.model.state_dict().items():
-        if name in packed or not within(name):
-            continue
-        identity = (value.data_ptr(), value.shape)
-        if value.numel() and identity in seen and not every_end:
-            continue  # tied to one that is stored already
-        seen.add(identity)
-        state[name] = value
+    held = {name: value for name, value in held_tensors(network.model).items() if name not in packed and within(name)}
+    tied = {} if every_end else shared_tensors(held)
+    state = {name: value.detach() for name, value in held.items() if name not in tied and is_plain(value)}
+    for name, value in extra_states(network.model).items():
+        if isinstance(value, Tensor) and is_plain(value) and within(name):
+            state[name] = value.detach()
     return names.to_checkpoint(state) if names else state
 
 

@@ -22,11 +22,12 @@ from goldstick.checkpoint.staging import refuse_overlap, staged
 from goldstick.core.counts import counted
 from goldstick.core.edits import FoldNorm, Prune
 from goldstick.core.error import WeightError
-from goldstick.core.notices import UnrecognisedWarning
+from goldstick.core.module_state import cannot_be_stored, held_tensors, shared_tensors
+from goldstick.core.notices import NotStoredWarning, UnrecognisedWarning
 from goldstick.core.processes import rank
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.references import copy_of, left_behind, parameters_of
-from goldstick.errors import UsageError
+from goldstick.errors import FormatError, UsageError
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import given_inputs, inputs_for
 from goldstick.hf.model_in_memory import config_of, ignored, is_transformers, names_of
@@ -49,7 +50,7 @@ from goldstick.jobs.save.pieces import (
 from goldstick.jobs.save.records import environment, layer_records, shapes_of
 from goldstick.jobs.save.structure import structure_of
 from goldstick.kernels.input_bits import refuse_fewer_bits
-from goldstick.nn.packed import PackedWeight
+from goldstick.nn.packed import PackedWeight, packed_tensors
 from goldstick.recipes import Recipe
 from goldstick.recipes.found_rotation import find_rotation, turn_quantized
 from goldstick.recipes.measured import resolve_recipe
@@ -91,7 +92,8 @@ class Result:
 
         Raises:
             OutputError: The directory exists or cannot be written.
-            FormatError: The recipe's format cannot hold the result.
+            FormatError: The recipe's format cannot hold the result, or no checkpoint can hold something that its
+                modules hold.
             UsageError: Layers were quantized before, of which this result knows nothing; or inputs are rounded to 8
                 bits, which the process that proves the checkpoint does not.
             CheckpointError: What was read back is not what was written.
@@ -102,6 +104,8 @@ class Result:
                 f"{self._packed_before[0]} was quantized before ({counted(len(self._packed_before), 'layer')}), and "
                 "this result knows nothing of how. goldstick.quantize(directory, …) takes quantized checkpoints."
             )
+        if problem := cannot_be_stored(self.model):
+            raise FormatError(problem)
         if rank() == 0:
             self._write(Path(directory), overwrite, progress)
         return Path(directory)
@@ -133,7 +137,7 @@ class Result:
                 errors=error_sums(self._errors),
                 kv=kv,
                 inputs=given_inputs(self.model),
-                architecture={} if names else _architecture(self._cuts, self._folds),
+                architecture={} if names else _architecture(self.model, self._cuts, self._folds),
             )
             write_rest(work, content, hashes)
             proof = prove_and_record(work, *_proof_request(self.model, config is not None, origin))
@@ -162,6 +166,7 @@ def apply_recipe(
     model, folds = rewrite(model, recipe.stages, inputs_for(model, batches), inplace=inplace)
     inplace = inplace or model is not before_rewriting
     original = Network(model)
+    unfit = _not_to_be_stored(model)
     rotation = find_rotation(recipe.stages, original, partial(inputs_for, model, batches))
     if rotation is not None:
         original = Network(model, cut=rotation.plan.unties)
@@ -200,7 +205,7 @@ def apply_recipe(
         search=recipe.search,
         calibration=count_batches(batches),
         **account,
-        warnings=(*remarks, *calibration_warnings(notes), *_left_behind(target, held)),
+        warnings=(*remarks, *unfit, *calibration_warnings(notes), *_left_behind(target, held)),
         environment=environment(),
     )
     return Result(
@@ -228,10 +233,24 @@ def _left_behind(model: nn.Module, parameters: Mapping[str, weakref.ref[nn.Param
     return said
 
 
-def _architecture(cuts: Sequence[Prune], folds: Sequence[FoldNorm]) -> dict[str, Any]:
+def _architecture(model: nn.Module, cuts: Sequence[Prune], folds: Sequence[FoldNorm]) -> dict[str, Any]:
     """What it takes to make the network that was stored out of the one that the user builds, in this order."""
-    found = {"folded_norms": [fold.to_dict() for fold in folds], "pruned": [cut.to_dict() for cut in cuts]}
-    return {name: edits for name, edits in found.items() if edits}
+    packed = set(packed_tensors(model))
+    found = {
+        "folded_norms": [fold.to_dict() for fold in folds],
+        "pruned": [cut.to_dict() for cut in cuts],
+        "shared": shared_tensors({name: one for name, one in held_tensors(model).items() if name not in packed}),
+    }
+    return {name: told for name, told in found.items() if told}
+
+
+def _not_to_be_stored(model: nn.Module) -> list[str]:
+    """What is said, and told at once, of what a model holds that no checkpoint can hold."""
+    problem = cannot_be_stored(model)
+    said = [f"The result runs, and cannot be saved. {problem}"] if problem else []
+    for sentence in said:
+        warnings.warn(sentence, NotStoredWarning, stacklevel=4)
+    return said
 
 
 def _origin(model: nn.Module) -> Path | None:
