@@ -38,7 +38,7 @@ class Site:
         dtype: Its dtype.
         role: ``embedding``, ``head`` and ``router`` are left alone unless a recipe names them.
         block: Path of the repeated block it lies in, or ``None``.
-        tied_to: Name of the parameter it shares storage with, or ``None``.
+        tied_to: Name of the earlier parameter that it is, or ``None``.
         reading: What the forward of its module does with it.
         torchs: Whether that forward is torch's own, of a class that computes a linear layer or a convolution.
     """
@@ -95,7 +95,7 @@ class Network:
 
     Args:
         model: The module.
-        cut: Names of parameters that are looked at as if they shared no storage, since their tie is going to be cut.
+        cut: Names of parameters that are looked at as if they were tied to none, since their tie is going to be cut.
 
     Attributes:
         model: The module.
@@ -189,7 +189,7 @@ class Network:
         return frozenset(site.name for site in self.sites if site.parameter_name in parameters)
 
     def tied(self) -> dict[str, str]:
-        """Parameters that share storage with an earlier one: name → name of the owner."""
+        """Parameters that are an earlier one, too: name → name of the owner."""
         return {name: owner for name, owner in self._owner.items() if name != owner}
 
 

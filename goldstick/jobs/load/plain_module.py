@@ -17,6 +17,7 @@ from goldstick.core.edits import Quantize
 from goldstick.core.grid import Grid
 from goldstick.core.module_state import extra_states, held_tensors
 from goldstick.core.scheme import Scheme
+from goldstick.core.shared_storage import part_storage
 from goldstick.core.stored_scale import pack_scale
 from goldstick.errors import CheckpointError
 from goldstick.formats.base import StoredLayer
@@ -66,6 +67,7 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
         )
     architecture = manifest.get("architecture")
     architecture = architecture if isinstance(architecture, Mapping) else {}
+    part_storage(model)
     surgery.apply(Network(model), [norm_fold_from_dict(told) for told in architecture.get("folded_norms") or []])
     for told in architecture.get("pruned") or []:
         surgery.apply(Network(model), [prune_from_dict(told)])

@@ -27,6 +27,7 @@ from goldstick.core.notices import NotStoredWarning, UnrecognisedWarning
 from goldstick.core.processes import rank
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.references import copy_of, left_behind, parameters_of
+from goldstick.core.shared_storage import part_storage
 from goldstick.errors import FormatError, UsageError
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import given_inputs, inputs_for
@@ -161,6 +162,8 @@ def apply_recipe(
     """Compress a model in memory; see :func:`goldstick.apply`."""
     if is_transformers(model):
         refuse_rewriting(recipe.stages, f"the transformers model {type(model).__name__}")
+    if inplace:
+        part_storage(model)
     before_rewriting = model
     packed = [name for name, module in model.named_modules() if isinstance(module, PackedWeight)]
     model, folds = rewrite(model, recipe.stages, inputs_for(model, batches), inplace=inplace)
