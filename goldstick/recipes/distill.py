@@ -23,7 +23,7 @@ from goldstick.evaluation.forward import device_of
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.run import SiteResult
 from goldstick.structure.network import Network, Site
-from goldstick.structure.trace import evaluating
+from goldstick.structure.trace import evaluating, keeping_buffers
 from goldstick.training import TrainingRecord, TrainingTask, agreement, train
 from goldstick.training.checkpoint import digest_of
 from goldstick.training.float_weights import in_float32
@@ -93,7 +93,7 @@ def distill(
     lesson, held = before.batches[:learned], before.batches[learned:]
 
     def judged(one: nn.Module) -> float:
-        with evaluating(one), torch.no_grad():
+        with evaluating(one), keeping_buffers(one), torch.no_grad():
             values = [float(loss(one, on_device(batch, device_of(one)))) for batch in held]
         return sum(values) / len(values)
 
@@ -112,7 +112,8 @@ def distill(
     scaled = surgery.scale_anew(network, sites, stage.rate, stored)
     record, failure = TrainingRecord(), ""
     try:
-        with _learning(model, [*norms, *(one.scale.log_scale for one in scaled.values())]), in_float32(model):
+        learning = _learning(model, [*norms, *(one.scale.log_scale for one in scaled.values())])
+        with keeping_buffers(model), learning, in_float32(model):
             record = train(model, task, stage.learns(), description=stage.name, progress=progress, evaluating=True)
     except TrainingError as error:
         failure = str(error)

@@ -17,7 +17,7 @@ from goldstick.errors import DataError, RecipeError, StructureError
 from goldstick.recipes.order import misplaced
 from goldstick.structure.network import Network
 from goldstick.structure.same_outputs import prove_same_outputs
-from goldstick.structure.trace import evaluating
+from goldstick.structure.trace import evaluating, keeping_buffers
 from goldstick.structure.wrong_inputs import wrong_inputs
 
 
@@ -45,13 +45,14 @@ def rewrite(
             raise RecipeError(problems[0])
         if inputs is None:
             raise RecipeError(f"{stage.name} runs the network to see what follows what: give data=, a batch is enough.")
-        tried = tried or _that_run(model, inputs)
-        edits = stage.find(model, tried)
-        if not edits:
-            nothing = stage.nothing.format(type(model).__name__)
-            raise StructureError(f"{nothing}. Leave the stage {stage.name} out.")
-        _prove(model, edits, tried, stage.name)
-        model, inplace = model if inplace else copy_of(model), True
+        model, inplace = model if inplace else copy_of(model), True  # forwards may change what it holds
+        with keeping_buffers(model):
+            tried = tried or _that_run(model, inputs)
+            edits = stage.find(model, tried)
+            if not edits:
+                nothing = stage.nothing.format(type(model).__name__)
+                raise StructureError(f"{nothing}. Leave the stage {stage.name} out.")
+            _prove(model, edits, tried, stage.name)
         surgery.apply(Network(model), edits)
         folds += [edit for edit in edits if isinstance(edit, FoldNorm)]
     return model, folds

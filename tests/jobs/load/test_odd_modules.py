@@ -135,6 +135,36 @@ def test_what_calibration_does_to_buffers_is_undone() -> None:
     assert model.seen == 0 and not model.mean.any()
 
 
+def test_what_distilling_does_to_buffers_is_undone() -> None:
+    torch.manual_seed(0)
+    batches = [torch.randn(32, 64) + 5 for _ in range(4)]
+    model: Any = goldstick.apply(Counting().eval(), "gptq-distill-w4a16-g32", data=batches).model
+    assert model.seen == 0 and not model.mean.any()
+
+
+class CountingImages(nn.Module):
+    """Its forward changes its state, and depends on it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)
+        self.head, self.called = nn.Linear(8, 10), 0
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Any:
+        self.seen += 1
+        self.called += 1
+        return self.head(self.norm(self.convolution(x + self.seen)).relu().mean((2, 3)))
+
+
+def test_folding_leaves_the_original_untouched_and_the_result_in_the_state_that_it_had() -> None:
+    torch.manual_seed(0)
+    original: Any = CountingImages().eval()
+    made: Any = goldstick.apply(original, "fold-rtn-w8a8-static-shifted", data=[torch.randn(4, 3, 12, 12)] * 2).model
+    assert original.seen == 0 and original.called == 0
+    assert made.seen == 0 and isinstance(made.norm, nn.Identity)
+
+
 def test_batches_made_in_inference_mode_calibrate_a_module() -> None:
     with torch.inference_mode():
         batches = [torch.randn(100, 64) for _ in range(2)]
