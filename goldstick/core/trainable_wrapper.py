@@ -1,4 +1,4 @@
-"""Trainable wrapper: what stands in for a layer while it is trained."""
+"""Trainables: what stands in for a layer, or for its weight, while it is trained."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 
 @dataclass(frozen=True, kw_only=True)
 class ParameterGroup:
-    """Parameters of a wrapper that learn at a rate of their own, without weight decay.
+    """Parameters of a trainable that learn at a rate of their own, without weight decay.
 
     Attributes:
         parameters: The parameters.
@@ -22,7 +22,19 @@ class ParameterGroup:
     rate: float
 
 
-class TrainableWrapper(nn.Module, ABC):
+class Trainable(nn.Module, ABC):
+    """A module that tells a training how hard it may be, and how fast its parameters learn."""
+
+    @abstractmethod
+    def anneal(self, progress: float) -> None:
+        """Take note of how much of the training is done, from 0 to 1."""
+
+    def groups(self) -> Sequence[ParameterGroup]:
+        """The parameters that learn at rates of their own."""
+        return ()
+
+
+class TrainableWrapper(Trainable):
     """A module that takes a layer's place during training and tends to what the layer will become.
 
     In training mode its forward can be differentiated in what is to be decided; in evaluation mode it computes what the
@@ -35,11 +47,3 @@ class TrainableWrapper(nn.Module, ABC):
     def __init__(self, layer: nn.Module) -> None:
         super().__init__()
         self.layer = layer
-
-    @abstractmethod
-    def anneal(self, progress: float) -> None:
-        """Take note of how much of the training is done, from 0 to 1."""
-
-    def groups(self) -> Sequence[ParameterGroup]:
-        """The parameters that learn at rates of their own."""
-        return ()

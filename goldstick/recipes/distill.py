@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -54,7 +55,7 @@ class Before:
             QuantizationError: There are too few batches to hold some out.
             UsageError: The network gives no scores.
         """
-        batches = apart(batches, stage.holdout)
+        batches = [{**_without_cache(teacher), **batch} for batch in apart(batches, stage.holdout)]
         if len(batches) < 2:
             raise QuantizationError(
                 f"distill is judged by calibration batches that it has not learned from, and there is {len(batches)} "
@@ -162,6 +163,14 @@ def _learning(model: nn.Module, chosen: Sequence[nn.Parameter]) -> Iterator[None
         for one, was in asked:
             one.requires_grad_(was)
             one.grad = None
+
+
+def _without_cache(model: nn.Module) -> dict[str, bool]:
+    """What tells a forward to keep nothing for later calls: what is kept may be changed in place (RWKV's state)."""
+    taken = inspect.signature(model.forward).parameters
+    others = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    asked = "use_cache" in taken or (others and hasattr(getattr(model, "config", None), "use_cache"))
+    return {"use_cache": False} if asked else {}
 
 
 def _norms(model: nn.Module) -> list[nn.Parameter]:

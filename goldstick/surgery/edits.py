@@ -23,7 +23,7 @@ from goldstick.nn.derived import derived, in_place_of, sharing, tied_to, turn_in
 from goldstick.nn.encoder import PaddedEncoder
 from goldstick.nn.parameter import hold_parameter
 from goldstick.nn.replacing import itself, replace
-from goldstick.nn.scaled_linear import ScaledLinear
+from goldstick.nn.scaled_linear import LearnedWeight, can_learn_scales, learn_scales, settle
 from goldstick.structure.network import Network, Site
 from goldstick.structure.norm_folding import fold_norm
 from goldstick.structure.plain_layers import Reading
@@ -81,8 +81,8 @@ def tie(network: Network, site: Site, owner: Site) -> None:
 
 def scale_anew(
     network: Network, sites: Iterable[Site], rate: float, stored: Mapping[str, torch.dtype | None]
-) -> dict[str, ScaledLinear]:
-    """Put stand-ins whose scales learn in the places of quantized linear layers; :func:`settle_scales` ends that.
+) -> dict[str, LearnedWeight]:
+    """Let quantized linear layers become such whose scales learn; :func:`settle_scales` ends that.
 
     Args:
         network: The network.
@@ -91,27 +91,27 @@ def scale_anew(
         stored: Site name → the dtype in which its scales are stored; their own where ``None``.
 
     Returns:
-        Site name → the stand-in.
+        Site name → the weight that learns.
     """
-    found: dict[str, ScaledLinear] = {}
+    found: dict[str, LearnedWeight] = {}
     for site in sites:
         layer = network.module(site)
-        if ScaledLinear.stands_in_for(layer) and isinstance(layer, QuantizedLinear):
-            found[site.name] = ScaledLinear(layer, rate, stored[site.name])
-            replace(network.model, site.module, found[site.name])
+        if can_learn_scales(layer) and isinstance(layer, QuantizedLinear):
+            found[site.name] = learn_scales(layer, rate, stored[site.name])
     return found
 
 
 def settle_scales(
-    network: Network, scaled: Mapping[str, ScaledLinear], *, as_they_were: bool = False
+    network: Network, learned: Mapping[str, LearnedWeight], *, as_they_were: bool = False
 ) -> dict[str, QuantizedTensor]:
-    """Put the layers back with the scales that were learned, or with those they had; site name → the weight."""
-    for name, stand_in in scaled.items():
-        stand_in.settle(as_it_was=as_they_were)
-        site = network.by_name[name]
-        if network.module(site) is stand_in:
-            replace(network.model, site.module, stand_in.layer)
-    return {name: stand_in.layer.quantized_tensor() for name, stand_in in scaled.items()}
+    """Give the layers the scales that were learned, or those they had, for good; site name → the weight."""
+    found: dict[str, QuantizedTensor] = {}
+    for name, weight in learned.items():
+        layer = network.module(network.by_name[name])
+        assert isinstance(layer, QuantizedLinear)
+        settle(layer, weight.at_first() if as_they_were else weight.settled())
+        found[name] = layer.quantized_tensor()
+    return found
 
 
 def forget_ties(network: Network, sites: Collection[str] | None = None) -> None:

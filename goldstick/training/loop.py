@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from goldstick.core.progress import Progress, quiet
-from goldstick.core.trainable_wrapper import TrainableWrapper
+from goldstick.core.trainable_wrapper import Trainable
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import TrainingError, UsageError
 from goldstick.training.checkpoint import TrainingState, digest_of, load_state, save_state
@@ -49,7 +49,7 @@ def train(
     progress: Progress = quiet,
     evaluating: bool = False,
 ) -> TrainingRecord:
-    """Train a network in place, and every :class:`TrainableWrapper` in it.
+    """Train a network in place, and every :class:`Trainable` in it.
 
     Every parameter that requires a gradient learns. With equal arguments the result is the same, bit for bit, whether
     the training was stopped and went on or not (on a processor, with one number of threads). Torch's generator is
@@ -70,12 +70,12 @@ def train(
         UsageError: The batches cannot be counted or iterated again, or there is patience without a validation.
         OutputError: A checkpoint cannot be written.
     """
-    wrappers = [module for module in model.modules() if isinstance(module, TrainableWrapper)]
+    trainables = [module for module in model.modules() if isinstance(module, Trainable)]
     was_training = model.training
 
     def anneal(share: float) -> None:
-        for wrapper in wrappers:
-            wrapper.anneal(share)
+        for one in trainables:
+            one.anneal(share)
 
     if options.patience is not None and task.validate is None:
         raise UsageError(
@@ -87,7 +87,7 @@ def train(
             task.train(model, anneal)
             record = TrainingRecord()
         else:
-            run = _Run(model, task, options, wrappers, description, evaluating)
+            run = _Run(model, task, options, trainables, description, evaluating)
             record = run.to_the_end(anneal, progress)
         _check_finite(model, description)
         anneal(1.0)
@@ -113,7 +113,7 @@ class _Run:
         model: nn.Module,
         task: TrainingTask,
         options: TrainingOptions,
-        wrappers: Sequence[TrainableWrapper],
+        trainables: Sequence[Trainable],
         description: str,
         evaluating: bool,
     ) -> None:
@@ -121,7 +121,7 @@ class _Run:
         self.training_mode = not evaluating
         self.device = next(model.parameters()).device
         self.workers = Workers.of(model)
-        self.optimizer = make_optimizer(model, options, wrappers)
+        self.optimizer = make_optimizer(model, options, trainables)
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.description = description
         self.path = None if task.directory is None else Path(task.directory) / f"{description}.pt"
@@ -232,14 +232,14 @@ class _Run:
 
 
 def make_optimizer(
-    model: nn.Module, options: TrainingOptions, wrappers: Sequence[TrainableWrapper] = ()
+    model: nn.Module, options: TrainingOptions, trainables: Sequence[Trainable] = ()
 ) -> torch.optim.Optimizer:
-    """The optimizer of every parameter that requires a gradient; wrappers' own parameters at their own rates.
+    """The optimizer of every parameter that requires a gradient; trainables' own parameters at their own rates.
 
     Raises:
         TrainingError: There is no such parameter.
     """
-    own = [group for wrapper in wrappers for group in wrapper.groups()]
+    own = [group for one in trainables for group in one.groups()]
     taken = {id(parameter) for group in own for parameter in group.parameters}
     others = [one for one in model.parameters() if one.requires_grad and id(one) not in taken]
     groups: list[dict[str, Any]] = [

@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import goldstick
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.scheme import Scheme
 from goldstick.nn import QuantizedLinear
-from goldstick.nn.scaled_linear import ScaledLinear
+from goldstick.nn.scaled_linear import can_learn_scales, learn_scales, settle
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
 
@@ -34,33 +35,37 @@ def made(name: str, dtype: torch.dtype = torch.float32, **inputs: Any) -> Quanti
 @pytest.mark.parametrize("name", SCHEMES)
 def test_it_begins_as_the_layer_is(name: str, dtype: torch.dtype) -> None:
     layer = made(name, dtype)
-    stand_in = ScaledLinear(layer, 1e-3)
-    assert torch.equal(stand_in.weight.to(dtype), layer.dequantized())
     x = torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(1)).to(dtype)
-    wide = stand_in(x.float())  # as in a training, in float32
-    torch.testing.assert_close(wide.to(dtype), layer(x), rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
+    weight, output = layer.dequantized(), layer(x)
+    learned = learn_scales(layer, 1e-3)
+    assert torch.equal(learned().to(dtype), weight) and torch.equal(layer.dequantized(), weight)
+    wide = layer(x.float())  # as in a training, in float32
+    torch.testing.assert_close(wide.to(dtype), output, rtol=2e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-2)
 
 
 def test_what_is_done_to_its_input_is_done_here_too() -> None:
     layer = made("w8a8-dynamic", input_multiplier=torch.logspace(-1, 1, 64))
     x = torch.randn(7, 64)
-    torch.testing.assert_close(ScaledLinear(layer, 1e-3)(x), layer(x), rtol=1e-5, atol=1e-5)
+    output = layer(x)
+    learn_scales(layer, 1e-3)
+    torch.testing.assert_close(layer(x), output, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["w4a16-g16", "w2a16-g16-asym", "w8a8-dynamic", "nvfp4a16"])
 def test_the_gradient_of_a_scale_is_that_of_the_product(name: str) -> None:
-    stand_in = ScaledLinear(made(name), 1e-3)
+    layer = made(name)
+    learned = learn_scales(layer, 1e-3)
     x = torch.randn(5, 64, requires_grad=True)
-    out = stand_in(x)
+    out = layer(x)
     towards = torch.randn_like(out)
     (out * towards).sum().backward()
-    weight = stand_in.weight.detach()
+    weight = learned().detach()
     given = x.detach()  # gradients pass the rounding of an input, whose rounded numbers are those multiplied
     if name == "w8a8-dynamic":
         steps = given.abs().amax(-1, keepdim=True) / 127.5
         given = (given / steps).clamp(-128, 127).round() * steps
-    expected = (weight * (towards.T @ given)).reshape(24, -1, stand_in.width if stand_in.width < 64 else 64).sum(-1)
-    found = stand_in.scale.log_scale.grad
+    expected = (weight * (towards.T @ given)).reshape(24, -1, min(learned.width, 64)).sum(-1)
+    found = learned.scale.log_scale.grad
     assert found is not None and x.grad is not None
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(x.grad, towards @ weight, rtol=1e-4, atol=1e-4)
@@ -69,20 +74,44 @@ def test_the_gradient_of_a_scale_is_that_of_the_product(name: str) -> None:
 @pytest.mark.parametrize(("name", "stored"), [("w4a16-g16", None), ("w4a16-g16", torch.float16), ("nvfp4a16", None)])
 def test_what_it_learns_can_be_stored(name: str, stored: torch.dtype | None) -> None:
     layer = made(name, torch.bfloat16)
-    stand_in = ScaledLinear(layer, 1e-3, stored)
-    before = layer.quantized_tensor()
+    kind, before = type(layer), layer.quantized_tensor()
+    learned = learn_scales(layer, 1e-3, stored)
     with torch.no_grad():
-        stand_in.scale.log_scale.add_(0.1 * torch.randn_like(stand_in.scale.log_scale))
-    wanted = stand_in.weight.detach()
-    stand_in.settle()
+        learned.scale.log_scale.add_(0.1 * torch.randn_like(learned.scale.log_scale))
+    wanted = learned().detach()
+    settle(layer, learned.settled())
+    assert type(layer) is kind and not list(layer.children())
     after = layer.quantized_tensor()
     assert torch.equal(after.codes, before.codes) and not torch.equal(after.scale, before.scale)
     assert after.scale.dtype == torch.bfloat16
     kept = after.scale.to(torch.float8_e4m3fn if name == "nvfp4a16" else stored or torch.bfloat16)
     assert torch.equal(kept.to(torch.bfloat16), after.scale)
     assert torch.equal(layer.dequantized().float(), wanted)
-    stand_in.settle(as_it_was=True)
+    settle(layer, learned.at_first())
     assert torch.equal(layer.quantized_tensor().scale, before.scale)
+
+
+@pytest.mark.parametrize("inputs", [{}, {"input_multiplier": torch.logspace(-1, 1, 64)}])
+def test_whoever_reads_its_weight_reads_what_learns(inputs: dict[str, Tensor]) -> None:
+    layer = made("w4a16-g16", **inputs)
+    x, numbers = torch.randn(5, 64), layer.weight.clone()
+    direct = F.linear(x, layer.weight, layer.bias)
+    learned = learn_scales(layer, 1e-3)
+    torch.testing.assert_close(F.linear(x, layer.weight, layer.bias), direct, rtol=1e-5, atol=1e-5)
+    assert torch.equal(layer.weight.clone(), numbers)
+    for read in (F.linear(x, layer.weight), torch.einsum("oi,bi->bo", layer.weight, x)):
+        (found,) = torch.autograd.grad(read.square().sum(), learned.scale.log_scale)
+        assert bool((found != 0).all())
+
+
+def test_it_stays_a_layer_of_its_class_for_all_that_a_forward_asks() -> None:
+    model: Any = goldstick.apply(nn.Sequential(nn.Linear(64, 8)), "rtn-w8a16").model
+    layer = model[0]
+    learn_scales(layer, 1e-3)
+    assert isinstance(layer, nn.Linear) and (layer.in_features, layer.out_features) == (64, 8)
+    assert layer.weight.shape == (8, 64) and layer.bias is not None
+    x = torch.randn(2, 64)
+    assert torch.equal(layer(input=x), layer(x))
 
 
 class Doubled(nn.Linear):
@@ -101,8 +130,8 @@ class Doubled(nn.Linear):
         (nn.Conv1d(64, 8, 1), "w8a16", False),
     ],
 )  # fmt: skip
-def test_it_stands_in_for_layers_that_compute_as_it_does_and_can_learn(
+def test_layers_learn_that_compute_as_quantized_linear_ones_do_and_can(
     layer: nn.Module, scheme: str, stands: bool
 ) -> None:
     model = goldstick.apply(nn.Sequential(layer), {"stages": [{"rtn": {"scheme": scheme}}]}).model
-    assert ScaledLinear.stands_in_for(model[0]) is stands  # type: ignore[index]
+    assert can_learn_scales(model[0]) is stands  # type: ignore[index]

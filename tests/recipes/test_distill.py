@@ -162,6 +162,65 @@ def test_a_classifier_learns_too_in_evaluation_mode() -> None:
     assert torch.equal(result.model.features[1].running_mean, network.features[1].running_mean)  # type: ignore[index,union-attr]
 
 
+class ByKeyword(nn.Module):
+    """It calls its layer by keyword, and reads what the layer says of itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores [rows, 64]."""
+        assert isinstance(self.inner, nn.Linear)
+        return self.inner(input=x) / self.inner.in_features  # type: ignore[no-any-return]
+
+
+class Attending(nn.Module):
+    """Torch's attention reads the weight of its output projection, and does not call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(64, 4, batch_first=True)
+        self.head = nn.Linear(64, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Scores [rows, 8]."""
+        x = x.unflatten(0, (2, -1))
+        return self.head(self.attention(x, x, x, need_weights=False)[0]).flatten(0, 1)  # type: ignore[no-any-return]
+
+
+class Remembering(nn.Module):
+    """As RWKV it changes a state in place that it reads again, unless it is told to keep nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor, use_cache: bool = True) -> Tensor:
+        """Scores [rows, 64]."""
+        state = self.first(x)
+        found: Tensor = self.second(state * state)
+        if use_cache:
+            state[:, 0] = found[:, -1]
+        return found
+
+
+@pytest.mark.parametrize("kind", [ByKeyword, Attending, Remembering])
+def test_layers_learn_wherever_and_however_they_are_called(kind: type[nn.Module]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    data = [torch.randn(8, 64, generator=generator) for _ in range(8)]
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = kind().eval()
+    for parameter in network.parameters():
+        parameter.data.mul_(2)
+    result = distilled(network, {"rtn": {"scheme": "w2a16-g16"}}, data=data)
+    told = account(result)
+    assert told["layers"] > 0 and told["held_out"][1] < told["held_out"][0]
+    before, after = (dict(one.named_modules()) for one in (network, result.model))
+    assert all(isinstance(after[name], type(before[name])) for name in before)
+
+
 def test_padding_does_not_count(model: PreTrainedModel) -> None:
     def padded(token: int) -> list[dict[str, Tensor]]:
         found = []
