@@ -36,6 +36,7 @@ class QuantizedConvolution(PackedWeight):
     input_scale: Tensor | None
     input_zero_point: Tensor | None
     padded_before: bool
+    convolution: PreparedConvolution
     epilogue: Epilogue | None = None
 
     def hold(self, tensor: QuantizedTensor, scheme: Scheme, layout: Layout, shape: torch.Size, **inputs: Any) -> None:

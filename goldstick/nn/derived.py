@@ -21,9 +21,9 @@ from goldstick.core.stand_in import foreign_forward
 from goldstick.errors import StructureError
 from goldstick.nn.embedding import QuantizedEmbedding, TiedQuantizedLinear
 from goldstick.nn.linear import QuantizedLinear
+from goldstick.nn.own_names import refuse_taken, taken_name
 from goldstick.nn.packed import PackedWeight
 
-_TENSORS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_global_scale")
 _DERIVED: dict[tuple[type, type], type[Any]] = {}
 
 
@@ -46,21 +46,19 @@ def in_place_of(
         inputs: What ``kind`` is told of its input.
 
     Raises:
-        StructureError: Something has put a function in the place of this one layer's forward, or the layer has a tensor
-            where its codes and scales would be.
+        StructureError: Something has put a function in the place of this one layer's forward, or the layer has
+            something of its own under a name that goldstick would use.
     """
-    taken = [name for name in _TENSORS if hasattr(old, name)]
-    if taken and not isinstance(old, PackedWeight):
-        raise StructureError(
-            f"Codes and scales would be where this {type(old).__name__} has a {taken[0]} of its own: rename that, or "
-            "exclude the layer (targets: {exclude: [...]})."
-        )
-    known = any(_stands_for(kind, one) for one in type(old).__mro__)
-    new: PackedWeight = _without_weight(old, kind if known else PackedWeight)
+    new: PackedWeight = _without_weight(old, _fitting(kind, old))
     weight = old._parameters["weight"]
     assert weight is not None
     new.hold(tensor, scheme, layout, weight.shape, **inputs)
     return new
+
+
+def name_in_the_way(kind: type[PackedWeight], old: nn.Module) -> str | None:
+    """What keeps :func:`in_place_of` from making a quantized layer: a name that ``old`` has another use for."""
+    return taken_name(_fitting(kind, old), old)
 
 
 def turn_into(layer: nn.Module, new: PackedWeight | TiedQuantizedLinear) -> None:
@@ -113,9 +111,15 @@ def tied_to(old: nn.Module, embedding: QuantizedEmbedding) -> TiedQuantizedLinea
     return new
 
 
+def _fitting(kind: type[PackedWeight], old: nn.Module) -> type[PackedWeight]:
+    """What runs in the place of a layer: a kind whose own forward does what that class does, or only holds numbers."""
+    return kind if any(_stands_for(kind, one) for one in type(old).__mro__) else PackedWeight
+
+
 def _without_weight(old: nn.Module, kind: type[Any]) -> Any:
     """What a layer is beside its weight, in the class derived from its own."""
     new = _blank(kind, type(old))
+    refuse_taken(taken_name(kind, old), old)
     new.__dict__.update(old.__dict__)
     for name in ("_parameters", "_buffers", "_modules"):
         new.__dict__[name] = dict(old.__dict__[name])

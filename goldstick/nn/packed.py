@@ -45,6 +45,10 @@ class PackedWeight(nn.Module):
     stands_for: frozenset[type[nn.Module] | str] = frozenset()
     _made_of: tuple[type[PackedWeight], type[nn.Module]]
 
+    scheme: Scheme
+    stored_as: Layout
+    stored_shape: torch.Size
+    prepared: PreparedLinear
     in_features: int
     out_features: int
     weight_packed: Tensor

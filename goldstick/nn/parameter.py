@@ -12,6 +12,7 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import StructureError
 from goldstick.nn.experts import QuantizedExperts
+from goldstick.nn.own_names import refuse_taken
 from goldstick.nn.packed import PackedWeight
 
 _PREFIX = "packed_"
@@ -40,7 +41,11 @@ def hold_parameter(
         scheme: What it becomes.
         layout: How the parameter stores its matrix.
         indexed: Whether the module's forward takes one expert of the parameter at a time.
+
+    Raises:
+        StructureError: The module has something of its own where the packed weight would be.
     """
+    refuse_taken(parameter_name_in_the_way(host, name, indexed=indexed), host)
     parameter = host._parameters.pop(name)
     assert parameter is not None
     packed = (QuantizedExperts if indexed else PackedParameter)(tensor, scheme)
@@ -51,6 +56,11 @@ def hold_parameter(
         kind, names = getattr(host, "_hosts", (type(host), frozenset()))
         host.__class__ = hosting(kind, names | {name})
         host.__dict__.pop("_flat_weights", None)  # a list that would keep the float weights of an LSTM alive
+
+
+def parameter_name_in_the_way(host: nn.Module, name: str, *, indexed: bool) -> str | None:
+    """What keeps :func:`hold_parameter` from it: a name that the module has another use for."""
+    return None if indexed or not hasattr(host, f"{_PREFIX}{name}") else f"{_PREFIX}{name}"
 
 
 def held_parameter(host: nn.Module, name: str) -> PackedWeight:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from goldstick import surgery
 from goldstick.algorithms.base import rounds
 from goldstick.errors import RecipeError
 from goldstick.recipes.idle import refuse_idle
@@ -22,7 +23,8 @@ def resolve_recipe(recipe: Recipe, network: Network) -> Resolution:
     Raises:
         RecipeError: The sensitivity file lacks a targeted layer, holds one that is not targeted, or one of another
             shape; or the recipe is illegal for the network, or leaves it nothing to round.
-        StructureError: More than a fifth of the model's matrices are of a kind goldstick does not recognise.
+        StructureError: More than a fifth of the model's matrices are of a kind goldstick does not recognise; or a layer
+            has something of its own under a name of quantized layers.
     """
     measured: Mapping[str, Sequence[int]] = {
         layer["name"]: layer["shape"] for layer in recipe.sensitivity.get("layers", ())
@@ -49,6 +51,7 @@ def resolve_recipe(recipe: Recipe, network: Network) -> Resolution:
 def _resolve(recipe: Recipe, network: Network) -> Resolution:
     resolution = resolve(recipe.stages, network)
     refuse_idle(network, resolution)
+    surgery.refuse_taken_names(network, [*resolution.assignments, *resolution.ties])
     return resolution
 
 

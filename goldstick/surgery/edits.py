@@ -19,9 +19,10 @@ from goldstick.nn import (
     QuantizedEmbedding,
     QuantizedLinear,
 )
-from goldstick.nn.derived import derived, in_place_of, sharing, tied_to, turn_into
+from goldstick.nn.derived import derived, in_place_of, name_in_the_way, sharing, tied_to, turn_into
 from goldstick.nn.encoder import PaddedEncoder
-from goldstick.nn.parameter import hold_parameter
+from goldstick.nn.own_names import refuse_taken, taken_name
+from goldstick.nn.parameter import hold_parameter, parameter_name_in_the_way
 from goldstick.nn.replacing import itself, replace
 from goldstick.nn.scaled_linear import LearnedWeight, can_learn_scales, learn_scales, settle
 from goldstick.structure.network import Network, Site
@@ -57,6 +58,18 @@ def apply(network: Network, edits: Iterable[Edit]) -> None:
                 replace(network.model, edit.norm, nn.Identity())
             case Prune():
                 apply_cut(network.model, edit)  # the network's sites have other shapes then: make a new Network
+
+
+def refuse_taken_names(network: Network, names: Iterable[str]) -> None:
+    """Refuse to quantize sites whose modules have something of their own under names of quantized layers.
+
+    Raises:
+        StructureError: There are such; the message says which, and of which name.
+    """
+    taken = {name: found for name in names if (found := _name_in_the_way(network, network.by_name[name]))}
+    if taken:
+        first = next(iter(taken))
+        refuse_taken(taken[first], network.module(network.by_name[first]), list(taken))
 
 
 def replace_module(network: Network, site: Site, module: nn.Module) -> None:
@@ -146,8 +159,7 @@ def _quantize(network: Network, edit: Quantize) -> None:
     if site.parameter != "weight" or site.layout.fused:
         if edit.input_scale is not None or edit.input_multiplier is not None:
             raise StructureError(f"{site.name} is read by the forward of its module: nothing can be done to its input.")
-        indexed = site.product and site.reading is not Reading.STACK
-        hold_parameter(module, site.parameter, edit.tensor, edit.scheme, site.layout, indexed=indexed)
+        hold_parameter(module, site.parameter, edit.tensor, edit.scheme, site.layout, indexed=_indexed(site))
     elif not site.module:
         raise itself(module)
     else:
@@ -166,6 +178,20 @@ def _quantize(network: Network, edit: Quantize) -> None:
     _leave_shortcuts(network, site)
 
 
+def _name_in_the_way(network: Network, site: Site) -> str | None:
+    module = network.module(site)
+    if isinstance(module, PackedWeight):
+        return None
+    if site.parameter != "weight" or site.layout.fused:
+        return parameter_name_in_the_way(module, site.parameter, indexed=_indexed(site))
+    return name_in_the_way(_KINDS.get(site.layout, PackedWeight), module)
+
+
+def _indexed(site: Site) -> bool:
+    """Whether a forward takes one matrix of a parameter at a time."""
+    return site.product and site.reading is not Reading.STACK
+
+
 def leave_nested_tensors(model: nn.Module, sites: Iterable[Site]) -> None:
     """Let torch's encoders that hold some sites give their layers padded rows, not nested tensors."""
     for path in {site.module for site in sites}:
@@ -173,6 +199,7 @@ def leave_nested_tensors(model: nn.Module, sites: Iterable[Site]) -> None:
         for length in range(len(names)):
             module: Any = model.get_submodule(".".join(names[:length]))
             if isinstance(module, nn.TransformerEncoder) and not isinstance(module, PaddedEncoder):
+                refuse_taken(taken_name(PaddedEncoder, module), module)
                 module.__class__ = derived(PaddedEncoder, type(module))
                 PaddedEncoder.take_over(module)  # type: ignore[arg-type]
 

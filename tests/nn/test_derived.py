@@ -14,12 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
+import goldstick
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.layout import Layout
 from goldstick.core.scheme import Scheme
 from goldstick.errors import StructureError
-from goldstick.nn import PackedWeight, QuantizedEmbedding, QuantizedLinear
+from goldstick.nn import PackedWeight, QuantizedConvolution, QuantizedEmbedding, QuantizedLinear
 from goldstick.nn.derived import in_place_of
+from goldstick.nn.own_names import own_names
 from goldstick.structure.network import layout_of
 
 pytestmark = pytest.mark.usefixtures("reference_backend")
@@ -200,3 +202,118 @@ def test_a_quantized_layer_is_not_quantized_again() -> None:
     new._parameters["weight"] = nn.Parameter(torch.empty(24, 32))
     with pytest.raises(StructureError, match="quantized already"):
         in_place_of(QuantizedLinear, new, tensor, scheme)
+
+
+def convolved() -> tuple[nn.Module, QuantizedConvolution]:
+    layer, scheme = nn.Conv2d(4, 8, 3), Scheme.parse("w8a8-static")
+    tensor = quantize_with_search(layer.weight.detach().flatten(1), scheme.weight, "minmax")
+    new = in_place_of(QuantizedConvolution, layer, tensor, scheme, Layout.CONVOLUTION, input_scale=torch.tensor(0.1))
+    assert isinstance(new, QuantizedConvolution)
+    return layer, new
+
+
+def turned() -> tuple[nn.Module, PackedWeight]:
+    layer, scheme = nn.Linear(32, 24), Scheme.parse("nvfp4")
+    tensor = quantize_with_search(layer.weight.detach(), scheme.weight, "minmax")
+    return layer, in_place_of(QuantizedLinear, layer, tensor, scheme, input_scale=torch.tensor(0.1), rotated=8)
+
+
+@pytest.mark.parametrize(
+    "made", [convolved, turned, *(lambda build=build: ((old := build()), quantized(old)) for build, _ in LAYERS)]
+)
+def test_all_that_a_quantized_layer_holds_has_a_name_that_is_known_to_be_goldsticks(
+    made: Callable[[], tuple[nn.Module, PackedWeight]],
+) -> None:
+    layer, new = made()
+    kind = next(
+        one for one in type(new).__mro__ if one.__module__.startswith("goldstick") and "_made_of" not in vars(one)
+    )
+    stores = ("__dict__", "_parameters", "_buffers", "_modules")
+    added = {name for store in stores for name in {*getattr(new, store)} - {*getattr(layer, store)}}
+    assert added - {"in_features", "out_features"} <= own_names(kind)  # those of the layer itself stay
+
+
+def with_attribute(name: str, layer: nn.Module) -> nn.Module:
+    setattr(layer, name, False)
+    return layer
+
+
+def with_buffer(name: str, layer: nn.Module) -> nn.Module:
+    layer.register_buffer(name, torch.ones(1))
+    return layer
+
+
+def with_parameter(name: str, layer: nn.Module) -> nn.Module:
+    layer.register_parameter(name, nn.Parameter(torch.ones(1)))
+    return layer
+
+
+def with_child(name: str, layer: nn.Module) -> nn.Module:
+    layer.add_module(name, nn.Linear(2, 2))
+    return layer
+
+
+def with_method(name: str, layer: nn.Module) -> nn.Module:
+    layer.__class__ = type("Own", (type(layer),), {name: lambda self: 1.0})
+    return layer
+
+
+def with_default(name: str, layer: nn.Module) -> nn.Module:
+    layer.__class__ = type("Own", (type(layer),), {name: None})
+    return layer
+
+
+def with_delegate(name: str, layer: nn.Module) -> nn.Module:
+    found: Any = lambda self, asked: 1.0 if asked == name else nn.Module.__getattr__(self, asked)  # noqa: E731
+    layer.__class__ = type("Own", (type(layer),), {"__getattr__": found})
+    return layer
+
+
+@pytest.mark.parametrize(
+    "put", [with_attribute, with_buffer, with_parameter, with_child, with_method, with_default, with_delegate]
+)
+@pytest.mark.parametrize(
+    "build",
+    [
+        partial(nn.Linear, 32, 32),
+        partial(nn.Conv2d, 4, 8, 3),
+        partial(nn.ConvTranspose1d, 4, 8, 4),
+        partial(nn.Embedding, 30, 32),
+    ],
+)
+def test_a_layer_with_something_of_its_own_under_any_name_of_goldsticks_is_refused(
+    put: Callable[[str, nn.Module], nn.Module], build: Callable[[], nn.Module]
+) -> None:
+    kinds: dict[type, type[PackedWeight]] = {
+        nn.Linear: QuantizedLinear,
+        nn.Conv2d: QuantizedConvolution,
+        nn.Embedding: QuantizedEmbedding,
+    }
+    layer = build()
+    names = own_names(kinds.get(type(layer), PackedWeight))
+    assert {"scheme", "prepared", "product", "weight_packed"} <= names
+    for name in names:
+        with pytest.raises(StructureError, match=rf"keeps what it works with where this \w+ has an? {name} of its own"):
+            goldstick.apply(
+                nn.Sequential(put(name, build())),
+                {"stages": [{"rtn": {"scheme": "w8a16", "targets": {"include": ["0"]}}}]},
+            )
+
+
+@pytest.mark.parametrize("name", ["scale", "zero", "codes", "bits", "group_size", "learned"])
+def test_a_layer_keeps_what_it_has_under_other_names(name: str) -> None:
+    assert getattr(quantized(with_attribute(name, Longhand(32, 24))), name) is False
+
+
+def test_a_module_with_something_where_a_packed_parameter_would_be_is_refused() -> None:
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.attention = with_attribute("packed_in_proj_weight", nn.MultiheadAttention(32, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.attention(x, x, x)[0]
+            return found
+
+    with pytest.raises(StructureError, match=r"this MultiheadAttention has a packed_in_proj_weight of its own"):
+        goldstick.apply(Network(), "rtn-w8a16")
