@@ -15,7 +15,13 @@ from goldstick.evaluation.forward import evaluating, takes
 from goldstick.evaluation.generation import greedy
 from goldstick.evaluation.sampling import likeliest
 from goldstick.evaluation.scoring import Measure, score, target_scores
-from goldstick.evaluation.tokenizer import find_context_length, read_tokenizer, tokenized, tokenizer_digest
+from goldstick.evaluation.tokenizer import (
+    find_context_length,
+    read_tokenizer,
+    special_tokens_around,
+    token_ids,
+    tokenizer_digest,
+)
 
 
 class LanguageModel:
@@ -46,6 +52,7 @@ class LanguageModel:
         self.context_length = find_context_length(model, tokenizer) if context_length is None else context_length
         self.tokens_per_batch = tokens_per_batch
         self.ranks = Ranks()
+        self._around: tuple[list[int], list[int]] | None = None
         if self.context_length < 2 or tokens_per_batch < 1:
             raise UsageError(
                 f"context_length={self.context_length} must be 2 or more and "
@@ -62,8 +69,23 @@ class LanguageModel:
 
         A text that already begins with the beginning-of-sequence token gets no second one.
         """
+        return token_ids(self.tokenizer, text, special=self._takes_special(text))
+
+    def encode_prompt(self, text: str) -> list[int]:
+        """Return the token ids of what is to go on: as `encode` does, without the special tokens behind the text.
+
+        Some tokenizers end every text with the end-of-sequence token, after which nothing goes on.
+        """
+        if self._around is None:
+            self._around = special_tokens_around(self.tokenizer, text)
+        before, behind = self._around or ([], [])
+        if not behind or not self._takes_special(text):
+            return self.encode(text)
+        return [*before, *token_ids(self.tokenizer, text, special=False)]
+
+    def _takes_special(self, text: str) -> bool:
         beginning = getattr(self.tokenizer, "bos_token", None)
-        return self._encode(text, special=not (beginning and text.startswith(beginning)))
+        return not (beginning and text.startswith(beginning))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of token ids, special tokens left out, and those of which the tokenizer makes no text.
@@ -108,9 +130,9 @@ class LanguageModel:
         """Return log p(continuation | context) in nats for each (context, continuation).
 
         As lm-evaluation-harness defines it: spaces at the end of the context move to the continuation, both
-        are encoded together and split at the length of the encoded context, an empty context becomes the
-        beginning (or end) token, and what does not fit is cut from the left. Equal inputs, such as one
-        context with several continuations of a single token, run once.
+        are encoded together (as prompts are) and split at the length of the encoded context, an empty context
+        becomes the beginning (or end) token, and what does not fit is cut from the left. Equal inputs, such as
+        one context with several continuations of a single token, run once.
         """
         scored = self._score_continuations(pairs, advance)
         return [float(tokens.double().sum()) for tokens in scored]
@@ -148,7 +170,7 @@ class LanguageModel:
         rows: list[tuple[list[int], list[list[int]]]] = []
         owners: list[int] = []
         for index, text in enumerate(texts):
-            windows = _rolling_windows(self.encode(text), self.prefix_id(), self.context_length)
+            windows = _rolling_windows(self.encode_prompt(text), self.prefix_id(), self.context_length)
             rows += [(ids, [target]) for ids, target in windows]
             owners += [index] * len(windows)
         likelihoods = [0.0] * len(texts)
@@ -170,7 +192,7 @@ class LanguageModel:
         token by another choice, such as a ``Sampler``.
         """
         room = self.room_for(max_new_tokens)
-        encoded = [(self.encode(prompt) or [self.prefix_id()])[-room:] for prompt in prompts]
+        encoded = [(self.encode_prompt(prompt) or [self.prefix_id()])[-room:] for prompt in prompts]
         texts, done = [""] * len(prompts), 0
         lengths = [len(ids) + max_new_tokens for ids in encoded]
 
@@ -223,16 +245,13 @@ class LanguageModel:
         with evaluating(self.model):
             return score(self.model, rows, self._pad_id(), self.tokens_per_batch, advance, measure, self.ranks)
 
-    def _encode(self, text: str, special: bool) -> list[int]:
-        return [int(i) for i in tokenized(self.tokenizer, text, add_special_tokens=special, verbose=False)["input_ids"]]
-
     def _encode_pair(self, context: str, continuation: str) -> tuple[list[int], list[int]]:
         stripped = context.rstrip()
         whole = stripped + context[len(stripped) :] + continuation
         if not stripped:
-            start, target = [self.prefix_id()], self._encode(whole, special=False)
+            start, target = [self.prefix_id()], token_ids(self.tokenizer, whole, special=False)
         else:
-            start, together = self.encode(stripped), self.encode(whole)
+            start, together = self.encode_prompt(stripped), self.encode_prompt(whole)
             target = together[len(start) :]
         if not target:
             raise UsageError(f"the continuation {continuation!r} has no token of its own after {context[-40:]!r}")

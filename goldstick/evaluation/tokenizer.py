@@ -71,6 +71,26 @@ def tokenized(tokenizer: Any, *texts: str, **options: Any) -> Any:
         ) from error
 
 
+def token_ids(tokenizer: Any, text: str, *, special: bool) -> list[int]:
+    """The token ids of a text, with the special tokens that the tokenizer adds by itself or without them."""
+    return [int(token) for token in tokenized(tokenizer, text, add_special_tokens=special, verbose=False)["input_ids"]]
+
+
+def special_tokens_around(tokenizer: Any, text: str) -> tuple[list[int], list[int]] | None:
+    """The special tokens that a tokenizer adds in front of texts, and those behind them.
+
+    They are found by comparing what becomes of ``text``, or of a letter, with them and without. ``None`` where that
+    leaves open on which side they stand, as of a text that consists of them.
+    """
+    for probe in (text, "a"):
+        whole, plain = (token_ids(tokenizer, probe, special=special) for special in (True, False))
+        starts = range(len(whole) - len(plain) + 1)
+        places = [start for start in starts if whole[start : start + len(plain)] == plain]
+        if len(places) == 1:
+            return whole[: places[0]], whole[places[0] + len(plain) :]
+    return None
+
+
 def tokenizer_digest(tokenizer: Any) -> str:
     """SHA-256 of what a tokenizer does: equal hashes, equal token ids for every text."""
     backend = getattr(tokenizer, "backend_tokenizer", None)

@@ -40,13 +40,13 @@ class Prompts:
         self._templates.__exit__(kind, error, trace)
 
     def of_text(self, text: str) -> list[int]:
-        """Token ids of a text with the special tokens its tokenizer adds; of none, what begins every text.
+        """Token ids of a text with the special tokens its tokenizer adds in front; of none, what begins every text.
 
         Raises:
             DataError: It holds half of a character, or the tokenizer is another model's.
         """
         with self._lock:
-            return self._known(self._language_model.encode(text))
+            return self._known(self._language_model.encode_prompt(text))
 
     def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation up to where the model's answer begins.
