@@ -15,6 +15,7 @@ from goldstick.errors import UsageError
 from goldstick.evaluation.batching import Advance
 from goldstick.evaluation.forward import device_of, evaluating, require_numbers
 from goldstick.evaluation.image_preparation import Preparation, require_pillow
+from goldstick.evaluation.image_processor import ProcessorPreparation
 
 IMAGES_PER_BATCH = 64
 
@@ -25,13 +26,19 @@ class ImageClassifier:
     Args:
         model: a module whose forward takes float32 [images, channels, height, width] and returns scores [images,
             classes], as they are or as ``.logits``.
-        preparation: from the bytes of a file to a tensor.
+        preparation: from the bytes of a file, and what messages call it, to a tensor.
         images_per_batch: images of a forward pass.
     """
 
     kind: ClassVar[str] = "an image classifier"
 
-    def __init__(self, model: nn.Module, preparation: Preparation, *, images_per_batch: int = IMAGES_PER_BATCH) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        preparation: Preparation | ProcessorPreparation,
+        *,
+        images_per_batch: int = IMAGES_PER_BATCH,
+    ) -> None:
         require_pillow()
         if images_per_batch < 1:
             raise UsageError(f"images_per_batch={images_per_batch} must be 1 or more")
@@ -40,8 +47,8 @@ class ImageClassifier:
 
     @classmethod
     def from_directory(cls, model: nn.Module, directory: Path | str) -> ImageClassifier:
-        """Pair ``model`` with what ``preprocessor_config.json`` in ``directory`` says. Raises SourceError without."""
-        return cls(model, Preparation.from_directory(directory))
+        """Pair ``model`` with its image processor, read from ``directory``. Raises SourceError without a usable one."""
+        return cls(model, ProcessorPreparation.from_directory(directory, getattr(model, "config", None)))
 
     @property
     def tokenizer_hash(self) -> str:

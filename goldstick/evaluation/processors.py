@@ -12,10 +12,15 @@ ProcessorKind = Literal["image", "audio", "several"]
 _CALLED = {"image": "image processor", "audio": "feature extractor", "several": "processor"}
 
 
-def read_processor(directory: Path, kind: ProcessorKind) -> Any:
+def read_processor(directory: Path, kind: ProcessorKind, config: Any = None) -> Any:
     """The image processor, the feature extractor, or the processor of several kinds of input in a directory.
 
     No downloads, and no code of the directory's own is run.
+
+    Args:
+        directory: The model's directory.
+        kind: Which of them.
+        config: The model's configuration, which says whose image processor it is where the directory does not.
 
     Raises:
         UsageError: It needs a package that is not installed.
@@ -29,6 +34,7 @@ def read_processor(directory: Path, kind: ProcessorKind) -> Any:
         "several": transformers.AutoProcessor,
     }[kind]
     options = {} if kind == "audio" else {"backend": "pil"}  # the same pixels with torchvision and without
+    options |= {} if config is None else {"config": config}
     try:
         return auto.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False, **options)
     except ImportError as error:

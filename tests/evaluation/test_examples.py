@@ -63,7 +63,14 @@ def test_a_classifier_names_the_class_of_images(tmp_path: Path) -> None:
         image.new("RGB", (8, 8), (shade,) * 3).save(tmp_path / "images" / name / "1.png")
     (tmp_path / "images" / "dark" / "2.png").write_bytes((tmp_path / "images" / "light" / "1.png").read_bytes())
     (tmp_path / "preprocessor_config.json").write_text(
-        json.dumps({"do_resize": False, "do_normalize": True, "image_mean": [0.5] * 3, "image_std": [0.5] * 3})
+        json.dumps(
+            {
+                "image_processor_type": "ViTImageProcessor",
+                "do_resize": False,
+                "image_mean": [0.5] * 3,
+                "image_std": [0.5] * 3,
+            }
+        )
     )
     model = ImageClassifier.from_directory(Lightness(), tmp_path)
     found = examples(model, ["images"], DataSource(tmp_path), 3)

@@ -29,7 +29,7 @@ from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.scheme import Scheme
 from goldstick.errors import GoldstickError
 from goldstick.evaluation.data import DataSource
-from goldstick.evaluation.image_preparation import Preparation
+from goldstick.evaluation.image_processor import ProcessorPreparation
 from goldstick.evaluation.tasks import TASKS
 from goldstick.evaluation.tasks.pages import detokenize
 from goldstick.formats import FORMATS
@@ -98,7 +98,7 @@ def kinds(folder: Path, templates: ChatTemplates) -> dict[str, Kind]:
         "templates": Kind(texts=TEMPLATES, read=lambda text, _: _template(text, templates), weight=8),
         "preparation": Kind(
             texts=PREPARATIONS,
-            read=_file("preprocessor_config.json", lambda path: Preparation.from_directory(path.parent)),
+            read=_file("preprocessor_config.json", lambda path: ProcessorPreparation.from_directory(path.parent)),
         ),
         "detokenized pages": Kind(texts=PAGES, read=lambda text, _: detokenize(text.decode(errors="replace"))),
         "cache": Kind(
@@ -297,9 +297,10 @@ TEMPLATES = (
     b"{% for i in range(3) %}{{ say(messages[0]) }}{% endfor %}",
 )
 PREPARATIONS = (
-    b'{"do_resize": true, "size": {"shortest_edge": 224}, "crop_pct": 0.875, "image_mean": [0.5, 0.5, 0.5], '
-    b'"image_std": [0.5, 0.5, 0.5], "resample": 3}',
-    b'{"size": {"height": 32, "width": 32}, "do_center_crop": true, "crop_size": 32, "do_normalize": false}',
+    b'{"image_processor_type": "ConvNextImageProcessor", "do_resize": true, "size": {"shortest_edge": 224}, '
+    b'"crop_pct": 0.875, "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "resample": 3}',
+    b'{"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}, "do_center_crop": true, '
+    b'"crop_size": 32, "do_normalize": false}',
 )
 PAGES = (b' Du Fu ( 712 \xe2\x80\x93 770 ) wrote " poems " . They had 1 @,@ 400 { lines } [ a ] .\n',)
 CACHE = (
