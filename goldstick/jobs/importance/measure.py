@@ -100,7 +100,7 @@ def measure_importance(
         with tempfile.TemporaryDirectory(dir=file.absolute().parent, prefix=f".{file.name[:50]}.") as folder:
             budget = default_budget() if max_memory is None else max_memory
             _Blocks(streamed, network, work, Path(folder), budget, progress).measure(data.batches())
-    save_importance(file, found, plan.network, data.audit())
+    save_importance(file, found, plan.network, data.audit(), replace=overwrite)
     return MeasuredImportance(layers=len(found), audit=data.audit())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,8 @@ from goldstick.checkpoint.gguf.architectures import architecture_of_config
 from goldstick.checkpoint.gguf.importance import read_importance, write_importance
 from goldstick.checkpoint.gguf.names import Place, place_of
 from goldstick.core.input_squares import InputSquares
-from goldstick.errors import FormatError, RecipeError, UsageError
+from goldstick.core.whole_file import whole_file
+from goldstick.errors import FormatError, OutputError, RecipeError, UsageError
 from goldstick.hf.model_in_memory import names_of
 from goldstick.recipes.resolve import Assignment, Resolution
 from goldstick.structure.network import Network, Site
@@ -109,17 +109,21 @@ def refuse_changed_inputs(resolution: Resolution, why: str) -> None:
         raise RecipeError(f"{changing[0]} changes the inputs of layers, and {why}. Leave one of them out.")
 
 
-def save_importance(file: Path, found: Mapping[str, InputSquares], network: Network, about: Mapping[str, Any]) -> None:
+def save_importance(
+    file: Path, found: Mapping[str, InputSquares], network: Network, about: Mapping[str, Any], *, replace: bool
+) -> None:
     """Write what a run measured as an importance matrix of the model's GGUF files.
 
     Args:
-        file: Where; replaced where it exists, as a whole.
+        file: Where; it is there whole or not at all.
         found: Site name → the squares of its inputs.
         network: The model's network.
         about: The audit of the calibration data.
+        replace: Whether a file of that name may be replaced.
 
     Raises:
         UsageError: Nothing was measured.
+        OutputError: It cannot be written, or exists and ``replace`` is false.
     """
     if not found:
         raise UsageError("Nothing was measured that an importance matrix could hold.")
@@ -131,15 +135,22 @@ def save_importance(file: Path, found: Mapping[str, InputSquares], network: Netw
                 rows.setdefault(name, {})[place.expert or 0] = _of_expert(squares, place.expert)
     tensors = {name: _stacked([each for _, each in sorted(parts.items())]) for name, parts in rows.items()}
     chunks = int(about.get("samples", 0))
-    temporary = file.with_name(f".{file.name[:50]}.{secrets.token_hex(8)}.tmp")
-    write_importance(
-        temporary,
-        tensors,
-        datasets=[str(about.get("dataset", "calibration"))],
-        chunks=chunks,
-        chunk_size=int(about.get("tokens", 0)) // max(chunks, 1),
-    )
-    temporary.replace(file)
+    try:
+        with whole_file(file, replace=replace) as unnamed:
+            write_importance(
+                Path(unnamed.name),
+                tensors,
+                datasets=[str(about.get("dataset", "calibration"))],
+                chunks=chunks,
+                chunk_size=int(about.get("tokens", 0)) // max(chunks, 1),
+            )
+    except FileExistsError as error:
+        raise OutputError(
+            f"{file} came to exist in the meantime and was left alone. Choose another file for the importance matrix, "
+            "or give --overwrite."
+        ) from error
+    except OSError as error:
+        raise OutputError(f"{file} cannot be written: {error.strerror or error}") from error
 
 
 def _of_expert(squares: InputSquares, number: int | None) -> InputSquares:

@@ -174,7 +174,7 @@ def execute(
             files.hashes(progress, ranks)
         files.require_unchanged(plan.read_late if whole is not None else None)
         if importance is not None:
-            save_importance(importance, result.measured, plan.network, result.audit)
+            save_importance(importance, result.measured, plan.network, result.audit, replace=overwrite or resume)
         looked_at = blockwise = whole = None  # the proof is made beside this process: a model would be held twice
         write_rest(folder, _content(plan, base_model, result, files.hashes(progress)), result.hashes)
         written, peak = time.perf_counter(), peak_memory()

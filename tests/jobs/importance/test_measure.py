@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from goldstick import api
 from goldstick.checkpoint.gguf.architectures import architecture_of_config
 from goldstick.checkpoint.gguf.importance import read_importance
 from goldstick.checkpoint.gguf.names import place_of
+from goldstick.checkpoint.gguf.writer import GgufWriter
 from goldstick.errors import FormatError, OutputError
 from goldstick.jobs.importance import measure
 from goldstick.recipes.calibration import Calibration
@@ -85,6 +87,32 @@ def test_in_memory_and_by_blocks_it_is_the_same_file_and_a_recipe_takes_it(
     stage = {"scheme": "q5_0", "range_search": "ggml-imatrix", "importance": str(tmp_path / "i.gguf")}
     plan = api.plan(tmp_path / "model", {"stages": [{"rtn": stage}], "export": {"format": "gguf"}})
     assert not plan.calibrated
+
+
+def test_a_file_that_came_meanwhile_is_left_alone_and_a_failed_write_leaves_nothing(
+    text: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    GGUF_MODELS["llama"]().save_pretrained(tmp_path / "model")
+    file = tmp_path / "i.gguf"
+
+    def come(what: str, done: int, total: int) -> None:
+        file.write_bytes(b"another's")
+
+    with pytest.raises(OutputError, match="came to exist in the meantime"):
+        measure.measure_importance(tmp_path / "model", text, file, progress=come)
+    assert file.read_bytes() == b"another's"
+    measure.measure_importance(tmp_path / "model", text, file, overwrite=True, progress=come)
+    whole = file.read_bytes()
+    assert read_importance(file)
+
+    def break_off(self: GgufWriter, name: str, tensor: torch.Tensor, at: int = 0) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(GgufWriter, "write", break_off)
+    with pytest.raises(OutputError, match=r"i\.gguf cannot be written: No space left"):
+        measure.measure_importance(tmp_path / "model", text, file, overwrite=True)
+    assert file.read_bytes() == whole
+    assert {path.name for path in tmp_path.iterdir()} == {"model", "i.gguf"}
 
 
 def test_what_cannot_be_is_said_before_anything_is_measured(text: Calibration, tmp_path: Path) -> None:
