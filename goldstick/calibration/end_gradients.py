@@ -168,7 +168,7 @@ def output_gradients(
 
     Returns:
         Site name → float32 in the shape of the layer's output. Layers that the run did not reach, or reached more than
-        once, are left out.
+        once, are left out, and all where what it gives has no gradient.
     """
     probes: dict[str, list[Tensor]] = {name: [] for name in layers}
 
@@ -185,7 +185,7 @@ def output_gradients(
         with torch.enable_grad():
             output = run()
             single = {name: found[0] for name, found in probes.items() if len(found) == 1}
-            if not single:
+            if not single or not output.requires_grad:
                 return {}
             if ahead is None:
                 ahead = signs(output, _chance(number))

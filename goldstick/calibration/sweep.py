@@ -11,6 +11,7 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -178,4 +179,12 @@ def _last_output(model: nn.Module, batch: Mapping[str, Tensor], place: int) -> T
 
     with wrong_inputs(refused):
         output = model(**batch)
-    return next(tensors_in(output))
+    return _float_of(output)
+
+
+def _float_of(output: Any) -> Tensor:
+    """The first tensor of floats in what a model gives; an empty one where there is none, which calibration of what
+    its layers are given does without.
+    """
+    found = list(tensors_in(output)) or list(tensors_in(getattr(output, "__dict__", {})))
+    return next((tensor for tensor in found if tensor.is_floating_point()), torch.empty(0))

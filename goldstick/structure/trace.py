@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from copy import copy
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 import torch
@@ -156,7 +157,7 @@ def on_device(arguments: Mapping[str, Any], device: torch.device) -> dict[str, A
 
 
 def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """``value`` with every tensor in its tuples, lists and dicts replaced by ``change`` of it."""
+    """``value`` with every tensor in its tuples, lists, dicts and dataclasses replaced by ``change`` of it."""
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, dict):
@@ -165,11 +166,17 @@ def map_tensors(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
         return type(value)(*(map_tensors(item, change) for item in value))
     if isinstance(value, (tuple, list)):
         return type(value)(map_tensors(item, change) for item in value)
-    return value
+    if not _has_fields(value):
+        return value
+    changed = {name: map_tensors(item, change) for name, item in _fields(value) if any(True for _ in tensors_in(item))}
+    found = copy(value) if changed else value
+    for name, item in changed.items():
+        object.__setattr__(found, name, item)  # it may be frozen
+    return found
 
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
-    """Every tensor in nested tuples, lists and mappings, in order."""
+    """Every tensor in nested tuples, lists, mappings and dataclasses, in order."""
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
@@ -178,10 +185,22 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
     elif isinstance(value, (tuple, list)):
         for item in value:
             yield from tensors_in(item)
+    elif _has_fields(value):
+        for _, item in _fields(value):
+            yield from tensors_in(item)
+
+
+def _has_fields(value: Any) -> bool:
+    """Whether a value is a dataclass's, and neither a module nor a cache, whose tensors are their own."""
+    return is_dataclass(value) and not isinstance(value, type | nn.Module) and not is_cache(value)
+
+
+def _fields(value: Any) -> Iterator[tuple[str, Any]]:
+    return ((one.name, getattr(value, one.name)) for one in fields(value) if hasattr(value, one.name))
 
 
 def samples_in(value: Any) -> int:
-    """How many samples the first tensor in nested tuples, lists and mappings holds that has an axis for them, or 0."""
+    """How many samples the first tensor in a nested value holds that has an axis for them, or 0."""
     return next((tensor.shape[0] for tensor in tensors_in(value) if tensor.ndim), 0)
 
 

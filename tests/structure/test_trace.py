@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from goldstick.errors import StructureError
-from goldstick.structure.trace import capture_block_inputs, capture_inputs, materialise, trace_block
+from goldstick.structure.trace import (
+    capture_block_inputs,
+    capture_inputs,
+    map_tensors,
+    materialise,
+    tensors_in,
+    trace_block,
+)
 from tests.support.tiny_models import FAMILIES, meta_model, sample_inputs
 
 
@@ -130,3 +139,21 @@ def test_memory_freed_inside_the_block_is_not_mistaken_for_a_shared_input() -> N
 
     calls = trace_block(Freeing(), (torch.randn(2, 4),), {})
     assert len({call.key for call in calls}) == len(calls) == 8
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Values under names."""
+
+    first: object
+    second: object = None
+
+
+def test_the_tensors_of_a_dataclass_are_found_and_changed_in_a_copy() -> None:
+    one, other = torch.ones(2), torch.zeros(3)
+    pair, named = Pair([one], {"other": other}), Pair("a name")
+    assert [id(tensor) for tensor in tensors_in((1, pair))] == [id(one), id(other)]
+    changed = map_tensors({"pair": pair, "named": named}, lambda tensor: tensor + 1)
+    assert changed["named"] is named and isinstance(changed["pair"], Pair)
+    assert [tensor.tolist() for tensor in tensors_in(changed)] == [[2, 2], [1, 1, 1]]
+    assert pair.first == [one] and float(one.sum()) == 2
