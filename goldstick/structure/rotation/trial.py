@@ -55,9 +55,21 @@ class RotationTrial:
         return RotationTrial(self.module, self.path, args, kwargs)
 
     def run(self) -> Tensor:
-        """The first float tensor that comes out."""
+        """The first float tensor that comes out.
+
+        Raises:
+            StructureError: The forward fails.
+        """
         args, kwargs = map_tensors((self.args, self.kwargs), torch.clone)
-        return next(tensor for tensor in tensors_in(self.module(*args, **kwargs)) if tensor.is_floating_point())
+        try:
+            found = self.module(*args, **kwargs)
+        except Exception as error:  # any code of the model may fail where blocks are missing, in any way
+            raise StructureError(
+                f"This model cannot be rotated: {f'block {self.path}' if self.path else 'it'} does not run on the copy "
+                "that rotations are tried on, in float64 and with one block of each kind "
+                f"({type(error).__name__}: {error}). Leave the stage rotate out."
+            ) from error
+        return next(tensor for tensor in tensors_in(found) if tensor.is_floating_point())
 
     def lookup(self, path: str) -> nn.Module:
         """A module of the copy, by its path in the model."""

@@ -118,6 +118,27 @@ def test_what_cannot_be_rotated_is_refused_with_the_reason(family: str) -> None:
         find_rotation(Network(model), sample_inputs(model), heads=False)
 
 
+class Indexing(nn.Module):
+    """Reaches by number for layers that are as alike as blocks, as Gemma 3n does behind its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.LayerNorm(16), nn.Linear(16, 16)) for _ in range(2))
+        self.behind, self.norm = nn.ModuleList(nn.Linear(16, 16) for _ in range(3)), nn.LayerNorm(16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        x = self.norm(x)
+        y: Tensor = self.behind[0](x) + self.behind[1](x) + self.behind[2](x)
+        return y
+
+
+def test_a_network_that_does_not_run_with_one_block_of_each_kind_is_refused_with_the_reason() -> None:
+    with pytest.raises(StructureError, match=r"cannot be rotated: it does not run on the copy.*\(IndexError: index"):
+        find_rotation(Network(Indexing()), {"x": torch.randn(4, 16)})
+
+
 @pytest.mark.parametrize("family", HEADS_ONLY)
 def test_heads_alone_can_be_turned_where_the_residual_cannot(family: str) -> None:
     model, turned = FAMILIES[family](), FAMILIES[family]().double()
