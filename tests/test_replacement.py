@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,18 @@ def test_a_model_that_torch_does_not_copy_is_named_with_the_way_out() -> None:
     with pytest.raises(StructureError, match=r"cannot be copied: .*inplace=True.*prune\.remove"):
         goldstick.apply(model, "rtn-w8a16")
     torch.testing.assert_close(goldstick.apply(model, "rtn-w8a16", inplace=True).model(x), before, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("held", [threading.Lock(), (one for one in range(3))], ids=["a lock", "a generator"])
+def test_what_python_does_not_copy_is_named_with_the_way_out(held: Any) -> None:
+    model = nn.Sequential(nn.Linear(16, 16), nn.GELU())
+    model[1].held = held
+    with pytest.raises(StructureError, match=r"cannot be copied: 1\.held \(cannot pickle.*inplace=True"):
+        goldstick.apply(model, "rtn-w8a16")
+    assert goldstick.apply(model, "rtn-w8a16", inplace=True).model is model
+    data = [torch.randn(4, 16) for _ in range(4)]
+    with pytest.raises(StructureError, match=r"cannot be copied.*where no stage of the recipe compares"):
+        goldstick.apply(nn.Sequential(nn.Linear(16, 16), model[1]), "gptq-distill-w8a16", data=data, inplace=True)
 
 
 def test_what_was_quantized_before_is_not_saved_as_if_it_were_float(tmp_path: Path) -> None:

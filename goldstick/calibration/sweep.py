@@ -7,7 +7,6 @@ the groups already quantized.
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
@@ -27,6 +26,7 @@ from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
 from goldstick.calibration.task import Work
 from goldstick.core.progress import Progress
+from goldstick.core.references import deep_copy
 from goldstick.errors import DataError, StructureError
 from goldstick.structure.calls import first_call
 from goldstick.structure.network import Network
@@ -60,7 +60,7 @@ def sweep(
     device = next((one.device for one in model.parameters() if not one.is_meta), torch.device("cpu"))
     batches = apart([on_device(batch, device) for batch in batches], work.holdout)
     prepare_experts(network, work)
-    floats = (original or copy.deepcopy(model)) if work.needs_float_inputs else None
+    floats = (original or deep_copy(model)) if work.needs_float_inputs else None
     if floats is not None:
         prepare_experts(Network(floats), work)
     with evaluating(model), evaluating(floats or model), keeping_buffers(model), torch.no_grad():

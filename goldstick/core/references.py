@@ -23,15 +23,9 @@ def copy_of(model: nn.Module) -> nn.Module:
 
     Raises:
         StructureError: A function in it refers to a module of the model itself, and the message names it; or it holds
-            tensors that torch does not copy.
+            what is not copied.
     """
-    try:
-        found = copy.deepcopy(model)
-    except RuntimeError as error:  # tensors that were computed, as torch.nn.utils.weight_norm and prune keep them
-        raise StructureError(
-            f"This {type(model).__name__} cannot be copied: {error} Give inplace=True, or make its weights plain ones "
-            "first (torch.nn.utils.remove_weight_norm, torch.nn.utils.prune.remove)."
-        ) from error
+    found = deep_copy(model)
     if (path := stray_module(found, model)) is not None:
         raise StructureError(
             f"This {type(model).__name__} cannot be copied: {path} refers to a module from inside a function, and "
@@ -39,6 +33,38 @@ def copy_of(model: nn.Module) -> nn.Module:
             "or let the function find the module in its arguments."
         )
     return found
+
+
+def deep_copy(model: nn.Module) -> nn.Module:
+    """A deep copy of a model.
+
+    Raises:
+        StructureError: It holds something that torch or Python does not copy.
+    """
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:  # tensors that were computed, as torch.nn.utils.weight_norm and prune keep them
+        raise StructureError(
+            f"This {type(model).__name__} cannot be copied: {error} Give inplace=True, or make its weights plain ones "
+            "first (torch.nn.utils.remove_weight_norm, torch.nn.utils.prune.remove)."
+        ) from error
+    except (TypeError, ValueError, AttributeError) as error:  # locks, iterators, files and the like
+        raise StructureError(
+            f"This {type(model).__name__} cannot be copied: {_uncopied(model)} ({error}). Keep that outside of the "
+            "module, or give inplace=True where no stage of the recipe compares with the float network."
+        ) from error
+
+
+def _uncopied(model: nn.Module) -> str:
+    """The first attribute of a module that is not copied."""
+    for name, module in model.named_modules():
+        for key, value in vars(module).items():
+            try:
+                if key not in ("_parameters", "_buffers", "_modules"):
+                    copy.deepcopy(value)
+            except (TypeError, ValueError, AttributeError):
+                return f"{name}.{key}".removeprefix(".")
+    return "something in it"
 
 
 def stray_module(model: nn.Module, strange: nn.Module) -> str | None:

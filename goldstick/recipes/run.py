@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,6 +25,7 @@ from goldstick.core.inputs import InputObserver
 from goldstick.core.output_groups import OutputGroups
 from goldstick.core.progress import Progress as Progress
 from goldstick.core.progress import quiet as quiet
+from goldstick.core.references import deep_copy
 from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError, RecipeError
 from goldstick.recipes.resolve import Resolution
@@ -178,7 +178,7 @@ def run(
     if looking and not batches:
         raise RecipeError(f"{looking[0].name} looks at data, and there are none: give data= (or --dataset).")
     surgery.leave_nested_tensors(network.model, [task.site for task in work.tasks.values()])
-    original = copy.deepcopy(network.model) if work.needs_float_inputs else None  # before the first layer is rounded
+    original = deep_copy(network.model) if work.needs_float_inputs else None  # before the first layer is rounded
     free = [assignment for assignment in chosen if assignment.site.name not in {*work.tasks, *results}]
     results.update(round_sites(network, free, progress, weights))
     if looking:

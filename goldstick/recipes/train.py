@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from goldstick.algorithms import SCOP, Stage, TrainedQuantizer
 from goldstick.algorithms.stage import NetworkStage
 from goldstick.core.edits import Edit, Prune
 from goldstick.core.progress import Progress
+from goldstick.core.references import deep_copy
 from goldstick.core.trainable_wrapper import TrainableWrapper
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError, StructureError
@@ -139,7 +139,7 @@ def train_stages(network: Network, resolution: Resolution, task: TrainingTask | 
     """
     stages = resolution.of(NetworkStage)
     distills = any(options.distill for stage in stages if (options := stage.learns()) is not None)
-    teacher = copy.deepcopy(network.model) if distills else None
+    teacher = deep_copy(network.model) if distills else None
     done = Trained(network=network, resolution=resolution, task=task, progress=progress, teacher=teacher)
     for stage in stages:
         done.act(stage)

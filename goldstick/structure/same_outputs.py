@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 
+from goldstick.core.references import deep_copy
 from goldstick.errors import StructureError
 from goldstick.structure.probe.double import double_precision
 from goldstick.structure.trace import evaluating, keeping_buffers, map_tensors, tensors_in
@@ -31,7 +31,7 @@ def prove_same_outputs(
         StructureError: The outputs differ by more than ``EXACT``.
     """
     given = map_tensors(dict(inputs), lambda tensor: tensor.double() if tensor.is_floating_point() else tensor)
-    twin = copy.deepcopy(model).double()
+    twin = deep_copy(model).double()
     with evaluating(twin), double_precision():
         with keeping_buffers(twin):  # the second forward starts from where the first did
             before = _floats(twin(**given))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from goldstick.algorithms.stage import CacheQuantizer
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.core.edits import Prune
 from goldstick.core.progress import Progress
+from goldstick.core.references import deep_copy
 from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.example_inputs import inputs_for as inputs_for
 from goldstick.recipes.distill import Before, distill
@@ -85,7 +85,7 @@ def run_on_whole(
     stage = resolution.first(CacheQuantizer)
     recorder = KVRecorder() if stage is not None and stage.data_requirement is not DataRequirement.NONE else None
     distilling = resolution.first(Distill)
-    before = None if distilling is None else Before.of(distilling, copy.deepcopy(network.model), batches)
+    before = None if distilling is None else Before.of(distilling, deep_copy(network.model), batches)
     weights = None if before is None else before.weights
     results = run(network, resolution, progress, batches, recorder, trained.results, measured, weights)
     if before is not None:
