@@ -13,6 +13,7 @@ from goldstick.calibration.data.batches import as_batches
 from goldstick.calibration.device_memory import naming_full_devices
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.checkpoint.staging import check_output, refuse_overlap
+from goldstick.core.inference_mode import make_ordinary, ordinary, without_inference_mode
 from goldstick.core.processes import rank, told_by_first
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
@@ -46,6 +47,7 @@ from goldstick.planning import RecipeLike as RecipeLike
 from goldstick.planning import plan as plan
 from goldstick.recipes.needs_data import needs_data
 from goldstick.recipes.recipe import Recipe
+from goldstick.structure.trace import map_tensors
 from goldstick.training import TrainingTask
 
 __all__ = [
@@ -95,9 +97,13 @@ def apply(
     if training is not None and not any(stage.trains for stage in loaded.stages):
         raise UsageError("None of the recipe's stages trains; leave out training=.")
     batches = [] if data is None else as_batches(model, data)
-    if random := random_tokens(loaded.calibration, model):
-        batches = random.beside(batches)
-    result = apply_recipe(model, loaded, inplace=inplace, batches=batches, training=training, progress=progress)
+    with without_inference_mode():
+        batches = [map_tensors(batch, ordinary) for batch in batches]
+        if random := random_tokens(loaded.calibration, model):
+            batches = random.beside(batches)
+        if inplace:
+            make_ordinary(model)
+        result = apply_recipe(model, loaded, inplace=inplace, batches=batches, training=training, progress=progress)
     give_inputs(result.model, inputs)
     return result
 

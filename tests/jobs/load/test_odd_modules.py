@@ -173,6 +173,31 @@ def test_batches_made_in_inference_mode_calibrate_a_module() -> None:
     assert torch.equal(found(clones[0]), expected(clones[0]))
 
 
+class Blocks(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("inplace", [False, True], ids=["copied", "in place"])
+@pytest.mark.parametrize("recipe", ["gptq-learn-w3a16-g32", "gptq-distill-w3a16-g32"])
+def test_what_learns_does_so_in_inference_mode_as_without_it(recipe: str, inplace: bool, tmp_path: Path) -> None:
+    batches = [torch.randn(16, 64) for _ in range(4)]
+    expected = goldstick.apply(Blocks(), recipe, data=batches).model
+    with torch.inference_mode():
+        result = goldstick.apply(Blocks(), recipe, data=[batch.clone() for batch in batches], inplace=inplace)
+        assert torch.equal(result.model(batches[0]), expected(batches[0]))
+        result.save(tmp_path / "made")
+        assert torch.equal(goldstick.load(tmp_path / "made", model=Blocks())(batches[0]), expected(batches[0]))
+    assert not any(one.is_inference() for one in (*result.model.parameters(), *result.model.buffers()))
+
+
 def test_complex_weights_stay_as_they_are() -> None:
     layer = nn.Linear(64, 64, dtype=torch.complex64)
     with pytest.warns(UnrecognisedWarning, match=r"goldstick does not recognise \(0.weight\); they stay float"):
