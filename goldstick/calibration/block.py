@@ -28,6 +28,7 @@ from goldstick.calibration.observing import (
 from goldstick.calibration.original import Original, OriginalPasses
 from goldstick.calibration.packed_edits import PackedEdits
 from goldstick.calibration.passes import Passes, PausedPasses, RepeatedPasses
+from goldstick.calibration.read_elsewhere import read_elsewhere
 from goldstick.calibration.smoothing import smooth_group
 from goldstick.calibration.starved_experts import are_starved, shown_every_token
 from goldstick.calibration.task import Assignment, Work
@@ -97,7 +98,7 @@ class BlockCalibration:
         self._edits = PackedEdits()
         self._untouched: set[str] = set()
         self._runs = runs
-        self._multipliers = InputMultipliers(network)
+        self._multipliers = InputMultipliers(network, read_elsewhere(network, work, look or next(iter(runs), None)))
         self._starved: list[tuple[Sequence[Assignment], InputObserver, Mapping[str, float | str]]] = []
 
     def solve(self) -> None:

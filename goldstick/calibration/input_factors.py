@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -27,12 +27,18 @@ class InputMultipliers:
 
     Args:
         network: The network; the weights of the layers are in memory.
+        read_elsewhere: Names of sites whose weights others read, too.
     """
 
-    def __init__(self, network: Network) -> None:
-        self._network = network
+    def __init__(self, network: Network, read_elsewhere: Collection[str] = ()) -> None:
+        self._network, self._read_elsewhere = network, frozenset(read_elsewhere)
         self._factors: dict[str, Tensor] = {}
         self._hooks: list[RemovableHandle] = []
+
+    def obstacle(self, group: Sequence[Assignment]) -> str | None:
+        """Why inputs of layers stay as they are: what others read of a weight is to stay; ``None`` for no reason."""
+        others = {task.site.name for task in group} & self._read_elsewhere
+        return f"other modules read the weight of {', '.join(sorted(others))}, too" if others else None
 
     def divide(self, group: Sequence[Assignment], scale: Tensor) -> bool:
         """Divide the inputs of layers by s and multiply their columns by it; may be called again.

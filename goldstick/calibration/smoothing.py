@@ -70,13 +70,15 @@ def smooth_group(
     folded: Tensor | None = None
     for smoothing in work.smoothing:
         meant = names & smoothing.sites
-        multiplies = smoothing.stage.multiplies and all(task.multiplied for task in group)
+        wanted = smoothing.stage.multiplies and all(task.multiplied for task in group)
+        kept = multipliers.obstacle(group) if wanted else None
+        multiplies = wanted and kept is None
         if not meant:
             continue
         if meant != names:
             found: Mapping[str, float | str] = {"unbalanced": "the stage is meant for a part of its input group only"}
         elif pair is None and not multiplies:
-            found = {"unbalanced": _NO_FOLD_TARGET}
+            found = {"unbalanced": f"{_NO_FOLD_TARGET}, and {kept}" if kept else _NO_FOLD_TARGET}
         else:
             observer = observe_group(passes, group, masks)
             members = [

@@ -109,6 +109,15 @@ class QuantizedLinear(PackedWeight):
         """The weight as numbers, [out, in], in the scale's dtype."""
         return in_place(super().dequantized(), self.input_order)
 
+    def stored_numbers(self) -> Tensor:
+        """The dequantized weight as the float layer had it: what is done to the input is done to its columns."""
+        matrix = self.dequantized()
+        if self.rotated:  # H is symmetric: (x·H)·Ŵᵀ = x·(Ŵ·H)ᵀ
+            matrix = hadamard(matrix, self.rotated)
+        if self.input_multiplier is not None:
+            matrix = matrix * self.input_multiplier
+        return self.stored_as.from_matrix(matrix, self.stored_shape)
+
     def forward(self, input: Tensor) -> Tensor:
         """[..., in] → [..., out]."""
         if self.shared is not None and not torch.compiler.is_compiling():

@@ -185,3 +185,46 @@ def test_layers_outside_of_blocks_are_multiplied_too() -> None:
         with torch.no_grad():
             errors[unfoldable] = float((goldstick.apply(model, recipe, data=[{"input": x}]).model(x) - model(x)).norm())
     assert errors["multiply"] < errors["skip"]
+
+
+class Watched(nn.Module):
+    """A block that reads the numbers of the layer whose inputs nothing can scale, before another layer."""
+
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.up, self.down, self.out = (nn.Linear(64, 64) for _ in range(3))
+        self.gain = nn.Parameter(torch.logspace(-1.5, 1.5, 64))
+        self.reads = reads
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert self.down.weight.dtype == torch.float32  # no number of it
+        found: Tensor = self.down(nn.functional.gelu(self.up(x * self.gain)))
+        return self.out(found + torch.einsum("oi,bi->bo", self.down.weight, x) if self.reads else found)
+
+
+class Stack(nn.Module):
+    def __init__(self, reads: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Watched(reads) for _ in range(2)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+@pytest.mark.parametrize("reads", [True, False])
+def test_a_layer_whose_weight_another_module_reads_is_not_multiplied(reads: bool) -> None:
+    torch.manual_seed(0)
+    model, data = Stack(reads), [torch.randn(16, 64) for _ in range(4)]
+    stages = [{"smoothquant": {"unfoldable": "multiply"}}, {"rtn": {"scheme": "w8a8-static"}}]
+    result = goldstick.apply(model, {"stages": stages}, data=data)
+    for number in range(2):
+        down = result.model.get_submodule(f"layers.{number}.down")
+        assert isinstance(down, QuantizedLinear) and down.input_multiplier is not None
+        assert bool((down.input_multiplier == 1).all()) is reads
+        note = next(one for one in result.report.layers if one.name == f"layers.{number}.down.weight").notes
+        assert ("other modules read the weight" in str(note.get("smoothquant_unbalanced"))) is reads
+    with torch.no_grad():
+        before, after = model(data[0]), result.model(data[0])
+    assert float((after - before).norm() / before.norm()) < 0.05

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from goldstick.nn.lazy_weight import LazyWeight
 pytestmark = pytest.mark.usefixtures("reference_backend")
 
 
-def layer(scheme: str = "w8a16", **inputs: Tensor) -> QuantizedLinear:
+def layer(scheme: str = "w8a16", **inputs: Any) -> QuantizedLinear:
     parsed, old = Scheme.parse(scheme), nn.Linear(32, 24)
     tensor = quantize_with_search(old.weight.detach(), parsed.weight, "minmax")
     found = in_place_of(QuantizedLinear, old, tensor, parsed, **inputs)
@@ -95,3 +96,11 @@ def test_operators_that_are_called_from_cpp_get_the_numbers() -> None:
     assert torch.equal(found, own.stored_numbers() ** 2)
     assert repr(own.weight) == repr(own.stored_numbers())
     assert x.shape[-1] == own.weight.shape[1]
+
+
+@pytest.mark.parametrize("inputs", [{"input_multiplier": torch.logspace(-1, 1, 32)}, {"rotated": 8}])
+def test_its_numbers_are_what_the_layer_multiplies_by_whatever_it_does_to_its_input(inputs: dict[str, Any]) -> None:
+    own, x = layer(**inputs), torch.randn(2, 5, 32)
+    expected = own(x) - own.bias
+    for found in (torch.einsum("bti,oi->bto", x, own.weight), F.linear(x, own.weight), F.linear(x, own.weight.clone())):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)

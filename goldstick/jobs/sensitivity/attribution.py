@@ -182,7 +182,7 @@ def _put_back(
         del parent._modules[name]
         parent._parameters[name] = source
     elif keep_weight:
-        parent._modules[name] = _FloatInput(replaced, source)
+        parent._modules[name] = _with_weight_of(replaced, source)
     else:
         keeps = keep_input and replaced is not None and _rounds_input(replaced)
         parent._modules[name] = _RoundedInput(replaced, source) if keeps else source
@@ -210,23 +210,13 @@ class _RoundedInput(nn.Module):
         return output
 
 
-class _FloatInput(nn.Module):
+def _with_weight_of(quantized: Any, layer: nn.Module) -> nn.Module:
     """A float layer with the rounded weight of the quantized layer in its place, whose input is not rounded."""
-
-    def __init__(self, quantized: Any, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer, self._multiplier = copy.copy(layer), _multiplier(quantized)
-        weight = quantized.stored_numbers().to(layer.get_parameter("weight").dtype)
-        bias = quantized._parameters["bias"]
-        self.layer._parameters = {
-            **layer._parameters,
-            "weight": nn.Parameter(weight, requires_grad=False),
-            "bias": bias,
-        }
-
-    def forward(self, x: Tensor) -> Tensor:
-        output: Tensor = self.layer(x * self._multiplier)
-        return output
+    found = copy.copy(layer)
+    weight = quantized.stored_numbers().to(layer.get_parameter("weight").dtype)
+    mine = {"weight": nn.Parameter(weight, requires_grad=False), "bias": quantized._parameters["bias"]}
+    found._parameters = {**layer._parameters, **mine}
+    return found
 
 
 def _multiplier(quantized: Any) -> Any:

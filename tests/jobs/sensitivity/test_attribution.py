@@ -13,8 +13,10 @@ from click.testing import CliRunner
 from torch import nn
 
 import goldstick
+from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.cli import main
 from goldstick.core.kv_cache import KVScheme, KVSettings
+from goldstick.core.scheme import Scheme
 from goldstick.errors import UsageError
 from goldstick.evaluation.kl import token_kl
 from goldstick.hf.cache import quantized_cache_of, use_quantized_cache
@@ -23,6 +25,8 @@ from goldstick.jobs.load.calibration_data import calibration_data
 from goldstick.jobs.sensitivity import attribution as module
 from goldstick.jobs.sensitivity.attribution import attribute
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
+from goldstick.nn import QuantizedLinear
+from goldstick.nn.derived import in_place_of
 from goldstick.recipes.calibration import Calibration
 from tests.support.pages import check_alone
 
@@ -134,6 +138,16 @@ def test_blocks_are_put_back_whole_where_layers_were_scaled_against_each_other(
     without.model.layers[1] = case.model.model.layers[1]
     assert found.places[1].left == pytest.approx(case.kl(text, without), rel=1e-6)
     assert case.kl(text, case.other) == pytest.approx(found.total)
+
+
+def test_a_rounded_weight_behind_a_multiplier_is_put_in_place_as_the_float_layer_would_have_it() -> None:
+    layer, x, scheme = nn.Linear(64, 8), torch.randn(5, 64), Scheme.parse("w8a8-dynamic")
+    factors = torch.logspace(-1, 1, 64)
+    tensor = quantize_with_search(layer.weight.detach() / factors, scheme.weight, "minmax")
+    quantized = in_place_of(QuantizedLinear, layer, tensor, scheme, input_multiplier=factors)
+    found = module._with_weight_of(quantized, layer)
+    expected = (x * factors) @ tensor.dequantize().T + layer.bias
+    torch.testing.assert_close(found(input=x), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
