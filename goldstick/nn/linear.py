@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from goldstick.core.layout import TRANSPOSED_LINEAR_CLASSES, Layout
 from goldstick.core.qtensor import QuantizedTensor, in_place
 from goldstick.core.scheme import Scheme
+from goldstick.core.stand_in import foreign_forward
 from goldstick.errors import QuantizationError
 from goldstick.kernels.hadamard_op import hadamard
 from goldstick.nn.input_range import hold_input_range
@@ -142,10 +143,20 @@ class QuantizedLinear(PackedWeight):
 
     def alone(self, x: Tensor) -> Tensor:
         """[..., in] → [..., out] from this layer's own weight, whatever it shares its input with."""
-        return self.product(x, bias_of(self))
+        return self.multiplied(x, bias_of(self))
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x·Ŵᵀ + b, perhaps with another bias than the layer's own, for forwards that multiply by themselves."""
+    def product(self, x: Tensor, bias: Tensor | None) -> Tensor | None:
+        """x·Ŵᵀ + b, perhaps with another bias than the layer's own, for forwards that multiply by themselves.
+
+        ``None`` where that is not the layer's own forward and inputs have a static range: it is that of the layer's
+        calls, and x may have another.
+        """
+        own = foreign_forward(self) or type(self).forward
+        called = own.__module__.partition(".")[0] == __name__.partition(".")[0]
+        return None if called and self.scheme.static_input else self.multiplied(x, bias)
+
+    def multiplied(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """x·Ŵᵀ + b with what becomes of the input, perhaps with another bias than the layer's own."""
         buffers = self._buffers  # the module's own look-up takes longer
         x = self.prepared_input(x)
         return packed_linear(self, x, bias, buffers["input_scale"], buffers["input_zero_point"])

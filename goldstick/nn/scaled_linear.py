@@ -81,7 +81,7 @@ class ScaledLinear(QuantizedLinear):
         """The weight as numbers, [out, in], in the scale's dtype; they can be differentiated in the scales."""
         return in_place(_learned(self)(), self.input_order).to(self.weight_scale.dtype)
 
-    def product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+    def multiplied(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """f(x)·Ŵᵀ + b, [..., in] → [..., out]."""
         learned = _learned(self)
         x = self.prepared_input(x)

@@ -104,3 +104,23 @@ def test_its_numbers_are_what_the_layer_multiplies_by_whatever_it_does_to_its_in
     expected = own(x) - own.bias
     for found in (torch.einsum("bti,oi->bto", x, own.weight), F.linear(x, own.weight), F.linear(x, own.weight.clone())):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+class Longhand(nn.Linear):
+    """A layer whose own forward reads its weight."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """x·Wᵀ."""
+        return input @ self.weight.T
+
+
+def test_a_static_range_is_that_of_the_calls_and_rounds_no_input_of_others() -> None:
+    own, large = layer("w8a8-static", input_scale=torch.tensor(0.02)), 50 * torch.randn(4, 32)
+    for read in (F.linear(large, own.weight), large @ own.weight.T):
+        torch.testing.assert_close(read, large @ own.stored_numbers().T, rtol=1e-5, atol=1e-4)
+    longhand = Longhand(32, 24, bias=False)
+    scheme = Scheme.parse("w8a8-static")
+    tensor = quantize_with_search(longhand.weight.detach(), scheme.weight, "minmax")
+    called = in_place_of(QuantizedLinear, longhand, tensor, scheme, input_scale=torch.tensor(0.02))
+    clipped = (large / 0.02).round().clamp(-128, 127) * 0.02
+    torch.testing.assert_close(called(large), clipped @ tensor.dequantize().T, rtol=1e-4, atol=1e-4)
