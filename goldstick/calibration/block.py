@@ -17,7 +17,7 @@ from goldstick.calibration.dividing import by_all_ranks, decided, groups_of_rank
 from goldstick.calibration.experts import observe_experts
 from goldstick.calibration.held_out import LearnedPasses
 from goldstick.calibration.input_factors import InputMultipliers
-from goldstick.calibration.input_range import with_input_range
+from goldstick.calibration.input_range import range_notes, with_input_range
 from goldstick.calibration.observing import (
     Rows,
     chooses_tokens,
@@ -265,12 +265,12 @@ class BlockCalibration:
             self._place(task, edit)
 
     def _solved(self, task: Assignment, state: Any, notes: Mapping[str, float | str]) -> Quantize | None:
-        module, correct = self._network.module(task.site), task.site.name in self._work.corrected
-        if correct and not has_bias(module):
+        if task.site.name in self._work.corrected and not has_bias(self._network.module(task.site)):
             notes = {**notes, "correct_bias": "the layer has no bias to correct"}
         if task.stage.guide is not None:
             notes = {**notes, "objective": objective_of(task.stage.guide, state)}
         plain = state.plain if isinstance(state, OutputGroups) else state
+        notes = {**notes, **range_notes(task.scheme, plain)}
         edit = self._work.decide(task, self._network.weight(task.site), state, notes)
         return None if edit is None else with_input_range(edit, plain)
 

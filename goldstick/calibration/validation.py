@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from goldstick import surgery
 from goldstick.calibration.held_out import Passes
+from goldstick.calibration.input_range import zero_input_warnings
 from goldstick.calibration.unreached import unreached_warnings
 from goldstick.core.counts import counted
 from goldstick.core.edits import Quantize, SetWeight
@@ -82,8 +83,8 @@ def validation_warnings(notes: Mapping[str, Mapping[str, float | str]]) -> Seque
 
 
 def calibration_warnings(notes: Mapping[str, Mapping[str, float | str]]) -> Sequence[str]:
-    """What the report says of sites that no batch reached, and of those where calibration did not help."""
-    return [*unreached_warnings(notes), *validation_warnings(notes)]
+    """What the report says of sites that no batch reached, or nothing but 0, and where calibration did not help."""
+    return [*unreached_warnings(notes), *zero_input_warnings(notes), *validation_warnings(notes)]
 
 
 def _place(network: Network, edit: Quantize) -> None:

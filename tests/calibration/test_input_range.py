@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import goldstick
 from goldstick.algorithms import GPTQ, RTN
@@ -135,3 +135,14 @@ def test_both_ends_of_the_range_are_used() -> None:
     assert found.input_scale is not None and found.input_zero is not None
     assert found.input_scale.item() == pytest.approx(5.1 / 255)
     assert found.input_zero.item() == -128 + 50
+
+
+@pytest.mark.parametrize("scheme", ["w8a8-static", "w8a8-static-shifted", "fp8", "nvfp4"])
+def test_layers_whose_inputs_were_all_zero_are_named_in_a_warning(scheme: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64, bias=False), nn.ReLU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64))
+    stages = [{"rtn": {"scheme": scheme}}]
+    (warning,) = goldstick.apply(model, {"stages": stages}, data=[torch.zeros(4, 64)]).report.warnings
+    assert "showed 2 layers with a static range were 0" in warning and ": 0, 2. Use other data" in warning
+    result = goldstick.apply(model, {"stages": stages}, data=[torch.randn(4, 64)])
+    assert not result.report.warnings
