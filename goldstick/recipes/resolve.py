@@ -244,9 +244,9 @@ def _impossible(assignment: Assignment) -> str | None:
     layout = assignment.site.layout
     if assignment.scheme.activation and not (layout.multiplied or assignment.site.takes_rounded_input):
         return (
-            f"{assignment.site.name} is a {layout.value} weight and cannot take "
-            f"{assignment.scheme.activation.bits}-bit activations; give it a scheme such as w8a16 in 'overrides', or "
-            "exclude it."
+            f"{assignment.site.name} is a weight of {'fused experts' if layout.fused else 'an embedding'} and cannot "
+            f"take {assignment.scheme.activation.bits}-bit activations; give it a scheme such as w8a16 in 'overrides', "
+            "or exclude it."
         )
     return None
 

@@ -180,8 +180,10 @@ def test_8_bit_activations_are_for_linear_layers_and_plain_convolutions() -> Non
         "its forward reads the numbers of the weight: rounded without data; "
         "weight only: such a forward takes no 8-bit activations",
     ]
-    with pytest.raises(RecipeError, match="experts weight and cannot take 8-bit activations"):
+    with pytest.raises(RecipeError, match="is a weight of fused experts and cannot take 8-bit activations"):
         resolve([RTN(scheme="w8a8-dynamic")], meta("mixtral"))
+    with pytest.raises(RecipeError, match="is a weight of an embedding and cannot take 8-bit activations"):
+        resolve([RTN(scheme="w8a8-dynamic", targets=only("@embedding"))], meta("gpt2"))
     resolve([RTN(scheme="w8a8-dynamic")], meta("gpt2"))
 
 
@@ -190,7 +192,7 @@ def test_4_bit_activations_are_for_linear_layers() -> None:
         plain, note = "w4a16-channel", "weight only: such a convolution takes no 4-bit activations"
         expected = ("w4a4-dynamic-channel", "") if found.site.layout is Layout.LINEAR else (plain, note)
         assert (found.scheme.label, found.note) == expected
-    with pytest.raises(RecipeError, match="experts weight and cannot take 4-bit activations"):
+    with pytest.raises(RecipeError, match="is a weight of fused experts and cannot take 4-bit activations"):
         resolve([RTN(scheme="w4a4-dynamic")], meta("mixtral"))
 
 

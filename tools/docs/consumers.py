@@ -262,5 +262,6 @@ def _reason(words: str) -> str:
     plain = re.sub(r"[|`<>\n]", " ", re.sub(r" \(and \d+ more\).*| Use --format .*", "", words))
     plain = re.sub(r"^\S+ cannot hold this: [\w.]+: ", "", plain)
     plain = re.sub(r"^\d+ things are illegal\. \(1\) \S+ is an? (.*?)(; give it| \(2\)).*", r"\1", plain)
+    plain = re.sub(r"^(experts weight|weight of fused experts) and", "fused experts", plain)
     plain = re.sub(r",? and its scheme is [\w-]+|, not \d+$", "", plain)
     return " ".join(re.sub(r"its scheme is [\w-]+,? and ", "", plain).split()).rstrip(".")[:200]
