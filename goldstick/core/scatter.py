@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
@@ -42,9 +41,10 @@ class ScatteredBatchNorm(_BatchNorm):
         """[n, kept, …] → [n, width, …]."""
         found = super().forward(input)
         if found.ndim == 4 and found.is_cpu and found.is_contiguous(memory_format=torch.channels_last):
-            # A product with ones and zeros is exact, keeps channels last, and takes a fifth of the time of a copy.
-            places = one_hot(self.kept, self.width).to(found.dtype)
-            return (found.permute(0, 2, 3, 1) @ places).permute(0, 3, 1, 2)
+            # Row by row keeps channels last, and takes a third of the time of an assignment to channels, or less.
+            rows = found.permute(0, 2, 3, 1).flatten(0, 2)
+            spread = rows.new_zeros((len(rows), self.width)).scatter_(1, self.kept.expand(len(rows), -1), rows)
+            return spread.view(len(found), *found.shape[2:], self.width).permute(0, 3, 1, 2)
         wide = found.new_zeros((found.shape[0], self.width, *found.shape[2:]))
         wide[:, self.kept] = found
         return wide

@@ -41,3 +41,13 @@ def test_rows_without_places_are_scattered_too() -> None:
     plain = nn.BatchNorm1d(3).eval()
     x = torch.randn(5, 3)
     assert torch.equal(ScatteredBatchNorm(plain, KEPT, 6)(x), scattered(plain, x, 6))
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_number_that_is_none_stays_in_its_channel(memory_format: torch.memory_format) -> None:
+    plain = nn.BatchNorm2d(3).eval()
+    x = torch.randn(2, 3, 4, 7).contiguous(memory_format=memory_format)
+    x[0, 1, 2, 3], x[1, 2, 0, 0] = torch.inf, torch.nan
+    found = ScatteredBatchNorm(plain, KEPT, 6)(x)
+    torch.testing.assert_close(found, scattered(plain, x, 6), rtol=0, atol=0, equal_nan=True)
+    assert int((~found.isfinite()).sum()) == 2
