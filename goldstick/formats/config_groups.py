@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from reprlib import repr as shown
 from types import NoneType
@@ -143,6 +144,10 @@ def _activation(inputs: Mapping[str, Any]) -> Grid:
     )
 
 
+#: Names of classes as Python writes them; names of modules are in small letters.
+_LINEAR_CLASS = re.compile(r"(?=_*[A-Z])\w*Linear\w*", re.ASCII)
+
+
 def config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The groups of a ``quantization_config``, each with a list of ``targets``.
 
@@ -164,14 +169,15 @@ def config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def groups_by_module(config: Mapping[str, Any]) -> Callable[[str], Mapping[str, Any] | None]:
     """A function from a module's checkpoint name to its group of a ``quantization_config``; ``None`` for none.
 
-    The first target that matches decides. What names a class, as "Linear" does, matches every layer that no other does.
+    The first target that matches decides. What names a class of linear layers, as "Linear" does, matches every layer
+    that no other does: no other layers are quantized in this format. Other targets without a dot are modules' names.
 
     Raises:
         FormatError: There are no groups, one is no table, or a target is a pattern that is not matched.
     """
     listed = [(target, group) for group in config_groups(config) for target in group["targets"]]
     patterns = NamePatterns([target for target, _ in listed])
-    of_class = next((group for target, group in listed if not target.startswith("re:") and "." not in target), None)
+    of_class = next((group for target, group in listed if _LINEAR_CLASS.fullmatch(target)), None)
 
     def group_of(module: str) -> Mapping[str, Any] | None:
         place = patterns.first(module)

@@ -10,7 +10,8 @@ from compressed_tensors.compressors.naive_quantized import IntQuantizationCompre
 from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.utils import calculate_qparams
-from torch import Tensor
+from compressed_tensors.utils.match import match_targets
+from torch import Tensor, nn
 
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.grid import Grid
@@ -234,6 +235,39 @@ def test_a_group_that_goldstick_does_not_run_is_refused(group: dict[str, object]
 
 def test_a_module_outside_every_group_has_none() -> None:
     assert groups_by_module(FORMAT.config(MIXED, LEFT, {}))("lm_head") is None
+
+
+class Head(nn.Module):
+    """A model whose layers have names with and without dots."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.lm_head = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.embed, self.block = nn.Embedding(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+
+@pytest.mark.parametrize(
+    "targets",
+    [
+        [["lm_head"]],
+        [["fc1"], ["Linear"]],
+        [["lm_head", "block.0"], ["Linear"]],
+        [["Embedding"], ["Linear"]],
+        [["Embedding", "Head"]],
+        [["linear"], ["re:block.*"]],
+        [["Linear"], ["lm_head"]],
+    ],
+    ids=str,
+)
+def test_targets_mean_the_linear_layers_that_their_own_library_means(targets: list[list[str]]) -> None:
+    groups = [{"targets": each, "number": number} for number, each in enumerate(targets)]
+    group_of = groups_by_module({"config_groups": {f"group_{group['number']}": group for group in groups}})
+    every = [target for each in targets for target in each]
+    for name, module in Head().named_modules():
+        if isinstance(module, nn.Linear):
+            matched = match_targets(name, module, every)
+            expected = next((group for group in groups if matched and matched[0] in group["targets"]), None)
+            assert group_of(name) == expected, name
 
 
 def test_compressed_tensors_is_what_auto_tries_first() -> None:
