@@ -139,7 +139,7 @@ class QuantizedTensor:
         """Some rows of a matrix: those from one to another, or of indices int64 [rows]."""
         zero = None if self.zero is None else self.zero[part]
         divisor = self.global_scale
-        if divisor is not None and len(divisor) > 1:
+        if divisor is not None and (self.grid.superblock is not None or len(divisor) > 1):
             divisor = divisor[part]
         return replace(self, codes=self.codes[part], scale=self.scale[part], zero=zero, global_scale=divisor)
 

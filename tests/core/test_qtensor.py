@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor, in_groups, quantize_on_grid
+from goldstick.core.scheme import Scheme
 from goldstick.errors import QuantizationError
 
 GRIDS = [
@@ -152,6 +154,18 @@ def test_a_matrix_of_experts_is_quantized_as_its_experts_one_by_one(grid: Grid) 
         alone = quantize_on_grid(weight[expert], scale[expert], None if zero is None else zero[expert], grid)
         assert torch.equal(together.codes[expert], alone.codes)
         assert torch.equal(together.dequantize()[expert], alone.dequantize())
+
+
+@pytest.mark.parametrize("name", ["q4_k", "q6_k", "nvfp4a16", "w4a16-g32-asym"])
+@pytest.mark.parametrize("count", [1, 3])
+def test_rows_are_those_of_the_numbers_also_of_one_row_and_of_none(count: int, name: str) -> None:
+    grid = Scheme.parse(name).weight
+    tensor = quantize_with_search(torch.randn(count, 512), grid, "minmax")
+    whole = tensor.dequantize()
+    for part in (slice(0, 0), slice(0, 1), torch.tensor([], dtype=torch.int64), torch.tensor([0, 0])):
+        some = tensor.rows(part)
+        assert torch.equal(some.dequantize(), whole[part])
+        assert torch.equal(some.rows(slice(0, 0)).dequantize(), whole[:0])
 
 
 @every_grid
