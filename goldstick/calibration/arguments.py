@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from goldstick.core.torch_modes import TorchModes
 from goldstick.errors import StructureError
 from goldstick.structure.calls import ForwardLeft, standing_in
 from goldstick.structure.trace import is_cache, is_filled, map_tensors, tensor_identity, tensors_in, without_caches
@@ -30,6 +31,7 @@ class BlockCall:
             ``kwargs`` or a place in ``args``; ``None`` where it passed no cache.
         rest: What blocks give behind their hidden state; ``None`` where they give nothing else.
         overwrites: Whether blocks write into what they are given, so that each run needs a copy.
+        modes: What torch has for the thread where the model calls the block, such as autocast around all blocks.
     """
 
     args: tuple[Any, ...]
@@ -38,6 +40,7 @@ class BlockCall:
     cache: str | int | None = None
     rest: tuple[Any, ...] | None = None
     overwrites: bool = False
+    modes: TorchModes = field(default_factory=TorchModes.here)
 
     def arguments(self, hidden: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """All arguments, with a given hidden state."""
@@ -58,7 +61,9 @@ class BlockCall:
         args, kwargs = self.arguments(hidden)
         if self.overwrites:
             args, kwargs = map_tensors((args, kwargs), torch.clone)
-        return hidden_of(block(*args, **kwargs))
+        with self.modes.for_a_call().entered():
+            found = hidden_of(block(*args, **kwargs))
+        return found if torch.is_grad_enabled() else found.detach()
 
 
 def hidden_of(output: Any) -> Tensor:
@@ -113,6 +118,9 @@ def block_calls(
 
         def forward(*args: Any, **kwargs: Any) -> Any:
             nonlocal overwrites
+            if torch.is_inference_mode_enabled():  # what is made in it counts no writing, and allows none outside it
+                with torch.inference_mode(False), torch.no_grad():
+                    return forward(*map_tensors(args, _countable), **map_tensors(kwargs, _countable))
             by_keyword = _HIDDEN in kwargs
             hidden = kwargs[_HIDDEN] if by_keyword else args[0]
             if path in calls:
@@ -225,6 +233,11 @@ def run_around(
 def _cache_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | int | None:
     places: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
     return next((place for place, value in places if is_cache(value)), None)
+
+
+def _countable(tensor: Tensor) -> Tensor:
+    """A tensor that was not made in inference mode."""
+    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _versions(value: Any) -> list[int]:

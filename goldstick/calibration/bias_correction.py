@@ -25,7 +25,7 @@ def mean_output(
     """
     sums: list[tuple[Tensor, int]] = []
     for captured in inputs:
-        found = module.forward(*captured.args, **captured.kwargs)  # not a call, before which the pass would pause
+        found = captured.through(module.forward)  # not a call, before which the pass would pause
         if layout is Layout.CONVOLUTION:
             found = found.movedim(-1 - len(module.kernel_size), -1)  # type: ignore[arg-type]
         rows = found.reshape(-1, found.shape[-1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,9 +102,8 @@ def listen_to_experts(
         every_token: Whether every expert is given every token, whatever the router chose; nothing runs where the module
             is not told the choice as a tensor of numbers of experts.
     """
-    args, kwargs = captured.args, captured.kwargs
     if every_token:
-        chosen = next((one for one in tensors_in((args, kwargs)) if _is_choice(one)), None)
+        chosen = next((one for one in tensors_in((captured.args, captured.kwargs)) if _is_choice(one)), None)
         if chosen is None:
             return
         everyone = torch.arange(len(parameter), device=chosen.device, dtype=chosen.dtype).expand(len(chosen), -1)
@@ -114,9 +114,14 @@ def listen_to_experts(
             weights = tensor.shape == chosen.shape and tensor.is_floating_point()
             return tensor.new_ones(everyone.shape) if weights else tensor
 
-        args, kwargs = map_tensors((args, kwargs), to_everyone)
-    with torch.no_grad(), _Listen(parameter, hear):
-        captured.module.forward(*args, **kwargs)
+        args, kwargs = map_tensors((captured.args, captured.kwargs), to_everyone)
+        captured = replace(captured, args=args, kwargs=kwargs)
+
+    def forward(*args: Any, **kwargs: Any) -> None:
+        with torch.no_grad(), _Listen(parameter, hear):
+            captured.module.forward(*args, **kwargs)
+
+    captured.through(forward)
 
 
 def _is_choice(tensor: Tensor) -> bool:

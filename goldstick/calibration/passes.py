@@ -9,6 +9,7 @@ one batch, for a part of a pass more with every group.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 
 from goldstick.calibration.pauses import CapturedInput, PausedPass
 from goldstick.core.ranks import Ranks
-from goldstick.structure.calls import called_before, first_call
+from goldstick.structure.calls import called_before, run_up_to
 from goldstick.structure.trace import map_tensors
 
 Runs = Sequence[Callable[[], Tensor]]
@@ -84,17 +85,21 @@ class PausedPasses:
         """See :class:`Passes`."""
         with called_before(self._number_of, self._pause):
             self._passes = [PausedPass(run) for run in self._runs]
-            for one in self._passes:
-                one.go_on()
-            while (number := self._next()) is not None:
-                self._number = number
-                yield self._number
-                if self._number in self._called_again:  # whoever takes note of passes has seen others since
-                    self.again()
-                here = self._here()
-                self._solved.add(self._number)
-                for index in here:
-                    self._passes[index].go_on()
+            try:
+                for one in self._passes:
+                    one.go_on()
+                while (number := self._next()) is not None:
+                    self._number = number
+                    yield self._number
+                    if self._number in self._called_again:  # whoever takes note of passes has seen others since
+                        self.again()
+                    here = self._here()
+                    self._solved.add(self._number)
+                    for index in here:
+                        self._passes[index].go_on()
+            finally:  # so that none that an error leaves standing ends at some other time
+                for one in self._passes:
+                    one.abandon()
 
     def captured_inputs(self) -> Iterator[CapturedInput]:
         """See :class:`Passes`."""
@@ -107,8 +112,7 @@ class PausedPasses:
                     self._pausing = True
                 yield from calls
                 continue
-            _, module, args, kwargs = self._passes[index].at
-            yield CapturedInput(module=module, args=args, kwargs=kwargs, batch=index)
+            yield replace(self._passes[index].at[1], batch=index)
 
     def again(self) -> None:
         """See :class:`Passes`."""
@@ -133,7 +137,7 @@ class PausedPasses:
 
     def _pause(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._pausing and self._number_of[module] not in self._solved:
-            PausedPass.pause((self._number_of[module], module, args, kwargs))
+            PausedPass.pause((self._number_of[module], CapturedInput(module=module, args=args, kwargs=kwargs)))
             self._back(module)
 
 
@@ -166,8 +170,7 @@ class RepeatedPasses:
             if self._number in self._called_again:
                 yield from _every_call(run, self._groups[self._number], index)
                 continue
-            if call := first_call(self._groups[self._number], run):
-                yield CapturedInput(module=call[0], args=call[1], kwargs=call[2], batch=index)
+            yield from _first_call(run, self._groups[self._number], index)
 
     def again(self) -> None:
         """Nothing to do: every look starts over."""
@@ -176,6 +179,17 @@ class RepeatedPasses:
         """See :class:`Passes`."""
         for run in self._runs:
             yield run()
+
+
+def _first_call(run: Callable[[], Tensor], group: Sequence[nn.Module], batch: int) -> list[CapturedInput]:
+    """What the first layer of a group that a pass reaches is given; nothing where it reaches none."""
+    found: list[CapturedInput] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        found.append(CapturedInput(module=module, args=args, kwargs=kwargs, batch=batch))
+
+    run_up_to(group, run, note)
+    return found
 
 
 def _every_call(run: Callable[[], Tensor], group: Sequence[nn.Module], batch: int) -> list[CapturedInput]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
-from greenlet import GreenletExit, getcurrent, greenlet
+from greenlet import GreenletExit, error, getcurrent, greenlet
 from torch import Tensor, nn
 
+from goldstick.core.torch_modes import TorchModes
 from goldstick.errors import StructureError
 from goldstick.structure.calls import called_before
 from goldstick.structure.trace import tensor_identity
@@ -17,6 +19,8 @@ from goldstick.structure.trace import tensor_identity
 
 class PausedPass:
     """A forward pass that has not begun, stands at a :meth:`pause`, or is done.
+
+    What it has switched on for its thread, such as autocast, is off while it stands, and on again when it goes on.
 
     Args:
         run: The pass.
@@ -40,13 +44,17 @@ class PausedPass:
         self._coroutine.parent = self._driver = getcurrent()
         outer, _HERE.running = running(), self
         try:
-            self.at = self._standing.switch()
+            with TorchModes.here().entered():
+                self.at = self._standing.switch()
         finally:
             _HERE.running = outer
 
     def abandon(self) -> None:
         """Leave it where it stands, for good."""
-        self._coroutine.throw(GreenletExit)
+        if self.done:
+            return
+        with suppress(error), TorchModes.here().entered():  # one of another thread ends when that thread does
+            self._coroutine.throw(GreenletExit)
 
     @staticmethod
     def pause(at: Any) -> None:
@@ -58,7 +66,8 @@ class PausedPass:
         if inside is not None:
             inside._standing = getcurrent()
             assert inside._driver is not None
-            inside._driver.switch(at)
+            with TorchModes.here().entered():
+                inside._driver.switch(at)
 
 
 class _Here(threading.local):
@@ -82,18 +91,25 @@ class CapturedInput:
         args: What it is called with.
         kwargs: The same, by keyword.
         batch: Number of the batch.
+        modes: What torch has for the thread that calls it; as now where not given.
     """
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     batch: int = 0
+    modes: TorchModes = field(default_factory=TorchModes.here)
 
     @property
     def tensor(self) -> Tensor:
         """The input itself."""
         found: Tensor = next(value for value in (*self.args, *self.kwargs.values()) if isinstance(value, Tensor))
         return found
+
+    def through(self, forward: Callable[..., Any]) -> Any:
+        """What a function gives for it, called as that layer is."""
+        with self.modes.for_a_call().entered():
+            return forward(*self.args, **self.kwargs)
 
 
 def inputs_in_order(modules: Sequence[nn.Module], run: Callable[[], Tensor]) -> list[tuple[nn.Module, object]]:

@@ -121,7 +121,7 @@ class _StarvedExperts:
         for expert, tasks in self._tasks.items():
             by_module = {self._network.module(task.site): task for task in tasks}
             try:
-                traced = inputs_in_order(list(by_module), partial(expert, *example.args, **example.kwargs))
+                traced = inputs_in_order(list(by_module), partial(example.through, expert))
             except Exception:  # any code of the model may fail, in any way
                 continue
             groups: dict[object, list[Assignment]] = {}
@@ -159,4 +159,4 @@ def _observe(
         look(layers[module], CapturedInput(module=module, args=args, kwargs=kwargs).tensor)
 
     with called_before(layers, hear), torch.no_grad():
-        expert(*captured.args, **captured.kwargs)
+        captured.through(expert)

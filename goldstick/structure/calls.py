@@ -27,6 +27,17 @@ def called_before(modules: Iterable[nn.Module], hook: Hook) -> Iterator[None]:
             handle.remove()
 
 
+def run_up_to(modules: Iterable[nn.Module], run: Callable[[], Any], hook: Hook) -> None:
+    """Run up to the first call of one of some modules, which a hook is told of; the module itself does not run."""
+
+    def stop(*call: Any) -> None:
+        hook(*call)
+        raise ForwardLeft
+
+    with suppress(ForwardLeft), called_before(modules, stop):
+        run()
+
+
 def first_call(
     modules: Iterable[nn.Module], run: Callable[[], Any]
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]] | None:
@@ -35,13 +46,7 @@ def first_call(
     The module itself does not run. Its hook is gone afterwards: whoever looks at the arguments may call it.
     """
     found: list[tuple[nn.Module, tuple[Any, ...], dict[str, Any]]] = []
-
-    def stop(*call: Any) -> None:
-        found.append(call)
-        raise ForwardLeft
-
-    with suppress(ForwardLeft), called_before(modules, stop):
-        run()
+    run_up_to(modules, run, lambda *call: found.append(call))
     return found[0] if found else None
 
 
