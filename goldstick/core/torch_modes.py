@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device as default_device
 
 _AUTOCAST = tuple(device for device in ("cpu", "cuda", "xpu", "mps") if torch.amp.is_autocast_available(device))
+
+_LOCK = threading.Lock()
+#: Of dynamo, for the whole process: what gives back the one before, and an entry for each who is inside.
+_STANCE: list[Any] = []
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,3 +88,35 @@ class TorchModes:
 def _functions() -> tuple[TorchFunctionMode, ...]:
     """What sees every function of torch in this thread."""
     return tuple(torch._C._get_function_stack_at(place) for place in range(torch._C._len_torch_function_stack()))
+
+
+@contextmanager
+def as_written() -> Iterator[None]:
+    """Inside, the caller's autocast is off, and what was compiled runs as its code says.
+
+    Autocast would round products of what is measured, and keep weights that it cast before they were changed; dynamo
+    would pass by the hooks that watch layers. A forward may switch autocast on for itself.
+    """
+    here = TorchModes.here()
+    off = tuple((device, False, dtype) for device, _, dtype in here.autocast)
+    with _uncompiled(), replace(here, autocast=off, keeps_casts=False).entered():
+        yield
+
+
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Inside, in all threads, compiled functions run as they are written; until the last thread inside leaves."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled
+        yield
+        return
+    with _LOCK:
+        if not _STANCE:
+            _STANCE.append(torch.compiler.set_stance("force_eager"))
+        _STANCE.append(None)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _STANCE.pop()
+            if len(_STANCE) == 1:
+                _STANCE.pop().__exit__(None, None, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.nn import functional
 
 import goldstick
 from goldstick.calibration.passes import PausedPasses, RepeatedPasses
-from goldstick.core.torch_modes import TorchModes
+from goldstick.core.torch_modes import TorchModes, as_written
 from goldstick.nn import PackedWeight
 
 MODES: dict[str, Callable[[], AbstractContextManager[object]]] = {
@@ -157,3 +158,68 @@ def test_an_error_leaves_the_callers_modes(kind: str, where: str) -> None:
                 raise ZeroDivisionError
     del passes
     assert TorchModes.here() == before
+
+
+def test_a_compiled_module_is_calibrated_as_it_is_written_and_nothing_is_compiled_for_it() -> None:
+    torch.manual_seed(0)
+    network, graphs = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32)), []
+
+    def backend(graph: torch.fx.GraphModule, _: list[Tensor]) -> Callable[..., object]:
+        graphs.append(graph)
+        return graph.forward
+
+    plain = goldstick.apply(network, "gptq-w4a16-g32", data=batches()).model
+    compiled = torch.compile(network, backend=backend)
+    compressed = goldstick.apply(compiled, "gptq-w4a16-g32", data=batches()).model
+    assert not graphs
+    x = batches()[0]
+    assert torch.equal(compressed._orig_mod(x), plain(x))
+    assert not graphs
+    compiled(x)
+    assert graphs
+
+
+def test_what_is_compiled_is_compiled_again_when_the_last_of_several_threads_is_done() -> None:
+    graphs: list[torch.fx.GraphModule] = []
+
+    @partial(torch.compile, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    first, second = as_written(), as_written()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    double(torch.ones(2))
+    assert not graphs
+    second.__exit__(None, None, None)
+    double(torch.ones(2))
+    assert graphs
+
+
+class Small(nn.Module):
+    """Blocks whose activation lets no scale through."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([Block(), Block()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.clone()
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+@pytest.mark.parametrize("recipe", ["smoothquant-rtn-w8a8-static", "awq-gptq-w4a16-g32"])
+def test_the_callers_autocast_changes_nothing(recipe: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = Small().eval()
+    plain = goldstick.apply(network, recipe, data=batches())
+    with torch.autocast("cpu", torch.bfloat16):
+        before = TorchModes.here()
+        same = goldstick.apply(network, recipe, data=batches())
+        same.save(tmp_path / "saved")
+        assert TorchModes.here() == before
+    assert same.report.layers == plain.report.layers
+    assert all(map(torch.equal, plain.model.state_dict().values(), same.model.state_dict().values()))

@@ -14,6 +14,7 @@ from torch import Tensor
 from goldstick.core.counts import counted
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.rows import row_chunks
+from goldstick.core.torch_modes import as_written
 from goldstick.errors import DataError, UsageError
 from goldstick.evaluation.forward import embedding_rows
 from goldstick.hf.example_inputs import Inputs, fixed_inputs, give_inputs
@@ -25,6 +26,7 @@ from goldstick.report.model_comparison import PARTING_DB, ModelComparison, Modul
 from goldstick.report.report import Report
 
 
+@as_written()
 def compare_models(
     first: Path,
     second: Path,

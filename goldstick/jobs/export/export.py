@@ -27,6 +27,7 @@ from goldstick.core.disk_space import require_space
 from goldstick.core.processes import told_by_first
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
+from goldstick.core.torch_modes import as_written
 from goldstick.errors import DataError, NotRunError
 from goldstick.formats.base import StoredLayer
 from goldstick.formats.input_scale import part_name, unpack_multiplier
@@ -52,6 +53,7 @@ from goldstick.report import Report, SizeSummary
 _WINDOW = 1 << 28
 
 
+@as_written()
 def export_checkpoint(
     directory: Path,
     format_name: str,

@@ -22,6 +22,7 @@ from goldstick.checkpoint.staging import check_output, refuse_overlap, staged
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.json_files import dump_json
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.torch_modes import as_written
 from goldstick.errors import CheckpointError, FormatError, NotRunError, UsageError
 from goldstick.formats import GRAPHS
 from goldstick.formats.graph import GraphFormat, GraphLayer
@@ -40,6 +41,7 @@ from goldstick.report import Report
 BOUND, BOUND_OF_ROUNDED_INPUTS = 1e-8, 1e-3
 
 
+@as_written()
 def export_graph(
     directory: Path, name: str, output: Path, *, overwrite: bool = False, progress: Progress = quiet
 ) -> Quantized:

@@ -19,6 +19,7 @@ from goldstick.core.freed_memory import give_large_blocks_back, return_freed_mem
 from goldstick.core.input_squares import InputSquares
 from goldstick.core.json_files import check_writable
 from goldstick.core.progress import Progress, quiet
+from goldstick.core.torch_modes import as_written
 from goldstick.hf.streaming import StreamedModel
 from goldstick.jobs.importance.left_alone import measuring_work
 from goldstick.jobs.load.calibration_inputs import calibration_inputs, require_calibration
@@ -47,6 +48,7 @@ class MeasuredImportance:
     audit: Mapping[str, int | float | str]
 
 
+@as_written()
 def measure_importance(
     directory: Path,
     text: Calibration,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick import surgery
+from goldstick.core.torch_modes import as_written
 from goldstick.errors import UsageError
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import inputs_for
@@ -35,6 +36,7 @@ from goldstick.structure.trace import evaluating
 from goldstick.structure.wrong_inputs import wrong_inputs
 
 
+@as_written()
 def optimize(model: nn.Module, inputs: Mapping[str, Any] | None = None, *, interleave: bool = True) -> Optimization:
     """Rearrange a loaded model so that it runs faster, in place; what it computes stays.
 

@@ -21,6 +21,7 @@ from goldstick.core.disk_space import require_space
 from goldstick.core.error import WeightError
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
+from goldstick.core.torch_modes import as_written
 from goldstick.errors import UsageError
 from goldstick.hf.example_inputs import fixed_inputs, given_inputs
 from goldstick.jobs.load.importance import save_importance
@@ -64,6 +65,7 @@ class Quantized:
     finished_before: bool = False
 
 
+@as_written()
 def execute(
     plan: Plan,
     output: Path,

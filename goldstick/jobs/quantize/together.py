@@ -17,6 +17,7 @@ from goldstick.core.agreement import require_same
 from goldstick.core.processes import process_count, rank, told_by_first
 from goldstick.core.progress import quiet
 from goldstick.core.ranks import Ranks
+from goldstick.core.torch_modes import as_written
 from goldstick.errors import RankError, UsageError
 from goldstick.jobs.load.importance import importance_files
 from goldstick.jobs.load.load import find_device
@@ -48,6 +49,7 @@ def agree(ranks: Ranks, plan: Plan, data: CalibrationSet | None) -> None:
     require_same(ranks, own | {"recipe": recipe})
 
 
+@as_written()
 def help_the_first(
     plan: Plan,
     output: str | Path,

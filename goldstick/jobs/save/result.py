@@ -28,6 +28,7 @@ from goldstick.core.processes import rank
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.references import copy_of, left_behind, parameters_of
 from goldstick.core.shared_storage import part_storage
+from goldstick.core.torch_modes import as_written
 from goldstick.errors import FormatError, UsageError
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import given_inputs, inputs_for
@@ -84,6 +85,7 @@ class Result:
     _folds: Sequence[FoldNorm] = ()
     _packed_before: Sequence[str] = ()
 
+    @as_written()
     def save(self, directory: str | Path, *, overwrite: bool = False, progress: Progress = quiet) -> Path:
         """Write the model as a checkpoint, read it back in a fresh process, and compare.
 
@@ -150,6 +152,7 @@ class Result:
         return dataclasses.replace(self.report, format=format_name, proof=found)
 
 
+@as_written()
 def apply_recipe(
     model: nn.Module,
     recipe: Recipe,

@@ -11,6 +11,7 @@ from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.core.json_files import dump_json
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
+from goldstick.core.torch_modes import as_written
 from goldstick.errors import GoldstickError, UsageError
 from goldstick.jobs.load.find_model import REFERENCE, check_model, data_directory, find_model
 from goldstick.jobs.search.find import search_recipe
@@ -28,6 +29,7 @@ from goldstick.report.report import Report
 REQUEST = "request"
 
 
+@as_written()
 def search(
     model: str | Path,
     *,

@@ -15,6 +15,7 @@ from goldstick.calibration.task import Assignment
 from goldstick.core.agreement import require_same, sizes_of
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.ranks import Ranks
+from goldstick.core.torch_modes import as_written
 from goldstick.errors import RecipeError
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.sensitivity.block_runs import BlockRuns
@@ -29,6 +30,7 @@ from goldstick.report.sensitivity import Choice, LayerSensitivity, Sensitivity
 from goldstick.structure.network import Network, Site
 
 
+@as_written()
 def measure_sensitivity(
     directory: Path,
     recipe: Recipe,
