@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from goldstick.calibration.batch_rows import count_rows, is_text, rows_of, same_in_parts
 from goldstick.calibration.output_metric import OutputMetric
 from goldstick.calibration.passes import Passes as GroupPasses
 from goldstick.calibration.pauses import CapturedInput
@@ -94,20 +96,23 @@ def held_count(total: int, share: float) -> int:
     return min(max(1, round(share * total)), total - 1)
 
 
-def apart(batches: Sequence[Mapping[str, Tensor]], share: float) -> Sequence[Mapping[str, Tensor]]:
+def apart(
+    batches: Sequence[Mapping[str, Any]], share: float, model: nn.Module | None = None
+) -> Sequence[Mapping[str, Any]]:
     """The batches; a single one of several rows as two, so that there is one to hold out.
 
     Args:
         batches: Keyword arguments of the model's forward.
         share: Which share of them is held out.
+        model: Shows whether what is no text is made of rows: in parts it has to give the same. ``None`` where batches
+            are known to be.
     """
-    if not share or len(batches) != 1:
-        return batches
-    rows = {len(value) for value in batches[0].values() if value.ndim}
-    if len(rows) != 1 or (count := rows.pop()) < 2 or any(not value.ndim for value in batches[0].values()):
+    if not share or len(batches) != 1 or (count := count_rows(batches[0])) < 2:
         return batches
     cut = count - held_count(count, share)
-    return [{name: value[part] for name, value in batches[0].items()} for part in (slice(0, cut), slice(cut, None))]
+    parts = [rows_of(batches[0], part) for part in (slice(0, cut), slice(cut, None))]
+    surely = model is None or is_text(batches[0]) or same_in_parts(model, batches[0], parts)
+    return parts if surely else batches
 
 
 class LearnedPasses:

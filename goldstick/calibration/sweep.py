@@ -58,7 +58,7 @@ def sweep(
     """
     model = network.model
     device = next((one.device for one in model.parameters() if not one.is_meta), torch.device("cpu"))
-    batches = apart([on_device(batch, device) for batch in batches], work.holdout)
+    batches = apart([on_device(batch, device) for batch in batches], work.holdout, model)
     prepare_experts(network, work)
     floats = (original or deep_copy(model)) if work.needs_float_inputs else None
     if floats is not None:

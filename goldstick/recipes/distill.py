@@ -55,7 +55,7 @@ class Before:
             QuantizationError: There are too few batches to hold some out.
             UsageError: The network gives no scores.
         """
-        batches = [{**_without_cache(teacher), **batch} for batch in apart(batches, stage.holdout)]
+        batches = [{**_without_cache(teacher), **batch} for batch in apart(batches, stage.holdout, teacher)]
         if len(batches) < 2:
             raise QuantizationError(
                 f"distill is judged by calibration batches that it has not learned from, and there is {len(batches)} "
