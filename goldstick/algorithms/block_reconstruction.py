@@ -55,6 +55,8 @@ class BlockReconstruction(Stage):
     survives: ClassVar[bool] = False
     #: Whether it searches the codes of every grid, or of integers with float scales alone.
     any_grid: ClassVar[bool] = False
+    #: What to do where no batch can be held out, for errors.
+    without_holdout: ClassVar[str] = "set holdout: 0"
 
     steps: int = 200
     batches: int = 1

@@ -26,6 +26,8 @@ class Validate(Stage):
     name: ClassVar[str] = "validate"
     data_requirement: ClassVar[DataRequirement] = DataRequirement.BLOCKWISE
     once: ClassVar[bool] = True
+    #: What to do where no batch can be held out, for errors.
+    without_holdout: ClassVar[str] = "leave validate out, as --effort fast does"
 
     holdout: float = 0.125
 

@@ -49,7 +49,7 @@ class BlockFinish:
         stage = work.validation
         self.learned = len(runs)
         if stage is not None:
-            self.learned = learned_batches(work.ranks, len(runs), stage.name, stage.holdout)
+            self.learned = learned_batches(work.ranks, len(runs), stage)
         self.targets: list[Tensor] = []
 
     @property
@@ -82,7 +82,7 @@ class BlockFinish:
             runs=self._runs, targets=self.targets, masks=self._masks, ranks=work.ranks, metric=self._metric()
         )
         if work.validation is not None:
-            _, judge = split(passes, work.validation.name, work.validation.holdout)
+            _, judge = split(passes, work.validation)
             rounded = {name: self._rounded(name) for name in edits}
             self._take(edits, validate_block(self._network, dict(edits), rounded, judge))
         if work.reconstruction is not None:
@@ -102,7 +102,7 @@ class BlockFinish:
             return None
         count = self.learned
         if stage.holdout:
-            count = min(count, learned_batches(self._work.ranks, len(self._runs), stage.name, stage.holdout))
+            count = min(count, learned_batches(self._work.ranks, len(self._runs), stage))
         return OutputMetric.of(self._gradients[:count], self._masks[:count], stage.guide.mix, self._work.ranks)
 
     def _rounded(self, name: str) -> Quantize:

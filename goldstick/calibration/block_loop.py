@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -21,6 +22,7 @@ from goldstick.calibration.kv_ranges import with_cache
 from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets
 from goldstick.calibration.task import Work
+from goldstick.calibration.wrong_batch import naming_batch
 from goldstick.core.token_mask import TokenMask, encoder_mask, token_mask
 from goldstick.structure.network import Network
 
@@ -84,10 +86,10 @@ class BlockLoop:
     def _outputs(self, block: str, copy: nn.Module | None, states: Sequence[Tensor]) -> Iterator[Tensor]:
         module, count = self.network.model.get_submodule(block), len(self.batches)
         first = len(states) - len(self.float_calls)
-        runs = block_runs(module, block, self.calls, states, self.caches)
+        runs = block_runs(module, block, self.calls, states, self.caches, batches=self.batches)
         original = None
         if copy is not None:
-            float_runs = block_runs(copy, block, self.float_calls, states, first=first)
+            float_runs = block_runs(copy, block, self.float_calls, states, first=first, batches=self.batches)
             original = Original(module=copy, path=block, runs=float_runs)
         with multiplying_in_float32(*([copy] if copy is not None else [])):
             calibration = None
@@ -152,6 +154,7 @@ def block_runs(
     hidden: Sequence[Tensor],
     caches: Caches | None = None,
     first: int = 0,
+    batches: Batches = (),
 ) -> list[Callable[[], Tensor]]:
     """A block's forward on each batch.
 
@@ -162,13 +165,16 @@ def block_runs(
         hidden: The hidden states, batch by batch; indexed when a pass begins, so they may lie on disk.
         caches: Give each pass its cache, where the model gave the block one; ``None`` for no caches.
         first: Where the hidden states of the first batch stand.
+        batches: What the first of the calls are of, which errors name.
     """
 
     def run(index: int) -> Tensor:
         call = calls[index][block]
         if caches is not None:
             call = with_cache(call, caches.pass_cache(index))
-        return call.run(module, hidden[first + index])
+        named = naming_batch(batches[index], index + 1, block) if index < len(batches) else nullcontext()
+        with named:
+            return call.run(module, hidden[first + index])
 
     return [partial(run, index) for index in range(len(calls))]
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from goldstick.calibration.arguments import BlockCall, run_around
 from goldstick.calibration.predictions import signs, slopes
 from goldstick.calibration.spilled import Spilled
+from goldstick.calibration.wrong_batch import naming_batch
 from goldstick.core.disk_space import require_temporary_space
 from goldstick.core.powers_of_two import power_of_two
 from goldstick.core.ranks import Ranks
@@ -91,7 +92,10 @@ def end_gradients(
             given[block] = here
         module = floats.load(block)
         with torch.no_grad():
-            here = Spilled(calls[index][block].run(module, here[index]) for index in range(len(batches)))
+            here = Spilled(
+                _given(block, module, calls[index][block], here[index], batch, first + index)
+                for index, batch in enumerate(batches)
+            )
         floats.release(block)
     found: dict[str, Sequence[Tensor]] = {}
     ahead: Sequence[Tensor] = Spilled(
@@ -111,6 +115,14 @@ def end_gradients(
         del given[block]
         floats.release(block)
     return found
+
+
+def _given(
+    block: str, module: nn.Module, call: BlockCall, hidden: Tensor, batch: Mapping[str, Any], index: int
+) -> Tensor:
+    """What a block gives."""
+    with naming_batch(batch, index + 1, block):
+        return call.run(module, hidden)
 
 
 def _of_the_loss(

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from goldstick.algorithms.block_reconstruction import BlockReconstruction
+from goldstick.algorithms.validate import Validate
 from goldstick.calibration.batch_rows import count_rows, is_text, rows_of, same_in_parts
 from goldstick.calibration.output_metric import OutputMetric
 from goldstick.calibration.passes import Passes as GroupPasses
@@ -66,28 +68,28 @@ class Passes:
         return total / count
 
 
-def split(passes: Passes, name: str, share: float) -> tuple[Passes, Passes]:
+def split(passes: Passes, stage: Validate | BlockReconstruction) -> tuple[Passes, Passes]:
     """The batches to learn from, and those to judge by: the last; all for both where none are held out.
 
     Raises:
-        QuantizationError: There is one batch; the message names ``name``, the stage that holds out.
+        QuantizationError: There is one batch; the message names the stage that holds out, and what it can do without.
     """
-    if not share:
+    if not stage.holdout:
         return passes, passes
-    learned = learned_batches(passes.ranks, len(passes.runs), name, share)
+    learned = learned_batches(passes.ranks, len(passes.runs), stage)
     return passes.part(slice(0, learned)), passes.part(slice(learned, None))
 
 
-def learned_batches(ranks: Ranks, own: int, name: str, share: float) -> int:
+def learned_batches(ranks: Ranks, own: int, stage: Validate | BlockReconstruction) -> int:
     """How many of a rank's ``own`` batches, the first, are not held out; see :func:`split`."""
     counts = ranks.gather(own)
     total = sum(counts)
     if total < 2:
         raise QuantizationError(
-            f"{name} is judged by calibration batches that it has not learned from, and there is {total}"
-            " batch; give at least 2 (more samples), or set holdout: 0."
+            f"{stage.name} is judged by calibration batches that nothing was fitted to, and there is {total} batch, "
+            f"which cannot be taken apart; give at least 2 (more samples), or {stage.without_holdout}."
         )
-    learned = total - held_count(total, share)
+    learned = total - held_count(total, stage.holdout)
     return min(max(0, learned - sum(counts[: ranks.rank])), own)
 
 

@@ -59,7 +59,7 @@ def reconstruct_block(
     }
     if not searches:
         return {}
-    lesson, judge = split(passes, reconstruction.name, reconstruction.holdout)
+    lesson, judge = split(passes, reconstruction)
     before = judge.loss()
     best, found = before, dict[str, QuantizedTensor]()
     failure = ""

@@ -25,13 +25,13 @@ from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
 from goldstick.calibration.task import Work
+from goldstick.calibration.wrong_batch import naming_batch
 from goldstick.core.progress import Progress
 from goldstick.core.references import deep_copy
-from goldstick.errors import DataError, StructureError
+from goldstick.errors import StructureError
 from goldstick.structure.calls import first_call
 from goldstick.structure.network import Network
 from goldstick.structure.trace import evaluating, keeping_buffers, on_device, tensors_in
-from goldstick.structure.wrong_inputs import wrong_inputs
 
 
 def sweep(
@@ -170,14 +170,7 @@ def _whole_runs(model: nn.Module, batches: Batches) -> list[Callable[[], Tensor]
 
 
 def _last_output(model: nn.Module, batch: Mapping[str, Tensor], place: int) -> Tensor:
-    def refused(reason: str) -> DataError:
-        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in batch.items())
-        return DataError(
-            f"Batch {place} of the calibration data ({shapes}) does not run through this {type(model).__name__}: "
-            f"{reason}. Give batches that its forward takes, or leave that one out."
-        )
-
-    with wrong_inputs(refused):
+    with naming_batch(batch, place, f"this {type(model).__name__}"):
         output = model(**batch)
     return _float_of(output)
 

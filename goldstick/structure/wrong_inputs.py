@@ -7,6 +7,9 @@ from contextlib import contextmanager
 
 import torch
 
+#: What torch names where the processor's memory is exhausted, which has no error of its own.
+_ALLOCATOR = "DefaultCPUAllocator"
+
 
 @contextmanager
 def wrong_inputs(say: Callable[[str], Exception]) -> Iterator[None]:
@@ -20,4 +23,6 @@ def wrong_inputs(say: Callable[[str], Exception]) -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, LookupError) as error:  # what other arguments and shapes cause
+        if _ALLOCATOR in str(error):
+            raise
         raise say(" ".join(str(error).split()).rstrip(".")) from error
