@@ -25,6 +25,8 @@ _SHRINK_STEPS = 80
 #: Ratios of ranges whose scales are FP8 numbers, and of those whose scales are powers of two.
 _WIDENED = (1.0, 1.5, 1.375, 1.25, 1.125, *(1 - step / 40 for step in range(1, 21)))
 _DOUBLED = (1.0, 2.0, 0.5, 0.25)
+#: Subnormal: rounded by 1/32 at most, which costs less than a larger scale.
+_LEAST_OF_FLOAT16 = 2.0**-20
 _HQQ_NORM = 0.7
 _HQQ_BETA = 10.0
 _HQQ_BETA_GROWTH = 1.01
@@ -273,6 +275,10 @@ def _ratios(grid: Grid) -> tuple[float, ...]:
     return _WIDENED if grid.tensor_scaled else _DOUBLED
 
 
+def _least_scale(dtype: torch.dtype) -> float:
+    return _LEAST_OF_FLOAT16 if dtype == torch.float16 else torch.finfo(dtype).tiny
+
+
 def _range(low: Tensor, high: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
     dtype = kept.dtype
     if not grid.integers:
@@ -282,7 +288,7 @@ def _range(low: Tensor, high: Tensor, grid: Grid, kept: ScaleDtype) -> Range:
         return torch.where(scale == 0, torch.finfo(dtype).eps, scale).to(dtype), None
     span = (high - low) / grid.code_max
     # A group of zeros gets the scale 1: its codes are then its zero, exactly.
-    scale = torch.where(span == 0, torch.ones_like(span), span.clamp(min=torch.finfo(dtype).tiny)).to(dtype)
+    scale = torch.where(span == 0, torch.ones_like(span), span.clamp(min=_least_scale(dtype))).to(dtype)
     if not all_finite(scale):
         raise QuantizationError(f"A scale of {float(span.max()):.3g} does not fit {dtype}; load the model in float32.")
     if grid.symmetric:

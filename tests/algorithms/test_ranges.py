@@ -281,8 +281,28 @@ def test_codes_are_right_for_the_rounded_scale_that_is_stored(search: RangeSearc
 def test_weights_too_small_for_the_scales_dtype_still_come_within_half_a_step() -> None:
     weight = (torch.randn(2, 32) * 1e-6).half()
     tensor = quantize_with_search(weight, grid_of(4, True, 16), "minmax")
-    assert (tensor.scale.float() >= torch.finfo(torch.float16).tiny).all()
+    assert (tensor.scale.float() >= 2.0**-20).all()
     assert weight_error(weight, tensor).max_abs <= float(tensor.scale.max()) / 2
+
+
+@pytest.mark.parametrize("search", SEARCHES)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_small_weights_are_as_exact_in_float16_as_in_float32(search: RangeSearch, bits: int) -> None:
+    for exponent in range(-19, -12):
+        weight = (torch.randn(16, 512) * 2.0**exponent * 2**bits / 6).half()  # scales of about 2^exponent
+        for symmetric in (True, False) if search != "hqq" else (False,):
+            grid = grid_of(bits, symmetric, 128)
+            half, whole = (
+                weight_error(weight, quantize_with_search(one, grid, search)) for one in (weight, weight.float())
+            )
+            assert half.sqnr_db is not None and whole.sqnr_db is not None
+            assert half.sqnr_db > whole.sqnr_db - 3, exponent
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scales_of_other_dtypes_are_normal_numbers(dtype: torch.dtype) -> None:
+    tensor = quantize_with_search(torch.full((1, 16), 1e-38, dtype=dtype), grid_of(8, True, 16), "minmax")
+    assert float(tensor.scale) == torch.finfo(dtype).tiny
 
 
 def test_a_scale_that_overflows_its_dtype_is_refused_with_a_way_out() -> None:
