@@ -36,7 +36,8 @@ def same_in_parts(model: nn.Module, batch: Batch, parts: Sequence[Batch]) -> boo
     """Whether a model gives for the parts of a batch what it gives for all of it.
 
     A graph does not run in parts, or gives something else. Numbers may differ by the root of their dtype's precision,
-    since sums have another order where there are fewer rows. A model that gives no tensor but numbers shows nothing.
+    since sums have another order where there are fewer rows. A model that gives no tensor but numbers shows nothing;
+    nor does a tensor with a further axis of rows, such as the similarities of pictures and texts.
 
     Args:
         model: The model; left as it is.
@@ -51,8 +52,11 @@ def same_in_parts(model: nn.Module, batch: Batch, parts: Sequence[Batch]) -> boo
             raise
         except Exception:  # any code of the model may fail on a part of what it takes
             return False
-    counted = {len(found) for found in (whole, *pieces)}
-    return counted == {len(whole)} - {0} and all(map(_is_joined, whole, zip(*pieces, strict=True)))
+    if any(len(found) != len(whole) for found in pieces):
+        return False
+    together = zip(whole, zip(*pieces, strict=True), strict=True)
+    shown = [(one, parts) for one, parts in together if all(part.shape[1:] == one.shape[1:] for part in parts)]
+    return bool(shown) and all(_is_joined(one, parts) for one, parts in shown)
 
 
 def _given(model: nn.Module, batch: Batch) -> Sequence[Tensor]:
@@ -60,7 +64,7 @@ def _given(model: nn.Module, batch: Batch) -> Sequence[Tensor]:
 
 
 def _is_joined(whole: Tensor, parts: Sequence[Tensor]) -> bool:
-    if any(part.shape[1:] != whole.shape[1:] for part in parts) or sum(map(len, parts)) != len(whole):
+    if sum(map(len, parts)) != len(whole):
         return False
     joined = torch.cat(list(parts))
     differ = joined != whole

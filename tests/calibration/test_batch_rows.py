@@ -66,6 +66,28 @@ class Set(Rows):
         return super().forward((x @ x.T / WIDTH).softmax(-1) @ x)
 
 
+class Similar(Rows):
+    """What it gives of each row, and how alike rows are."""
+
+    def forward(self, x: Tensor, extra: Any = None) -> Any:
+        found = super().forward(x)
+        return found @ found.T, found
+
+
+class Alike(Similar):
+    """How alike rows are, alone."""
+
+    def forward(self, x: Tensor, extra: Any = None) -> Any:
+        return super().forward(x)[0]
+
+
+class Pooled(Rows):
+    """What it gives of each row, and of all together."""
+
+    def forward(self, x: Tensor, extra: Any = None) -> Any:
+        return super().forward(x), x.sum(0, keepdim=True)
+
+
 class Mean(Rows):
     """What it gives is of all rows together."""
 
@@ -100,16 +122,17 @@ def test_a_graph_is_not_cut_by_its_nodes() -> None:
         compressed(Graph(), FINISHES["distill"], graph())
 
 
-@pytest.mark.parametrize("make", [Set, Mean])
+@pytest.mark.parametrize("make", [Set, Mean, Pooled, Alike])
 def test_rows_that_a_model_mixes_are_not_cut(make: Callable[[], nn.Module]) -> None:
     batch = {"x": rows()}
     assert apart([batch], 0.25, make()) == [batch]
 
 
+@pytest.mark.parametrize("make", [Rows, Similar])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rows_that_a_model_takes_one_by_one_are_cut(dtype: torch.dtype) -> None:
+def test_rows_that_a_model_takes_one_by_one_are_cut(dtype: torch.dtype, make: Callable[[], nn.Module]) -> None:
     batch = {"x": rows().to(dtype), "extra": torch.tensor(3.0)}
-    first, second = apart([batch], 0.25, Rows().to(dtype))
+    first, second = apart([batch], 0.25, make().to(dtype))
     assert torch.equal(torch.cat([first["x"], second["x"]]), batch["x"]) and len(second["x"]) == 2
     assert first["extra"] is second["extra"] is batch["extra"]
 
