@@ -80,7 +80,7 @@ def apply(
     Raises:
         RecipeError: The recipe is wrong, or illegal for this model.
         DataError: ``data`` holds what is no batch; the message names the item.
-        SourceError: The model is in float64, in which no quantized layer runs.
+        SourceError: A layer to be quantized is in float64 or in codes of its own, or has no numbers (meta).
         QuantizationError: A weight is not finite.
         UsageError: :func:`set_input_bits` has let inputs be rounded to 8 bits.
         TrainingError: A training diverged, or its checkpoint is of another.

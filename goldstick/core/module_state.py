@@ -61,6 +61,8 @@ def _unfit(model: nn.Module) -> Iterator[str]:
                 f"{name} is {kind}, which a checkpoint cannot hold. Register it with persistent=False and build it "
                 "with the module, or make it a plain tensor."
             )
+        elif tensor.is_meta:
+            yield f"{name} is on the meta device, where there are no numbers. Load the weights first."
     modules = dict(model.named_modules(remove_duplicate=False))
     extra = extra_states(model)
     for name, value in extra.items():

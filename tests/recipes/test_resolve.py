@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 from transformers import PreTrainedModel
 
@@ -412,6 +413,42 @@ def test_a_float64_model_is_refused_while_it_is_still_whole() -> None:
     with pytest.raises(SourceError, match=r"The Sequential is float64 \(0\.weight and 1 more\).*model\.float\(\)"):
         goldstick.apply(model, "rtn-w8a16", inplace=True)
     assert type(model[0]) is nn.Linear
+
+
+class Converting(nn.Module):
+    """Its middle layer computes in a type of its own."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first, self.middle = nn.Linear(64, 64), nn.Linear(64, 64)
+        self.middle.weight = nn.Parameter(self.middle.weight.detach().to(dtype), requires_grad=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.first(x) @ self.middle.weight.T.to(x.dtype)
+
+
+@pytest.mark.parametrize(
+    ("build", "told"),
+    [
+        (lambda: Converting(torch.float64), r"The Converting is float64 \(middle\.weight\).*or exclude the layer"),
+        (lambda: Converting(torch.float8_e4m3fn), r"middle\.weight of this Converting is float8_e4m3fn, codes of a"),
+        (lambda: Converting(torch.float32).to("meta"), r"first\.weight of this Converting is on the meta device"),
+    ],
+    ids=["float64", "float8", "meta"],
+)
+def test_a_layer_that_cannot_be_quantized_is_refused_with_its_name(build: Callable[[], nn.Module], told: str) -> None:
+    with pytest.raises(SourceError, match=told):
+        goldstick.apply(build(), "rtn-w8a16")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float8_e4m3fn], ids=str)
+def test_an_excluded_layer_stays_in_whatever_type_it_is(dtype: torch.dtype) -> None:
+    model, x = Converting(dtype), torch.randn(8, 64)
+    recipe = {"stages": [{"gptq": {"scheme": "w8a16", "targets": {"exclude": ["middle"]}}}]}
+    result = goldstick.apply(model, recipe, data=[x])
+    made: Any = result.model
+    assert made.middle.weight.dtype is dtype and type(made.middle) is nn.Linear and type(made.first) is not nn.Linear
+    torch.testing.assert_close(made(x), model(x), rtol=0.02, atol=0.02)
 
 
 @pytest.mark.parametrize(

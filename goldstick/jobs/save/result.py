@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from goldstick.calibration.data.samples import count_batches
-from goldstick.calibration.float_types import refuse_float64
+from goldstick.calibration.float_types import refuse_unfit
 from goldstick.calibration.validation import calibration_warnings
 from goldstick.checkpoint.shards import write_entries
 from goldstick.checkpoint.sidecars import sidecars_of
@@ -172,16 +172,14 @@ def apply_recipe(
     model, folds = rewrite(model, recipe.stages, inputs_for(model, batches), inplace=inplace)
     inplace = inplace or model is not before_rewriting
     original = Network(model)
-    unfit = _not_to_be_stored(model)
     rotation = find_rotation(recipe.stages, original, partial(inputs_for, model, batches))
     if rotation is not None:
         original = Network(model, cut=rotation.plan.unties)
     resolution = with_given_importance(resolve_recipe(recipe, original), original)
     rotation, resolution = turn_quantized(rotation, resolution)
     refuse_without_cache(model, resolution)
-    if resolution.assignments:
-        dtypes = {name: parameter.dtype for name, parameter in model.named_parameters()}
-        refuse_float64(dtypes, f"The {type(model).__name__}", "Convert it to float32 first: model.float().")
+    refuse_unfit(_meant(original, resolution), type(model).__name__)
+    unfit = _not_to_be_stored(model)
     before = {name: value.nbytes for name, value in float_tensors(original, None).items()}
     shapes, structure = shapes_of(original), structure_of(model)
     target = model if inplace else copy_of(model)
@@ -225,6 +223,16 @@ def apply_recipe(
         _folds=folds,
         _packed_before=packed,
     )
+
+
+def _meant(network: Network, resolution: Resolution) -> dict[str, Tensor]:
+    """The parameters of all layers that are to be quantized."""
+    holders = {one.site.module: network.module(one.site) for one in resolution.assignments.values()}
+    return {
+        f"{path}.{name}": parameter
+        for path, module in holders.items()
+        for name, parameter in module.named_parameters(recurse=False)
+    }
 
 
 def _left_behind(model: nn.Module, parameters: Mapping[str, weakref.ref[nn.Parameter]]) -> list[str]:
