@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,7 +38,8 @@ def read_processor(directory: Path, kind: ProcessorKind, config: Any = None) -> 
     options = {} if kind == "audio" else {"backend": "pil"}  # the same pixels with torchvision and without
     options |= {} if config is None else {"config": config}
     try:
-        return auto.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False, **options)
+        with no_foreign_code():
+            return auto.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False, **options)
     except ImportError as error:
         reason = " ".join(str(error).split())[:300]
         raise UsageError(
@@ -50,3 +53,20 @@ def read_processor(directory: Path, kind: ProcessorKind, config: Any = None) -> 
             "model reads, or copy preprocessor_config.json (and processor_config.json, where there is one) of "
             "the model it was made from beside its weights"
         ) from error
+
+
+@contextmanager
+def no_foreign_code() -> Iterator[None]:
+    """Have transformers refuse a directory's own code where it would ask on the terminal whether to run it.
+
+    ``trust_remote_code=False`` does not reach everywhere: a file may name any class of transformers as a tokenizer or a
+    processor, and some of those look for code themselves.
+    """
+    from transformers import dynamic_module_utils
+
+    seconds = dynamic_module_utils.TIME_OUT_REMOTE_CODE
+    dynamic_module_utils.TIME_OUT_REMOTE_CODE = 0  # seconds to wait for an answer; at 0 nobody is asked
+    try:
+        yield
+    finally:
+        dynamic_module_utils.TIME_OUT_REMOTE_CODE = seconds

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from goldstick.errors import DataError, SourceError
+from goldstick.evaluation.processors import no_foreign_code
 
 CONTEXT_ATTRIBUTES = ("n_positions", "max_position_embeddings", "n_ctx", "max_seq_len", "seq_length")
 DEFAULT_CONTEXT = 2048
@@ -27,7 +28,8 @@ def read_tokenizer(directory: Path | str) -> Any:
     if not Path(directory).is_dir():
         raise SourceError(f"{directory}: no such directory, so no tokenizer can be read from it")
     try:
-        return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
+        with no_foreign_code():
+            return AutoTokenizer.from_pretrained(str(directory), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # its parser, written in Rust, raises nothing more specific
         if not has_vocabulary(Path(directory)):
             raise SourceError(
