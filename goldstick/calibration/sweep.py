@@ -8,6 +8,7 @@ the groups already quantized.
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
@@ -24,6 +25,7 @@ from goldstick.calibration.held_out import apart
 from goldstick.calibration.kv_ranges import KVRecorder
 from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
+from goldstick.calibration.shared_state import share_state, shared_state_warning
 from goldstick.calibration.task import Work
 from goldstick.calibration.wrong_batch import naming_batch
 from goldstick.core.progress import Progress
@@ -73,10 +75,15 @@ def sweep(
             return None if floats is None else floats.get_submodule(block)
 
         done: set[str] = set()
+        together = True
         for chain in chains:
             try:
                 states, calls, float_calls = _starts(model, floats, chain, batches)
             except StructureError:  # the first batch reaches these blocks, and another one does not
+                continue
+            if share_state(model, chain, batches, states[0], calls[0]):
+                warnings.warn(shared_state_warning(model), stacklevel=2)
+                together = False
                 continue
             gradients = {}
             if floats is not None and work.needs_end_gradients:
@@ -103,7 +110,7 @@ def sweep(
             runs = _whole_runs(model, batches)
             beside = Original(module=floats, path="", runs=_whole_runs(floats, batches)) if floats is not None else None
             left = dataclasses.replace(work, tasks=rest).alone()
-            calibrate(BlockCalibration(network, left, runs, masks_of(batches), original=beside))
+            calibrate(BlockCalibration(network, left, runs, masks_of(batches), original=beside, together=together))
     progress("calibrating", len(blocks), len(blocks))
 
 

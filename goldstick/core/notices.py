@@ -19,6 +19,10 @@ class UnrecognisedWarning(GoldstickWarning):
     """Much of a model stays float, since it is of kinds that are not quantized."""
 
 
+class SharedStateWarning(GoldstickWarning):
+    """Blocks of a model are calibrated in passes through all of it, which takes longer."""
+
+
 class NotRunWarning(GoldstickWarning):
     """The outputs of a checkpoint are not proven, since its model could not be run."""
 
