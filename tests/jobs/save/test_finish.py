@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import goldstick
 from goldstick.errors import CheckpointError
@@ -63,3 +64,17 @@ def test_close_outputs_are_not_enough_where_a_tensor_is_another(
     monkeypatch.setattr(finish, "prove", damaged)
     with pytest.raises(CheckpointError, match="does not give what the model in memory gave"):
         goldstick.apply(FAMILIES["llama_gqa"]().eval(), "rtn-w8a16").save(tmp_path / "out")
+
+
+def test_the_callers_autocast_has_no_part_in_the_proof(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, seen = result.observe_or_say, []
+
+    def watched(*args: Any) -> tuple[Observation | None, str]:
+        seen.append(torch.is_autocast_enabled("cpu"))
+        return plain(*args)
+
+    monkeypatch.setattr(result, "observe_or_say", watched)
+    compressed = goldstick.apply(FAMILIES["llama_gqa"]().eval(), "rtn-w8a16")
+    with torch.autocast("cpu", torch.bfloat16):
+        compressed.save(tmp_path / "out")
+    assert seen == [False]
