@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from goldstick import surgery
 from goldstick.algorithms.base import rounds
 from goldstick.errors import RecipeError
 from goldstick.recipes.idle import refuse_idle
@@ -23,8 +22,7 @@ def resolve_recipe(recipe: Recipe, network: Network) -> Resolution:
     Raises:
         RecipeError: The sensitivity file lacks a targeted layer, holds one that is not targeted, or one of another
             shape; or the recipe is illegal for the network, or leaves it nothing to round.
-        StructureError: More than a fifth of the model's matrices are of a kind goldstick does not recognise; or a layer
-            has something of its own under a name of quantized layers.
+        StructureError: More than a fifth of the model's matrices are of a kind goldstick does not recognise.
     """
     measured: Mapping[str, Sequence[int]] = {
         layer["name"]: layer["shape"] for layer in recipe.sensitivity.get("layers", ())
@@ -51,7 +49,6 @@ def resolve_recipe(recipe: Recipe, network: Network) -> Resolution:
 def _resolve(recipe: Recipe, network: Network) -> Resolution:
     resolution = resolve(recipe.stages, network)
     refuse_idle(network, resolution)
-    surgery.refuse_taken_names(network, [*resolution.assignments, *resolution.ties])
     return resolution
 
 
