@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from goldstick.calibration.arguments import BlockCall, hidden_of
 from goldstick.core.notices import SharedStateWarning
 from goldstick.structure.calls import ForwardLeft, first_call
+from goldstick.structure.trace import tensors_in
 
 #: Two runs on the same input may differ by this part of the output and no more.
 _NOISE = 1e-2
@@ -20,7 +22,7 @@ _NOISE = 1e-2
 def share_state(
     model: nn.Module,
     chain: Sequence[str],
-    batches: Sequence[Mapping[str, Tensor]],
+    batches: Sequence[Mapping[str, Any]],
     hidden: Tensor,
     calls: Mapping[str, BlockCall],
 ) -> bool:
@@ -75,8 +77,11 @@ def _given_by(block: nn.Module, run: Callable[[], object]) -> Tensor:
     return found[0].detach()
 
 
-def _differs(one: Tensor | None, other: Tensor) -> bool:
-    return one is None or one.shape != other.shape or not torch.equal(one, other)
+def _differs(one: Any, other: Any) -> bool:
+    """Whether two arguments hold other tensors."""
+    some, others = list(tensors_in(one)), list(tensors_in(other))
+    alike = [left.shape == right.shape and torch.equal(left, right) for left, right in zip(some, others, strict=False)]
+    return len(some) != len(others) or not all(alike)
 
 
 def _close(one: Tensor, other: Tensor) -> bool:
