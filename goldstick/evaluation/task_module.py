@@ -52,20 +52,24 @@ def task_of_file(path: Path, name: str = "") -> Task:
 
 
 def _module(path: Path) -> ModuleType:
-    """The file as a module, run once for each content that it has."""
+    """The file as a module, run once for each content that it has.
+
+    Without the bytecode that Python would keep beside it, which does not see a change within a second.
+    """
     try:
-        digest = hashlib.sha256(str(path.resolve()).encode() + b"\n" + path.read_bytes()).hexdigest()
+        content = path.read_bytes()
+        digest = hashlib.sha256(str(path.resolve()).encode() + b"\n" + content).hexdigest()
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from error
     name = MODULE_PREFIX + digest[:16]
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None  # its name ends in .py
+    assert spec is not None  # its name ends in .py
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # where dataclasses look for the types of their fields
     try:
-        spec.loader.exec_module(module)
+        exec(compile(content, str(path), "exec", dont_inherit=True), vars(module))
     except Exception as error:  # whatever the file does
         del sys.modules[name]
         raise UsageError(f"{path} cannot be run{failure(error, path)}") from error
