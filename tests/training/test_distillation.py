@@ -14,7 +14,7 @@ import goldstick
 from goldstick.core.training import TrainingOptions
 from goldstick.errors import RecipeError, UsageError
 from goldstick.training import TrainingTask, distilled
-from goldstick.training.distillation import class_axis
+from goldstick.training.distillation import agreement, class_axis
 from goldstick.training.task import supervised
 from tests.support.small_networks import TinyResidual, batches, images, trained
 
@@ -65,6 +65,27 @@ def test_of_a_language_model_the_tokens_count_whose_next_one_is_a_target() -> No
     apart = divergence(student.table(ids), teacher.table(ids), 1.0)
     counted = [*apart[0, :3], *apart[1, :5]]  # the last of each predicts nothing that is asked
     torch.testing.assert_close(found.double(), torch.stack(counted).mean(), rtol=1e-5, atol=1e-7)
+
+
+class Translation(Language):
+    """Scores for each token of a decoder."""
+
+    def forward(self, input_ids: Tensor, decoder_input_ids: Tensor, **_: Any) -> SimpleNamespace:  # type: ignore[override]
+        return super().forward(decoder_input_ids)
+
+
+def test_agreement_is_over_the_tokens_that_count_and_of_a_decoder_over_its_own() -> None:
+    ids, written = torch.randint(11, (2, 4)), torch.randint(11, (2, 4))
+    mask, other = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]]), torch.tensor([[1, 1, 1, 1], [1, 0, 0, 0]])
+    batch = {"input_ids": ids, "attention_mask": mask}
+    first, second = Language(), Language()
+    apart = divergence(first.table(ids), second.table(ids), 1.0)
+    torch.testing.assert_close(agreement(second)(first, batch).double(), apart[mask.bool()].mean(), rtol=1e-5, atol=0)
+    reader, teacher = Translation(), Translation()
+    apart = divergence(reader.table(written), teacher.table(written), 1.0)
+    batch |= {"decoder_input_ids": written, "decoder_attention_mask": other}
+    found = agreement(teacher)(reader, batch).double()
+    torch.testing.assert_close(found, apart[other.bool()].mean(), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("dimensions", [1, 2])
