@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from goldstick.core.inference_mode import ordinary
 from goldstick.core.torch_modes import TorchModes
 from goldstick.errors import StructureError
 from goldstick.structure.calls import ForwardLeft, standing_in
@@ -52,6 +53,8 @@ class BlockCall:
         """What a parameter of the block's forward is given besides the hidden state; ``None`` where it is not."""
         if name in self.kwargs:
             return self.kwargs[name]
+        if not self.args:
+            return None
         names = list(inspect.signature(block.forward).parameters)
         place = names.index(name) - (not self.by_keyword) if name in names else len(self.args)
         return self.args[place] if place < len(self.args) else None
@@ -120,7 +123,7 @@ def block_calls(
             nonlocal overwrites
             if torch.is_inference_mode_enabled():  # what is made in it counts no writing, and allows none outside it
                 with torch.inference_mode(False), torch.no_grad():
-                    return forward(*map_tensors(args, _countable), **map_tensors(kwargs, _countable))
+                    return forward(*map_tensors(args, ordinary), **map_tensors(kwargs, ordinary))
             by_keyword = _HIDDEN in kwargs
             hidden = kwargs[_HIDDEN] if by_keyword else args[0]
             if path in calls:
@@ -233,11 +236,6 @@ def run_around(
 def _cache_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | int | None:
     places: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
     return next((place for place, value in places if is_cache(value)), None)
-
-
-def _countable(tensor: Tensor) -> Tensor:
-    """A tensor that was not made in inference mode."""
-    return tensor.clone() if tensor.is_inference() else tensor
 
 
 def _versions(value: Any) -> list[int]:

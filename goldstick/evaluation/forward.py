@@ -41,6 +41,14 @@ def takes(model: nn.Module, argument: str) -> bool:
     return argument in inspect.signature(model.forward).parameters
 
 
+def without_cache(model: nn.Module) -> dict[str, bool]:
+    """What tells a forward to keep nothing for later calls, which may be changed in place (RWKV's state)."""
+    taken = inspect.signature(model.forward).parameters
+    others = any(one.kind is one.VAR_KEYWORD for one in taken.values())
+    asked = "use_cache" in taken or (others and hasattr(getattr(model, "config", None), "use_cache"))
+    return {"use_cache": False} if asked else {}
+
+
 def forward(model: nn.Module, ids: Tensor, mask: Tensor, **extra: Any) -> Any:
     """Return ``model(input_ids, attention_mask, **extra)``, without the extras its ``forward`` does not name.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from goldstick.core.error import weight_error
 from goldstick.core.progress import Progress
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.errors import QuantizationError, TrainingError
-from goldstick.evaluation.forward import device_of
+from goldstick.evaluation.forward import device_of, without_cache
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.run import SiteResult
 from goldstick.structure.network import Network, Site
@@ -55,7 +54,7 @@ class Before:
             QuantizationError: There are too few batches to hold some out.
             UsageError: The network gives no scores.
         """
-        batches = [{**_without_cache(teacher), **batch} for batch in apart(batches, stage.holdout, teacher)]
+        batches = [{**without_cache(teacher), **batch} for batch in apart(batches, stage.holdout, teacher)]
         if len(batches) < 2:
             raise QuantizationError(
                 f"distill is judged by calibration batches that it has not learned from, and there is {len(batches)} "
@@ -163,14 +162,6 @@ def _learning(model: nn.Module, chosen: Sequence[nn.Parameter]) -> Iterator[None
         for one, was in asked:
             one.requires_grad_(was)
             one.grad = None
-
-
-def _without_cache(model: nn.Module) -> dict[str, bool]:
-    """What tells a forward to keep nothing for later calls: what is kept may be changed in place (RWKV's state)."""
-    taken = inspect.signature(model.forward).parameters
-    others = any(one.kind is one.VAR_KEYWORD for one in taken.values())
-    asked = "use_cache" in taken or (others and hasattr(getattr(model, "config", None), "use_cache"))
-    return {"use_cache": False} if asked else {}
 
 
 def _norms(model: nn.Module) -> list[nn.Parameter]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from goldstick.evaluation.forward import without_cache
 from goldstick.jobs.sensitivity.measures import Answer, Measure
 from goldstick.structure.blocks import find_blocks
 from goldstick.structure.calls import ForwardLeft, standing_in
@@ -40,9 +40,7 @@ class BlockRuns:
         measure: Measure | None = None,
     ) -> None:
         self.model, self.batches, self._measure = model, batches, measure or Measure()
-        taken = inspect.signature(model.forward).parameters
-        caches = "use_cache" in taken or any(one.kind is one.VAR_KEYWORD for one in taken.values())
-        self._settings = {"use_cache": False} if caches and hasattr(model, "config") else {}
+        self._settings = without_cache(model)
         blocks = find_blocks(model) if blocks is None else blocks
         self.blocks = blocks if len({block.rpartition(".")[0] for block in blocks}) == 1 else ()
         self._first = 0
