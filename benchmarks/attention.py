@@ -1,4 +1,4 @@
-"""Time the attention of one token over a cache, in float and in int8, beside torch's operator, interleaved.
+"""Time the attention of one token over a cache of floats and of codes, beside torch's operator, interleaved.
 
     OMP_NUM_THREADS=2 python -m benchmarks.attention [--context 2048 8192] [--threads 2]
 
@@ -21,9 +21,11 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 
+from goldstick.core.kv_cache import KVDtype
 from goldstick.jobs.bench.stopwatch import PlainRead, seconds_of
 from goldstick.jobs.save.records import environment
 from goldstick.kernels.attention import attend
+from goldstick.nn.kv_cache import QuantizedStates
 
 RESULTS = Path(__file__).resolve().parent / "results" / "attention.json"
 HEADS = {"TinyLlama": (32, 4, 64), "Llama 3 8B": (32, 8, 128), "Llama 2 7B": (32, 32, 128)}
@@ -36,11 +38,19 @@ def calls(heads: int, kv_heads: int, channels: int, context: int) -> dict[str, C
     scaling = channels**-0.5
     keys, values = (torch.randn(1, kv_heads, context, channels) for _ in range(2))
     many = [states.repeat_interleave(heads // kv_heads, dim=1) for states in (keys, values)]
-    codes = [(states * 40).clamp(-127, 127).to(torch.int8) for states in (keys, values)]
     by_channel, by_token = torch.full((kv_heads, channels), 1 / 40), torch.full((1, kv_heads, context), 1 / 40)
+    int8 = [(states * 40).clamp(-127, 127).to(torch.int8) for states in (keys, values)]
 
-    def coded(scale: torch.Tensor) -> Call:
+    def coded(codes: list[torch.Tensor], scale: torch.Tensor) -> Call:
         return lambda: attend(q, codes[:1], codes[1:], scaling, [scale], [scale])
+
+    def stored(dtype: KVDtype, rotate: bool) -> Call:
+        stores = [QuantizedStates(states, None, dtype=dtype, rotate=rotate) for states in (keys, values)]
+        for store, states in zip(stores, (keys, values), strict=True):
+            store.append(states)
+        (coded_keys, key_scales), (coded_values, value_scales) = (store.runs() for store in stores)
+        turned = stores[0].turned
+        return lambda: attend(q, coded_keys, coded_values, scaling, key_scales, value_scales, turned)
 
     def plain(keys: torch.Tensor, values: torch.Tensor, grouped: bool) -> Call:
         return lambda: F.scaled_dot_product_attention(q[:, :, None], keys, values, enable_gqa=grouped)
@@ -49,8 +59,11 @@ def calls(heads: int, kv_heads: int, channels: int, context: int) -> dict[str, C
         "torch float32, heads grouped": plain(keys, values, True),
         "torch float32, heads repeated": plain(*many, False),
         "goldstick float32": lambda: attend(q, [keys], [values], scaling),
-        "goldstick int8, scales by channel": coded(by_channel),
-        "goldstick int8, scales by token": coded(by_token),
+        "goldstick int8, scales by channel": coded(int8, by_channel),
+        "goldstick int8, scales by token": coded(int8, by_token),
+        "goldstick FP8, scales by token": stored("fp8", False),
+        "goldstick int4": stored("int4", False),
+        "goldstick int4, rotated": stored("int4", True),
     }
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
 from goldstick.core.kv_cache import CODE_MAX, KVDtype
 from goldstick.errors import QuantizationError
+from goldstick.kernels.kv_nibbles import nibbles_of, numbers_of, turned_together
 from goldstick.nn.kv_buffer import KVBuffer, joined
-from goldstick.nn.kv_nibbles import nibbles_of, numbers_of
 
 _FP8 = torch.float8_e4m3fn
+#: As what kernels read codes; here all are int8, which every operation takes.
+_READ_AS: Mapping[KVDtype, torch.dtype] = {"int8": torch.int8, "fp8": _FP8, "int4": torch.uint8}
 
 
 def quantize_states(states: Tensor, scale: Tensor, dtype: KVDtype = "int8") -> Tensor:
@@ -63,7 +67,10 @@ class QuantizedStates:
         window: How many of the newest tokens stay in float.
         sinks: How many of the first tokens stay in float.
         dtype: What codes are.
-        rotate: Whether what int4 holds is turned (:func:`goldstick.nn.kv_nibbles.nibbles_of`).
+        rotate: Whether what int4 holds is turned (:func:`goldstick.kernels.kv_nibbles.nibbles_of`).
+
+    Attributes:
+        turned: How many channels a Hadamard transform mixes before they are rounded; 0 for none.
 
     Raises:
         QuantizationError: The scales are those of another shape of heads.
@@ -86,7 +93,8 @@ class QuantizedStates:
                 f"{(heads, channels)}: the scales belong to another model."
             )
         empty = like[:, :, :0]
-        self.window, self.sinks, self.dtype, self.rotate, self.channels = window, sinks, dtype, rotate, channels
+        self.window, self.sinks, self.dtype, self.channels = window, sinks, dtype, channels
+        self.turned = turned_together(channels) if rotate else 0
         self.seen = 0  # tokens ever added, less those cropped
         self.first = self.recent = empty  # [batch, kv_heads, tokens, channels]
         self.codes = self._rounded(empty)[0] if dtype == "int4" else empty.to(torch.int8)
@@ -125,7 +133,7 @@ class QuantizedStates:
     def _rounded(self, states: Tensor) -> tuple[Tensor, Tensor]:
         """Codes of some tokens, and what is known of each token."""
         if self.dtype == "int4":
-            return nibbles_of(states, self.rotate)
+            return nibbles_of(states, self.turned)
         scale = token_scale(states, self.dtype)
         return quantize_states(states, scale, self.dtype), scale
 
@@ -137,16 +145,15 @@ class QuantizedStates:
         """What is held, as :func:`goldstick.kernels.attention.attend` takes it.
 
         Returns:
-            The runs of tokens that are not empty, floats and int8, and the scales of the latter: [kv_heads, channels],
-            or by token [batch, kv_heads, tokens]; none where there are no codes. FP8 and int4 are one run of floats.
+            The runs of tokens that are not empty, floats and codes, and the scales of the latter: [kv_heads, channels],
+            or by token [batch, kv_heads, tokens]; of int4 [batch, kv_heads, tokens, 2]. None where there are no codes.
         """
-        if self.dtype != "int8":
-            return [self.dequantized()], []
-        runs = [part for part in (self.first, self.codes, self.recent) if part.shape[2]]
-        if not self.codes.shape[2]:
+        codes = self.codes.view(_READ_AS[self.dtype])
+        runs = [part for part in (self.first, codes, self.recent) if part.shape[2]]
+        if not codes.shape[2]:
             return runs, []
         if self.scales is not None:
-            return runs, [self.scales.squeeze(-1)]
+            return runs, [self.scales if self.dtype == "int4" else self.scales.squeeze(-1)]
         assert self.fixed is not None
         heads, channels = self.codes.shape[1], self.codes.shape[3]
         return runs, [self.fixed.float().expand(heads, 1, channels).reshape(heads, channels)]
@@ -156,7 +163,7 @@ class QuantizedStates:
         scale = self.fixed if self.scales is None else self.scales
         assert scale is not None
         if self.dtype == "int4":
-            middle = numbers_of(self.codes, scale, self.channels, self.recent.dtype, self.rotate)
+            middle = numbers_of(self.codes, scale, self.channels, self.recent.dtype, self.turned)
         else:
             middle = dequantize_states(self.codes, scale, self.recent.dtype, self.dtype)
         return torch.cat([self.first, middle, self.recent], dim=2)

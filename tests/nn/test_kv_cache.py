@@ -10,8 +10,8 @@ from torch import Tensor
 
 from goldstick.core.kv_cache import KVDtype, KVScales, KVScheme, KVSettings, kv_scale
 from goldstick.errors import QuantizationError, RecipeError
+from goldstick.kernels.kv_nibbles import nibbles_of, numbers_of, turned_together
 from goldstick.nn.kv_cache import QuantizedStates, dequantize_states, quantize_states, token_scale
-from goldstick.nn.kv_nibbles import nibbles_of, numbers_of
 
 
 def states(tokens: int = 9, *, seed: int = 0, heads: int = 2, channels: int = 4, batch: int = 3) -> Tensor:
@@ -68,8 +68,10 @@ def test_a_store_in_fp8_gives_attention_the_numbers_of_its_codes(fixed: bool) ->
     steps = token_scale(rounded, "fp8") if scale is None else scale
     rounded = dequantize_states(quantize_states(rounded, steps, "fp8"), steps, x.dtype, "fp8")
     expected = torch.cat([x[:, :, :1], rounded, x[:, :, 7:]], dim=2)
-    (run,), scales = store.runs()
-    assert torch.equal(run, expected) and torch.equal(store.dequantized(), expected) and scales == []
+    assert torch.equal(store.dequantized(), expected)
+    (first, codes, recent), (given,) = store.runs()
+    assert codes.dtype == torch.float8_e4m3fn and torch.equal(first, x[:, :, :1]) and torch.equal(recent, x[:, :, 7:])
+    assert torch.equal(codes.float() * (given[..., None] if scale is None else given[:, None]), rounded)
     assert store.codes.dtype == torch.int8
 
 
@@ -77,12 +79,13 @@ def test_a_store_in_fp8_gives_attention_the_numbers_of_its_codes(fixed: bool) ->
 @pytest.mark.parametrize("channels", [6, 7, 8])
 def test_int4_counts_steps_from_the_least_number_of_a_token(channels: int, rotate: bool) -> None:
     x = states(5, channels=channels)
-    turned = x
+    turned, size = x, 0
     if rotate:
         size = {6: 2, 7: 1, 8: 8}[channels]
+        assert turned_together(channels) == size
         matrix = torch.tensor([[(-1.0) ** bin(i & j).count("1") for j in range(size)] for i in range(size)])
         turned = (x.reshape(-1, size) @ matrix / math.sqrt(size)).reshape(x.shape)
-    codes, ends = nibbles_of(x, rotate)
+    codes, ends = nibbles_of(x, size)
     assert codes.dtype == torch.int8 and codes.shape == (3, 2, 5, (channels + 1) // 2) and ends.shape == (3, 2, 5, 2)
     bits = codes.view(torch.uint8)
     numbers = numbers_of(codes, ends, channels, torch.float32)
@@ -93,7 +96,7 @@ def test_int4_counts_steps_from_the_least_number_of_a_token(channels: int, rotat
         code = int(bits[batch, head, token, channel // 2]) >> (4 * (channel % 2)) & 15
         assert abs(code - (float(row[channel]) - low) / step) < 0.5 + 1e-4
         assert float(numbers[tuple(index)]) == pytest.approx(code * step + low, abs=1e-5)
-    error = (numbers_of(codes, ends, channels, torch.float32, rotate) - x).norm() / x.norm()
+    error = (numbers_of(codes, ends, channels, torch.float32, size) - x).norm() / x.norm()
     assert 0.001 < float(error) < 0.1
 
 
@@ -108,7 +111,7 @@ def test_a_token_alike_in_all_channels_is_kept_and_one_that_is_no_number_stays_n
 def test_turning_spreads_a_large_channel() -> None:
     x = states(64, channels=16)
     x[..., 3] *= 50
-    plain, turned = (numbers_of(*nibbles_of(x, rotate), 16, torch.float32, rotate) - x for rotate in (False, True))
+    plain, turned = (numbers_of(*nibbles_of(x, size), 16, torch.float32, size) - x for size in (0, 16))
     assert turned.norm() < 0.8 * plain.norm()
 
 
@@ -244,11 +247,13 @@ def test_a_store_in_int4_grows_token_by_token_as_at_once(rotate: bool) -> None:
     stores[0].append(x)
     for token in x.split(1, dim=2):
         stores[1].append(token)
-    expected = numbers_of(*nibbles_of(x[:, :, 2:17], rotate), 4, x.dtype, rotate)
-    expected = torch.cat([x[:, :, :2], expected, x[:, :, 17:]], dim=2)
+    codes, ends = nibbles_of(x[:, :, 2:17], 4 * rotate)
+    expected = torch.cat([x[:, :, :2], numbers_of(codes, ends, 4, x.dtype, 4 * rotate), x[:, :, 17:]], dim=2)
     for store in stores:
-        (run,), scales = store.runs()
-        assert torch.equal(run, expected) and torch.equal(store.dequantized(), expected) and scales == []
+        assert torch.equal(store.dequantized(), expected) and store.turned == 4 * rotate
+        (first, run, recent), (scales,) = store.runs()
+        assert torch.equal(first, x[:, :, :2]) and torch.equal(recent, x[:, :, 17:])
+        assert run.dtype == torch.uint8 and torch.equal(run.view(torch.int8), codes) and torch.equal(scales, ends)
 
 
 def test_scales_of_another_model_are_refused() -> None:

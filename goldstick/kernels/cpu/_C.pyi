@@ -145,7 +145,7 @@ def attend_token(
 def attend(
     q: int,
     out: int,
-    runs: list[tuple[int, bool, int, int, tuple[int, int, int, int], int, int, tuple[int, int, int, int]]],
+    runs: list[tuple[int, int, int, int, tuple[int, int, int, int], int, int, tuple[int, int, int, int]]],
     key_scale: int,
     value_scale: int,
     batch: int,
@@ -153,6 +153,7 @@ def attend(
     kv_heads: int,
     channels: int,
     q_stride: int,
+    turned: int,
     scaling: float,
     precision: str,
     threads: int,

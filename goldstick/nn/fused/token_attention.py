@@ -114,7 +114,7 @@ class TokenAttention:
         return heads
 
     def _over_codes(self, layer: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
-        """The same over int8 codes, and floats before and behind them; codes never become numbers in memory."""
+        """The same over codes, and floats before and behind them; codes never become numbers in memory."""
         keys, values = layer.key_states, layer.value_states
         batch, kv_heads = keys.codes.shape[:2]
         channels = keys.channels
@@ -133,7 +133,7 @@ class TokenAttention:
         keys.append(key)
         values.append(value)
         (key_runs, key_scales), (value_runs, value_scales) = keys.runs(), values.runs()
-        return attend(q, key_runs, value_runs, self.scaling, key_scales, value_scales)
+        return attend(q, key_runs, value_runs, self.scaling, key_scales, value_scales, keys.turned)
 
 
 def _plain_update(cache: Any) -> bool:

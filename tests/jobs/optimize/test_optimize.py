@@ -143,6 +143,10 @@ CACHES = [
     {"mode": "dynamic", "keys": "head", "window": 4, "sinks": 3},
     {"keys": "channel", "values": "head"},
     {"keys": "tensor", "values": "channel", "window": 2},
+    {"dtype": "fp8", "mode": "dynamic", "sinks": 2},
+    {"dtype": "fp8"},
+    {"dtype": "int4"},
+    {"dtype": "int4", "rotate": True, "window": 4, "sinks": 3},
 ]
 
 
@@ -151,7 +155,7 @@ CACHES = [
 def test_a_quantized_cache_is_read_as_codes(scheme: dict[str, Any], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kv_buffer, "_LEAST_ROOM", 2)
     recipe = {"stages": [{"rtn": {"scheme": "w4a16-g32"}}, {"kv_cache": scheme}]}
-    data = None if scheme.get("mode") == "dynamic" else [IDS]
+    data = None if scheme.get("mode") == "dynamic" or scheme.get("dtype") == "int4" else [IDS]
     plain = goldstick.apply(FAMILIES["llama_gqa"](), recipe, data=data).model.eval()
     faster = goldstick.apply(FAMILIES["llama_gqa"](), recipe, data=data).model.eval()
     found = goldstick.optimize(faster)

@@ -14,8 +14,8 @@ AttentionCall<T> write_token(const TokenCall<T>& call, bool use_avx2) {
     AttentionCall<T> attention{};
     attention.q = call.q;
     attention.out = call.out;
-    attention.keys[0] = {call.keys, nullptr, batch_stride, head_stride, 0, 0, false};
-    attention.values[0] = {call.values, nullptr, batch_stride, head_stride, 0, 0, false};
+    attention.keys[0] = {call.keys, nullptr, batch_stride, head_stride, 0, 0, CacheCoding::none};
+    attention.values[0] = {call.values, nullptr, batch_stride, head_stride, 0, 0, CacheCoding::none};
     attention.tokens[0] = call.filled + 1;
     attention.batch = call.batch;
     attention.heads = call.heads;

@@ -11,6 +11,7 @@
 #include "base/lanes.hpp"
 #include "base/vector_math.hpp"
 #include "decode/widen.hpp"
+#include "linear/hadamard.hpp"
 
 namespace goldstick {
 
@@ -26,24 +27,31 @@ GOLDSTICK_INLINE void call_ahead(const std::byte* from, std::int64_t bytes) {
 #endif
 }
 
-// Tokens `begin` … of a run and head as floats [count][channels].
+template <typename T>
+GOLDSTICK_INLINE const float* widened(const T* from, std::int64_t elements, float* to, bool use_avx2) {
+    widen(from, elements, to, use_avx2);
+    return to;
+}
+
+// Tokens `begin` … of a run and head as floats [count][channels], of codes without their scales.
 template <typename T>
 GOLDSTICK_INLINE const float* floats(const Run& run, std::int64_t batch, std::int64_t head, std::int64_t begin,
                                      std::int64_t count, std::int64_t channels, float* to, bool use_avx2) {
-    const std::int64_t at = batch * run.batch_stride + head * run.head_stride + begin * channels;
-    const std::int64_t numbers = count * channels;
-    const std::int64_t bytes = run.codes ? 1 : sizeof(T);
-    call_ahead(static_cast<const std::byte*>(run.data) + (at + numbers) * bytes, numbers * bytes);
-    if (run.codes) {
-        widen(static_cast<const std::int8_t*>(run.data) + at, numbers, to, use_avx2);
-        return to;
+    const std::int64_t of_token = run.coding == CacheCoding::int4 ? channels / 2 : channels;
+    const std::int64_t at = batch * run.batch_stride + head * run.head_stride + begin * of_token;
+    const std::int64_t elements = count * of_token, bytes = run.coding == CacheCoding::none ? sizeof(T) : 1;
+    call_ahead(static_cast<const std::byte*>(run.data) + (at + elements) * bytes, elements * bytes);
+    switch (run.coding) {
+        case CacheCoding::none: break;
+        case CacheCoding::int8: return widened(static_cast<const std::int8_t*>(run.data) + at, elements, to, use_avx2);
+        case CacheCoding::fp8: return widened(static_cast<const Fp8*>(run.data) + at, elements, to, use_avx2);
+        case CacheCoding::int4: return widened(static_cast<const Nibbles*>(run.data) + at, elements, to, use_avx2);
     }
     const T* from = static_cast<const T*>(run.data) + at;
     if constexpr (sizeof(T) == sizeof(float)) {
         return from;
     } else {
-        widen(from, numbers, to, use_avx2);
-        return to;
+        return widened(from, elements, to, use_avx2);
     }
 }
 
@@ -129,6 +137,55 @@ GOLDSTICK_INLINE float exponentiate(float* scores, std::int64_t count) {
     return parts[0];
 }
 
+// x·H/√n in blocks of n channels, in place: the sums of linear/hadamard.hpp.
+GOLDSTICK_INLINE void turn(float* x, std::int64_t numbers, std::int64_t n) {
+    for (std::int64_t half = 1; half < n; half *= 2) {
+        for (std::int64_t begin = 0; begin < numbers; begin += 2 * half) {
+            for (std::int64_t i = begin; i < begin + half; ++i) {
+                const float first = x[i], second = x[i + half];
+                x[i] = first + second;
+                x[i + half] = first - second;
+            }
+        }
+    }
+    const float factor = hadamard_factor(n);
+    for (std::int64_t i = 0; i < numbers; ++i) x[i] *= factor;
+}
+
+// The scales of a run's tokens, of one sequence and head.
+struct TokenScales {
+    const float* scale;     // or null
+    std::int64_t distance;  // 2 where each has a minimum behind it
+
+    GOLDSTICK_INLINE TokenScales(const Run& run, std::int64_t batch, std::int64_t head)
+        : scale(run.token_scale ? run.token_scale + batch * run.scale_batch_stride + head * run.scale_head_stride
+                                : nullptr),
+          distance(run.coding == CacheCoding::int4 ? 2 : 1) {}
+
+    // Scores of codes become those of what they stand for; `query` is Σ of the query over its channels.
+    GOLDSTICK_INLINE void scale_scores(float* scores, std::int64_t begin, std::int64_t count, float query) const {
+        if (scale == nullptr) return;
+        const float* const from = scale + begin * distance;
+        if (distance == 1) {
+            for (std::int64_t t = 0; t < count; ++t) scores[t] *= from[t];
+        } else {
+            for (std::int64_t t = 0; t < count; ++t) scores[t] = scores[t] * from[2 * t] + from[2 * t + 1] * query;
+        }
+    }
+
+    // Weights of values become those of codes; Σ of weights times minimums, which goes to every channel.
+    GOLDSTICK_INLINE float scale_weights(float* weights, std::int64_t begin, std::int64_t count) const {
+        float sum = 0.0f;
+        if (scale == nullptr) return sum;
+        const float* const from = scale + begin * distance;
+        for (std::int64_t t = 0; t < count; ++t) {
+            if (distance == 2) sum += weights[t] * from[2 * t + 1];
+            weights[t] *= from[distance * t];
+        }
+        return sum;
+    }
+};
+
 // One sequence and one head of the cache: all query heads that read it. `scratch` holds scratch_size() numbers.
 template <typename T>
 GOLDSTICK_INLINE void attend_head(const AttentionCall<T>& call, std::int64_t batch, std::int64_t head,
@@ -145,19 +202,23 @@ GOLDSTICK_INLINE void attend_head(const AttentionCall<T>& call, std::int64_t bat
         plain[i] = to_float(q[i]) * call.scaling;
         folded[i] = call.key_scale ? plain[i] * call.key_scale[head * channels + i % channels] : plain[i];
     }
+    if (call.turned) turn(folded, group * channels, call.turned);
+    float query_sums[kMostGrouped] = {};  // of the folded queries
+    for (std::int64_t g = 0; g < group; ++g) {
+        for (std::int64_t i = 0; i < channels; ++i) query_sums[g] += folded[g * channels + i];
+    }
     std::int64_t at = 0;
     for (int r = 0; r < kRuns; ++r) {
         const Run& run = call.keys[r];
-        const float* const queries = run.codes ? folded : plain;
-        const float* const scale =
-            run.token_scale ? run.token_scale + batch * run.scale_batch_stride + head * run.scale_head_stride : nullptr;
+        const float* const queries = run.coding == CacheCoding::none ? plain : folded;
+        const TokenScales scales(run, batch, head);
         for (std::int64_t begin = 0; begin < call.tokens[r]; begin += kTile, at += kTile) {
             const std::int64_t count = std::min(kTile, call.tokens[r] - begin);
             const float* const keys = floats<T>(run, batch, head, begin, count, channels, tile, use_avx2);
             for (std::int64_t g = 0; g < group; ++g) {
                 float* const to = scores + g * total + at;
                 multiply(queries + g * channels, keys, count, channels, to);
-                for (std::int64_t t = 0; scale && t < count; ++t) to[t] *= scale[begin + t];
+                scales.scale_scores(to, begin, count, query_sums[g]);
             }
         }
         at -= (kTile - call.tokens[r] % kTile) % kTile;  // the last tile was shorter
@@ -165,23 +226,27 @@ GOLDSTICK_INLINE void attend_head(const AttentionCall<T>& call, std::int64_t bat
     float divisors[kMostGrouped];
     for (std::int64_t g = 0; g < group; ++g) divisors[g] = exponentiate(scores + g * total, total);
     std::fill_n(sums, 2 * group * channels, 0.0f);
+    float minimums[kMostGrouped] = {};  // what all channels of coded_sums have on top
     at = 0;
     for (int r = 0; r < kRuns; ++r) {
         const Run& run = call.values[r];
-        float* const into = run.codes ? coded_sums : sums;
-        const float* const scale =
-            run.token_scale ? run.token_scale + batch * run.scale_batch_stride + head * run.scale_head_stride : nullptr;
+        float* const into = run.coding == CacheCoding::none ? sums : coded_sums;
+        const TokenScales scales(run, batch, head);
         for (std::int64_t begin = 0; begin < call.tokens[r]; begin += kTile, at += kTile) {
             const std::int64_t count = std::min(kTile, call.tokens[r] - begin);
             const float* const values = floats<T>(run, batch, head, begin, count, channels, tile, use_avx2);
             for (std::int64_t g = 0; g < group; ++g) {
                 float* const weights = scores + g * total + at;
-                for (std::int64_t t = 0; scale && t < count; ++t) weights[t] *= scale[begin + t];
+                minimums[g] += scales.scale_weights(weights, begin, count);
                 add_weighted(weights, values, count, channels, into + g * channels);
             }
         }
         at -= (kTile - call.tokens[r] % kTile) % kTile;
     }
+    for (std::int64_t g = 0; g < group; ++g) {
+        for (std::int64_t i = 0; i < channels; ++i) coded_sums[g * channels + i] += minimums[g];
+    }
+    if (call.turned) turn(coded_sums, group * channels, call.turned);
     T* out = call.out + (batch * call.heads + head * group) * channels;
     for (std::int64_t g = 0; g < group; ++g) {
         for (std::int64_t i = 0; i < channels; ++i) {

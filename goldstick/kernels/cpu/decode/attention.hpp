@@ -2,23 +2,27 @@
 //
 //     o = Σ over t  softmax(scaling · q·k[t])[t] · v[t]
 //
-// The cache lies in up to three runs of tokens one after the other; each holds floats, or int8 codes with scales.
-// Scales of channels are folded into q and o, scales of tokens into the scores and the weights of the softmax: codes are
-// widened in the first-level cache, and no dequantized copy is ever made. Order and number of partial sums are fixed, so
-// neither threads nor instructions change a bit.
+// The cache lies in up to three runs of tokens one after the other; each holds floats, or codes with scales. Scales of
+// channels are folded into q and o, scales and minimums of tokens into the scores and the weights of the softmax, and
+// where codes are of turned channels, q is turned and their part of o turned back: codes are widened in the first-level
+// cache, and no dequantized copy is ever made. Order and number of partial sums are fixed, so neither threads nor
+// instructions change a bit.
 #pragma once
 
 #include <cstdint>
 
 namespace goldstick {
 
+// What numbers of a run are: T, or codes. Those of int4, two in a byte, count steps from a minimum on.
+enum class CacheCoding : std::uint8_t { none, int8, fp8, int4 };
+
 // Keys or values of a run of tokens, of one sequence and one head after another.
 struct Run {
-    const void* data;           // [batch, kv_heads, …, channels] of T, or int8 codes
-    const float* token_scale;   // [batch, kv_heads, …] of codes, or null
-    std::int64_t batch_stride, head_stride;        // of `data`, in elements; tokens lie `channels` apart
+    const void* data;           // [batch, kv_heads, …, channels]; of int4 half as many bytes
+    const float* token_scale;   // of codes: [batch, kv_heads, …], or null; of int4 with a minimum each, [batch, kv_heads, …, 2]
+    std::int64_t batch_stride, head_stride;  // of `data`, in elements; tokens lie one after the other
     std::int64_t scale_batch_stride, scale_head_stride;  // of `token_scale`
-    bool codes;
+    CacheCoding coding;
 };
 
 constexpr int kRuns = 3;
@@ -32,6 +36,7 @@ struct AttentionCall {
     const float* key_scale;            // of codes: [kv_heads, channels], or null where tokens have scales
     const float* value_scale;
     std::int64_t batch, heads, kv_heads, channels, q_stride;
+    std::int64_t turned;  // of codes: how many channels a Hadamard transform has mixed, a power of two; 0 for none
     float scaling;
 };
 

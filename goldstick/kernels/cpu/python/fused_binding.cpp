@@ -122,31 +122,37 @@ void attend_token(Address x, Address cos, Address sin, Address q, Address out, A
         threads);
 }
 
-// Tokens, whether they are codes, and of keys and values each: address, address of the tokens' scales (or 0), strides of
+// Tokens, which CacheCoding they have, and of keys and values each: address, address of the tokens' scales (or 0), strides of
 // batch and head of both.
 using Strides = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
-using Given = std::tuple<std::int64_t, bool, Address, Address, Strides, Address, Address, Strides>;
+using Given = std::tuple<std::int64_t, int, Address, Address, Strides, Address, Address, Strides>;
 
-goldstick::Run run_of(Address data, Address scale, const Strides& strides, bool codes) {
+goldstick::Run run_of(Address data, Address scale, const Strides& strides, int coding) {
+    if (coding < 0 || coding > static_cast<int>(goldstick::CacheCoding::int4)) {
+        throw std::invalid_argument("there is no coding of number " + std::to_string(coding));
+    }
     return {at<const void>(data),  at<const float>(scale), std::get<0>(strides), std::get<1>(strides),
-            std::get<2>(strides), std::get<3>(strides),   codes};
+            std::get<2>(strides), std::get<3>(strides),   static_cast<goldstick::CacheCoding>(coding)};
 }
 
 template <typename T>
 void attend_of(Address q, Address out, const std::vector<Given>& runs, Address key_scale, Address value_scale,
                std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t channels,
-               std::int64_t q_stride, float scaling, int threads) {
+               std::int64_t q_stride, std::int64_t turned, float scaling, int threads) {
     check_heads(heads, kv_heads, channels);
+    if (turned != 0 && ((turned & (turned - 1)) != 0 || turned < 1 || channels % turned != 0)) {
+        throw std::invalid_argument("channels are turned together by a power of two that divides them");
+    }
     if (runs.size() > goldstick::kRuns) {
         throw std::invalid_argument("a cache has up to three runs of tokens");
     }
     goldstick::AttentionCall<T> call{};
     std::int64_t total = 0;
     for (std::size_t r = 0; r < runs.size(); ++r) {
-        const auto& [tokens, codes, keys, key_token, key_strides, values, value_token, value_strides] = runs[r];
+        const auto& [tokens, coding, keys, key_token, key_strides, values, value_token, value_strides] = runs[r];
         call.tokens[r] = tokens;
-        call.keys[r] = run_of(keys, key_token, key_strides, codes);
-        call.values[r] = run_of(values, value_token, value_strides, codes);
+        call.keys[r] = run_of(keys, key_token, key_strides, coding);
+        call.values[r] = run_of(values, value_token, value_strides, coding);
         total += tokens;
     }
     if (total < 1) {
@@ -161,6 +167,7 @@ void attend_of(Address q, Address out, const std::vector<Given>& runs, Address k
     call.kv_heads = kv_heads;
     call.channels = channels;
     call.q_stride = q_stride;
+    call.turned = turned;
     call.scaling = scaling;
     const bool use_avx2 = goldstick::uses_avx2();
     nb::gil_scoped_release released;
@@ -169,9 +176,9 @@ void attend_of(Address q, Address out, const std::vector<Given>& runs, Address k
 
 void attend(Address q, Address out, const std::vector<Given>& runs, Address key_scale, Address value_scale,
             std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t channels,
-            std::int64_t q_stride, float scaling, const std::string& precision, int threads) {
+            std::int64_t q_stride, std::int64_t turned, float scaling, const std::string& precision, int threads) {
     const auto run = choose(precision_of(precision), attend_of<float>, attend_of<bfloat16>, attend_of<float16>);
-    run(q, out, runs, key_scale, value_scale, batch, heads, kv_heads, channels, q_stride, scaling, threads);
+    run(q, out, runs, key_scale, value_scale, batch, heads, kv_heads, channels, q_stride, turned, scaling, threads);
 }
 
 }  // namespace
@@ -187,5 +194,5 @@ void define_fused(nb::module_& module) {
                "heads"_a, "kv_heads"_a, "channels"_a, "angle_stride"_a, "capacity"_a, "filled"_a, "scaling"_a,
                "precision"_a, "threads"_a);
     module.def("attend", &attend, "q"_a, "out"_a, "runs"_a, "key_scale"_a, "value_scale"_a, "batch"_a, "heads"_a,
-               "kv_heads"_a, "channels"_a, "q_stride"_a, "scaling"_a, "precision"_a, "threads"_a);
+               "kv_heads"_a, "channels"_a, "q_stride"_a, "turned"_a, "scaling"_a, "precision"_a, "threads"_a);
 }
