@@ -85,12 +85,17 @@ def learned_batches(ranks: Ranks, own: int, stage: Validate | BlockReconstructio
     counts = ranks.gather(own)
     total = sum(counts)
     if total < 2:
-        raise QuantizationError(
-            f"{stage.name} is judged by calibration batches that nothing was fitted to, and there is {total} batch, "
-            f"which cannot be taken apart; give at least 2 (more samples), or {stage.without_holdout}."
-        )
+        raise too_few(stage.name, total, f", or {stage.without_holdout}")
     learned = total - held_count(total, stage.holdout)
     return min(max(0, learned - sum(counts[: ranks.rank])), own)
+
+
+def too_few(stage: str, total: int, instead: str = "") -> QuantizationError:
+    """The error of a stage that holds batches out, where there are not two; and what else can be done."""
+    return QuantizationError(
+        f"{stage} is judged by calibration batches that nothing was fitted to, and there is {total} batch, "
+        f"which cannot be taken apart; give at least 2 (more samples){instead}."
+    )
 
 
 def held_count(total: int, share: float) -> int:

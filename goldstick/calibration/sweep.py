@@ -105,7 +105,7 @@ def sweep(
             done.update(chain)
         rest = {name: task for name, task in work.tasks.items() if task.site.block not in done}
         if done != set(blocks):
-            _require_chains(network, work, done, batches)
+            _require_chains(network, work, done, batches, sharing=not together)
         if rest:
             runs = _whole_runs(model, batches)
             beside = Original(module=floats, path="", runs=_whole_runs(floats, batches)) if floats is not None else None
@@ -143,8 +143,10 @@ def find_chains(network: Network, work: Work, batch: Mapping[str, Tensor], *, ev
     return chains
 
 
-def _require_chains(network: Network, work: Work, chained: Set[str], batches: Batches) -> None:
-    """Refuse a stage that goes from block to block where a batch reaches a block that feeds no other."""
+def _require_chains(
+    network: Network, work: Work, chained: Set[str], batches: Batches, *, sharing: bool = False
+) -> None:
+    """Refuse a stage that goes from block to block where a batch reaches a block that feeds none, or shares state."""
     if work.reconstruction is None:
         return
     blocks = {task.site.block for task in work.tasks.values()} - chained - {None}
@@ -152,8 +154,9 @@ def _require_chains(network: Network, work: Work, chained: Set[str], batches: Ba
     runs = _whole_runs(network.model, batches)
     if modules and any(first_call(modules, run) is not None for run in runs):
         name = work.reconstruction.name
+        why = "read what its forward leaves outside their arguments" if sharing else "do not feed one another"
         raise StructureError(
-            f"{name} goes from block to block, and the blocks of this model do not feed one another; leave {name} out "
+            f"{name} goes from block to block, and the blocks of this model {why}; leave {name} out "
             "(an effort below best does not ask for it)."
         )
 

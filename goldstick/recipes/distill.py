@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from goldstick import surgery
 from goldstick.algorithms import Distill
-from goldstick.calibration.held_out import apart, held_count
+from goldstick.calibration.held_out import apart, held_count, too_few
 from goldstick.core.error import weight_error
 from goldstick.core.progress import Progress
 from goldstick.core.qtensor import QuantizedTensor
-from goldstick.errors import QuantizationError, TrainingError
+from goldstick.errors import TrainingError
 from goldstick.evaluation.forward import device_of, without_cache
 from goldstick.recipes.resolve import Resolution
 from goldstick.recipes.run import SiteResult
@@ -56,10 +56,7 @@ class Before:
         """
         batches = [{**without_cache(teacher), **batch} for batch in apart(batches, stage.holdout, teacher)]
         if len(batches) < 2:
-            raise QuantizationError(
-                f"distill is judged by calibration batches that it has not learned from, and there is {len(batches)} "
-                "batch; give at least 2 (more samples)."
-            )
+            raise too_few(stage.name, len(batches))
         with evaluating(teacher), torch.no_grad():
             agreement(teacher)(teacher, on_device(batches[-1], device_of(teacher)))
         return cls(teacher=teacher, batches=batches, weights={})

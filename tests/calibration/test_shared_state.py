@@ -14,6 +14,7 @@ from torch.nn import functional
 
 import goldstick
 from goldstick.core.notices import SharedStateWarning
+from goldstick.errors import StructureError
 
 Data = list[dict[str, Tensor]]
 
@@ -114,6 +115,16 @@ def test_blocks_that_share_state_are_calibrated_on_what_the_forward_gives_them(
         compressed = goldstick.apply(model, "rtn-w8a8-static", data=data).model
     scales = {name: float(compressed.get_submodule(name).input_scale) for name in largest}
     assert scales == pytest.approx({name: value / 127.5 for name, value in largest.items()}, rel=0.02)
+
+
+def test_learning_says_why_it_cannot_go_from_block_to_block() -> None:
+    torch.manual_seed(0)
+    recipe = {"stages": [{"rtn": {"scheme": "w4a16-g32"}}, {"learn": {"steps": 1}}]}
+    with (
+        pytest.warns(SharedStateWarning),
+        pytest.raises(StructureError, match="read what its forward leaves outside their arguments; leave learn out"),
+    ):
+        goldstick.apply(WithMask().eval(), recipe, data=masked([8, 8, 8]))
 
 
 class Noisy(nn.Linear):
