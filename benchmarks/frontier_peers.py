@@ -11,7 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -71,6 +71,7 @@ PEERS = {
     "GPTQModel": Peer(tool="gptqmodel", script="write_gptqmodel.py"),
     "HQQ": Peer(tool="hqq", script="run_hqq.py"),
 }  # fmt: skip
+_LEAST_CHANGE = 0.01  # of a weight that was rounded to 4 bits or fewer; rounding to 16 bits changes a fifth of that
 TOOLS = tuple(dict.fromkeys(peer.tool for peer in PEERS.values()))
 
 
@@ -119,9 +120,22 @@ def run(
         times = json.loads((folder / "times.json").read_text())
         directory = next((folder / "out").rglob("config.json")).parent
         weights = {tensor: info.read().float() for tensor, info in open_source(directory).tensors.items()}
+    if left := left_float(weights, model.directory, layers):
+        raise RuntimeError(f"{name} of {scheme} left {len(left)} layers float, such as {left[0]}")
     return weights, {
         "seconds": round(times["quantize_and_write"], 1),
         "processor_seconds": round(times["processor_seconds"], 1),
         "peak_bytes": json.loads(done.stdout)["peak_process_bytes"],
         "peer": times["versions"],
     }
+
+
+def left_float(weights: Mapping[str, Tensor], directory: Path, layers: Sequence[str]) -> list[str]:
+    """Layers that some tools leave without an error: their weight is nowhere, or what it was but for 16 bits."""
+    source = {name: info.read().float() for name, info in open_source(directory).tensors.items()}
+    names = [f"{layer}.weight" for layer in layers]
+    return [
+        name
+        for name in names
+        if name not in weights or (weights[name] - source[name]).norm() < _LEAST_CHANGE * source[name].norm()
+    ]

@@ -262,8 +262,7 @@ class _GiveCache:
         """Make an empty cache of transformers quantized, in place, since the caller holds on to it."""
         if isinstance(cache, EncoderDecoderCache):
             cache = cache.self_attention_cache
-        filled = any(isinstance(layer, CacheLayerMixin) and layer.is_initialized for layer in cache.layers)
-        if type(cache) is DynamicCache and not filled:
+        if type(cache) is DynamicCache and not any(getattr(layer, "is_initialized", False) for layer in cache.layers):
             _quantize_layers(cache, config, self.settings)
 
 

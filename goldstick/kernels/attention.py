@@ -31,7 +31,7 @@ MOST_SHARING = 64
 _MOST_RUNS = 3
 
 _NIBBLES = torch.uint8
-_CODINGS = {torch.int8: 1, torch.float8_e4m3fn: 2, _NIBBLES: 3}
+CODINGS = {torch.int8: 1, torch.float8_e4m3fn: 2, _NIBBLES: 3}
 """What codes lie in, as C++ counts it; all else are floats."""
 
 
@@ -86,12 +86,12 @@ def _check_attention(
         raise KernelError(f"attend does not take {heads} heads of {channels} channels over {kv_heads} of the cache")
     if turned and (turned & (turned - 1) or turned < 0 or channels % turned):
         raise KernelError(f"{channels} channels of a head cannot have been turned in blocks of {turned}")
-    coded = [run for run in keys if run.dtype in _CODINGS]
+    coded = [run for run in keys if run.dtype in CODINGS]
     for runs, scales in ((keys, key_scales), (values, value_scales)):
         for run, other in zip(runs, keys, strict=True):
             of_token = channels // 2 if run.dtype == _NIBBLES else channels
             shape = (batch, kv_heads, other.shape[2], of_token)
-            if run.shape != shape or not (run.dtype == q.dtype or run.dtype in _CODINGS):
+            if run.shape != shape or not (run.dtype == q.dtype or run.dtype in CODINGS):
                 raise KernelError(f"attend does not take a run of {list(run.shape)} in {run.dtype} beside {q.dtype}")
             if run.dtype != other.dtype or (run.numel() and run.stride()[2:] != (of_token, 1)):
                 raise KernelError("tokens of a run lie one after the other, and have one dtype in keys and values")
@@ -132,7 +132,7 @@ def _attend(
     by_token = [scale if scale is None or _in_a_row(scale) else scale.contiguous() for scale in by_token]
     runs, tokens = [], 0
     for key, value in zip(keys, values, strict=True):
-        coding = _CODINGS.get(key.dtype, 0)
+        coding = CODINGS.get(key.dtype, 0)
         places = [_place(run, scale if coding else None) for run, scale in zip((key, value), by_token, strict=True)]
         runs.append((key.shape[2], coding, *places[0], *places[1]))
         tokens += key.shape[2]
@@ -182,7 +182,7 @@ def _attend_in_torch(
     batch, heads, channels = q.shape
 
     def numbers(run: Tensor, scales: Sequence[Tensor]) -> Tensor:
-        if run.dtype not in _CODINGS:
+        if run.dtype not in CODINGS:
             return run.float()
         if run.dtype == _NIBBLES:
             return numbers_of(run, scales[0], channels, torch.float32, turned)

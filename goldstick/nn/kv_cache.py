@@ -9,6 +9,7 @@ from torch import Tensor
 
 from goldstick.core.kv_cache import CODE_MAX, KVDtype
 from goldstick.errors import QuantizationError
+from goldstick.kernels.attention import CODINGS
 from goldstick.kernels.kv_nibbles import nibbles_of, numbers_of, turned_together
 from goldstick.nn.kv_buffer import KVBuffer, joined
 
@@ -98,7 +99,9 @@ class QuantizedStates:
         self.seen = 0  # tokens ever added, less those cropped
         self.first = self.recent = empty  # [batch, kv_heads, tokens, channels]
         self.codes = self._rounded(empty)[0] if dtype == "int4" else empty.to(torch.int8)
-        self.fixed = None if scale is None else scale.to(like.device)[:, None, :]  # [kv_heads or 1, 1, channels or 1]
+        self.fixed: Tensor | None = None  # [kv_heads, 1, channels]
+        if scale is not None:
+            self.fixed = scale.to(like.device).expand(heads, channels).contiguous()[:, None]
         # [batch, kv_heads, tokens, 1]; of int4 [batch, kv_heads, tokens, 2], a step and a minimum.
         self.scales = self._rounded(empty)[1] if scale is None else None
         self._kv_buffers: dict[str, KVBuffer | None] = {}  # of codes and scales
@@ -155,8 +158,41 @@ class QuantizedStates:
         if self.scales is not None:
             return runs, [self.scales if self.dtype == "int4" else self.scales.squeeze(-1)]
         assert self.fixed is not None
-        heads, channels = self.codes.shape[1], self.codes.shape[3]
-        return runs, [self.fixed.float().expand(heads, 1, channels).reshape(heads, channels)]
+        return runs, [self.fixed.squeeze(1)]
+
+    @property
+    def coding(self) -> int:
+        """What codes are, as C++ counts it."""
+        return CODINGS[_READ_AS[self.dtype]]
+
+    def makes_room(self) -> bool:
+        """Whether the next token is rounded at once; then there is a place behind the others for its codes."""
+        floats = self.first
+        if self.window or self.seen < self.sinks or (floats.shape[2] and floats.stride()[2:] != (self.channels, 1)):
+            return False
+        for name, part in self._growing():
+            buffer = self._kv_buffers.get(name)
+            if buffer is None or not buffer.fits(part):
+                self._kv_buffers[name] = KVBuffer(part)
+        return True
+
+    def buffers(self) -> tuple[Tensor, Tensor | None]:
+        """What :meth:`makes_room` has made: [batch, kv_heads, room, …] of codes, and of what is known of each token."""
+        codes, scales = (self._kv_buffers.get(name) for name in ("codes", "scales"))
+        assert codes is not None
+        return codes.buffer, None if scales is None else scales.buffer
+
+    def extend(self) -> None:
+        """Count a token that was written into the buffers."""
+        for name, _ in self._growing():
+            buffer = self._kv_buffers[name]
+            assert buffer is not None
+            setattr(self, name, buffer.extended())
+        self.seen += 1
+
+    def _growing(self) -> list[tuple[str, Tensor]]:
+        """What a rounded token adds to."""
+        return [(name, part) for name in ("codes", "scales") if (part := getattr(self, name)) is not None]
 
     def dequantized(self) -> Tensor:
         """All tokens in the dtype they came in, [batch, kv_heads, tokens, channels]."""

@@ -206,7 +206,7 @@ def test_the_cache_takes_a_quarter_of_a_float_one() -> None:
         model(**sample_inputs(model, tokens=100), past_key_values=cache)
         plain = model(**sample_inputs(model, tokens=100)).past_key_values
     floats = sum(layer.keys.nbytes + layer.values.nbytes for layer in plain.layers)
-    scales = 2 * 4 * (2 * 16 + 2)  # two layers, float32: keys by channel, values by head
+    scales = 2 * 4 * 2 * (2 * 16)  # two layers, float32, keys and values: for each channel of two heads
     assert cache.nbytes == floats / 4 + scales
 
 

@@ -8,36 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from goldstick.nn.kv_buffer import KVBuffer
-
 if TYPE_CHECKING:
+    from goldstick.nn.fused.cache_room import Room
     from goldstick.nn.fused.decode_block import FusedDecodeBlock
 
 
 @dataclass
 class BlockState:
-    """A block, prepared, and the layer of a cache that it is going to extend."""
+    """A block, prepared, and where the token goes in the layer of a cache that it is going to extend."""
 
     owner: FusedDecodeBlock
     block: Any
-    layer: Any
-    keys: KVBuffer
-    values: KVBuffer
-
-    def __post_init__(self) -> None:
-        self._found = self.layer.keys, self.layer.values
-
-    def place(self) -> tuple[int, int, int, int]:
-        """Where a token goes: addresses of keys and values, room, and tokens that are there."""
-        return self.keys.buffer.data_ptr(), self.values.buffer.data_ptr(), self.keys.buffer.shape[2], self.keys.filled
-
-    def fits(self) -> bool:
-        """Whether the layer still holds what it did, of which its buffers have copies."""
-        return self.layer.keys is self._found[0] and self.layer.values is self._found[1]
-
-    def extend(self) -> None:
-        """Give the token that was written to the cache."""
-        self.layer.keys, self.layer.values = self.keys.extended(), self.values.extended()
+    room: Room
 
 
 @dataclass
@@ -88,10 +70,10 @@ class BlockChain:
         for place in range(start, len(self.blocks)):
             block = self.blocks[place]
             layer: Any = cache.layers[block.attention.layer] if block.attention.layer < len(cache.layers) else None
-            if place in self._parted or type(layer) is not type(own.layer) or not layer.is_initialized:
+            if place in self._parted or type(layer) is not type(own.room.layer) or not layer.is_initialized:
                 break
-            state = block.state_for(layer, x.dtype) if layer.keys.shape == own.layer.keys.shape else None
-            if state is None or not block.follows(first):
+            state = block.state_for(layer, x.dtype)
+            if state is None or state.room.shape != own.room.shape or not block.follows(first):
                 break
             found.append(state)
         return found
@@ -114,14 +96,14 @@ class BlockChain:
             or angles is not held.angles
             or mask is not held.mask
             or cache is not held.cache
-            or cache.layers[block.attention.layer] is not state.layer
-            or not state.fits()
+            or cache.layers[block.attention.layer] is not state.room.layer
+            or not state.room.fits()
         ):
             self._held = None
             self._parted.add(self._place[id(state.owner)])
             return None
         found = held.outputs[held.place]
-        state.extend()
+        state.room.extend()
         held.place += 1
         if held.place == len(held.states):
             self._held = None

@@ -13,10 +13,11 @@ from goldstick.kernels import cpu
 from goldstick.kernels.input_bits import grouped_rounding
 from goldstick.kernels.prepared import versions
 from goldstick.nn.fused.block_chain import BlockChain, BlockState
+from goldstick.nn.fused.cache_room import Place, room_in
 from goldstick.nn.fused.feed_forward import GatedForward, NormForward
 from goldstick.nn.fused.module_guard import ModuleGuard
 from goldstick.nn.fused.separate_caches import NotTogetherError, SeparateCaches
-from goldstick.nn.fused.token_attention import TokenAttention, buffers_of
+from goldstick.nn.fused.token_attention import TokenAttention
 from goldstick.nn.linear import QuantizedLinear
 
 _WEIGHTS = ("weight_packed", "weight_scale", "weight_zero_point", "input_scale", "input_zero_point", "bias", "weight")
@@ -80,23 +81,23 @@ class FusedDecodeBlock:
             if found is not None:
                 return found
         layer = self.attention.layer_for(x, angles, mask, cache)
-        if type(layer).__name__ != "DynamicLayer" or layer.keys.shape[0] != len(x):
-            return None
-        own = self.state_for(layer, x.dtype)
+        own = None if layer is None else self.state_for(layer, x.dtype)
         if own is None:
             return None
         cos, sin = angles
-        batch, kv_heads, _, channels = own.keys.buffer.shape
-        if (x.shape[2], kv_heads, channels) != self._shape or cos.shape not in ((1, 1, channels), (batch, 1, channels)):
+        batch, kv_heads, _, channels = own.room.shape
+        if (len(x), x.shape[2], kv_heads, channels) != (batch, *self._shape):
+            return None
+        if cos.shape not in ((1, 1, channels), (batch, 1, channels)):
             return None
         if sin.shape != cos.shape or sin.dtype is not x.dtype:
             return None
         states = [own] if self.chain is None else [own, *self.chain.following(self, own, cache, x)]
-        places = [[state.place()] for state in states]
+        places = [[state.room.place()] for state in states]
         outputs = _run([state.block for state in states], places, x.contiguous(), cos.contiguous(), sin.contiguous())
         if outputs is None:
             return None
-        own.extend()
+        own.room.extend()
         if self.chain is not None:
             self.chain.hold(states, outputs, angles, mask, cache)
         return outputs[0]
@@ -112,9 +113,9 @@ class FusedDecodeBlock:
         alike = len(x) == len(states) and cos.shape == sin.shape == (len(x), 1, self._shape[2])
         if not alike or sin.dtype is not x.dtype or x.shape[2] != self._shape[0]:
             raise NotTogetherError
-        if any(state.keys.buffer.shape[1] != self._shape[1] for state in states):
+        if any((state.room.shape[1], state.room.shape[3]) != self._shape[1:] for state in states):
             raise NotTogetherError
-        places = [[state.place() for state in states]]
+        places = [[state.room.place() for state in states]]
         outputs = _run([states[0].block], places, x.contiguous(), cos.contiguous(), sin.contiguous())
         if outputs is None:
             raise NotTogetherError
@@ -123,20 +124,16 @@ class FusedDecodeBlock:
 
     def _state_of_one(self, x: Tensor, angles: tuple[Tensor, Tensor], mask: Tensor | None, cache: Any) -> BlockState:
         layer: Any = None if mask is not None else self.attention.layer_for(x, angles, None, cache)
-        if type(layer).__name__ == "DynamicLayer" and len(layer.keys) == 1:
-            state = self.state_for(layer, x.dtype)
-            if state is not None:
-                return state
-        raise NotTogetherError
+        state = None if layer is None else self.state_for(layer, x.dtype)
+        if state is None or state.room.shape[0] != 1:
+            raise NotTogetherError
+        return state
 
     def state_for(self, layer: Any, dtype: torch.dtype) -> BlockState | None:
         """What a run of this block on a layer of a cache needs, or ``None`` where it cannot run as one."""
-        if layer.keys.dtype is not dtype or not self.unchanged_modules():
-            return None
-        block, kv_buffers = self._prepared(dtype), buffers_of(layer)
-        if block is None or kv_buffers is None or kv_buffers[1].buffer.dtype is not dtype:
-            return None
-        return BlockState(self, block, layer, *kv_buffers)
+        block = self._prepared(dtype) if self.unchanged_modules() else None
+        room = None if block is None else room_in(layer, dtype)
+        return None if room is None else BlockState(self, block, room)
 
     def unchanged_modules(self) -> bool:
         """Whether nothing inside was replaced, hooked or given another forward since."""
@@ -228,9 +225,7 @@ class FusedDecodeBlock:
         self._watch([getattr(linear, name) for linear in copied for name in _COPIED])
 
 
-def _run(
-    blocks: list[Any], places: list[list[tuple[int, int, int, int]]], x: Tensor, cos: Tensor, sin: Tensor
-) -> Sequence[Tensor] | None:
+def _run(blocks: list[Any], places: list[list[Place]], x: Tensor, cos: Tensor, sin: Tensor) -> Sequence[Tensor] | None:
     """The output of each block, all of which run in one call; ``None`` where another backend is named."""
     y = x.new_empty((len(blocks), *x.shape))
     done = cpu._C.run_blocks(

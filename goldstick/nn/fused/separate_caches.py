@@ -66,7 +66,7 @@ class SeparateCaches:
     def extend(self) -> None:
         """Give each cache its token, after the pass."""
         for state in self.written:
-            state.extend()
+            state.room.extend()
         self.written = []
 
 

@@ -12,8 +12,8 @@ from goldstick.kernels.cpu import PRECISIONS
 from goldstick.kernels.fused import in_cpp
 from goldstick.kernels.prepared import runs_at_once
 from goldstick.kernels.rotary import attend_token, rotate_into
+from goldstick.nn.fused.cache_room import buffers_of
 from goldstick.nn.fused.module_guard import ModuleGuard
-from goldstick.nn.kv_buffer import KVBuffer
 from goldstick.nn.kv_cache import QuantizedStates
 from goldstick.nn.linear import QuantizedLinear
 
@@ -151,13 +151,3 @@ def _sees_all(mask: Tensor, tokens: int) -> bool:
     if mask.shape[-1] != tokens or not (mask.dtype is torch.bool or mask.dtype in PRECISIONS):
         return False
     return bool(mask.all()) if mask.dtype is torch.bool else not bool(mask.any())
-
-
-def buffers_of(layer: Any) -> tuple[KVBuffer, KVBuffer] | None:
-    """Buffers of a cache's layer, made where it has none or was changed by others."""
-    if layer.keys.ndim != 4 or layer.values.shape != layer.keys.shape or not layer.keys.is_cpu:
-        return None
-    kv_buffers: tuple[KVBuffer, KVBuffer] | None = getattr(layer, "kv_buffers", None)
-    if kv_buffers is None or not (kv_buffers[0].fits(layer.keys) and kv_buffers[1].fits(layer.values)):
-        layer.kv_buffers = kv_buffers = KVBuffer(layer.keys), KVBuffer(layer.values)
-    return kv_buffers

@@ -321,8 +321,19 @@ def test_layers_that_do_not_fit_each_other_make_no_block() -> None:
 
     good = layer(32, 24), layer(24, 16), layer(64, 24), layer(24, 32)
     made = block(*good)
-    with pytest.raises(ValueError, match="no room"):
-        _C.run_blocks([made], 0, 0, 1, 0, 0, 0, [[(0, 0, 4, 4)]], 1)
+    side = (0, 0, 0, 0, 4, 0, 0, 0, 0)
+    for keys, values, filled, before in (
+        (side, side, 4, 0),
+        (side, side, -1, 0),
+        (side, side, 0, 1),  # floats before it that are nowhere
+        ((4, *side[1:]), side, 0, 0),
+        ((1, *side[1:]), side, 0, 0),  # codes without scales
+        ((3, 0, 8, 0, 4, 2, 0, 0, 0), side, 2, 0),
+    ):
+        with pytest.raises(ValueError, match="no room"):
+            _C.run_blocks([made], 0, 0, 1, 0, 0, 0, [[(keys, values, filled, before, 0)]], 1)
+    with pytest.raises(ValueError, match="stored alike"):
+        _C.run_blocks([made], 0, 0, 1, 0, 0, 0, [[((1, 0, 8, 0, 4, 4, 0, 0, 0), side, 0, 0, 0)]], 1)
     for place, wrong in enumerate((layer(40, 24), layer(24, 24), layer(48, 24), layer(32, 32))):
         with pytest.raises(ValueError, match="do not fit"):
             block(*[wrong if place == other else one for other, one in enumerate(good)])

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 import goldstick
+from goldstick.core.kv_cache import KVScheme, KVSettings
 from goldstick.evaluation.forward import evaluating
 from goldstick.evaluation.language_model import LanguageModel
+from goldstick.hf.cache import use_quantized_cache
 from goldstick.jobs.load.find_model import reference_directory
 from goldstick.jobs.load.load import load
 from goldstick.jobs.serve.decoder import Decoder
@@ -24,13 +26,20 @@ from tests.support.tiny_models import FAMILIES
 
 SCHEMES = ("w4a16-g128", "w4a16-g32-asym", "w8a16", "w3a16-g128", "w8a8-dynamic", "q4_0", "q6_k")
 LENGTHS = (3, 40, 1, 17, 64, 2, 33, 9)
+CACHES = {
+    "w4a16-g128 over int8": KVScheme(mode="dynamic", keys="head"),
+    "w4a16-g128 over fp8": KVScheme(mode="dynamic", keys="head", dtype="fp8", sinks=1),
+    "w4a16-g128 over int4": KVScheme(mode="dynamic", keys="head", dtype="int4", rotate=True),
+}
 
 
-@pytest.fixture(scope="module", params=[*SCHEMES, "w4a16-g128 in float32"])
+@pytest.fixture(scope="module", params=[*SCHEMES, "w4a16-g128 in float32", *CACHES])
 def model(request: pytest.FixtureRequest) -> Any:
-    scheme, _, dtype = request.param.partition(" in ")
+    scheme, _, dtype = request.param.partition(" over ")[0].partition(" in ")
     loaded = load(reference_directory(), dtype=dtype or "auto").eval()
     made = goldstick.apply(loaded, f"rtn-{scheme}", inplace=True).model
+    if request.param in CACHES:
+        use_quantized_cache(made, KVSettings(scheme=CACHES[request.param], scales={}))
     goldstick.optimize(made)
     with evaluating(made):
         return made

@@ -10,8 +10,8 @@
 #include "base/inline.hpp"
 #include "base/lanes.hpp"
 #include "base/vector_math.hpp"
+#include "decode/turn.hpp"
 #include "decode/widen.hpp"
-#include "linear/hadamard.hpp"
 
 namespace goldstick {
 
@@ -135,21 +135,6 @@ GOLDSTICK_INLINE float exponentiate(float* scores, std::int64_t count) {
         for (std::int64_t part = 0; part < half; ++part) parts[part] += parts[part + half];
     }
     return parts[0];
-}
-
-// x·H/√n in blocks of n channels, in place: the sums of linear/hadamard.hpp.
-GOLDSTICK_INLINE void turn(float* x, std::int64_t numbers, std::int64_t n) {
-    for (std::int64_t half = 1; half < n; half *= 2) {
-        for (std::int64_t begin = 0; begin < numbers; begin += 2 * half) {
-            for (std::int64_t i = begin; i < begin + half; ++i) {
-                const float first = x[i], second = x[i + half];
-                x[i] = first + second;
-                x[i + half] = first - second;
-            }
-        }
-    }
-    const float factor = hadamard_factor(n);
-    for (std::int64_t i = 0; i < numbers; ++i) x[i] *= factor;
 }
 
 // The scales of a run's tokens, of one sequence and head.

@@ -68,19 +68,30 @@ struct RotaryCall {
 template <typename T>
 void rotate(const RotaryCall<T>& call, bool use_avx2);
 
-// Both for a token of each sequence: rotated and written behind `filled` others, then attending to all of them.
+// Keys or values of some sequences, and where those of their next token go: behind `filled` others.
+struct Cached {
+    CacheCoding coding;
+    void* data;          // dense buffer [batch, kv_heads, capacity, …] of T or codes, as in Run
+    float* token_scale;  // of codes: dense buffer [batch, kv_heads, scale_capacity, 1 or 2], or null
+    const float* scale;  // of codes: [kv_heads, channels], or null where tokens have scales
+    std::int64_t capacity, scale_capacity;
+    const void* before;  // of codes: tokens before them that stay floats, or null
+    std::int64_t before_batch_stride, before_head_stride;
+};
+
+// Both for a token of each sequence: rotated and written behind others, then attending to all of them.
 template <typename T>
 struct TokenCall {
     const T* x;    // [batch, (heads + 2 · kv_heads) · channels]: queries, keys, values
     const T* cos;  // [batch or 1, channels]
     const T* sin;
-    T* q;          // [batch, heads, channels], memory for the rotated queries
-    T* out;        // [batch, heads, channels]
-    T* keys;       // dense buffer [batch, kv_heads, capacity, channels]
-    T* values;
+    T* q;       // [batch, heads, channels], memory for the rotated queries
+    T* out;     // [batch, heads, channels]
+    T* states;  // [2, batch, kv_heads, channels], memory for keys and values that become codes
+    Cached keys, values;
     std::int64_t batch, heads, kv_heads, channels;
     std::int64_t angle_stride;
-    std::int64_t capacity, filled;
+    std::int64_t filled, tokens_before, turned;
     float scaling;
 };
 

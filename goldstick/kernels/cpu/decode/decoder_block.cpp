@@ -29,7 +29,7 @@ void add(const T* a, const T* b, std::int64_t count, T* sum) {
 // What blocks of one shape write between their products.
 template <typename T>
 struct Between {
-    std::vector<T> normed, hidden, changed, projected, q, heads, both, gated;
+    std::vector<T> normed, hidden, changed, projected, q, states, heads, both, gated;
 };
 
 template <typename T>
@@ -83,6 +83,7 @@ private:
         size(own_.changed, width);
         size(own_.projected, (call.heads + 2 * call.kv_heads) * call.channels);
         size(own_.q, of_heads);
+        size(own_.states, 2 * call.kv_heads * call.channels);
         size(own_.heads, of_heads);
         size(own_.both, 2 * inner);
         size(own_.gated, inner);
@@ -95,13 +96,15 @@ private:
         product_.end();
         attentions_.clear();
         scratch_ = 0;
-        const std::int64_t of_heads = call.heads * call.channels, all = of_heads + 2 * call.kv_heads * call.channels;
-        for (const Place<T>& place : call.places) {
+        const std::int64_t of_heads = call.heads * call.channels, of_states = 2 * call.kv_heads * call.channels;
+        const std::int64_t all = of_heads + of_states;
+        for (const Place& place : call.places) {
             attentions_.push_back(write_token<T>(
                 {own_.projected.data() + place.first * all, call.cos + place.first * call.angle_stride,
                  call.sin + place.first * call.angle_stride, own_.q.data() + place.first * of_heads,
-                 own_.heads.data() + place.first * of_heads, place.keys, place.values, place.sequences, call.heads,
-                 call.kv_heads, call.channels, call.angle_stride, place.capacity, place.filled, call.scaling},
+                 own_.heads.data() + place.first * of_heads, own_.states.data() + place.first * of_states, place.keys,
+                 place.values, place.sequences, call.heads, call.kv_heads, call.channels, call.angle_stride, place.filled,
+                 place.tokens_before, place.turned, call.scaling},
                 use_avx2_));
             scratch_ = std::max(scratch_, scratch_of(attentions_.back()));
         }

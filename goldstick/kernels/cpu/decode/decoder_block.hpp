@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "decode/attention.hpp"
 #include "linear/prepared_linear.hpp"
 
 namespace goldstick {
@@ -20,11 +21,9 @@ struct BlockLayers {
 };
 
 // Where the tokens of neighbouring sequences go, whose caches lie in one buffer.
-template <typename T>
 struct Place {
-    T* keys;  // dense buffer [sequences, kv_heads, capacity, channels]
-    T* values;
-    std::int64_t capacity, filled;
+    Cached keys, values;
+    std::int64_t filled, tokens_before, turned;
     std::int64_t first, sequences;  // of the batch
 };
 
@@ -38,7 +37,7 @@ struct BlockCall {
     float attention_epsilon, feed_epsilon;
     const T* cos;              // [batch or 1, channels]
     const T* sin;
-    std::vector<Place<T>> places;  // one for all sequences, or one for each
+    std::vector<Place> places;  // one for all sequences, or one for each
     std::int64_t batch, heads, kv_heads, channels;
     std::int64_t angle_stride;  // from one sequence's angles to the next; 0 where they are the same
     float scaling;

@@ -35,7 +35,27 @@ struct Token {
     Address x, cos, sin;
     std::int64_t batch, angle_stride;
 };
-using Filled = std::tuple<Address, Address, std::int64_t, std::int64_t>;  // keys, values, capacity, filled
+// As goldstick::Cached, and for both: tokens that are there, those before them, and channels turned together.
+using Side = std::tuple<int, Address, Address, Address, std::int64_t, std::int64_t, Address, std::int64_t, std::int64_t>;
+using Filled = std::tuple<Side, Side, std::int64_t, std::int64_t, std::int64_t>;
+
+goldstick::Cached cached(const Side& side) {
+    const auto& [coding, data, token_scale, scale, capacity, scale_capacity, before, batch_stride, head_stride] = side;
+    return {static_cast<goldstick::CacheCoding>(coding), at<void>(data), at<float>(token_scale), at<const float>(scale),
+            capacity, scale_capacity, at<const void>(before), batch_stride, head_stride};
+}
+
+// Whether a cache is what C++ can write a token to: of codes a scale for each channel, or room for those of the token.
+bool has_room(const Side& side, std::int64_t filled, std::int64_t before) {
+    const auto& [coding, data, token_scale, scale, capacity, scale_capacity, first, batch_stride, head_stride] = side;
+    if (coding < 0 || coding > static_cast<int>(goldstick::CacheCoding::int4) || filled < 0 || filled >= capacity) {
+        return false;
+    }
+    if (before < 0 || (before > 0 && first == 0)) {
+        return false;
+    }
+    return coding == 0 || (token_scale != 0 ? filled < scale_capacity : scale != 0);
+}
 
 class PreparedBlock {
 public:
@@ -82,11 +102,11 @@ public:
 
     template <typename T>
     goldstick::BlockCall<T> call(const Token& token, const std::vector<Filled>& caches) const {
-        std::vector<goldstick::Place<T>> places;
+        std::vector<goldstick::Place> places;
         const auto sequences = token.batch / static_cast<std::int64_t>(caches.size());
-        for (const auto& [keys, values, capacity, filled] : caches) {
+        for (const auto& [keys, values, filled, before, turned] : caches) {
             const auto first = static_cast<std::int64_t>(places.size()) * sequences;
-            places.push_back({at<T>(keys), at<T>(values), capacity, filled, first, sequences});
+            places.push_back({cached(keys), cached(values), filled, before, turned, first, sequences});
         }
         return {layers_, nullptr, nullptr, at<const T>(attention_norm_), at<const T>(feed_norm_), attention_epsilon_,
                 feed_epsilon_, at<const T>(token.cos), at<const T>(token.sin), std::move(places),
@@ -119,7 +139,7 @@ void run_as(const std::vector<const PreparedBlock*>& blocks, const Token& token,
     goldstick::decoder_blocks<T>(calls, threads, goldstick::uses_avx2());
 }
 
-// Blocks that follow each other; y is [blocks, batch, width], and `caches` has a list for each, with a tuple of four for
+// Blocks that follow each other; y is [blocks, batch, width], and `caches` has a list for each, with a tuple for
 // all sequences or one for each. Returns false, and does nothing, where GOLDSTICK_BACKEND names another backend.
 bool run(nb::list prepared, Address x, Address y, std::int64_t batch, Address cos, Address sin, std::int64_t angle_stride,
          nb::list caches, int threads) {
@@ -137,9 +157,12 @@ bool run(nb::list prepared, Address x, Address y, std::int64_t batch, Address co
     for (nb::handle one : caches) {
         auto& places = states.emplace_back();
         for (nb::handle place : nb::cast<nb::list>(one)) {
-            places.push_back(nb::cast<Filled>(place));
-            if (std::get<3>(places.back()) < 0 || std::get<3>(places.back()) >= std::get<2>(places.back())) {
+            const auto& [keys, values, filled, before, turned] = places.emplace_back(nb::cast<Filled>(place));
+            if (!has_room(keys, filled, before) || !has_room(values, filled, before)) {
                 throw std::invalid_argument("there is no room for another token");
+            }
+            if (std::get<0>(keys) != std::get<0>(values) || turned < 0) {
+                throw std::invalid_argument("keys and values of a cache are stored alike");
             }
         }
         if (places.size() != 1 && static_cast<std::int64_t>(places.size()) != batch) {

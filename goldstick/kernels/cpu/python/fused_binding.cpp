@@ -107,8 +107,12 @@ void attend_token_of(Address x, Address cos, Address sin, Address q, Address out
     }
     const bool use_avx2 = goldstick::uses_avx2();
     nb::gil_scoped_release released;
-    goldstick::attend_token<T>({at<const T>(x), at<const T>(cos), at<const T>(sin), at<T>(q), at<T>(out), at<T>(keys),
-                                at<T>(values), batch, heads, kv_heads, channels, angle_stride, capacity, filled, scaling},
+    const auto floats = [&](Address data) {
+        return goldstick::Cached{goldstick::CacheCoding::none, at<void>(data), nullptr, nullptr, capacity, 0, nullptr, 0, 0};
+    };
+    goldstick::attend_token<T>({at<const T>(x), at<const T>(cos), at<const T>(sin), at<T>(q), at<T>(out), nullptr,
+                                floats(keys), floats(values), batch, heads, kv_heads, channels, angle_stride, filled, 0, 0,
+                                scaling},
                                std::max(threads, 1), use_avx2);
 }
 
