@@ -1,23 +1,24 @@
-"""Scale fold targets: what can take the scale of an input group, probed once for every kind of block."""
+"""Scale fold targets: what can take the scale of an input group, probed once for every kind of block, tried in each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from goldstick.calibration.arguments import BlockCall
 from goldstick.structure.network import Network
-from goldstick.structure.probe.findings import FoldPair
-from goldstick.structure.probe.input_groups import block_signature, probe_block
+from goldstick.structure.probe.findings import BlockStructure, FoldPair
+from goldstick.structure.probe.input_groups import block_signature, holds_in, probe_block
 
 #: Tokens of one row that a probe runs on.
 _TOKENS = 32
 
 
 class ScaleFoldTargets:
-    """The fold pairs of each block, found on the first of its kind.
+    """The fold pairs of each block, found on the first of its kind, and tried in it.
 
     Args:
         network: The network.
@@ -27,18 +28,20 @@ class ScaleFoldTargets:
 
     def __init__(self, network: Network, hidden: Tensor, calls: Mapping[str, BlockCall]) -> None:
         self._network, self._hidden, self._calls = network, hidden, calls
-        self._found: dict[object, tuple[str, tuple[FoldPair, ...]]] = {}
+        self._found: dict[object, list[BlockStructure]] = {}
 
     def of(self, block: str) -> Sequence[FoldPair]:
         """The pairs of a block, whose weights are in memory."""
-        kind = block_signature(self._network, block)
-        if kind not in self._found:
-            sites = [site for site in self._network.sites if site.block == block]
-            args, kwargs = self._calls[block].arguments(self._hidden)
-            probed = probe_block(self._network.model.get_submodule(block), sites, args, kwargs)
-            self._found[kind] = block, probed.folds
-        first, pairs = self._found[kind]
-        return [pair.moved(first, block) for pair in pairs]
+        module = self._network.model.get_submodule(block)
+        sites = [site for site in self._network.sites if site.block == block]
+        args, kwargs = self._calls[block].arguments(self._hidden)
+        alike = self._found.setdefault(block_signature(self._network, block), [])
+        for known in alike:
+            moved = known.moved_to(block)
+            if not moved.folds or holds_in(module, sites, args, kwargs, moved):
+                return moved.folds
+        alike.append(replace(probe_block(module, sites, args, kwargs), block=block))
+        return alike[-1].folds
 
 
 def small(batch: Mapping[str, Any]) -> Mapping[str, Any]:

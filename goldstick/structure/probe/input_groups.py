@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from goldstick.errors import StructureError
 from goldstick.structure.network import Network, Site
@@ -21,7 +21,7 @@ from goldstick.structure.probe.fold import Producer, find_producer, input_channe
 from goldstick.structure.probe.trial import Trial
 from goldstick.structure.trace import Arguments, Call, capture_block_inputs, trace_block
 
-__all__ = ["BlockStructure", "FoldPair", "InputGroup", "probe_block", "probe_network"]
+__all__ = ["BlockStructure", "FoldPair", "InputGroup", "holds_in", "probe_block", "probe_network"]
 
 #: A fold is accepted when the block's output moves by no more than this, relative to its norm ...
 TOLERANCE = 1e-5
@@ -113,6 +113,45 @@ def probe_block(
     return replace(found, seconds=time.perf_counter() - started)
 
 
+def holds_in(
+    block: nn.Module,
+    sites: Sequence[Site],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    found: BlockStructure,
+    *,
+    seed: int = 0,
+) -> bool:
+    """Whether what was found in a block of the same layers and shapes is true of this one, too.
+
+    A forward may go another way in each of several blocks that hold the same layers.
+
+    Args:
+        block: The block; not changed.
+        sites: The network's sites in it.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
+        found: The findings, under the names of this block.
+        seed: Seed of the random scales.
+    """
+    path = next((site.block for site in sites if site.block), "")
+    try:
+        with torch.inference_mode(False), torch.no_grad():
+            trial = Trial(block, path, sites, args, kwargs, seed)
+            groups = _find_groups(trial, trace_block(trial.block, trial.args, trial.kwargs))
+            if [tuple(site.name for site in group.sites) for group in groups] != [one.sites for one in found.groups]:
+                return False
+            by_name = {site.name: site for site in trial.sites}
+            for pair in found.folds:
+                readers = [by_name[name] for name in pair.consumers]
+                scale, effect = _random_scale(trial, readers)
+                if not _stays(trial.error(readers, scale, pair.fold(scale)), effect):
+                    return False
+            return True
+    except Exception:  # any code of the model may fail, in any way
+        return False
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Group:
     """Sites with the same input of ``channels`` channels, and how many calls precede them.
@@ -178,19 +217,30 @@ def _find_groups(trial: Trial, calls: Sequence[Call]) -> list[_Group]:
 
 
 def _try_folds(trial: Trial, group: _Group, calls: Sequence[Call]) -> tuple[list[FoldPair], list[float]]:
-    scale = torch.exp2(torch.rand(group.channels, generator=trial.generator) * 2 - 1)
-    effect = trial.error(group.sites, scale, None)
+    scale, effect = _random_scale(trial, group.sites)
     accepted: dict[str, FoldPair] = {}
     rejected: list[float] = []
     for candidate in _candidates(trial, group, calls):
         if candidate.kind in accepted:
             continue
         error = trial.error(group.sites, scale, candidate.fold(scale))
-        if error <= TOLERANCE and error <= TOLERATED_SHARE * effect:
+        if _stays(error, effect):
             accepted[candidate.kind] = replace(candidate, error=error)
         else:
             rejected.append(error)
     return list(accepted.values()), rejected
+
+
+def _random_scale(trial: Trial, sites: Sequence[Site]) -> tuple[Tensor, float]:
+    """A scale for what sites read, and how far the output moves when their columns alone are multiplied by it."""
+    channels = input_channels(trial.module(sites[0].module), sites[0])
+    scale = torch.exp2(torch.rand(channels, generator=trial.generator) * 2 - 1)
+    return scale, trial.error(sites, scale, None)
+
+
+def _stays(error: float, effect: float) -> bool:
+    """Whether an output that moves so far with a fold, and so far with its consumers alone, is as it was."""
+    return error <= TOLERANCE and error <= TOLERATED_SHARE * effect
 
 
 def _candidates(trial: Trial, group: _Group, calls: Sequence[Call]) -> Iterator[FoldPair]:
