@@ -119,16 +119,19 @@ def _every_block(
 
 
 def _refuse_shared(network: Network, plan: RotationPlan) -> None:
-    """Weights that two layers share would be turned twice; only embeddings and heads can be told apart."""
+    """What two layers share would be turned twice, and of a norm of several blocks the first would take the gain."""
     ties = network.tied()
-    shared = (set(ties) | set(ties.values())) - set(plan.embeddings) - set(plan.unties)
+    shared = (set(ties) | set(ties.values())) - set(plan.embeddings) - set(plan.unties)  # which can be told apart
+    gains: set[str] = set()
     for edit in plan.edits(0):
-        for name in [*(turn.parameter for turn in edit.turns), *(one.parameter for one in edit.inputs)]:
-            if name in shared:
-                raise StructureError(
-                    f"This model cannot be rotated: {name} is shared between layers, and would be turned for "
-                    "each of them."
-                )
+        turned = [*(turn.parameter for turn in edit.turns), *(one.parameter for one in edit.inputs)]
+        fused = {ties.get(name, name): name for name in (f"{norm.norm}.weight" for norm in edit.norms)}
+        twice = [name for name in turned if name in shared] + [fused[owner] for owner in fused if owner in gains]
+        for name in twice:
+            raise StructureError(
+                f"This model cannot be rotated: {name} is shared between layers, and would be turned for each of them."
+            )
+        gains |= fused.keys()
 
 
 def _on_random_residual(trial: RotationTrial, width: int) -> RotationTrial:

@@ -215,6 +215,17 @@ def test_weights_shared_between_blocks_are_refused() -> None:
         find_rotation(Network(model), sample_inputs(model))
 
 
+def test_a_norm_of_several_blocks_is_refused() -> None:
+    model = FAMILIES["llama_mha"]()
+    first, second = model.model.layers
+    for block in (first, second):
+        block.post_attention_layernorm = block.input_layernorm  # its gain goes into all in the block that read it
+    find_rotation(Network(model), sample_inputs(model))
+    second.input_layernorm = second.post_attention_layernorm = first.input_layernorm
+    with pytest.raises(StructureError, match=r"layers\.1\.input_layernorm\.weight is shared between layers"):
+        find_rotation(Network(model), sample_inputs(model))
+
+
 def test_a_plan_is_plain_data_and_a_stage_that_does_nothing_is_refused() -> None:
     told = json.loads(json.dumps(plan_of("mixtral").to_dict()))
     assert "model.layers.0.mlp.gate.weight" in told["blocks"][0]["norms"][1]["readers"]
