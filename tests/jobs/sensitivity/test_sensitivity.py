@@ -6,12 +6,13 @@ import copy
 import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from click.testing import CliRunner
-from torch import Tensor
+from torch import Tensor, nn
 
 import goldstick
 from goldstick.cli import main
@@ -101,6 +102,37 @@ def test_passing_over_blocks_gives_the_logits_of_whole_runs(family: str) -> None
         assert torch.equal(next(runs.logits()), changed)
         assert not torch.equal(model(input_ids=ids, use_cache=False).logits, changed)
     assert not torch.equal(changed, whole)
+
+
+class Handing(nn.Module):
+    """Blocks of which the last reads what the first has left: in a table of its call, or on the model."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor, left: dict[str, Tensor], leaves: bool, reads: bool) -> Tensor:
+            y: Tensor = self.layer(x)
+            if leaves:
+                left["first"] = y
+            return x + (y * left["first"] if reads else y)
+
+    def __init__(self, keeps: bool) -> None:
+        super().__init__()
+        self.layers, self.left = nn.ModuleList(self.Block() for _ in range(3)), {} if keeps else None
+
+    def forward(self, x: Tensor) -> Any:
+        left = {} if self.left is None else self.left
+        for place, layer in enumerate(self.layers):
+            x = layer(x, left, place == 0, place == 2)
+        return SimpleNamespace(logits=x)
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_blocks_that_read_what_one_before_has_left_are_run_whole(keeps: bool) -> None:
+    runs = BlockRuns(Handing(keeps).eval(), [{"x": torch.randn(2, 8)}, {"x": torch.randn(2, 8)}])
+    assert runs.blocks == ()
 
 
 def test_the_same_bits_come_from_any_number_of_threads(
