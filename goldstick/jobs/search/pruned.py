@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -131,12 +130,7 @@ def _chosen(found: Found) -> dict[str, str]:
 
 def _losses(search: Search, recipe: Recipe) -> list[float]:
     """KL, on each of the rows that exchanges are judged on, of the model that a recipe makes."""
-    key = f"made {hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()}"
-    known: list[float] | None = search.journal.get(key)
-    if known is None:
-        known = [float(f"{loss:.6g}") for loss in search.tuning.of(search.made(recipe), "kl")]
-        search.journal.keep(key, known)
-    return known
+    return search.losses_made(recipe, search.tuning, "kl")
 
 
 def _task(search: Search, model: nn.Module) -> TrainingTask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -22,7 +23,7 @@ from goldstick.jobs.search.journal import Journal, states_of
 from goldstick.jobs.search.knapsack import Choice
 from goldstick.jobs.search.layer_inputs import inputs_as_calibrated
 from goldstick.jobs.search.layers import FLOAT, Layers
-from goldstick.jobs.search.losses import RowLosses
+from goldstick.jobs.search.losses import Metric, RowLosses
 from goldstick.jobs.search.record import found_by
 from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.jobs.search.rows import Rows, draw_rows, in_batches
@@ -239,10 +240,15 @@ class Search:
         sites = self.sites(chosen)
         if all(scheme == FLOAT for scheme in sites.values()):
             return [0.0] * sum(len(batch["input_ids"]) for batch in self.check.batches)
-        key = f"real {self.layers.method} {self.target.metric} {self.layers.calibration!r} " + " ".join(sites.values())
+        return self.losses_made(self.layers.recipe(sites), self.check, self.target.metric)
+
+    def losses_made(self, recipe: Recipe, rows: RowLosses, metric: Metric) -> list[float]:
+        """What the model that a recipe makes loses on each of some rows of this search; kept in the journal."""
+        where = "check" if rows is self.check else "tuning"
+        key = f"made {where} {metric} {hashlib.sha256(recipe.model_dump_json().encode()).hexdigest()}"
         known: list[float] | None = self.journal.get(key)
         if known is None:
-            known = self.check.of(self.made(self.layers.recipe(sites)), self.target.metric)
+            known = [float(f"{loss:.6g}") for loss in rows.of(self.made(recipe), metric)]
             self.journal.keep(key, known)
         return known
 

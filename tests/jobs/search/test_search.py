@@ -24,6 +24,7 @@ from goldstick.jobs.search.losses import RowLosses
 from goldstick.jobs.search.possible import smallest
 from goldstick.jobs.search.rounding import RoundedLayers
 from goldstick.jobs.search.runtimes import RUNTIMES
+from goldstick.jobs.search.search import Search
 from goldstick.jobs.search.target import Found, Target
 from goldstick.jobs.search.weight_files import weight_file_bytes
 from goldstick.recipes.calibration import Calibration
@@ -142,6 +143,24 @@ def test_a_search_that_is_killed_goes_on_to_the_same_recipe(
     assert not set(first) & set(kept[4:])
 
 
+def test_losses_of_recipes_that_do_more_are_no_known_ones(
+    source_with_text: Path, text: Calibration, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Recipe] = []
+    others = ["*self_attn*", "*gate_proj", "*up_proj", "*layers.1*", "*embed*", "*head*"]  # all but one layer
+    monkeypatch.setattr(Search, "made", lambda self, recipe: made.append(recipe) or self.searched.model)
+
+    def searched(effort: str) -> int:
+        before, target = len(made), Target(max_loss=0.5, metric="kl")
+        asked = {"method": "gptq", "schemes": ("w4a16-g32",), "journal": tmp_path / "journal.json"}
+        found_for(source_with_text, text, target, effort=effort, calibration=text, exclude=others, **asked)
+        return len(made) - before
+
+    assert searched("fast") == 1
+    assert searched("fast") == 0
+    assert searched("default") == 1, "GPTQ is told to do more, and gives other codes"
+
+
 def test_the_second_order_is_half_the_mean_square_of_the_change_of_the_log_likelihood(
     source_with_text: Path, text: Calibration
 ) -> None:
@@ -191,7 +210,15 @@ def test_the_bound_of_a_mean_is_students() -> None:
     values = [0.1, 0.4, 0.2, 0.5, 0.3, 0.9, 0.7, 0.2, 0.6, 0.1, 0.8]
     mean = sum(values) / 11
     deviation = (sum((value - mean) ** 2 for value in values) / 10) ** 0.5
-    assert upper_bound(values, 0.95) == pytest.approx(mean + 1.812461 * deviation / 11**0.5, rel=1e-3)
+    assert upper_bound(values, 0.95) == pytest.approx(mean + 1.812461 * deviation / 11**0.5, rel=1e-6)
+
+
+@pytest.mark.parametrize(("rows", "quantile"), [(2, 63.65674), (3, 9.924843), (4, 5.840909), (32, 2.744042)])
+def test_the_bound_is_students_with_few_rows_too(rows: int, quantile: float) -> None:
+    values = [float(row % 2) for row in range(rows)]
+    mean = sum(values) / rows
+    deviation = (sum((value - mean) ** 2 for value in values) / (rows - 1)) ** 0.5
+    assert upper_bound(values, 0.995) == pytest.approx(mean + quantile * deviation / rows**0.5, rel=1e-6)
 
 
 def test_a_loss_is_kept_or_the_best_is_named(source_with_text: Path, text: Calibration) -> None:
