@@ -34,12 +34,13 @@ class ForeignQuantizer(GoldstickQuantizer):
             raise FormatError(
                 "goldstick reads a quantized checkpoint from its files; a state_dict does not say enough."
             )
-        self.directory, self.table = Path(checkpoint_files[0]).parent, config.table
-        self.quantization_config = GoldstickConfig(**translated(self.directory, model, self.table))
-        super()._process_model_before_weight_loading(model)
+        directory, self.table = Path(checkpoint_files[0]).parent, config.table
+        self.quantization_config = GoldstickConfig(**translated(directory, model, self.table))
+        super()._process_model_before_weight_loading(model, checkpoint_files)
 
     def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
         model = super()._process_model_after_weight_loading(model)
+        assert self.directory is not None  # of the files
         kv = read_kv(self.directory, self.table)
         if kv is not None:
             use_quantized_cache(model, kv)

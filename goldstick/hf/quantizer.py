@@ -92,7 +92,8 @@ class GoldstickQuantizer(HfQuantizer):
     #: Blocks that are read later, one at a time.
     postponed: tuple[str, ...] = ()
 
-    def _process_model_before_weight_loading(self, model: Any, **_: Any) -> None:
+    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **_: Any) -> None:
+        self.directory = Path(checkpoint_files[0]).parent if checkpoint_files else None
         cut_as_told(model)
         self.network, self.names = Network(model), CheckpointNames(model)
         storage = self.quantization_config.storage
@@ -186,8 +187,8 @@ class GoldstickQuantizer(HfQuantizer):
             if isinstance(place, StoredWeight):
                 _replace(model, self.network.by_name[tied].module, place.restored())
             surgery.tie(self.network, self.network.by_name[tied], self.network.by_name[owner])
-        if self.quantization_config.storage is None and Path(model.name_or_path).is_dir():
-            kv = read_kv(Path(model.name_or_path), {})
+        if self.quantization_config.storage is None and self.directory is not None:
+            kv = read_kv(self.directory, {})
             if kv is not None:
                 use_quantized_cache(model, kv)
         return model

@@ -17,9 +17,13 @@ from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING, AUTO_
 import goldstick
 from goldstick import registration
 from goldstick.errors import CheckpointError, UsageError
+from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.foreign import ForeignQuantizer
+from goldstick.jobs.save import finish
 from goldstick.nn import QuantizedLinear
 from tests.support.other_tools import FOLDER
+from tests.support.proofs import prove_here
+from tests.support.tiny_models import FAMILIES
 
 
 @pytest.fixture(autouse=True)
@@ -88,6 +92,28 @@ def test_an_awq_checkpoint_too(tmp_path: Path) -> None:
     goldstick.export(FOLDER / "gptqmodel-gptq", "awq", output=tmp_path / "awq", proof="tensors")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "awq").eval()
     assert torch.equal(logits(model), logits(goldstick.load(FOLDER / "gptqmodel-gptq")))
+
+
+def test_the_cache_of_a_native_checkpoint_lies_beside_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(finish, "prove", prove_here)
+    model = FAMILIES["llama_gqa"]()
+    stages = [{"rtn": {"scheme": "w8a16"}}, {"kv_cache": {"mode": "dynamic"}}]
+    result = goldstick.apply(model, {"stages": stages, "export": {"format": "native"}})
+    (tmp_path / "all").mkdir()
+    saved = result.save(tmp_path / "all" / "part")
+    snapshot = tmp_path / "hub" / "models--owner--name" / "snapshots" / ("0" * 40)
+    shutil.copytree(saved, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0" * 40)
+    for where, options in (
+        (saved, {}),
+        (tmp_path / "all", {"subfolder": "part"}),
+        ("owner/name", {"cache_dir": tmp_path / "hub", "local_files_only": True}),
+    ):
+        found = AutoModelForCausalLM.from_pretrained(where, **options)
+        assert quantized_cache_of(found) is not None, where
 
 
 def test_a_checkpoint_that_lacks_what_it_declares_does_not_load(tmp_path: Path) -> None:
