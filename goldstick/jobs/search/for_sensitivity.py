@@ -15,12 +15,13 @@ from goldstick.core.mixture import MIXTURES
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
+from goldstick.formats.native import NATIVE
 from goldstick.jobs.load.find_model import find_model
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.search.ask import search
 from goldstick.jobs.sensitivity.choices import in_order
 from goldstick.recipes.calibration import Calibration
-from goldstick.recipes.recipe import Recipe
+from goldstick.recipes.recipe import Export, Recipe
 from goldstick.report.sensitivity import Choice, LayerSensitivity, Sensitivity
 
 
@@ -48,10 +49,12 @@ def sensitivity_for_size(
         progress: Told what is done.
 
     Raises:
-        RecipeError: The recipe has other stages, or its grid is none of whole numbers.
+        RecipeError: The recipe has other stages or names another format than the native one, or its grid is none of
+            whole numbers.
         UsageError, DataError, SourceError: As :func:`goldstick.search` has them.
     """
     stage = _only_stage(recipe)
+    _refuse_another_format(recipe)
     grids = {choice: _label(stage, choice) for choice in in_order(tried)}
     with checkpoint_directory(find_model(model)) as directory:
         plan = make_plan(directory, recipe)
@@ -70,6 +73,15 @@ def _only_stage(recipe: Recipe) -> Quantizer:
     if len(recipe.stages) != 1 or not stages or not isinstance(stages[0], RTN | GPTQ):
         raise RecipeError("A recipe for a size is found for one stage that is rtn or gptq, such as gptq-w4a16-g128.")
     return stages[0]
+
+
+def _refuse_another_format(recipe: Recipe) -> None:
+    named = recipe.export.format
+    if named not in (Export().format, NATIVE.name):
+        raise RecipeError(
+            f"A recipe for a size is found for the format {NATIVE.name}, whose layers take other bytes than those of "
+            f"{named}. Leave export out, or search for what runs {named}: 'goldstick search MODEL --for RUNTIME'."
+        )
 
 
 def _label(stage: Quantizer, choice: Choice) -> str:

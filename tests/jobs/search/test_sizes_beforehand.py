@@ -117,3 +117,12 @@ def test_the_recipe_that_sensitivity_prints_is_that_of_the_search(source_with_te
 def test_a_recipe_of_other_stages_has_no_size_searched_for(source_with_text: Path) -> None:
     done = run("sensitivity", str(source_with_text), "-r", "awq-w4a16-g32", "--recipe-for-size", "70%")
     assert done.exit_code == 2 and "rtn or gptq" in done.stderr, done.output
+
+
+def test_a_recipe_of_another_format_has_no_size_searched_for(source_with_text: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text("stages: [{rtn: {scheme: w4a16-g32}}]\nexport: {format: gptq}\n")
+    done = run("sensitivity", str(source_with_text), "-r", str(file), "--recipe-for-size", "70%")
+    assert done.exit_code == 2 and "the format native" in done.stderr and "search MODEL --for" in done.stderr, (
+        done.output
+    )
