@@ -12,6 +12,7 @@ from goldstick.structure.rotation.plan import RotationPlan
 from goldstick.structure.rotation.residual import ResidualNorm
 from goldstick.structure.rotation.rotate_weight import apply_rotation
 from goldstick.structure.rotation.trial import EXACT, RotationTrial, distance
+from goldstick.structure.trace import capture_inputs
 
 #: Logits of a whole model on its own weights may differ by this much, relative to their norm.
 WHOLE_MODEL = 1e-8
@@ -23,13 +24,17 @@ def prove_rotation(network: Network, plan: RotationPlan, inputs: Mapping[str, An
     """‖y' − y‖ / ‖y‖ of the whole model on its own weights, in float64.
 
     ``find_rotation`` has proven one block of each kind already; this proves that the others are like them. ``None``
-    where it was not tried: on the meta device, and above ``LARGEST_PROVEN`` parameters.
+    where the whole was not tried: on the meta device, and above ``LARGEST_PROVEN`` parameters, where the other blocks
+    are proven one by one.
 
     Raises:
-        StructureError: The outputs differ by more than ``WHOLE_MODEL``.
+        StructureError: The outputs differ by more than ``WHOLE_MODEL``, or those of a block.
     """
     parameters = list(network.model.parameters())
-    if any(p.is_meta for p in parameters) or sum(p.numel() for p in parameters) > LARGEST_PROVEN:
+    if any(p.is_meta for p in parameters):
+        return None
+    if sum(p.numel() for p in parameters) > LARGEST_PROVEN:
+        _prove_alike(network, plan, inputs, seed)
         return None
     with double_precision():
         trial = RotationTrial(double_copy(network, network.blocks, rows=None), "", (), dict(inputs))
@@ -43,6 +48,16 @@ def prove_rotation(network: Network, plan: RotationPlan, inputs: Mapping[str, An
             "allowed), although a block of each kind was proven: some block is not like the first of its shape."
         )
     return error
+
+
+def _prove_alike(network: Network, plan: RotationPlan, inputs: Mapping[str, Any], seed: int) -> None:
+    """Prove the blocks that another was proven in the place of, with one of them in float64 at a time."""
+    alike = [block.block for block in plan.blocks if block.like is not None]
+    captured = capture_inputs(network.model, alike, inputs) if alike else {}
+    for path in alike:
+        with double_precision():
+            block = double_copy(network, {path}).get_submodule(path)
+            prove_block(RotationTrial(block, path, *captured.pop(path)), plan, seed)
 
 
 def prove_block(trial: RotationTrial, plan: RotationPlan, seed: int) -> float:

@@ -17,6 +17,7 @@ from goldstick.algorithms.rotation import RandomRotation
 from goldstick.errors import RecipeError, StructureError
 from goldstick.structure import Network
 from goldstick.structure.probe.double import double_precision
+from goldstick.structure.rotation import proof
 from goldstick.structure.rotation.plan import RotationPlan
 from goldstick.structure.rotation.proof import prove_rotation
 from goldstick.structure.rotation.search import find_rotation
@@ -195,6 +196,19 @@ def test_the_whole_model_is_proven_on_its_own_weights_and_a_wrong_plan_is_caught
     assert error is not None and error < 1e-9
     wrong = replace(plan, blocks=(plan.blocks[0], replace(plan.blocks[1], writers=plan.blocks[1].writers[:1])))
     with pytest.raises(StructureError, match="some block is not like"):
+        prove_rotation(network, wrong, inputs)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("family", ["llama_gqa", "gpt2", "mixtral"])
+def test_of_a_large_model_every_block_is_proven_alone(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proof, "LARGEST_PROVEN", 0)
+    model, plan = FAMILIES[family](), plan_of(family)
+    network, inputs = Network(model), sample_inputs(model)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    assert prove_rotation(network, plan, inputs) is None
+    wrong = replace(plan, blocks=(plan.blocks[0], replace(plan.blocks[1], writers=plan.blocks[1].writers[:1])))
+    with pytest.raises(StructureError, match=rf"Block {plan.blocks[1].block} cannot be rotated"):
         prove_rotation(network, wrong, inputs)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
