@@ -63,7 +63,9 @@ class KnockoffModel(nn.Module):
 
         named = {key: map_tensors(value, beside) for key, value in kwargs.items()}
         if isinstance(labels := kwargs.get("labels"), Tensor):
-            named["labels"] = torch.cat([labels, torch.full_like(labels, IGNORED)])
+            # No number is left out of a loss of floats. Gates have no part in that half, whatever it loses.
+            others = labels if labels.is_floating_point() else torch.full_like(labels, IGNORED)
+            named["labels"] = torch.cat([labels, others])
         with _layer_by_layer():
             return _real(self.model(*map_tensors(args, beside), **named), count)
 

@@ -170,6 +170,19 @@ class Seeing(nn.Module):
         return {"logits": self.norm(x), "labels": labels}
 
 
+class Regression(nn.Module):
+    """The squared error of sums."""
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": (x.sum(1) - labels).square().mean()}
+
+
+def test_labels_that_are_numbers_stay_what_they_are() -> None:
+    x, labels = torch.randn(5, 3), torch.randn(5)
+    shown = KnockoffModel(Regression(), lambda real: real).train()
+    assert float(shown(x=x, labels=labels)["loss"]) == pytest.approx(float(Regression()(x, labels)["loss"]), rel=1e-6)
+
+
 def test_the_network_sees_both_halves_and_gives_the_real_one_with_its_statistics_frozen() -> None:
     model = Seeing()
     shown = KnockoffModel(model, lambda real: -real).train()
