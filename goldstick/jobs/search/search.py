@@ -126,9 +126,9 @@ class Search:
                 self.layers, alone, chosen, room, self.scores.together,
                 lambda tried: self._file_bytes(tried) <= size, *_IN_PLACE[self.effort],
             )  # fmt: skip
-            chosen = exchange(self.layers, alone, chosen, room, self.whole, _EXCHANGES[self.effort], self.progress)
-        nbytes = self._file_bytes(chosen)
-        return (chosen, nbytes) if nbytes <= size else (self.scores.chosen(choice), self._file_bytes_of(choice))
+            better = exchange(self.layers, alone, chosen, room, self.whole, _EXCHANGES[self.effort], self.progress)
+            chosen = better if self._file_bytes(better) <= size else chosen  # headers may have grown
+        return chosen, self._file_bytes(chosen)
 
     def _fitting(self, size: int) -> tuple[Choice, int]:
         """The best choice whose files, headers and filling counted, fit; and the bytes that are no tensors."""

@@ -15,6 +15,7 @@ from goldstick.errors import OutputError, RecipeError, UsageError
 from goldstick.jobs.load.load import load_float
 from goldstick.jobs.plan.plan import make_plan
 from goldstick.jobs.save import finish
+from goldstick.jobs.search import search as module
 from goldstick.jobs.search.bound import upper_bound
 from goldstick.jobs.search.find import search_recipe
 from goldstick.jobs.search.gradient_scores import gradient_scores
@@ -141,6 +142,18 @@ def test_a_search_that_is_killed_goes_on_to_the_same_recipe(
     again = found_for(source_with_text, text, target, journal=journal)
     assert again.recipe == whole.recipe and again.record == whole.record
     assert not set(first) & set(kept[4:])
+
+
+def test_an_exchange_whose_headers_do_not_fit_leaves_the_choice_before_it(
+    source_with_text: Path, text: Calibration, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layers = find_layers(source_with_text, RUNTIMES["goldstick"], method="rtn", calibration=text, schemes=SCHEMES)
+    of_least = {group.name: next(iter(group.nbytes)) for group in layers.groups}
+    monkeypatch.setattr(module, "choose_in_place", lambda *_: of_least)
+    monkeypatch.setattr(module, "exchange", lambda *_: dict.fromkeys(of_least, FLOAT))
+    found = found_for(source_with_text, text, Target(size=2 * smallest(layers)))
+    assert {group["name"]: group["chosen"] for group in found.record["groups"]} == of_least
+    assert found.nbytes == smallest(layers)
 
 
 def test_losses_of_recipes_that_do_more_are_no_known_ones(
