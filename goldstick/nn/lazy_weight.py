@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+
+from goldstick.core.inference_mode import without_inference_mode
+from goldstick.errors import StructureError
 
 if TYPE_CHECKING:
     from goldstick.nn.embedding import TiedQuantizedLinear
@@ -20,6 +23,9 @@ _FACTS = {
     for name in ("shape", "dtype", "device", "ndim", "layout", "requires_grad", "is_meta", "is_leaf")
 } | {Tensor.size, Tensor.dim, Tensor.numel, Tensor.is_floating_point, Tensor.is_complex, Tensor.__len__}
 _TRANSPOSED = {*(getattr(Tensor, name).__get__ for name in ("T", "mT")), Tensor.t, torch.t}
+#: The same tensor for whoever only reads; whoever writes to it is to be refused as one who writes to the weight.
+_ITSELF = {Tensor.data.__get__, Tensor.detach, torch.detach}  # type: ignore[attr-defined]
+_REPLACED = Tensor.data.__set__  # type: ignore[attr-defined]
 _MATMUL = {torch.matmul, Tensor.matmul, Tensor.__matmul__, torch.mm, Tensor.mm}
 
 
@@ -28,11 +34,15 @@ class LazyWeight(Tensor):
 
     Products with it, ``F.linear(x, W, b)`` and ``x @ W.T``, are those of its packed rows, with the activation scheme of
     the layer; any other operation is given the dequantized numbers. So a forward that somebody else wrote computes with
-    this weight what it computed with the float one.
+    this weight what it computed with the float one. Nothing can be written to it: numbers are made of the codes for each
+    who asks, and what was written would be lost.
 
     Args:
         owner: The packed weight.
         transposed: Whether it stands for Wᵀ.
+
+    Raises:
+        StructureError: An operation writes to it.
     """
 
     owner: PackedWeight | TiedQuantizedLinear
@@ -48,8 +58,10 @@ class LazyWeight(Tensor):
         return found
 
     def numbers(self) -> Tensor:
-        """Its dequantized numbers."""
-        found = self.owner.stored_numbers()
+        """Its dequantized numbers, which know that they were written to."""
+        gradients = torch.is_grad_enabled()
+        with without_inference_mode(), torch.set_grad_enabled(gradients):
+            found = self.owner.stored_numbers()
         return found.t() if self.transposed else found
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
@@ -67,15 +79,31 @@ class LazyWeight(Tensor):
                 return func(*args, **kwargs)
             if func in _TRANSPOSED and len(args[0].shape) == 2:
                 return LazyWeight(args[0].owner, not args[0].transposed)
+            if func in _ITSELF:
+                return LazyWeight(args[0].owner, args[0].transposed)
+            if func == _REPLACED and isinstance(args[0], LazyWeight):
+                refuse_numbers(args[0].owner)
             product = _product(func, args, kwargs)
-            return product if product is not None else func(*_numbers(args), **_numbers(kwargs))
+            return product if product is not None else _on_numbers(func, args, kwargs)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Callable[..., Any], types: Sequence[type], args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """The numbers, for operators that are called from C++."""
-        return func(*_numbers(args), **_numbers(kwargs or {}))
+        return _on_numbers(func, args, kwargs or {})
+
+
+def refuse_numbers(owner: object) -> NoReturn:
+    """Say that no numbers can take the place of a packed weight.
+
+    Raises:
+        StructureError: Always.
+    """
+    raise StructureError(
+        f"The weight of this {type(owner).__name__} is made of codes, and cannot be replaced by numbers: change the "
+        "float model (merge adapters into that) and quantize it again."
+    )
 
 
 def _product(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
@@ -95,5 +123,14 @@ def _product(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str,
     return found
 
 
-def _numbers(values: Any) -> Any:
-    return tree_map(lambda value: value.numbers() if isinstance(value, LazyWeight) else value, values)
+def _on_numbers(func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """What a function gives for the numbers, which it must not write to."""
+    lazy = [value for value in tree_leaves((args, kwargs)) if isinstance(value, LazyWeight)]
+    numbers = {id(value): value.numbers() for value in lazy}
+    before = {key: value._version for key, value in numbers.items()}
+    args, kwargs = tree_map(lambda value: numbers.get(id(value), value), (tuple(args), dict(kwargs)))
+    found = func(*args, **kwargs)
+    for value in lazy:
+        if numbers[id(value)]._version != before[id(value)]:
+            refuse_numbers(value.owner)
+    return found

@@ -13,10 +13,10 @@ from goldstick.core.grid import Grid
 from goldstick.core.layout import Layout
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.errors import QuantizationError, StructureError
+from goldstick.errors import QuantizationError
 from goldstick.kernels import ops as _ops  # noqa: F401  (registers the goldstick:: operators)
 from goldstick.kernels.prepared import PreparedLinear
-from goldstick.nn.lazy_weight import LazyWeight
+from goldstick.nn.lazy_weight import LazyWeight, refuse_numbers
 
 
 class PackedWeight(nn.Module):
@@ -88,10 +88,7 @@ class PackedWeight(nn.Module):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "weight" and isinstance(value, Tensor):
-            raise StructureError(
-                f"The weight of this {type(self).__name__} is made of codes, and cannot be replaced by numbers: change "
-                "the float model and quantize it again."
-            )
+            refuse_numbers(self)
         if name == "weight_scale" and isinstance(value, Tensor) and not isinstance(value, nn.Parameter):
             value = nn.Parameter(value, requires_grad=False)
         super().__setattr__(name, value)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from goldstick.algorithms.ranges import quantize_with_search
 from goldstick.core.scheme import Scheme
+from goldstick.errors import StructureError
 from goldstick.nn import QuantizedLinear
 from goldstick.nn.derived import in_place_of
 from goldstick.nn.lazy_weight import LazyWeight
@@ -61,6 +62,43 @@ def test_it_gives_what_the_numbers_give(name: str) -> None:
     found = compute(x, own.weight)
     assert type(found) is Tensor
     torch.testing.assert_close(found, compute(x, own.stored_numbers()), rtol=1e-5, atol=1e-5)
+
+
+WRITES: dict[str, Callable[[Tensor], Any]] = {
+    "data +=": lambda w: w.data.add_(1),
+    "data =": lambda w: setattr(w, "data", torch.zeros(24, 32)),
+    "detached": lambda w: w.detach().mul_(2),
+    "transposed": lambda w: w.T.zero_(),
+    "item": lambda w: w.__setitem__((0, slice(None)), 0.0),
+    "copy": lambda w: w.copy_(torch.zeros(24, 32)),
+    "initialised": nn.init.xavier_uniform_,
+    "out": lambda w: torch.zeros(24, 32, out=w),
+    "several": lambda w: torch._foreach_add_([torch.zeros(1), w.data], 1.0),
+    "as a whole": lambda w: w.__iadd__(1),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("name", WRITES)
+def test_nothing_is_written_to_numbers_that_are_made_of_codes(name: str, inference: bool) -> None:
+    own, x = layer(), torch.randn(2, 5, 32)
+    with torch.inference_mode() if inference else torch.no_grad():
+        before = own(x)
+        with pytest.raises(StructureError, match="weight of this QuantizedLinear is made of codes"):
+            WRITES[name](own.weight)
+        assert torch.equal(own(x), before)
+
+
+def test_an_adapter_is_not_merged_into_codes_and_lost() -> None:
+    """As peft merges: into the data of the weight, or into a copy that takes its place."""
+    own, delta = layer(), torch.ones(24, 32)
+    with pytest.raises(StructureError, match="merge adapters into that"):
+        own.weight.data += delta
+    merged = own.weight.data.clone()
+    merged += delta
+    torch.testing.assert_close(merged, own.stored_numbers() + 1)
+    with pytest.raises(StructureError, match="merge adapters into that"):
+        own.weight.data = merged
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
