@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from goldstick.jobs.serve.sequence import Chosen, Part
+from goldstick.jobs.serve.text_stream import HALF
+from goldstick.jobs.serve.token_words import Places
 
 
 @dataclass(kw_only=True)
@@ -19,6 +21,7 @@ class Written:
     tokens: list[Chosen] = field(default_factory=list)
     ending: str | None = None
     cached: int = 0
+    places: Places = field(default_factory=Places)
 
     def add(self, part: Part) -> None:
         """Take a part more."""
@@ -34,13 +37,13 @@ class Form:
     Args:
         model: What the model is called.
         chat: Whether it is a conversation.
-        word: The text of one token.
+        word: The text of tokens, as it is within a text.
         logprobs: Whether log-probabilities are told.
     """
 
     model: str
     chat: bool
-    word: Callable[[int], str]
+    word: Callable[[Sequence[int]], str]
     logprobs: bool
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -60,12 +63,13 @@ class Form:
 
     def first_chunk(self, number: int) -> dict[str, Any] | None:
         """What comes before the text of an answer."""
-        return self._chunk(number, {"role": "assistant", "content": ""}, (), None) if self.chat else None
+        return self._chunk(number, {"role": "assistant", "content": ""}, None, None) if self.chat else None
 
-    def chunk(self, number: int, part: Part, before: int) -> dict[str, Any]:
-        """A part of an answer, of which so many signs were sent before."""
+    def chunk(self, number: int, part: Part, answer: Written) -> dict[str, Any]:
+        """A part of an answer, which was sent so far as ``answer`` says."""
         delta = {"content": part.text} if part.text or part.tokens else {}
-        return self._chunk(number, delta if self.chat else part.text, part.tokens, part.ending, before)
+        logprobs = self._logprobs(part.tokens, answer.places) if part.tokens else None
+        return self._chunk(number, delta if self.chat else part.text, logprobs, part.ending)
 
     def last_chunk(self, answers: Sequence[Written], prompts: Sequence[int]) -> dict[str, Any]:
         """What was used, where that was asked for."""
@@ -83,41 +87,45 @@ class Form:
         return {
             "index": number,
             **content,
-            "logprobs": self._logprobs(answer.tokens, 0),
+            "logprobs": self._logprobs(answer.tokens, answer.places),
             "finish_reason": answer.ending,
         }
 
-    def _chunk(
-        self, number: int, content: Any, tokens: Sequence[Chosen], ending: str | None, before: int = 0
-    ) -> dict[str, Any]:
+    def _chunk(self, number: int, content: Any, logprobs: Any, ending: str | None) -> dict[str, Any]:
         choice = {
             "index": number,
             ("delta" if self.chat else "text"): content,
-            "logprobs": self._logprobs(tokens, before) if tokens else None,
+            "logprobs": logprobs,
             "finish_reason": ending,
         }
         return {**self._head("chat.completion.chunk" if self.chat else "text_completion"), "choices": [choice]}
 
-    def _logprobs(self, tokens: Iterable[Chosen], before: int) -> dict[str, Any] | None:
+    def _logprobs(self, tokens: Iterable[Chosen], places: Places) -> dict[str, Any] | None:
         if not self.logprobs:
             return None
         if self.chat:
             return {"content": [self._told(one) for one in tokens], "refusal": None}
-        words = [self.word(one.token) for one in tokens]
         return {
-            "tokens": words,
+            "tokens": [self.word([one.token]) for one in tokens],
             "token_logprobs": [one.logprob for one in tokens],
-            "top_logprobs": [{self.word(token): value for token, value in one.likeliest} for one in tokens],
-            "text_offset": [before + sum(map(len, words[:place])) for place in range(len(words))],
+            "top_logprobs": [self._by_word(one.likeliest) for one in tokens],
+            "text_offset": [places.of_next(one.token, self.word) for one in tokens],
         }
+
+    def _by_word(self, likeliest: Iterable[tuple[int, float]]) -> dict[str, float]:
+        """By their text; of tokens of one text the likeliest."""
+        found: dict[str, float] = {}
+        for token, value in likeliest:
+            found.setdefault(self.word([token]), value)
+        return found
 
     def _told(self, one: Chosen) -> dict[str, Any]:
         likeliest = [self._word_told(token, value) for token, value in one.likeliest]
         return {**self._word_told(one.token, one.logprob), "top_logprobs": likeliest}
 
     def _word_told(self, token: int, value: float) -> dict[str, Any]:
-        word = self.word(token)
-        return {"token": word, "logprob": value, "bytes": list(word.encode())}
+        word = self.word([token])
+        return {"token": word, "logprob": value, "bytes": None if HALF in word else list(word.encode())}
 
 
 def usage(answers: Sequence[Written], prompts: Sequence[int]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ from goldstick.jobs.serve.prompts import Prompts
 from goldstick.jobs.serve.refusals import Refusal, refusal_of
 from goldstick.jobs.serve.requests import Asking, ChatRequest, CompletionRequest
 from goldstick.jobs.serve.sequence import Question
+from goldstick.jobs.serve.token_words import TokenWords
 
 _NOBODY_READS = 499
 """A status that no client sees: it left."""
@@ -48,6 +49,9 @@ def make_app(engine: Engine, prompts: Prompts, name: str, hosts: Collection[str]
     if hosts is not None:
         app.add_middleware(HostNames, names=hosts)
     _refuse_in_json(app)
+    with engine.tokenizer_lock:
+        before = engine.language_model.encode_prompt("a")
+    words = TokenWords(engine.decode, before)
     created = int(time.time())
     card = {"id": name, "object": "model", "created": created, "owned_by": "goldstick"}
     card["max_model_len"] = engine.context
@@ -75,7 +79,7 @@ def make_app(engine: Engine, prompts: Prompts, name: str, hosts: Collection[str]
         ids = await run_in_threadpool(prompts.of_messages, [message.plain() for message in asked.messages])
         most = asked.max_completion_tokens or asked.max_tokens
         wanted = (asked.top_logprobs or 0) if asked.logprobs else None
-        form = Form(model=name, chat=True, word=lambda token: engine.decode([token]), logprobs=wanted is not None)
+        form = Form(model=name, chat=True, word=words, logprobs=wanted is not None)
         return await _answer(engine, request, asked, form, _questions(engine, asked, [ids], most, wanted))
 
     @app.post("/v1/completions")
@@ -83,9 +87,7 @@ def make_app(engine: Engine, prompts: Prompts, name: str, hosts: Collection[str]
         _require_model(asked.model, name)
         asked.refuse_unknown()
         texts = await run_in_threadpool(_ids_of, prompts, asked.prompt, engine.limits.choices)
-        form = Form(
-            model=name, chat=False, word=lambda token: engine.decode([token]), logprobs=asked.logprobs is not None
-        )
+        form = Form(model=name, chat=False, word=words, logprobs=asked.logprobs is not None)
         questions = _questions(engine, asked, texts, asked.max_tokens, asked.logprobs, _DEFAULT_COMPLETION)
         return await _answer(engine, request, asked, form, questions)
 
@@ -197,7 +199,7 @@ async def _events(
             if (first := form.first_chunk(number)) is not None:
                 yield _event({**first, **({"usage": None} if usage else {})})
         async for number, part in listening.parts():
-            chunk = form.chunk(number, part, len(answers[number].text))
+            chunk = form.chunk(number, part, answers[number])
             answers[number].add(part)
             yield _event({**chunk, **({"usage": None} if usage else {})})
         if usage:

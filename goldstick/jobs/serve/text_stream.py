@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 _BEFORE = 6
 
 #: What stands for bytes that are no character yet.
-_HALF = "\ufffd"
+HALF = "\ufffd"
 
 #: Bytes of a character in UTF-8 at most, and so the signs at the end of a text that those to come may change.
-_CHARACTER = 4
+CHARACTER = 4
 
 #: After so many tokens without text to give out it is looked which of them are done with: else the time would grow with
 #: the square of their number.
@@ -46,7 +46,7 @@ class TextStream:
         self._ids.append(token)
         before, whole = self._decode(self._ids[self._start : self._read]), self._decode(self._ids[self._start :])
         waiting = len(self._ids) - self._read
-        if whole.endswith(_HALF):
+        if whole.endswith(HALF):
             if waiting % _WAITING:
                 return ""
             self._pass_over_halves(before, whole)
@@ -70,9 +70,9 @@ class TextStream:
 
     def _pass_over_halves(self, before: str, whole: str) -> None:
         """Give out halves of characters that nothing to come can complete, at a token between two of them."""
-        for end in range(len(self._ids) - _CHARACTER, self._read, -1):
+        for end in range(len(self._ids) - CHARACTER, self._read, -1):
             text = self._decode(self._ids[self._start : end])
-            if len(before) < len(text) <= len(whole) - _CHARACTER and whole.startswith(text):
+            if len(before) < len(text) <= len(whole) - CHARACTER and whole.startswith(text):
                 self._start, self._read = self._read, end
                 self._held += text[len(before) :]
                 return
