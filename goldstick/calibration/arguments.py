@@ -14,7 +14,15 @@ from goldstick.core.inference_mode import ordinary
 from goldstick.core.torch_modes import TorchModes
 from goldstick.errors import StructureError
 from goldstick.structure.calls import ForwardLeft, standing_in
-from goldstick.structure.trace import is_cache, is_filled, map_tensors, tensor_identity, tensors_in, without_caches
+from goldstick.structure.trace import (
+    is_cache,
+    is_filled,
+    map_tensors,
+    tensor_identity,
+    tensors_in,
+    two_caches,
+    without_caches,
+)
 
 #: Name of the hidden state where a block takes it by keyword.
 _HIDDEN = "hidden_states"
@@ -30,6 +38,7 @@ class BlockCall:
         by_keyword: Whether the hidden state is passed as ``hidden_states=``.
         cache: Where the model passed a cache of keys and values, in whose place there is ``None`` now: a name in
             ``kwargs`` or a place in ``args``; ``None`` where it passed no cache.
+        two_caches: The class of that cache, where it holds one for each of a decoder's two attentions.
         rest: What blocks give behind their hidden state; ``None`` where they give nothing else.
         overwrites: Whether blocks write into what they are given, so that each run needs a copy.
         modes: What torch has for the thread where the model calls the block, such as autocast around all blocks.
@@ -39,6 +48,7 @@ class BlockCall:
     kwargs: Mapping[str, Any]
     by_keyword: bool
     cache: str | int | None = None
+    two_caches: type | None = None
     rest: tuple[Any, ...] | None = None
     overwrites: bool = False
     modes: TorchModes = field(default_factory=TorchModes.here)
@@ -136,11 +146,9 @@ def block_calls(
                 raise StructureError(f"{path} is not given what the block before it gives, but something made of it.")
             others = {name: value for name, value in kwargs.items() if name != _HIDDEN}
             rest_of_args = args if by_keyword else args[1:]
+            cache, kind = _cache_in(rest_of_args, others)
             calls[path] = BlockCall(
-                args=kept(rest_of_args),
-                kwargs=kept(others),
-                by_keyword=by_keyword,
-                cache=_cache_place(rest_of_args, others),
+                args=kept(rest_of_args), kwargs=kept(others), by_keyword=by_keyword, cache=cache, two_caches=kind
             )
             if not starts:
                 starts.append(hidden.detach().clone())
@@ -233,9 +241,10 @@ def run_around(
         return run()
 
 
-def _cache_place(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str | int | None:
+def _cache_in(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[str | int | None, type | None]:
+    """Where there is a cache among arguments, and its class where it is two."""
     places: list[tuple[str | int, Any]] = [*enumerate(args), *kwargs.items()]
-    return next((place for place, value in places if is_cache(value)), None)
+    return next(((place, two_caches(value)) for place, value in places if is_cache(value)), (None, None))
 
 
 def _versions(value: Any) -> list[int]:

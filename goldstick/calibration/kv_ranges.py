@@ -7,16 +7,19 @@ of the tokens and goes on with what it returns, which is the same tensors. So no
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from goldstick.calibration.arguments import BlockCall
 from goldstick.core.kv_cache import KVRanges
 from goldstick.core.ranks import Ranks
 from goldstick.errors import StructureError
+from goldstick.structure.trace import is_cache, two_caches
 
 
 class KVRecorder:
@@ -68,14 +71,35 @@ class RecordingCache:
     """A cache that keeps nothing but notes the keys and values of one pass.
 
     A decoder block with cross attention updates the cache twice, first with the keys of its own tokens and then with
-    the encoder's. Those are of another cache, so only the first update of each layer is noted.
+    the encoder's. Those are of another cache: they go to that, or only the first update of each layer is noted.
 
     Attributes:
         noted: Layer index → what its keys and values reached.
+        is_updated: Layer index → whether it has the encoder's keys, as a cache for both attentions tells.
     """
 
     def __init__(self) -> None:
         self.noted: dict[int, KVRanges] = {}
+        self.is_updated: dict[int, bool] = {}
+
+    def stand_for(self, kind: type | None) -> None:
+        """Be of the class of the two caches in whose place it is, which blocks look at; ``None`` where it was one."""
+        if kind is not None:
+            self.__class__ = _recording(kind)
+
+    def __bool__(self) -> bool:
+        """As of a cache."""
+        return True
+
+    @property
+    def self_attention_cache(self) -> RecordingCache:
+        """Itself."""
+        return self
+
+    @property
+    def cross_attention_cache(self) -> RecordingCache:
+        """One whose notes nobody reads."""
+        return RecordingCache()
 
     def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
         """Note keys and values, and hand them back."""
@@ -111,10 +135,38 @@ def with_cache(call: BlockCall, cache: Any) -> BlockCall:
     """A block's call with ``cache`` where the model gave it a cache; as it is where the model gave none."""
     if call.cache is None:
         return call
+    if isinstance(cache, RecordingCache):
+        cache.stand_for(call.two_caches)
     if isinstance(call.cache, int):
         args = (*call.args[: call.cache], cache, *call.args[call.cache + 1 :])
         return dataclasses.replace(call, args=args)
     return dataclasses.replace(call, kwargs={**call.kwargs, call.cache: cache})
+
+
+@contextmanager
+def noting(blocks: Sequence[nn.Module], cache: RecordingCache) -> Iterator[None]:
+    """Inside, a model's forward hands ``cache`` to its blocks in the place of its own."""
+
+    def put(value: Any) -> Any:
+        if not is_cache(value):
+            return value
+        cache.stand_for(two_caches(value))
+        return cache
+
+    def swap(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        return tuple(map(put, args)), {name: put(value) for name, value in kwargs.items()}
+
+    handles = [block.register_forward_pre_hook(swap, with_kwargs=True) for block in blocks]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@functools.cache
+def _recording(kind: type) -> type[RecordingCache]:
+    return type(f"Recording{kind.__name__}", (RecordingCache, kind), {})
 
 
 def _widen(ranges: dict[int, KVRanges], by: Mapping[int, KVRanges]) -> None:

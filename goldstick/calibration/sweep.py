@@ -22,7 +22,7 @@ from goldstick.calibration.block import BlockCalibration
 from goldstick.calibration.block_loop import Batches, BlockLoop, Calls, calibrate, masks_of, starts
 from goldstick.calibration.end_gradients import InMemory, end_gradients
 from goldstick.calibration.held_out import apart
-from goldstick.calibration.kv_ranges import KVRecorder
+from goldstick.calibration.kv_ranges import KVRecorder, noting
 from goldstick.calibration.original import Original
 from goldstick.calibration.scale_fold_targets import ScaleFoldTargets, small
 from goldstick.calibration.shared_state import share_state, shared_state_warning
@@ -111,7 +111,27 @@ def sweep(
             beside = Original(module=floats, path="", runs=_whole_runs(floats, batches)) if floats is not None else None
             left = dataclasses.replace(work, tasks=rest).alone()
             calibrate(BlockCalibration(network, left, runs, masks_of(batches), original=beside, together=together))
+        if recorder is not None:
+            _note_caches(recorder, model, [block for block in network.blocks if block not in done], batches)
     progress("calibrating", len(blocks), len(blocks))
+
+
+def _note_caches(recorder: KVRecorder, model: nn.Module, blocks: Sequence[str], batches: Batches) -> None:
+    """Note keys and values of blocks that no chain has run, in passes through the whole model.
+
+    Raises:
+        StructureError: No block was given a cache.
+    """
+    modules = [model.get_submodule(block) for block in blocks]
+    for number, run in enumerate(_whole_runs(model, batches) if modules else ()):
+        with noting(modules, recorder.pass_cache(number)):
+            run()
+    recorder.settle()
+    if not recorder.ranges:
+        raise StructureError(
+            f"No block of this {type(model).__name__} was called with a cache, so keys and values cannot be seen. Give "
+            "calibration batches in which use_cache is true, or leave the kv_cache stage out."
+        )
 
 
 def prepare_experts(network: Network, work: Work) -> None:

@@ -213,14 +213,14 @@ def use_float_cache(decoder: nn.Module) -> None:
             del decoder._forward_pre_hooks[key]
 
 
-def new_cache(config: Any, settings: KVSettings) -> Cache:
-    """The empty cache that a decoder of this config works on; of an encoder-decoder, with one for its cross attention.
+def new_cache(config: Any, settings: KVSettings, *, encoded: bool = False) -> Cache:
+    """The empty cache that a decoder of this config works on; with one for what an encoder gave it, ``encoded``.
 
     Raises:
         QuantizationError: A layer has no scales.
     """
     made: Cache = QuantizedCache(config, settings)
-    if getattr(config, "is_encoder_decoder", False):
+    if encoded or getattr(config, "is_encoder_decoder", False):
         made = EncoderDecoderCache(made, DynamicCache(config=config))
     return made
 
@@ -248,12 +248,12 @@ class _GiveCache:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if decoder.training:
             return None
-        place = list(inspect.signature(decoder.forward).parameters).index(_CACHE)
-        given = args[place] if len(args) > place else kwargs.get(_CACHE)
-        if given is not None:
-            self._adopt(given, decoder.config)
+        names = list(inspect.signature(decoder.forward).parameters)
+        place, passed = names.index(_CACHE), dict(zip(names, args, strict=False)) | kwargs
+        if passed.get(_CACHE) is not None:
+            self._adopt(passed[_CACHE], decoder.config)
             return None
-        made = new_cache(decoder.config, self.settings)
+        made = new_cache(decoder.config, self.settings, encoded=passed.get("encoder_hidden_states") is not None)
         if len(args) > place:
             return (*args[:place], made, *args[place + 1 :]), kwargs
         return args, {**kwargs, _CACHE: made}

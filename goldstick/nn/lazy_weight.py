@@ -34,8 +34,8 @@ class LazyWeight(Tensor):
 
     Products with it, ``F.linear(x, W, b)`` and ``x @ W.T``, are those of its packed rows, with the activation scheme of
     the layer; any other operation is given the dequantized numbers. So a forward that somebody else wrote computes
-    with this weight what it computed with the float one. Nothing can be written to it: numbers are made of the codes for
-    each who asks, and what was written would be lost.
+    with this weight what it computed with the float one. Nothing can be written to it: each who asks is given new
+    numbers, and what was written would be lost.
 
     Args:
         owner: The packed weight.

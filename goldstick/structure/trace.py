@@ -245,6 +245,11 @@ def is_cache(value: Any) -> bool:
     return type(value).__name__.endswith("Cache")
 
 
+def two_caches(value: Any) -> type | None:
+    """The class of a cache that holds one for each of a decoder's two attentions; ``None`` of anything else."""
+    return type(value) if is_cache(value) and hasattr(value, "self_attention_cache") else None
+
+
 def is_filled(value: Any) -> bool:
     """Whether an argument is a cache of keys and values that holds some."""
     return is_cache(value) and hasattr(value, "get_seq_length") and bool(value.get_seq_length())

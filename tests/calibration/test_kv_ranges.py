@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
+import goldstick
 from goldstick.calibration.arguments import BlockCall, block_calls
 from goldstick.calibration.kv_ranges import KVRecorder, recording
 from goldstick.errors import StructureError
+from goldstick.hf.cache import quantized_cache_of
 from goldstick.structure.network import Network
 from tests.support.tiny_models import FAMILIES, sample_inputs
 
@@ -68,6 +71,71 @@ def test_cross_attention_is_no_part_of_a_layer_s_range() -> None:
     cache.update(own, own, 0)
     assert cache.update(encoder, encoder, 0)[0] is encoder
     assert float(recorder.ranges[0].keys.max()) == 1.0
+
+
+def with_encoder(kind: str) -> tuple[Any, dict[str, Tensor]]:
+    """A decoder that its config does not call one of an encoder-decoder, behind an encoder; and inputs."""
+    torch.manual_seed(0)
+    vision = transformers.ViTConfig(
+        hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2, image_size=16, patch_size=8
+    )
+    sizes: dict[str, Any] = {"vocab_size": 64, "add_cross_attention": True, "is_decoder": True}
+    if kind == "gpt2":
+        text = transformers.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=32, **sizes)
+    else:
+        shape = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+        text = transformers.BertConfig(**shape, **sizes)
+    config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(vision, text)
+    config.decoder_start_token_id, config.pad_token_id = 1, 0
+    model = transformers.VisionEncoderDecoderModel(config).eval()
+    ids = torch.randint(2, 64, (2, 6), generator=torch.Generator().manual_seed(1))
+    return model, {"pixel_values": torch.randn(2, 3, 16, 16), "decoder_input_ids": ids}
+
+
+KV8: dict[str, Any] = {"stages": [{"kv_cache": {}}]}
+
+
+def scales_of(model: Any) -> dict[int, tuple[Tensor, Tensor]]:
+    settings = quantized_cache_of(model)
+    assert settings is not None
+    return {layer: (scales.keys, scales.values) for layer, scales in settings.scales.items()}
+
+
+def assert_scales_are_those_of_the_whole_model(model: Any, inputs: dict[str, Tensor]) -> None:
+    made = goldstick.apply(model, KV8, data=[inputs]).model
+    whole = [(keys.abs(), values.abs()) for keys, values in cached_states(model, inputs)]
+    expected = {
+        layer: (keys.amax((0, 2)) / 127, values.amax((0, 2, 3)) / 127) for layer, (keys, values) in enumerate(whole)
+    }
+    found = scales_of(made)
+    assert found.keys() == expected.keys()
+    for layer, (keys, values) in expected.items():
+        torch.testing.assert_close(found[layer][0].reshape(keys.shape), keys)
+        torch.testing.assert_close(found[layer][1].reshape(values.shape), values)
+    with torch.no_grad():
+        found_logits, logits = made(**inputs).logits, model(**inputs).logits
+    assert (found_logits - logits).norm() < 0.02 * logits.norm()
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "bert"])
+def test_attention_that_looks_for_two_caches_finds_them(kind: str) -> None:
+    assert_scales_are_those_of_the_whole_model(*with_encoder(kind))
+
+
+def test_blocks_that_do_not_feed_one_another_are_seen_in_the_whole_model() -> None:
+    model = FAMILIES["llama_gqa"]()
+    model.model.layers[0].register_forward_hook(doubled)
+    assert_scales_are_those_of_the_whole_model(model, sample_inputs(model))
+
+
+def doubled(_: object, __: object, output: Any) -> Any:
+    return output * 2
+
+
+def test_a_model_that_gives_no_block_a_cache_is_told_so() -> None:
+    model = FAMILIES["llama_gqa"]()
+    with pytest.raises(StructureError, match="No block of this LlamaForCausalLM was called with a cache"):
+        goldstick.apply(model, KV8, data=[{**sample_inputs(model), "use_cache": False}])
 
 
 def test_a_pass_that_is_run_again_replaces_what_it_noted_before() -> None:
