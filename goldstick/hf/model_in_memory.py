@@ -18,7 +18,7 @@ from goldstick.structure.network import Network
 
 def is_transformers(model: nn.Module) -> bool:
     """Whether it is a transformers model, which its config describes."""
-    return hasattr(model, "config") and hasattr(model, "base_model_prefix")
+    return hasattr(model, "config") and hasattr(type(model), "base_model_prefix")
 
 
 def names_of(model: nn.Module) -> CheckpointNames | None:

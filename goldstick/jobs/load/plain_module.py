@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from goldstick import surgery
+from goldstick.checkpoint.kv_cache import read_kv
 from goldstick.checkpoint.source import open_tensors, read_json
 from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.edits import Quantize
@@ -31,6 +32,7 @@ from goldstick.formats.input_scale import (
     unpack_multiplier,
 )
 from goldstick.formats.native import NATIVE
+from goldstick.hf.cache import use_quantized_cache
 from goldstick.hf.layers import StoredLayers
 from goldstick.nn import PackedParameter, PackedWeight, QuantizedExperts
 from goldstick.nn.packed import packed_tensors
@@ -112,6 +114,8 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
     floats = {name: info.read() for name, info in tensors.items() if name not in used}
     shared = architecture.get("shared")
     _load_floats(model, floats, shared if isinstance(shared, Mapping) else {}, directory)
+    if (kv := read_kv(directory, {})) is not None:
+        use_quantized_cache(model, kv)
     return model.eval()
 
 

@@ -138,19 +138,19 @@ def float_tensors(
 def kv_to_store(
     network: Network, settings: KVSettings | None, storage: StorageFormat, names: CheckpointNames | None
 ) -> StoredKV | None:
-    """What a checkpoint holds of the quantized KV cache of a transformers model, if it has one.
+    """What a checkpoint holds of the quantized KV cache of a model, if it has one.
 
     Args:
         network: The network, with the sites it had before anything was rounded; possibly on the meta device.
         settings: Its cache.
         storage: The storage format of the weights.
-        names: How the model's checkpoint names tensors.
+        names: How the checkpoint of a transformers model names tensors.
     """
-    if names is None or settings is None:
+    if settings is None:
         return None
     dtype = next((site.dtype for site in network.sites if site.dtype.is_floating_point), torch.float32)
     stored = stored_kv(settings, attention_modules(network.model), storage, dtype)
-    return dataclasses.replace(stored, tensors=names.to_checkpoint(stored.tensors))
+    return stored if names is None else dataclasses.replace(stored, tensors=names.to_checkpoint(stored.tensors))
 
 
 def save_entries(pieces: list[StoredPiece], floats: Mapping[str, Tensor], storage: StorageFormat) -> list[Entry]:
