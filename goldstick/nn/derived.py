@@ -9,7 +9,7 @@ finds that of :class:`~goldstick.nn.linear.QuantizedLinear` in its place.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
@@ -174,12 +174,31 @@ def _blank(kind: type[Any], base: type[nn.Module]) -> Any:
     return cls.__new__(cls)
 
 
+def refuse_function(layers: Mapping[str, nn.Module]) -> None:
+    """Refuse layers of which one has a function in the place of its forward, which would not follow.
+
+    Args:
+        layers: Layers by name.
+
+    Raises:
+        StructureError: There is such a function.
+    """
+    held = {name: layer for name, layer in layers.items() if _is_function(foreign_forward(layer), layer)}
+    if held:
+        name, *more = held
+        rest = f" (and of {len(more)} more)" if more else ""
+        raise StructureError(
+            f"A function stands in the place of the forward of {name}{rest}, a {type(held[name]).__name__}, and would "
+            "go on computing with its float weight. Take it off first (accelerate: remove_hook_from_module(model, "
+            "recurse=True)), or exclude the layer."
+        )
+
+
+def _is_function(forward: Any, layer: nn.Module) -> bool:
+    return forward is not None and not (isinstance(forward, types.MethodType) and forward.__self__ is layer)
+
+
 def _rebound(forward: Any, old: nn.Module, new: nn.Module) -> Any:
     """The forward that somebody gave this one layer, as the new layer's."""
-    if isinstance(forward, types.MethodType) and forward.__self__ is old:
-        return types.MethodType(forward.__func__, new)
-    raise StructureError(
-        f"A function stands in the place of the forward of this {type(old).__name__} and would go on computing with "
-        "its float weight. Take it off first (accelerate: remove_hook_from_module(model, recurse=True)), or exclude "
-        "the layer."
-    )
+    refuse_function({"a layer": old})
+    return types.MethodType(forward.__func__, new)

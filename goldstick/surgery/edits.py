@@ -19,7 +19,7 @@ from goldstick.nn import (
     QuantizedEmbedding,
     QuantizedLinear,
 )
-from goldstick.nn.derived import derived, in_place_of, name_in_the_way, sharing, tied_to, turn_into
+from goldstick.nn.derived import derived, in_place_of, name_in_the_way, refuse_function, sharing, tied_to, turn_into
 from goldstick.nn.encoder import PaddedEncoder
 from goldstick.nn.own_names import refuse_taken, taken_name
 from goldstick.nn.parameter import hold_parameter, parameter_name_in_the_way
@@ -60,12 +60,16 @@ def apply(network: Network, edits: Iterable[Edit]) -> None:
                 apply_cut(network.model, edit)  # the network's sites have other shapes then: make a new Network
 
 
-def refuse_taken_names(network: Network, names: Iterable[str]) -> None:
-    """Refuse to quantize sites whose modules have something of their own under names of quantized layers.
+def refuse_modules(network: Network, names: Iterable[str]) -> None:
+    """Refuse to quantize sites whose modules no quantized layer can stand for, before anything is done to them.
 
     Raises:
-        StructureError: There are such; the message says which, and of which name.
+        StructureError: A module has something of its own under a name of quantized layers, or a function in the place
+            of its forward; the message says which.
     """
+    names = list(names)
+    weights = [site for name in names if not _held_in_parameter(site := network.by_name[name])]
+    refuse_function({site.name: network.module(site) for site in weights})
     taken = {name: found for name in names if (found := _name_in_the_way(network, network.by_name[name]))}
     if taken:
         first = next(iter(taken))
@@ -156,7 +160,7 @@ def _quantize(network: Network, edit: Quantize) -> None:
     site = _site(network, edit.site)
     module = network.module(site)
     _float_parameter(module, site)
-    if site.parameter != "weight" or site.layout.fused:
+    if _held_in_parameter(site):
         if edit.input_scale is not None or edit.input_multiplier is not None:
             raise StructureError(f"{site.name} is read by the forward of its module: nothing can be done to its input.")
         hold_parameter(module, site.parameter, edit.tensor, edit.scheme, site.layout, indexed=_indexed(site))
@@ -182,9 +186,14 @@ def _name_in_the_way(network: Network, site: Site) -> str | None:
     module = network.module(site)
     if isinstance(module, PackedWeight):
         return None
-    if site.parameter != "weight" or site.layout.fused:
+    if _held_in_parameter(site):
         return parameter_name_in_the_way(module, site.parameter, indexed=_indexed(site))
     return name_in_the_way(_KINDS.get(site.layout, PackedWeight), module)
+
+
+def _held_in_parameter(site: Site) -> bool:
+    """Whether the module goes on computing, and reads its parameter from a packed weight."""
+    return site.parameter != "weight" or site.layout.fused
 
 
 def _indexed(site: Site) -> bool:

@@ -192,8 +192,21 @@ def test_a_forward_that_one_layer_was_given_is_kept_or_refused() -> None:
     foreign = nn.Linear(32, 24)
     plain = foreign.forward
     foreign.forward = lambda x: plain(x)  # type: ignore[method-assign]
-    with pytest.raises(StructureError, match=r"stands in the place of the forward of this Linear.*Take it off first"):
+    with pytest.raises(StructureError, match=r"stands in the place of the forward of a layer, a Linear.*Take it off"):
         quantized(foreign)
+
+
+def test_functions_in_the_place_of_forwards_are_named_before_anything_runs() -> None:
+    """As hooks of other libraries are, which bring weights to a device and take them away behind the layer."""
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32))
+    for layer in (model[1], model[2]):
+        layer.forward = lambda x: x if x.is_meta else pytest.fail("it was run")
+    with pytest.raises(StructureError, match=r"forward of 1 \(and of 1 more\), a Linear"):
+        goldstick.apply(model, "gptq-w4a16-g32", data=[torch.randn(4, 32)])
+    recipe = {"stages": [{"gptq": {"scheme": "w4a16-g32", "targets": {"include": ["0"]}}}]}
+    model[1].forward = model[2].forward = lambda x: x
+    made = goldstick.apply(model, recipe, data=[torch.randn(4, 32)]).model
+    assert [isinstance(module, PackedWeight) for module in made.children()] == [True, False, False]
 
 
 def test_a_quantized_layer_is_not_quantized_again() -> None:

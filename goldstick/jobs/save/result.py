@@ -177,7 +177,7 @@ def apply_recipe(
     if rotation is not None:
         original = Network(model, cut=rotation.plan.unties)
     resolution = with_given_importance(resolve_recipe(recipe, original), original)
-    surgery.refuse_taken_names(original, [*resolution.assignments, *resolution.ties])
+    surgery.refuse_modules(original, [*resolution.assignments, *resolution.ties])
     rotation, resolution = turn_quantized(rotation, resolution)
     refuse_without_cache(model, resolution)
     refuse_unfit(_meant(original, resolution), type(model).__name__)
