@@ -17,7 +17,14 @@ from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
 from goldstick.errors import FormatError
 from goldstick.formats.base import RotationOf, SchemeOf, StaysFloat, StorageFormat, StoredLayer, StoredTensor, are_codes
-from goldstick.formats.compressed_layouts import INT_QUANTIZED, CodeLayout, divides_into_bytes, layout_of
+from goldstick.formats.compressed_layouts import (
+    INT_QUANTIZED,
+    NAIVE_QUANTIZED,
+    PACK_QUANTIZED,
+    CodeLayout,
+    divides_into_bytes,
+    layout_of,
+)
 from goldstick.formats.config_groups import group_of_scheme, groups_by_module, scheme_of_group
 from goldstick.formats.input_scale import INPUT_ZERO, input_specs, pack_input
 from goldstick.formats.name_matching import NamePatterns
@@ -181,9 +188,10 @@ class CompressedTensors(StorageFormat):
 
         def scheme_of(codes: str, site: str) -> Scheme | None:
             group = group_of(codes.removesuffix(self.codes_suffix).removesuffix(".weight"))
-            scheme = None if group is None else scheme_of_group(group)
-            if scheme is not None:
-                _layout(scheme)
+            if group is None:
+                return None
+            scheme = scheme_of_group(group)
+            _refuse_other_layout(scheme, group.get("format") or config.get("format"))
             return scheme
 
         return scheme_of
@@ -213,6 +221,23 @@ def _layout(scheme: Scheme) -> CodeLayout:
     if found is None:
         raise FormatError(f"compressed-tensors has no layout for the grid {scheme.weight.label}.")
     return found
+
+
+#: Layouts of integers as configs call them → as they are called here.
+_INTEGER_LAYOUTS = {name: name for name in (PACK_QUANTIZED.name, INT_QUANTIZED.name)} | {
+    NAIVE_QUANTIZED.name: INT_QUANTIZED.name
+}
+
+
+def _refuse_other_layout(scheme: Scheme, declared: object) -> None:
+    """Refuse integers that a config declares to lie in another layout than the one that is read for their scheme."""
+    layout = _layout(scheme)
+    stored = _INTEGER_LAYOUTS.get(declared) if isinstance(declared, str) else None
+    if scheme.weight.integers and stored not in (None, layout.name):
+        raise FormatError(
+            f"Its layers of {scheme.label} are stored as {declared!r}, which goldstick reads as {layout.name!r} only. "
+            "Store them so with the tool that made them, or quantize the float model."
+        )
 
 
 def _names(layer: StoredLayer) -> list[str]:

@@ -63,6 +63,10 @@ def scheme_of_group(group: Mapping[str, Any]) -> Scheme:
     weights, inputs = group.get("weights"), group.get("input_activations")
     if not isinstance(weights, Mapping) or not (inputs is None or isinstance(inputs, Mapping)):
         raise FormatError(f"goldstick runs integer or float weights, and a group has {shown(weights)}.")
+    if outputs := group.get("output_activations"):
+        raise FormatError(
+            f"goldstick rounds no outputs of layers, and a group has output_activations: {shown(outputs)}."
+        )
     activation = _activation(inputs) if inputs else None
     grid = _float_grid(weights) if weights.get("type") == "float" else _integer_grid(weights)
     try:
@@ -169,13 +173,15 @@ def config_groups(config: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def groups_by_module(config: Mapping[str, Any]) -> Callable[[str], Mapping[str, Any] | None]:
     """A function from a module's checkpoint name to its group of a ``quantization_config``; ``None`` for none.
 
-    The first target that matches decides. What names a class of linear layers, as "Linear" does, matches every layer
-    that no other does: no other layers are quantized in this format. Other targets without a dot are modules' names.
+    A full name goes before patterns, and of several patterns that match the first in alphabetical order, as the
+    library has it. What names a class of linear layers, as "Linear" does, matches every layer that no other target
+    does: no other layers are quantized in this format. Other targets without a dot are modules' names.
 
     Raises:
         FormatError: There are no groups, one is no table, or a target is a pattern that is not matched.
     """
-    listed = [(target, group) for group in config_groups(config) for target in group["targets"]]
+    meant = {target: group for group in config_groups(config) for target in group["targets"]}
+    listed = sorted(meant.items(), key=lambda one: ("re:" in one[0], one[0]))
     patterns = NamePatterns([target for target, _ in listed])
     of_class = next((group for target, group in listed if _LINEAR_CLASS.fullmatch(target)), None)
 

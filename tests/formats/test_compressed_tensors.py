@@ -209,6 +209,13 @@ def test_a_tie_cannot_be_stored() -> None:
         ({"weights": None}, "integer or float weights"),
         ({"weights": {"num_bits": 16, "type": "float", "strategy": "channel"}}, "does not run the float grid"),
         ({"weights": {"num_bits": 8, "type": "int", "strategy": "tensor"}}, "by group or channel"),
+        (
+            {
+                "weights": {"num_bits": 8, "type": "int", "strategy": "channel"},
+                "output_activations": {"num_bits": 8, "type": "int", "strategy": "tensor"},
+            },
+            "rounds no outputs",
+        ),
         *(
             (
                 {
@@ -256,6 +263,8 @@ class Head(nn.Module):
         [["Embedding", "Head"]],
         [["linear"], ["re:block.*"]],
         [["Linear"], ["lm_head"]],
+        [["re:block.*"], ["block.0", "re:block"]],
+        [["re:fc.*"], ["re:.*1"]],
     ],
     ids=str,
 )
@@ -268,6 +277,18 @@ def test_targets_mean_the_linear_layers_that_their_own_library_means(targets: li
             matched = match_targets(name, module, every)
             expected = next((group for group in groups if matched and matched[0] in group["targets"]), None)
             assert group_of(name) == expected, name
+
+
+@pytest.mark.parametrize("declared", ["int-quantized", "naive-quantized"])
+def test_integers_in_another_layout_than_the_one_that_is_read_are_refused_by_its_name(declared: str) -> None:
+    weights = {"num_bits": 8, "type": "int", "strategy": "channel"}
+    group = {"targets": ["Linear"], "weights": weights}
+    for config in (
+        {"format": declared, "config_groups": {"group_0": group}},
+        {"format": "mixed-precision", "config_groups": {"group_0": group | {"format": declared}}},
+    ):
+        with pytest.raises(FormatError, match=f"w8a16-channel are stored as '{declared}'.*'pack-quantized' only"):
+            FORMAT.schemes(config, {})("fc1.weight", "fc1")
 
 
 def test_compressed_tensors_is_what_auto_tries_first() -> None:

@@ -37,6 +37,7 @@ class Architecture:
         renamed: Usual name of a setting → the config's; empty where it has none.
         keys: Setting → key in ``gguf.Keys``, beyond what every model has.
         or_zero: Those of them that a file holds as 0 where the config has none.
+        needed: Those of them that a config has to have: llama.cpp has a number of its own where a file does not say.
         says: Key in ``gguf.Keys`` → value that every file has.
         fixed: Setting → what llama.cpp computes with: a value, or several that it does not tell apart.
         told_by: Setting → tensor that a file has where it is true.
@@ -49,6 +50,7 @@ class Architecture:
         window: What becomes of attention through a window: llama.cpp looks at everything (``ignored``), so that the
             context ends with the window; or knows it by layer (``layers``); or there must be none.
         period: Where a file does not say which layers have a window, every layer but each of this number has one.
+        lists_windows: Whether llama.cpp takes a list of the layers that have a window from a file.
         scaled_by_width: Whether attention is scaled by the width of a head, which ``query_pre_attn_scalar`` has to be,
             but by hidden_size / heads in the model of as many blocks as this; ``None`` where there is no such setting.
         needs_head: Whether llama.cpp asks for a head beside the embedding.
@@ -74,6 +76,7 @@ class Architecture:
     renamed: Mapping[str, str] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
     or_zero: tuple[str, ...] = ()
+    needed: tuple[str, ...] = ()
     says: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     told_by: Mapping[str, str] = field(default_factory=dict)
@@ -85,6 +88,7 @@ class Architecture:
     truncates: bool = True
     window: Literal["none", "ignored", "layers"] = "none"
     period: int = 1
+    lists_windows: bool = False
     scaled_by_width: int | None = None
     needs_head: bool = False
     multiplies: bool = False

@@ -110,6 +110,7 @@ DENSE = (
             "attn_logit_softcapping": "LLM.ATTN_LOGIT_SOFTCAPPING",
             "final_logit_softcapping": "LLM.FINAL_LOGIT_SOFTCAPPING",
         },
+        needed=("attn_logit_softcapping", "final_logit_softcapping"),
         fixed=_GEMMA,
         window="layers",
         period=2,
@@ -125,6 +126,7 @@ DENSE = (
         fixed=_GEMMA | {"attn_logit_softcapping": None},
         window="layers",
         period=6,
+        lists_windows=True,
         scaled_by_width=62,
     ),
 )

@@ -11,6 +11,7 @@ from goldstick.checkpoint.gguf.architectures import architecture_of_config, arch
 from goldstick.checkpoint.gguf.file import GgufFile
 from goldstick.checkpoint.gguf.names import place_of
 from goldstick.checkpoint.gguf.rope import (
+    TRAINED_CONTEXT,
     head_width,
     local_rope_of,
     rope_metadata,
@@ -177,8 +178,8 @@ def _own_entries(config: Mapping[str, Any], architecture: Architecture) -> dict[
             found[key] = float(value) if key.endswith(_FLOATS) else value
     if architecture.window == "layers" and config.get("sliding_window"):
         found[f"{architecture.name}.attention.sliding_window"] = int(config["sliding_window"])
-        pattern = [kind == _SLIDING for kind in config.get("layer_types") or ()]
-        if pattern != _usual_pattern(architecture, len(pattern)):
+        pattern = _pattern_of(config)
+        if pattern != _pattern(architecture.period, len(pattern)):
             found[f"{architecture.name}.attention.sliding_window_pattern"] = pattern
     if (local := local_rope_of(config)) is not None:
         found[f"{architecture.name}.rope.freq_base_swa"] = float(local["rope_theta"])
@@ -195,12 +196,15 @@ def _own_settings(file: GgufFile, architecture: Architecture, width: int, rotate
             found[setting] = None if setting in architecture.or_zero and value == 0 else value
     if architecture.rotary:
         found["rope_parameters"] = rope_of_file(file, architecture, rotated)
+        if (trained := found["rope_parameters"].get(TRAINED_CONTEXT)) and "longrope" in architecture.scalings:
+            found[TRAINED_CONTEXT] = trained  # transformers takes that of the whole config first
         if architecture.partly:
             found["rope_parameters"]["partial_rotary_factor"] = rotated / width
     if architecture.window == "layers":
         window, pattern = (data.get(f"{arch}.attention.sliding_window{end}") for end in ("", "_pattern"))
         if not isinstance(pattern, list):
-            pattern = _usual_pattern(architecture, data[f"{arch}.block_count"])
+            period = pattern if type(pattern) is int else architecture.period
+            pattern = _pattern(period, data[f"{arch}.block_count"])
         found["sliding_window"] = window
         found["layer_types"] = [_SLIDING if kind else _FULL for kind in pattern]
     if f"{arch}.rope.freq_base_swa" in data:
@@ -223,6 +227,9 @@ def _beyond(config: Mapping[str, Any], architecture: Architecture) -> str | None
             return f"{name} = {value!r}; llama.cpp computes with {usual[0]!r}"
     if config.get("query_pre_attn_scalar", scale := _attention_scale(config, architecture)) != scale:
         return "attention that is scaled by another number than the width of a head"
+    for name in architecture.needed:
+        if config.get(name) is None:
+            return f"no {name}; llama.cpp computes with one"
     if architecture.rotary and (reason := unsaid(config, architecture)):
         return reason
     through = set(config.get("layer_types") or ()) - {_FULL}
@@ -230,12 +237,22 @@ def _beyond(config: Mapping[str, Any], architecture: Architecture) -> str | None
         through -= {_SLIDING}
     if config.get("use_sliding_window") or (through and architecture.window != "ignored"):
         return "attention through a sliding window"
+    pattern = _pattern_of(config)
+    told = architecture.lists_windows or pattern == _pattern(architecture.period, len(pattern))
+    if architecture.window == "layers" and config.get("sliding_window") and not told:
+        step = architecture.period
+        return f"windows in other layers than in all but the layers {step}, {2 * step}, {3 * step} and so on"
     return None
 
 
-def _usual_pattern(architecture: Architecture, layers: int) -> list[bool]:
-    """Which layers look through a window where a file does not say."""
-    return [layer % architecture.period < architecture.period - 1 for layer in range(layers)]
+def _pattern_of(config: Mapping[str, Any]) -> list[bool]:
+    """Which layers look through a window; empty where the config does not say."""
+    return [kind == _SLIDING for kind in config.get("layer_types") or ()]
+
+
+def _pattern(period: int, layers: int) -> list[bool]:
+    """Which layers look through a window, where all but each of a number do; 0: all."""
+    return [period == 0 or layer % period < period - 1 for layer in range(layers)]
 
 
 def _attention_scale(config: Mapping[str, Any], architecture: Architecture) -> int | None:

@@ -19,7 +19,8 @@ _LLAMA3 = tuple(
     {"factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     for factor in (8.0, 32.0)
 )
-_CONTEXT = "original_max_position_embeddings"
+#: How a config calls the length that rotary embeddings were trained on.
+TRAINED_CONTEXT = "original_max_position_embeddings"
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,7 +55,7 @@ def unsaid(config: Mapping[str, Any], architecture: Architecture) -> str | None:
         return f"rotary embeddings scaled by {kind!r}"
     if local is not None and local.get("rope_type", "default") != "default":
         return f"rotary embeddings scaled by {local['rope_type']!r} in layers that look through a window"
-    if kind == "yarn" and (rope.get("truncate", True) is not architecture.truncates or _CONTEXT not in rope):
+    if kind == "yarn" and (rope.get("truncate", True) is not architecture.truncates or TRAINED_CONTEXT not in rope):
         return "rotary embeddings scaled by 'yarn' with another 'truncate', or without the length they were trained on"
     if kind == "yarn" and (rope.get("mscale") != rope.get("mscale_all_dim")):
         return "rotary embeddings scaled by 'yarn' with an mscale that is not mscale_all_dim"
@@ -75,7 +76,7 @@ def rope_metadata(config: Mapping[str, Any], architecture: Architecture) -> dict
     if kind in ("linear", "yarn"):
         found["rope.scaling.factor"] = float(rope["factor"])
     if kind in ("yarn", "longrope"):
-        found["rope.scaling.original_context_length"] = int(rope.get(_CONTEXT) or config[_CONTEXT])
+        found["rope.scaling.original_context_length"] = int(rope.get(TRAINED_CONTEXT) or config[TRAINED_CONTEXT])
     if kind == "yarn":
         log = 0.1 * math.log(rope["factor"]) + 1.0 if rope["factor"] > 1 else 1.0
         if rope.get("attention_factor") is not None:  # llama.cpp multiplies that of the paper with it
@@ -154,7 +155,7 @@ def _llama3_factors(rope: Mapping[str, Any], width: int) -> Tensor:
     l > context / low, and by 1 / ((1 − s) / factor + s), s = (context / l − low) / (high − low), between.
     """
     factor, low, high = rope["factor"], rope["low_freq_factor"], rope["high_freq_factor"]
-    context = rope[_CONTEXT]
+    context = rope[TRAINED_CONTEXT]
     frequencies = 1.0 / rope["rope_theta"] ** (torch.arange(0, width, 2, dtype=torch.float32) / width)
     found = []
     for frequency in frequencies:
@@ -169,14 +170,21 @@ def _long_factor(config: Mapping[str, Any], rope: Mapping[str, Any]) -> float:
     """What cosines and sines of a longrope are multiplied with: √(1 + ln(longer / trained) / ln(trained))."""
     if rope.get("attention_factor") is not None:
         return float(rope["attention_factor"])
-    trained = rope.get(_CONTEXT) or config[_CONTEXT]
+    trained = rope.get(TRAINED_CONTEXT) or config[TRAINED_CONTEXT]
     longer = rope.get("factor") or config["max_position_embeddings"] / trained
     return math.sqrt(1 + math.log(longer) / math.log(trained)) if longer > 1 else 1.0
 
 
+def _trained_context(data: Mapping[str, Any], arch: str) -> Any:
+    """The length that rotary embeddings were trained on: the model's, where the file does not say."""
+    return data.get(f"{arch}.rope.scaling.original_context_length", data[f"{arch}.context_length"])
+
+
 def _yarn_of_file(data: Mapping[str, Any], arch: str) -> dict[str, Any]:
     scaling = f"{arch}.rope.scaling"
-    found: dict[str, Any] = {_CONTEXT: data.get(f"{scaling}.original_context_length", data[f"{arch}.context_length"])}
+    found: dict[str, Any] = {
+        TRAINED_CONTEXT: data.get(f"{scaling}.original_context_length", data[f"{arch}.context_length"])
+    }
     for name in ("beta_fast", "beta_slow"):
         if f"{scaling}.yarn_{name}" in data:
             found[name] = float(data[f"{scaling}.yarn_{name}"])
@@ -197,7 +205,7 @@ def _longrope_of_file(file: GgufFile, arch: str) -> dict[str, Any]:
         "rope_type": "longrope",
         "long_factor": read_factors(file, LONG_FACTORS).tolist(),
         "short_factor": read_factors(file, SHORT_FACTORS).tolist(),
-        _CONTEXT: file.metadata.get(f"{arch}.rope.scaling.original_context_length"),
+        TRAINED_CONTEXT: _trained_context(file.metadata, arch),
     }
     if f"{arch}.rope.scaling.attn_factor" in file.metadata:
         found["attention_factor"] = float(file.metadata[f"{arch}.rope.scaling.attn_factor"])
