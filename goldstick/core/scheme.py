@@ -6,16 +6,23 @@ import difflib
 import re
 from dataclasses import dataclass
 from reprlib import repr as shown
-from typing import ClassVar
+from typing import ClassVar, cast
 
-from goldstick.core.element import INTEGER
-from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO, SUPERBLOCK, Grid
+from goldstick.core.element import ELEMENTS, INTEGER
+from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO, SUPERBLOCK, Granularity, Grid
 from goldstick.errors import RecipeError
 
 _NAME = re.compile(
     r"w(?P<bits>[1-8])a(?:16|(?P<token>[84])-dynamic|8-(?P<static>static)(?P<shifted>-shifted)?)"
     r"(?:-(?:g(?P<group>[0-9]{1,9})|(?P<channel>channel)))?"
     r"(?:-(?P<asymmetric>asym))?"
+)
+
+#: A scheme of float grids without a name, as labels describe it.
+_DESCRIBED = re.compile(r"w-(?P<weight>.+)-a-(?P<activation>.+)")
+_GRID = re.compile(
+    r"(?:(?P<bits>[1-8])|(?P<element>[a-z][a-z0-9]*))-(?:(?P<by>[gb])(?P<size>[0-9]{1,9})|(?P<grain>[a-z]+))"
+    r"(?:-(?P<asymmetric>asym)|-(?P<scale>e8m0|e4m3))?"
 )
 
 #: Inputs with a scale for each token, found at run time, by their bits.
@@ -188,6 +195,19 @@ class Scheme:
             activation = _per_tensor(symmetric=match["shifted"] is None)
         return cls(weight=weight, activation=activation)
 
+    @classmethod
+    def of_label(cls, label: str) -> Scheme:
+        """The scheme of a :attr:`label`, which of float grids without a name is no name that :meth:`parse` takes.
+
+        Raises:
+            RecipeError: It is no label, or one of superblocks without a name, which it does not say all of.
+        """
+        match = _DESCRIBED.fullmatch(label)
+        if match is None:
+            return cls.parse(label)
+        activation = None if match["activation"] == "16" else _described_grid(match["activation"])
+        return cls(weight=_described_grid(match["weight"]), activation=activation)
+
     @property
     def static_input(self) -> bool:
         """Whether the input is quantized with a range fixed beforehand, which takes data to find."""
@@ -211,6 +231,21 @@ class Scheme:
             shifted = "" if self.activation.symmetric else "-shifted"
             activation = f"{self.activation.bits}-{'dynamic' if self.activation.dynamic else f'static{shifted}'}"
         return f"w{self.weight.bits}a{activation}" + self.weight.label.removeprefix(str(self.weight.bits))
+
+
+def _described_grid(label: str) -> Grid:
+    match = _GRID.fullmatch(label)
+    element = ELEMENTS.get(match["element"]) if match and match["element"] else None
+    if match is None or (element is None and match["bits"] is None):
+        raise RecipeError(f"No grid is described by {shown(label)}.")
+    return Grid(
+        element=element.name if element else INTEGER,
+        bits=element.bits if element else int(match["bits"]),
+        symmetric=match["asymmetric"] is None,
+        granularity=cast(Granularity, {"g": "group", "b": "block"}.get(match["by"] or "", match["grain"] or "")),
+        group_size=int(match["size"]) if match["size"] else None,
+        scale={"e8m0": POWERS_OF_TWO, "e4m3": FLOAT8_SCALES}.get(match["scale"] or ""),
+    )
 
 
 def _per_tensor(*, symmetric: bool) -> Grid:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from goldstick.core.grid import Granularity, Grid
-from goldstick.core.scheme import NUMBER_FORMATS, PRESETS, Scheme
+from goldstick.core.grid import FLOAT8_SCALES, POWERS_OF_TWO, Granularity, Grid
+from goldstick.core.scheme import FLOAT_INPUTS, NUMBER_FORMATS, PRESETS, Scheme
 from goldstick.errors import RecipeError
 
 
@@ -96,6 +96,30 @@ def test_any_scheme_is_read_back_from_its_label(
     weight = Grid(bits=bits, symmetric=symmetric, granularity="group" if group else "channel", group_size=group)
     scheme = Scheme(weight=weight, activation=activation)
     assert Scheme.parse(scheme.label) == scheme
+
+
+@pytest.mark.parametrize("activation", [None, *FLOAT_INPUTS.values()], ids=lambda grid: grid.label if grid else "16")
+@pytest.mark.parametrize(
+    "weight",
+    [
+        Grid(bits=4, symmetric=False, granularity="group", group_size=64),
+        Grid(bits=8),
+        Grid(element="e4m3", granularity="tensor"),
+        Grid(element="e4m3", granularity="block", group_size=64),
+        Grid(element="e3m2", bits=6, granularity="group", group_size=32, scale=POWERS_OF_TWO),
+        Grid(element="e2m1", bits=4, granularity="group", group_size=32, scale=FLOAT8_SCALES),
+    ],
+    ids=lambda grid: grid.label,
+)
+def test_float_grids_without_a_name_are_read_back_from_their_label(weight: Grid, activation: Grid | None) -> None:
+    scheme = Scheme(weight=weight, activation=activation)
+    assert Scheme.of_label(scheme.label) == scheme
+
+
+@pytest.mark.parametrize("label", ["w-x1y1-channel-a-16", "w-e4m3-a-16", "w-e4m3-g0-a-16", "w-4-tensor-a-16", "w-"])
+def test_what_is_no_label_has_no_scheme(label: str) -> None:
+    with pytest.raises(RecipeError):
+        Scheme.of_label(label)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def _require_known(layer: LayerRecord, directory: Path) -> None:
     if layer.scheme is None:
         return
     try:
-        Scheme.parse(layer.scheme)
+        Scheme.of_label(layer.scheme)
         known = isinstance(getattr(torch, layer.dtype, None), torch.dtype)
     except UsageError:
         known = False

@@ -32,7 +32,7 @@ def backends_of(report: Report, device: torch.device) -> dict[str, int]:
     counts: dict[str, int] = {}
     for layer in report.layers:
         if layer.scheme is not None:
-            name = select(_spec(layer, Scheme.parse(layer.scheme)), device).name
+            name = select(_spec(layer, Scheme.of_label(layer.scheme)), device).name
             counts[name] = counts.get(name, 0) + 1
     return counts
 

@@ -46,9 +46,10 @@ def test_layers_are_counted_by_the_kernels_that_take_them() -> None:
         ((16, 3, 3, 3), "float32", "w8a16"),
         ((64, 30), "float32", "w4a16-g32"),
         ((64, 64), "float32", "w8a8-static"),
+        ((64, 64), "bfloat16", "w-e3m2-g32-e8m0-a-16"),
     )
-    assert backends_of(found, CPU) == {"cpu-integer": 5, "reference": 1}
-    assert backend_words(found) == "kernels on cpu: cpu-integer for 5 layers, reference for 1 layer"
+    assert backends_of(found, CPU) == {"cpu-integer": 5, "reference": 1, "cpu-float": 1}
+    assert backend_words(found).endswith("cpu-integer for 5 layers, reference for 1 layer, cpu-float for 1 layer")
 
 
 def test_the_override_counts_and_one_that_cannot_be_followed_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
