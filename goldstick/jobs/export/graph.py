@@ -8,7 +8,7 @@ import logging
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +23,12 @@ from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.json_files import dump_json
 from goldstick.core.progress import Progress, quiet
 from goldstick.core.torch_modes import as_written
-from goldstick.errors import CheckpointError, FormatError, NotRunError, UsageError
+from goldstick.errors import CheckpointError, DataError, FormatError, NotRunError, UsageError
 from goldstick.formats import GRAPHS
 from goldstick.formats.graph import GraphFormat, GraphLayer
 from goldstick.hf.calling import arguments_of
 from goldstick.hf.checkpoint import open_quantized
-from goldstick.hf.example_inputs import fixed_inputs
+from goldstick.hf.example_inputs import fixed_inputs, give_inputs, inputs_beside
 from goldstick.jobs.export.graph_layers import stand_in_for_layers
 from goldstick.jobs.inspect.stored_report import report_of_files
 from goldstick.jobs.load.load import load
@@ -54,6 +54,7 @@ def export_graph(
         UsageError: A package that writes or runs it is not installed.
         FormatError: It has no operators for a layer; the message names it and the remedy.
         NotRunError: The network cannot be traced.
+        DataError: Nothing says how to run it.
         CheckpointError: It gives other outputs.
     """
     target = GRAPHS[name]
@@ -66,6 +67,7 @@ def export_graph(
     checkpoint = open_quantized(directory)
     progress("tracing", 0, 1)
     model = _runnable(directory)
+    give_inputs(model, inputs_beside(directory))
     inputs = _inputs_of(model)
     expected = _outputs(model, inputs)
     layers = stand_in_for_layers(model)
@@ -98,14 +100,20 @@ def _runnable(directory: Path) -> nn.Module:
     model = load(directory, dtype=torch.float32).eval()
     config: Any = getattr(model, "config", None)
     if config is not None:
-        config.use_cache = False
         config.return_dict = True
+    for module in model.modules():  # a decoder may have a config of its own
+        own: Any = getattr(module, "config", None)
+        if hasattr(own, "use_cache"):
+            own.use_cache = False
     return model
 
 
 def _inputs_of(model: nn.Module) -> dict[str, Tensor]:
     """Inputs to trace and to compare with; those of text have a mask, with padding at the end of the last row."""
-    inputs = dict(fixed_inputs(model))
+    try:
+        inputs = dict(fixed_inputs(model))
+    except DataError as error:
+        raise DataError(f"{error} An export takes those that its checkpoint was quantized with.") from error
     tokens, taken = inputs.get("input_ids"), arguments_of(model)
     if tokens is not None and "attention_mask" in taken:
         mask = torch.ones_like(tokens)
@@ -127,8 +135,17 @@ def _outputs(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor
         os.environ.pop("GOLDSTICK_BACKEND", None)
         if before is not None:
             os.environ["GOLDSTICK_BACKEND"] = before
-    named = dict(found) if isinstance(found, Mapping) else {"output": found}
-    return {name: value for name, value in named.items() if isinstance(value, Tensor)}
+    return dict(_named_tensors(found, ""))
+
+
+def _named_tensors(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Tensors in the order in which torch takes them out of what holds them: ``logits``, ``hidden_states.0``, ..."""
+    if isinstance(value, Tensor):
+        yield name or "output", value
+    elif isinstance(value, Mapping | tuple | list):
+        parts = value.items() if isinstance(value, Mapping) else enumerate(value)
+        for part, inner in parts:
+            yield from _named_tensors(inner, f"{name}.{part}" if name else str(part))
 
 
 def traced_graph(model: nn.Module, inputs: Mapping[str, Tensor], outputs: tuple[str, ...], version: int) -> Any:

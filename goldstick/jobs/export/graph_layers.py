@@ -13,6 +13,7 @@ from goldstick.formats.graph import GraphLayer
 from goldstick.nn.convolution import QuantizedConvolution
 from goldstick.nn.linear import QuantizedLinear
 from goldstick.nn.packed import PackedWeight
+from goldstick.nn.parameter import PackedParameter, parameter_of
 
 #: What nodes of layers are called; a format knows them by their domain.
 _OPERATOR = "goldstick::layer"
@@ -89,9 +90,10 @@ def stand_in_for_layers(model: nn.Module) -> list[GraphLayer]:
             layers.append(_convolution(name, module))
             model.set_submodule(name, ConvolutionNode(len(layers) - 1, module))
         else:
+            site = parameter_of(name) if isinstance(module, PackedParameter) else name
             raise FormatError(
-                f"{name} ({type(module).__name__}, {module.scheme.label}) has no operators in a graph: only "
-                f"linear layers and convolutions with torch's own forward have. Leave it float: --exclude '{name}'."
+                f"{site} ({type(module).__name__}, {module.scheme.label}) has no operators in a graph: only "
+                f"linear layers and convolutions with torch's own forward have. Leave it float: --exclude '{site}'."
             )
     return layers
 

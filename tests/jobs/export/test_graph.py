@@ -18,10 +18,13 @@ from transformers import (
     MobileNetV1ForImageClassification,
     ResNetConfig,
     ResNetForImageClassification,
+    T5Config,
+    T5ForConditionalGeneration,
 )
 
 import goldstick
-from goldstick.errors import FormatError, NotRunError, OutputError, UsageError
+from goldstick.errors import DataError, FormatError, NotRunError, OutputError, UsageError
+from goldstick.jobs.export import graph
 from goldstick.jobs.export.graph_layers import stand_in_for_layers
 from tests.support.commands import run
 
@@ -85,6 +88,63 @@ def test_a_classifier_of_convolutions_runs_with_any_batch(network: Any, config: 
     with torch.inference_mode():
         expected = goldstick.load(tmp_path / "w8")(pixel_values=picture).logits.numpy()
     np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_outputs_within_outputs_have_names_of_their_own(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = BertConfig(**{**BERT.to_dict(), "output_hidden_states": True})
+    BertForSequenceClassification(config).save_pretrained(tmp_path / "float")
+    goldstick.quantize(tmp_path / "float", "rtn-w8a16", output=tmp_path / "w8", proof="tensors")
+    goldstick.export(tmp_path / "w8", "onnx", output=tmp_path / "onnx")
+    ids = torch.randint(0, 64, (2, 9))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": torch.zeros_like(ids)}
+    ran = session(tmp_path / "onnx")
+    assert [one.name for one in ran.get_outputs()] == ["logits", "hidden_states.0", "hidden_states.1"]
+    logits, _, last = ran.run(None, {name: value.numpy() for name, value in inputs.items()})
+    with torch.inference_mode():
+        expected = goldstick.load(tmp_path / "w8")(**inputs)
+    np.testing.assert_allclose(logits, expected.logits.numpy(), atol=1e-4)
+    np.testing.assert_allclose(last, expected.hidden_states[1].numpy(), atol=1e-4)
+
+
+def test_a_decoder_with_a_config_of_its_own_keeps_no_cache(tmp_path: Path) -> None:
+    config = T5Config(vocab_size=64, d_model=32, d_kv=16, d_ff=32, num_layers=1, num_heads=2, decoder_start_token_id=0)
+    T5ForConditionalGeneration(config).save_pretrained(tmp_path / "float")
+    goldstick.quantize(tmp_path / "float", "rtn-w8a16", output=tmp_path / "w8", proof="tensors")
+    model: Any = graph._runnable(tmp_path / "w8")
+    ids = torch.randint(0, 64, (1, 5))
+    assert "past_key_values" not in model(input_ids=ids, decoder_input_ids=ids)
+
+
+def test_inputs_that_a_checkpoint_carries_are_traced(
+    bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"input_ids": torch.randint(0, 64, (3, 7))}
+    goldstick.quantize(bert / "float", "rtn-w8a16", output=tmp_path / "w8", proof="tensors", inputs=given)
+    traced: list[Any] = []
+    monkeypatch.setattr(graph, "traced_graph", lambda model, inputs, *_: traced.append(inputs) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        goldstick.export(tmp_path / "w8", "onnx", output=tmp_path / "onnx")
+    assert torch.equal(traced[0]["input_ids"], given["input_ids"])
+
+
+def test_a_network_that_nothing_says_how_to_run_is_refused_with_a_way_out(
+    bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(model: object) -> None:
+        raise DataError("Give inputs for it: --inputs FILE.")
+
+    monkeypatch.setattr(graph, "fixed_inputs", nothing)
+    with pytest.raises(
+        DataError, match=r"--inputs FILE\. An export takes those that its checkpoint was quantized with"
+    ):
+        goldstick.export(bert / "w8a8", "onnx", output=bert / "nothing")
+
+
+def test_the_weights_of_an_attention_are_called_what_a_pattern_calls_them() -> None:
+    compressed: Any = goldstick.apply(torch.nn.MultiheadAttention(32, 2), "rtn-w8a16").model
+    with pytest.raises(FormatError, match=r"^in_proj_weight .*--exclude 'in_proj_weight'"):
+        stand_in_for_layers(compressed)
 
 
 def test_nodes_have_the_attributes_of_the_layers_they_stand_for() -> None:
