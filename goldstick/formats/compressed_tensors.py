@@ -26,7 +26,7 @@ from goldstick.formats.compressed_layouts import (
     layout_of,
 )
 from goldstick.formats.config_groups import group_of_scheme, groups_by_module, scheme_of_group
-from goldstick.formats.input_scale import INPUT_ZERO, input_specs, pack_input
+from goldstick.formats.input_scale import input_specs, pack_input
 from goldstick.formats.name_matching import NamePatterns
 from goldstick.formats.name_patterns import excepted_names, module_names, patterns_for
 from goldstick.formats.site_table import SiteTable
@@ -209,7 +209,7 @@ class CompressedTensors(StorageFormat):
 
     def weight_name(self, name: str, dtype: torch.dtype | None) -> str | None:
         """Packed codes, or those of 8 bits, which are stored under the weight's own name."""
-        plain = dtype in (torch.int8, torch.float8_e4m3fn) and not name.endswith((INPUT_ZERO, "_scale"))
+        plain = dtype in (torch.int8, torch.float8_e4m3fn) and not name.endswith(("_zero_point", "_scale"))
         return super().weight_name(name, dtype) or (name if plain else None)
 
 

@@ -279,6 +279,12 @@ def test_targets_mean_the_linear_layers_that_their_own_library_means(targets: li
             assert group_of(name) == expected, name
 
 
+def test_zeros_and_scales_are_no_codes_of_a_layer() -> None:
+    assert FORMAT.weight_name("fc1.weight", torch.int8) == "fc1.weight"
+    for beside in ("fc1.weight_zero_point", "fc1.input_zero_point", "fc1.weight_scale"):
+        assert FORMAT.weight_name(beside, torch.int8) is None
+
+
 @pytest.mark.parametrize("declared", ["int-quantized", "naive-quantized"])
 def test_integers_in_another_layout_than_the_one_that_is_read_are_refused_by_its_name(declared: str) -> None:
     weights = {"num_bits": 8, "type": "int", "strategy": "channel"}

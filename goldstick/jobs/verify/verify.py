@@ -66,7 +66,7 @@ def _refuse_strangers(directory: Path, files: Mapping[str, Any]) -> None:
     Raises:
         CheckpointError: There is one.
     """
-    weights = sorted(path.name for path in directory.iterdir() if path.suffix == ".safetensors")
+    weights = sorted(path.name for path in directory.iterdir() if path.suffix in (".safetensors", ".gguf"))
     strangers = [name for name in (*weights, INDEX_NAME) if name not in files and (directory / name).exists()]
     if strangers:
         raise CheckpointError(

@@ -66,7 +66,7 @@ def test_a_missing_file_is_found(checkpoint: Path) -> None:
         verify_checkpoint(checkpoint)
 
 
-@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model.safetensors.index.json"])
+@pytest.mark.parametrize("name", ["model-00001-of-00002.safetensors", "model.safetensors.index.json", "model.gguf"])
 def test_weights_that_came_after_the_proof_are_found(checkpoint: Path, name: str) -> None:
     change_manifest(checkpoint, lambda manifest: manifest["proof"].update(method="tensors"))
     assert verify_checkpoint(checkpoint)["passed"] is True
