@@ -190,6 +190,22 @@ def _own_settings(file: GgufFile, architecture: Architecture, width: int, rotate
     """The settings of a config beyond those that all have."""
     data, arch = file.metadata, architecture.name
     found: dict[str, Any] = {}
+    for path, usual in architecture.says.items():
+        if (said := data.get(_key(path, architecture), usual)) != usual:
+            raise FormatError(
+                f"{file.path} says {said!r} as {_key(path, architecture)}, and goldstick reads models of this kind "
+                f"({architecture.classes[0]}) with {usual!r}."
+            )
+    if (
+        architecture.rotary
+        and not architecture.partly
+        and rotated != width
+        and "Attention.KV_LORA_RANK" not in (architecture.keys.values())
+    ):
+        raise FormatError(
+            f"{file.path} rotates {rotated!r} of the {width!r} numbers of a head, and goldstick reads files of the "
+            f"architecture {arch!r} that rotate all."
+        )
     for setting, path in architecture.keys.items():
         value = data.get(_key(path, architecture))
         if type(value) in (int, float, bool):

@@ -94,9 +94,9 @@ MIXTURES = (
         classes=("DeepseekV2ForCausalLM",),
         model_type="deepseek_v2",
         modules=_DEEPSEEK_BLOCK,
-        keys=_DEEPSEEK_KEYS | {"norm_topk_prob": "LLM.EXPERT_WEIGHTS_NORM"},
+        keys=_DEEPSEEK_KEYS,
         or_zero=("q_lora_rank",),
-        says={"LLM.EXPERT_GATING_FUNC": 1},
+        says={"LLM.EXPERT_GATING_FUNC": 1, "LLM.EXPERT_WEIGHTS_NORM": False},  # transformers never adds them up to 1
         fixed=SILU | {"attention_bias": False, "mlp_bias": False, "topk_method": "greedy"},
     ),
     Architecture(

@@ -104,9 +104,10 @@ def rope_of_file(file: GgufFile, architecture: Architecture, width: int) -> dict
     """
     data, arch = file.metadata, architecture.name
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": float(data.get(f"{arch}.rope.freq_base", 10000.0))}
-    scaling = data.get(f"{arch}.rope.scaling.type", "none")
+    factor = float(data.get(f"{arch}.rope.scaling.factor", data.get(f"{arch}.rope.scale_linear", 0.0))) or 1.0
+    scaling = data.get(f"{arch}.rope.scaling.type", "none" if factor == 1.0 else "linear")
     if scaling in ("linear", "yarn"):
-        rope |= {"rope_type": scaling, "factor": float(data.get(f"{arch}.rope.scaling.factor", 1.0))}
+        rope |= {"rope_type": scaling, "factor": factor}
     elif scaling not in ("none", "longrope"):
         raise FormatError(
             f"{file.path} scales rotary embeddings by {scaling!r}, which goldstick does not read from GGUF files."
@@ -116,6 +117,12 @@ def rope_of_file(file: GgufFile, architecture: Architecture, width: int) -> dict
         rope |= {} if architecture.truncates else {"truncate": False}
     if scaling == "longrope":
         rope |= _longrope_of_file(file, arch)
+    multiplied = data.get(f"{arch}.rope.scaling.attn_factor", 1.0)
+    if scaling in ("none", "linear") and multiplied != 1.0:
+        raise FormatError(
+            f"{file.path} multiplies rotary embeddings by {multiplied!r} ({arch}.rope.scaling.attn_factor), which "
+            f"goldstick reads with the scalings yarn and longrope, and not with {scaling!r}."
+        )
     if ROPE_FACTORS not in file.tensors:
         return rope
     found = read_factors(file, ROPE_FACTORS)

@@ -8,13 +8,23 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import Gemma2Config, Gemma3ForCausalLM, Gemma3TextConfig, GptOssConfig, Phi3Config, Phi3ForCausalLM
+from transformers import (
+    Gemma2Config,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GptOssConfig,
+    Phi3Config,
+    Phi3ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 import goldstick
 from goldstick.checkpoint.gguf.file import GgufFile, read_gguf
 from goldstick.checkpoint.gguf.metadata import config_of_file, model_metadata
 from goldstick.errors import FormatError
 from goldstick.formats.gguf import GGUF_NAME
+from tests.support.gguf_models import GGUF_MODELS
 from tests.support.tiny_models import GROUPED, tiny
 
 SLIDING, FULL = "sliding_attention", "full_attention"
@@ -83,3 +93,54 @@ def test_a_file_that_does_not_say_it_has_factors_for_its_whole_context(tmp_path:
     said = {key: value for key, value in file.metadata.items() if "original_context_length" not in key}
     assert config_of_file(file)["original_max_position_embeddings"] == 16
     assert config_of_file(dataclasses.replace(file, metadata=said))["original_max_position_embeddings"] == 128
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory: pytest.TempPathFactory) -> GgufFile:
+    model = tiny(Qwen3ForCausalLM, Qwen3Config(**GROUPED, head_dim=16))()
+    return read_gguf(written(model, tmp_path_factory.mktemp("qwen")))
+
+
+def says(file: GgufFile, **entries: Any) -> GgufFile:
+    """A file that says more of its model."""
+    arch = file.metadata["general.architecture"]
+    more = {f"{arch}.{name.replace('__', '.')}": value for name, value in entries.items()}
+    return dataclasses.replace(file, metadata=file.metadata | more)
+
+
+@pytest.mark.parametrize("entry", ["rope__scaling__factor", "rope__scale_linear"])
+def test_a_factor_without_a_word_scales_linearly(qwen: GgufFile, entry: str) -> None:
+    found = config_of_file(says(qwen, **{entry: 4.0}))["rope_parameters"]
+    assert found["rope_type"] == "linear" and found["factor"] == 4.0
+    assert (
+        config_of_file(says(qwen, **{entry: 1.0})) == config_of_file(qwen) == config_of_file(says(qwen, **{entry: 0.0}))
+    )
+    assert config_of_file(says(qwen, **{entry: 4.0}, rope__scaling__type="none")) == config_of_file(qwen)
+
+
+@pytest.mark.parametrize(
+    ("entries", "complaint"),
+    [
+        ({"rope__dimension_count": 8}, "rotates 8 of the 16 numbers of a head"),
+        ({"rope__scaling__attn_factor": 0.5}, r"multiplies rotary embeddings by 0\.5 .* not with 'none'"),
+    ],
+)
+def test_what_a_file_says_and_its_model_in_transformers_has_no_word_for_is_refused(
+    qwen: GgufFile, entries: dict[str, Any], complaint: str
+) -> None:
+    with pytest.raises(FormatError, match=complaint):
+        config_of_file(says(qwen, **entries))
+
+
+def test_experts_that_are_chosen_in_another_way_are_refused(tmp_path: Path) -> None:
+    file = read_gguf(written(GGUF_MODELS["deepseek_v3"](), tmp_path))
+    assert config_of_file(says(file, expert_gating_func=2)) == config_of_file(file)
+    with pytest.raises(FormatError, match=r"says 1 as deepseek2\.expert_gating_func.*DeepseekV3ForCausalLM\) with 2"):
+        config_of_file(says(file, expert_gating_func=1))
+
+
+def test_weights_of_experts_are_said_to_be_what_transformers_makes_of_them() -> None:
+    config = GGUF_MODELS["deepseek_v2"]().config.to_dict() | {"architectures": ["DeepseekV2ForCausalLM"]}
+    for normalized in (False, True):  # which transformers does not look at
+        said = model_metadata(config | {"norm_topk_prob": normalized}, "tiny", ["Q8_0"])
+        assert said["deepseek2.expert_weights_norm"] is False
