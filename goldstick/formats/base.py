@@ -13,7 +13,7 @@ from torch import Tensor
 from goldstick.core.grid import Grid
 from goldstick.core.qtensor import QuantizedTensor
 from goldstick.core.scheme import Scheme
-from goldstick.formats.input_scale import part_name, unpack_input
+from goldstick.formats.input_scale import INPUT_MULTIPLIER, INPUT_SCALE, part_name, unpack_input
 from goldstick.formats.site_table import SiteTable, read_table, write_table
 
 
@@ -273,12 +273,16 @@ class StorageFormat(ABC):
         """Shape of a matrix less its inputs, [..., out], by the shape of its codes."""
         return codes[:-1]
 
-    def scale_dtype(self, weight: str, tensors: Mapping[str, StoredTensor]) -> torch.dtype | None:
-        """Dtype of a layer's stored scales, or ``None`` where they are missing."""
+    def scale_dtype(self, weight: str, grid: Grid, tensors: Mapping[str, StoredTensor]) -> torch.dtype | None:
+        """Dtype of a layer's scales before they were stored, or ``None`` where no tensor of it says.
+
+        Scales that lie on a grid are stored as its codes; what is stored beside them for the input has their dtype.
+        """
         if self.scale_suffix is None:
             return torch.float16
-        info = tensors.get(part_name(weight, self.scale_suffix))
-        return info.dtype if info else None
+        suffixes = (self.scale_suffix,) if grid.scale is None else (INPUT_SCALE, INPUT_MULTIPLIER)
+        found = (tensors.get(part_name(weight, suffix)) for suffix in suffixes)
+        return next((info.dtype for info in found if info), None)
 
     def act_order(self, layer: StoredLayer, tensors: Mapping[str, StoredTensor]) -> bool:
         """Whether tensors beside a layer put its columns in an order of their own."""

@@ -146,7 +146,7 @@ class DeclaredLayers:
             scheme=scheme,
             fractional_zeros=False,
             multiplied=site.name in self.listed.multiplied,
-            scale_dtype=self.format.scale_dtype(weight, self._tensors),
+            scale_dtype=self.format.scale_dtype(weight, scheme.weight, self._tensors),
         )
         layer = dataclasses.replace(layer, rotated=self._rotation_of(weight, site.name, site.in_features))
         act_order = site.name in self.listed.act_order or self.format.act_order(layer, self._tensors)

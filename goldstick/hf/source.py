@@ -117,7 +117,7 @@ def _left_out(checkpoint: QuantizedCheckpoint) -> list[StoredLayer]:
                     shape=torch.Size([*form.rows(codes.shape), columns]),
                     scheme=scheme,
                     fractional_zeros=False,
-                    scale_dtype=form.scale_dtype(weight, stored.tensors),
+                    scale_dtype=form.scale_dtype(weight, scheme.weight, stored.tensors),
                 )
             )
     return layers

@@ -186,7 +186,7 @@ def test_its_config_says_what_its_tensors_are_and_no_other_format_claims_it(name
         assert found is not None and found.activation == scheme.activation
         assert_same(storage.unpack(parts, found, tensor.in_features), tensor)
         assert (*storage.rows(tensors[codes].shape), tensor.in_features) == tensor.codes.shape
-        dtype = storage.scale_dtype(layer.name, tensors)
+        dtype = storage.scale_dtype(layer.name, scheme.weight, tensors)
         again = storage.specs(dataclasses.replace(layer, scale_dtype=dtype), dtype or torch.float16)
         assert again == {suffix: (part.shape, part.dtype) for suffix, part in parts.items()}
         assert storage.listed(config).schemes in ({}, {layer.site: found})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from goldstick.checkpoint.unused_tensors import MANIFEST_NAME
 from goldstick.core.edits import Quantize
 from goldstick.core.grid import Grid
 from goldstick.core.module_state import extra_states, held_tensors
+from goldstick.core.qtensor import scale_dtype
 from goldstick.core.scheme import Scheme
 from goldstick.core.shared_storage import part_storage
 from goldstick.core.stored_scale import pack_scale
@@ -53,6 +55,8 @@ _PARTS = {
 }
 """Buffers of a module on packed weights, and what their tensors are called in a checkpoint."""
 
+_FLOATS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
 
 def load_into(model: nn.Module, directory: Path) -> nn.Module:
     """Rewrite a float module to what a native checkpoint holds.
@@ -77,6 +81,7 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
     tensors = open_tensors(directory)
     used: set[str] = set()
     listed = NATIVE.listed(table)
+    computes_in = told if isinstance(told := architecture.get("computes_in"), Mapping) else {}
     for name, scheme in listed.schemes.items():
         site = network.by_name.get(name)
         if site is None:
@@ -89,12 +94,15 @@ def load_into(model: nn.Module, directory: Path) -> nn.Module:
             scheme=scheme,
             fractional_zeros=False,
             multiplied=name in listed.multiplied,
-            scale_dtype=tensors[scale].dtype if (scale := f"{site.parameter_name}_scale") in tensors else None,
+            scale_dtype=NATIVE.scale_dtype(site.parameter_name, scheme.weight, tensors),
         )
         stored = StoredLayers(directory=directory, format=NATIVE, layers=(layer,), tensors=tensors)
         parts = stored.read(layer)
         used.update(part_name(layer.name, suffix) for suffix in parts)
         tensor = stored.unpack(layer, parts)
+        if scheme.weight.scale is not None:  # stored as codes, and computed with in the layer's dtype
+            dtype = _FLOATS.get(str(computes_in.get(name))) or scale_dtype(site.dtype)
+            tensor = dataclasses.replace(tensor, scale=tensor.scale.to(dtype))
         input_scale, input_zero = unpack_input(parts, scheme, site.module)
         edit = Quantize(
             site=name,

@@ -31,6 +31,7 @@ from goldstick.core.references import copy_of, left_behind, parameters_of
 from goldstick.core.shared_storage import part_storage
 from goldstick.core.torch_modes import as_written
 from goldstick.errors import FormatError, UsageError
+from goldstick.formats.base import StoredPiece
 from goldstick.hf.cache import quantized_cache_of
 from goldstick.hf.example_inputs import given_inputs, inputs_for
 from goldstick.hf.model_in_memory import config_of, ignored, is_transformers, names_of
@@ -141,7 +142,7 @@ class Result:
                 errors=error_sums(self._errors),
                 kv=kv,
                 inputs=given_inputs(self.model),
-                architecture={} if names else _architecture(self.model, self._cuts, self._folds),
+                architecture={} if names else _architecture(self.model, self._cuts, self._folds, pieces),
             )
             write_rest(work, content, hashes)
             proof = prove_and_record(work, *_proof_request(self.model, config is not None, origin))
@@ -249,13 +250,20 @@ def _left_behind(model: nn.Module, parameters: Mapping[str, weakref.ref[nn.Param
     return said
 
 
-def _architecture(model: nn.Module, cuts: Sequence[Prune], folds: Sequence[FoldNorm]) -> dict[str, Any]:
+def _architecture(
+    model: nn.Module, cuts: Sequence[Prune], folds: Sequence[FoldNorm], pieces: Sequence[StoredPiece]
+) -> dict[str, Any]:
     """What it takes to make the network that was stored out of the one that the user builds, in this order."""
     packed = set(packed_tensors(model))
     found = {
         "folded_norms": [fold.to_dict() for fold in folds],
         "pruned": [cut.to_dict() for cut in cuts],
         "shared": shared_tensors({name: one for name, one in held_tensors(model).items() if name not in packed}),
+        "computes_in": {
+            piece.layer.site: str(piece.tensor.scale.dtype).removeprefix("torch.")
+            for piece in pieces
+            if piece.layer.scheme.weight.scale is not None  # stored as codes, which do not say it
+        },
     }
     return {name: told for name, told in found.items() if told}
 

@@ -187,3 +187,27 @@ def test_hooks_and_overrides_of_state_dict_change_nothing(tmp_path: Path) -> Non
         result = goldstick.apply(build(), "rtn-w8a16")
         result.save(tmp_path / str(place))
         assert torch.equal(goldstick.load(tmp_path / str(place), model=build())(x), result.model(x))
+
+
+@pytest.mark.parametrize("built", [torch.float32, torch.bfloat16], ids=["built in 32 bits", "built in 16 bits"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("scheme", ["nvfp4a16", "mxfp4a16"])
+def test_scales_stored_as_codes_come_back_in_the_dtype_that_the_layer_computes_in(
+    scheme: str, dtype: torch.dtype, built: torch.dtype, tmp_path: Path
+) -> None:
+    result = goldstick.apply(network().to(dtype), {"stages": [{"rtn": {"scheme": scheme}}]})
+    result.save(tmp_path / "saved")
+    loaded: Any = goldstick.load(tmp_path / "saved", model=network().to(built))
+    x = torch.randn(3, 64).to(dtype)
+    assert torch.equal(loaded(x), result.model(x))  # type: ignore[operator]
+
+
+def test_a_module_says_the_dtype_where_a_checkpoint_does_not(tmp_path: Path) -> None:
+    result = goldstick.apply(network().bfloat16(), {"stages": [{"rtn": {"scheme": "nvfp4a16"}}]})
+    result.save(tmp_path / "saved")
+    manifest = json.loads((tmp_path / "saved" / "goldstick.json").read_text())
+    del manifest["architecture"]["computes_in"]
+    (tmp_path / "saved" / "goldstick.json").write_text(json.dumps(manifest))
+    loaded: Any = goldstick.load(tmp_path / "saved", model=network().bfloat16())
+    x = torch.randn(3, 64).bfloat16()
+    assert torch.equal(loaded(x), result.model(x))  # type: ignore[operator]

@@ -80,6 +80,17 @@ def test_a_reloaded_model_answers_to_the_bit(family: str, made: Made) -> None:
     assert any(not bool((info.read() == 1).all()) for info in stored.values())
 
 
+@pytest.mark.parametrize("scheme", ["nvfp4a16", "mxfp4a16"])
+def test_scales_that_are_stored_as_codes_do_not_say_what_multipliers_are(scheme: str, tmp_path: Path) -> None:
+    FAMILIES["llama_gqa"]().to(torch.bfloat16).save_pretrained(tmp_path / "source")
+    model: Any = load_float(tmp_path / "source")
+    result = goldstick.apply(model, recipe(rounding=scheme), data=batches_for(model))
+    result.save(tmp_path / "out")
+    inputs: Any = sample_inputs(model)
+    loaded: Any = goldstick.load(tmp_path / "out")
+    assert torch.equal(output_tensor(loaded, inputs), output_tensor(result.model, inputs))  # type: ignore[arg-type]
+
+
 def test_the_plan_forecasts_every_tensor(made: Made) -> None:
     _, directory = made("llama_gqa")
     plan = make_plan(directory.parent / "llama_gqa-source", Recipe.load(recipe()))
