@@ -19,6 +19,7 @@ from goldstick.recipes.group_sizes import regrouped, ways_out
 from goldstick.recipes.ignored import ignored
 from goldstick.recipes.mixture import with_mixture
 from goldstick.recipes.order import misplaced, unfinishable
+from goldstick.recipes.unfit_schemes import some, unfit_schemes
 from goldstick.structure.network import Network, Site
 from goldstick.structure.plain_layers import Reading
 
@@ -119,7 +120,7 @@ def resolve(stages: Sequence[Stage], network: Network) -> Resolution:
             _assign(place, stage, sites, assignments, skipped, problems)
         steps.append(Step(stage=stage, sites=frozenset(meant)))
     smoothing = _smoothing(steps)
-    problems += [problem for assignment in assignments.values() if (problem := _impossible(assignment))]
+    problems += unfit_schemes(assignments)
     problems += _smoothed_though_trained(assignments, smoothing)
     problems += unfinishable(stages, [found.scheme for found in assignments.values() if found.site.block])
     ties, untied = _resolve_ties(network, assignments, problems)
@@ -181,12 +182,12 @@ def _assign(
             unfit.append((scheme, site.in_features))
     if twice:
         problems.append(
-            f"{place}: {_some(twice)} would be quantized twice, since a stage before does it already. Exclude such "
+            f"{place}: {some(twice)} would be quantized twice, since a stage before does it already. Exclude such "
             "layers from one of the stages (targets: {exclude: [...]})."
         )
     if indivisible:
         problems.append(
-            f"{place}: the group size does not divide the inputs of {_some(indivisible)}. Decide what such layers "
+            f"{place}: the group size does not divide the inputs of {some(indivisible)}. Decide what such layers "
             f"become: {ways_out(unfit)} (the same as 'group_size_mismatch:' in the recipe), or choose a group size "
             "that divides."
         )
@@ -217,7 +218,7 @@ def _smoothed_though_trained(assignments: dict[str, Assignment], smoothing: Sequ
     """Stages that scale inputs of layers which training has turned into codes before."""
     trained = {name for name, found in assignments.items() if found.stage.trains}
     return [
-        f"{one.stage.name} would scale the inputs of {_some(sorted(both))}, whose codes are trained; exclude them."
+        f"{one.stage.name} would scale the inputs of {some(sorted(both))}, whose codes are trained; exclude them."
         for one in smoothing
         if (both := one.sites & trained)
     ]
@@ -234,21 +235,6 @@ def _with_multipliers(
         )
         for name, found in assignments.items()
     }
-
-
-def _some(names: Sequence[str]) -> str:
-    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-
-
-def _impossible(assignment: Assignment) -> str | None:
-    layout = assignment.site.layout
-    if assignment.scheme.activation and not (layout.multiplied or assignment.site.takes_rounded_input):
-        return (
-            f"{assignment.site.name} is a weight of {'fused experts' if layout.fused else 'an embedding'} and cannot "
-            f"take {assignment.scheme.activation.bits}-bit activations; give it a scheme such as w8a16 in 'overrides', "
-            "or exclude it."
-        )
-    return None
 
 
 def _resolve_ties(

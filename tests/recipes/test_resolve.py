@@ -14,7 +14,7 @@ from torch.nn.utils.parametrizations import weight_norm
 from transformers import PreTrainedModel
 
 import goldstick
-from goldstick.algorithms import AWQ, RTN, SCOP, Finetune, KVCache, RandomRotation, SmoothQuant
+from goldstick.algorithms import AWQ, GPTQ, RTN, SCOP, Descent, Finetune, KVCache, RandomRotation, SmoothQuant
 from goldstick.algorithms.stage import CacheQuantizer, Rotation
 from goldstick.core.layout import Layout
 from goldstick.core.notices import UnrecognisedWarning
@@ -481,3 +481,16 @@ def test_a_recipe_that_leaves_nothing_to_round_is_refused(options: dict[str, Any
 def test_a_network_without_a_layer_to_round_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"stages\[0\]\.rtn: the network has no layer that could be rounded"):
         goldstick.apply(nn.ReLU(), "rtn-w8a16")
+
+
+@pytest.mark.parametrize("stage", [RTN, GPTQ, Descent])
+@pytest.mark.parametrize("scheme", ["w4a16-channel", "w8a8-dynamic", "mxfp8", "q4_0"])
+def test_a_search_of_ggml_that_would_have_no_block_is_refused_before_any_weight_is_read(
+    stage: type[RTN | GPTQ | Descent], scheme: str
+) -> None:
+    network = Network(nn.Sequential(nn.Linear(32, 16), nn.Linear(16, 32)).to("meta"))
+    found = stage(scheme=scheme, range_search="ggml", group_size_mismatch="channel")
+    with pytest.raises(RecipeError, match="is for the block types of GGUF files"):
+        resolve([found], network)
+    fitting = stage(scheme="q4_0", range_search="ggml", targets=only("0"), overrides={"0": "mxfp4a16"})
+    assert list(resolve([fitting], network).assignments) == ["0"]

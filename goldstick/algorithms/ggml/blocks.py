@@ -20,6 +20,15 @@ _E4M3_NORMAL, _E4M3_STEP = 2.0**-6, 2.0**-9
 _E4M3_LARGEST, _E4M3_LAST_BINADE = 448.0, 256.0
 
 
+def is_block(grid: Grid) -> bool:
+    """Whether ggml has a block type of that grid: groups of 32, MXFP4, NVFP4, or superblocks."""
+    return (
+        grid in (_MXFP4, _NVFP4)
+        or grid.superblock is not None
+        or (grid.group_size == BLOCK and grid.scale is None and grid.granularity == "group")
+    )
+
+
 def quantize_blocks(
     rows: Tensor, grid: Grid, importance: Tensor | None = None, dtype: torch.dtype = torch.float32
 ) -> QuantizedTensor:
@@ -48,7 +57,7 @@ def quantize_blocks(
         return _powers_of_two(rows.reshape(len(rows), -1, BLOCK), grid, dtype)
     if grid == _NVFP4:
         return _scaled_scales(rows.reshape(len(rows), -1, grid.group_width(rows.shape[-1])), grid, dtype)
-    if grid.group_size != BLOCK or grid.scale is not None:
+    if not is_block(grid):
         raise QuantizationError(f"ggml's blocks are of {BLOCK} weights; it has none of {grid.label}.")
     blocks = rows.reshape(len(rows), -1, BLOCK)
     if grid.float_element is not None:
