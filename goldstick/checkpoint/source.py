@@ -22,6 +22,8 @@ from goldstick.formats.modelopt import BESIDE_CONFIG, beside_config
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
+#: The config of an adapter, as peft writes it.
+ADAPTER_CONFIG = "adapter_config.json"
 #: What AutoGPTQ calls the one file it writes.
 _AUTOGPTQ_NAME = re.compile(r"gptq_model-\d{1,2}bit-(-1|\d{1,5})g\.safetensors")
 #: Bytes that file systems give a name.
@@ -229,11 +231,19 @@ def read_config(directory: Path, when_missing: str = "no checkpoint of a transfo
     Raises:
         SourceError: See :func:`read_json`.
     """
-    config = read_json(directory / "config.json", f"{when_missing}: it has no config.json")
+    config = read_json(directory / "config.json", f"{when_missing}: it has no config.json{_hint(directory)}")
     if config.get("quantization_config") is None and (directory / BESIDE_CONFIG).is_file():
         table = beside_config(read_json(directory / BESIDE_CONFIG, when_missing))
         config |= {} if table is None else {"quantization_config": table}
     return config
+
+
+def _hint(directory: Path) -> str:
+    """What a directory without a config may be meant for."""
+    if (directory / ADAPTER_CONFIG).is_file():
+        return ", only an adapter. Load it with its model in peft, and save what merge_and_unload gives"
+    snapshots = sorted(config.parent for config in directory.glob("snapshots/*/config.json"))
+    return f". Such folders of the hub's cache hold models in 'snapshots': give {snapshots[-1]}" if snapshots else ""
 
 
 def read_json(path: Path, when_missing: str) -> dict[str, Any]:

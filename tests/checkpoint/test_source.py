@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from goldstick.checkpoint.safetensors_file import read_header
-from goldstick.checkpoint.source import INDEX_NAME, open_tensors, read_json
+from goldstick.checkpoint.source import INDEX_NAME, open_tensors, read_config, read_json
 from goldstick.errors import FormatError, SourceError
 
 
@@ -124,3 +124,13 @@ def test_json_that_is_no_utf8_or_implausibly_large_is_refused(tmp_path: Path) ->
         file.truncate(10**9)
     with pytest.raises(SourceError, match="implausibly large"):
         read_json(tmp_path / "x.json", "missing")
+
+
+def test_folders_that_hold_no_model_but_lead_to_one_say_so(tmp_path: Path) -> None:
+    (tmp_path / "snapshots" / "abc").mkdir(parents=True)
+    (tmp_path / "snapshots" / "abc" / "config.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"it has no config.json\. .*: give .*/snapshots/abc\.$"):
+        read_config(tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(SourceError, match=r"only an adapter\. .* merge_and_unload gives\.$"):
+        read_config(tmp_path)

@@ -17,7 +17,7 @@ from goldstick.algorithms.stage import NetworkStage
 from goldstick.calibration.float_types import refuse_float64
 from goldstick.calibration.memory_budget import BASE_MEMORY as BASE_MEMORY
 from goldstick.checkpoint.gguf.entries import GgufLayout, gguf_layout
-from goldstick.checkpoint.source import SourceCheckpoint
+from goldstick.checkpoint.source import ADAPTER_CONFIG, SourceCheckpoint
 from goldstick.core.counts import counted
 from goldstick.evaluation.tokenizer import find_context_length
 from goldstick.formats.base import StorageFormat
@@ -45,6 +45,10 @@ from goldstick.recipes.rewriting_refusal import refuse_rewriting
 from goldstick.structure.network import Network
 from goldstick.structure.rotation.proof import LARGEST_PROVEN
 
+_ADAPTER = (
+    f"The adapter beside the weights ({ADAPTER_CONFIG}) is left out, and transformers with peft would load it. Where "
+    "the model is meant with it, merge it first (peft's merge_and_unload) and quantize what is saved then."
+)
 _REQUANTIZED = (
     "Quantized from {}: its errors stay, and new ones come to them. Where the float model can be had, quantize that. "
     "What the recipe leaves out is stored dequantized."
@@ -84,6 +88,11 @@ class Plan:
     def bytes_after(self) -> int:
         """Bytes of the output's tensors."""
         return sum(tensor.bytes_after for tensor in self.tensors)
+
+    @property
+    def unforeseen(self) -> tuple[str, ...]:
+        """Those of ``warnings`` that say what is known only after the run."""
+        return tuple(dict.fromkeys(stage.unforeseen for stage in self.recipe.stages if stage.unforeseen))
 
     @property
     def unused(self) -> tuple[PlannedTensor, ...]:
@@ -223,6 +232,8 @@ def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | No
         more = f" and {counted(len(unused) - 3, 'more tensor')}" if len(unused) > 3 else ""
         how = "carried on dequantized" if source.quantized_as else "copied as they are"
         warnings.insert(0, f"Not used by the model as transformers loads it, and {how}: {', '.join(unused[:3])}{more}.")
+    if (directory / ADAPTER_CONFIG).is_file():
+        warnings.insert(0, _ADAPTER)
     if source.quantized_as:
         warnings.insert(0, _REQUANTIZED.format(source.quantized_as))
     obstacles = [f"{tensor.name}: {tensor.obstacle}" for tensor in planned if tensor.obstacle]
@@ -242,8 +253,7 @@ def make_plan(directory: Path, recipe: Recipe, inputs: Mapping[str, Tensor] | No
         made = dataclasses.replace(
             made, warnings=(*made.warnings, whole_model_warning(made.resolution, made.calibrated))
         )
-    unforeseen = tuple(dict.fromkeys(stage.unforeseen for stage in recipe.stages if stage.unforeseen))
-    made = dataclasses.replace(made, warnings=(*unforeseen, *made.warnings))
+    made = dataclasses.replace(made, warnings=(*made.unforeseen, *made.warnings))
     if chosen.in_gguf:
         planned_gguf(made)
     return made

@@ -109,7 +109,7 @@ def execute(
         CheckpointError: The result did not pass its proof.
     """
     if proof == "tensors" and not plan.streams:
-        reason = plan.warnings[-1] if plan.warnings else "its stages look at data."
+        reason = "its stages look at data." if plan.by_blocks else plan.warnings[-1]  # that of the whole in memory
         reason = "a rotation changes what its tensors hold." if plan.rotation is not None else reason
         raise UsageError(f"This model cannot be proven tensor by tensor: {reason} Use --proof outputs.")
     if proof == "outputs":
@@ -203,7 +203,7 @@ def execute(
             **result.account,
             evaluation=evaluation,
             proof={key: value for key, value in found.items() if key != "observed"},
-            warnings=(*plan.warnings, *result.warnings),
+            warnings=(*(one for one in plan.warnings if one not in plan.unforeseen), *result.warnings),
             timing={"quantize_and_write": written - started, "prove": proven - written},
             peak_memory=peak,
             ranks=result.ranks,

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 import goldstick
-from goldstick.errors import GoldstickError, SourceError
+from goldstick.errors import GoldstickError, SourceError, UsageError
 from tests.support.commands import change_json
 from tests.support.tiny_models import FAMILIES
 
@@ -81,3 +83,17 @@ def test_what_a_config_calls_quantized_and_the_files_hold_as_numbers_is_float(so
     assert not planned.source.quantized_as
     assert not any("Quantized from" in warning for warning in planned.warnings)
     assert "quantization_config" in json.loads((source / "config.json").read_text())
+
+
+def test_an_adapter_beside_the_weights_is_named(source: Path) -> None:
+    (source / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    assert "adapter_config.json) is left out" in goldstick.plan(source, RECIPE).warnings[0]
+
+
+def test_why_a_calibrated_recipe_is_not_proven_by_tensors_is_no_other_warning(source: Path, tmp_path: Path) -> None:
+    save_file({"input_ids": torch.zeros(2, 8, dtype=torch.long)}, tmp_path / "ids.safetensors")
+    data = {"dataset": str(tmp_path / "ids.safetensors"), "samples": 2}
+    recipe = {"stages": [{"rtn": {"scheme": "w4a16-g32", "range_search": "imatrix"}}], "calibration": data}
+    (source / "adapter_config.json").write_text("{}")  # there is a warning
+    with pytest.raises(UsageError, match=r"proven tensor by tensor: its stages look at data\."):
+        goldstick.quantize(source, recipe, output=tmp_path / "out", proof="tensors")

@@ -56,6 +56,7 @@ def test_one_command_prunes_finetunes_and_rounds_into_a_checkpoint_that_only_gol
     monkeypatch.setattr(verify, "prove", prove_here)  # without a fresh process
     assert verify_checkpoint(tmp_path / "out")["passed"]
     report = read_report(tmp_path / "out")
+    assert not any("before scop cuts" in warning for warning in report.warnings)  # they are those behind it
     (pruning,) = report.pruning
     assert pruning["parameters"][1] < pruning["parameters"][0] and pruning["macs"][1] < pruning["macs"][0]
     assert all(seconds > 0 for seconds in pruning["seconds"])
