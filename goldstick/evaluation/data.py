@@ -165,7 +165,7 @@ def _read_lines(path: Path) -> Iterator[str]:
             with path.open(encoding="utf-8-sig") as file:
                 yield from file
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start})") from error
+        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from error
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path}: cannot be read ({error})") from error
 

@@ -56,7 +56,7 @@ def names_media(path: Path) -> bool:
     if plain.suffix != ".jsonl":
         return False
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open(encoding="utf-8-sig") as file:
+        with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
             rows = [json.loads(line) for line in islice(file, _FIRST_ROWS) if line.strip()]
     except (OSError, EOFError, zlib.error, ValueError, RecursionError):  # those who read it as text say what is wrong
         return False
@@ -110,7 +110,8 @@ def _media_row(row: Mapping[str, Any], folder: Path, place: str, text_field: str
     if not images and not audio and not messages:
         raise DataError(
             f"{place}: it names no image and no audio file, only {some_names(row)}. Such rows have a field "
-            f"{', '.join(map(repr, (IMAGE_FIELDS[0], AUDIO_FIELDS[0])))} or {FILE_FIELDS[0]!r}"
+            f"{', '.join(map(repr, (IMAGE_FIELDS[0], AUDIO_FIELDS[0])))} or {FILE_FIELDS[0]!r}; texts are taken from "
+            ".jsonl and .parquet files"
         )
     return MediaRow(place=place, images=tuple(images), audio=tuple(audio), text=text, messages=tuple(messages))
 
@@ -164,7 +165,7 @@ def _pieces(text: str) -> list[Part]:
 
 
 def _values(row: Mapping[str, Any], names: Sequence[str]) -> list[Any]:
-    value = next((row[name] for name in names if row.get(name) is not None), None)
+    value = next((row[name] for name in names if row.get(name)), None)
     if isinstance(value, Mapping):
         value = value.get("path")
     if value is None:
@@ -188,7 +189,7 @@ def _file(value: Any, folder: Path, place: str) -> Path:
 
 
 def _media_fields(row: Mapping[str, Any]) -> bool:
-    if any(row.get(name) is not None for name in (*IMAGE_FIELDS, *AUDIO_FIELDS)):
+    if any(row.get(name) for name in (*IMAGE_FIELDS, *AUDIO_FIELDS)):  # rows of text may have an empty one
         return True
     files = [row[name] for name in FILE_FIELDS if isinstance(row.get(name), str)]
     if any(Path(file).suffix.lower() in (*IMAGES, *AUDIO) for file in files):

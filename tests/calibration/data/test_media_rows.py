@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,10 @@ ASKED = {"role": "user", "content": "what?"}
         ({"text": "a cat"}, Kind.TEXT),
         ({"messages": [ASKED]}, Kind.TEXT),
         ({"file_name": "notes.txt", "text": "a cat"}, Kind.TEXT),
+        ({"images": [], "text": "a cat"}, Kind.TEXT),
+        ({"audio": "", "text": "a cat"}, Kind.TEXT),
         ({"image": "a.png"}, Kind.MEDIA),
+        ({"image": "", "file_name": "a.png"}, Kind.MEDIA),
         ({"file_name": "a.png"}, Kind.MEDIA),
         ({"audio": {"path": "a.wav"}}, Kind.MEDIA),
         ({"messages": [{"role": "user", "content": [{"type": "image", "url": "a.png"}]}]}, Kind.MEDIA),
@@ -32,6 +37,14 @@ def test_the_kind_of_rows_is_seen_in_their_fields(row: dict[str, Any], kind: Kin
     write_image(tmp_path / "a.png")
     write_sound(tmp_path / "a.wav")
     assert find_kind(str(write_rows(tmp_path / "rows.jsonl", row))).kind is kind
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress], ids=["plain", "compressed"])
+def test_a_byte_order_mark_hides_no_kind(pack: Callable[[bytes], bytes], tmp_path: Path) -> None:
+    write_image(tmp_path / "ü.png")
+    path = tmp_path / ("rows.jsonl" if pack is bytes else "rows.jsonl.gz")
+    path.write_bytes(pack(b"\xef\xbb\xbf" + json.dumps({"image": "ü.png"}, ensure_ascii=False).encode()))
+    assert find_kind(str(path)).kind is Kind.MEDIA
 
 
 def test_names_that_are_no_paths_are_text() -> None:
