@@ -49,6 +49,11 @@ def find_in(
     return found, {path: reason for path, reason in refused.items() if path not in taken}
 
 
+def holds_in(trial: MaskedModel, groups: Sequence[Prunable]) -> bool:
+    """Whether groups that were found in a block of the same layers and shapes can be cut in this one, too."""
+    return all(_Probe(trial, group.name).again(group) is not None for group in groups)
+
+
 class _Probe:
     """What happens to the channels that one layer makes."""
 
@@ -91,6 +96,10 @@ class _Probe:
         if readers and not loud:
             return "cutting it, with all that was found to go with it, changes what the network computes"
         return "its channels are added to others or leave the network, and no batch norm stands behind it"
+
+    def again(self, group: Prunable) -> Prunable | None:
+        """A group that is known already, if it is one here."""
+        return self._accepted(group.members, group.units, group.norm, group.scattered)
 
     def _readers(self) -> dict[str, Tensor]:
         """Path → for each input channel the one channel of this layer that moves it, or −1.

@@ -12,7 +12,7 @@ from goldstick.structure.network import Network
 from goldstick.structure.probe.double import double_precision
 from goldstick.structure.probe.input_groups import block_signature
 from goldstick.structure.pruning.channel_masking import MaskedModel
-from goldstick.structure.pruning.probe import find_in
+from goldstick.structure.pruning.probe import find_in, holds_in
 from goldstick.structure.pruning.prunable import Prunable
 from goldstick.structure.trace import Arguments, capture_inputs
 
@@ -23,9 +23,10 @@ Found = tuple[list[Prunable], dict[str, str]]
 def find_prunable(network: Network, args: tuple[Any, ...], kwargs: dict[str, Any], *, layers: Collection[str]) -> Found:
     """The channels of a network that can be cut together.
 
-    A network with repeated blocks is looked at block by block, the first of each kind for all of its kind. Where that
-    leaves nothing, or batch norms that give zeros, channels may be read outside the block that makes them: then, and
-    where there are no blocks, it is looked at as a whole.
+    A network with repeated blocks is looked at block by block: what is found in the first of each kind is tried in the
+    others of its kind, and these are looked at where it does not hold. Where that leaves nothing, or batch norms that
+    give zeros, channels may be read outside the block that makes them: then, and where there are no blocks, it is
+    looked at as a whole.
 
     Args:
         network: The network, in memory; not changed.
@@ -70,25 +71,33 @@ def _find_by_blocks(
 ) -> Found:
     groups: list[Prunable] = []
     refused: dict[str, str] = {}
-    firsts: dict[object, tuple[str, list[Prunable], dict[str, str]]] = {}
+    firsts: dict[object, Found] = {}  # of paths within the block
     wanted = [block for block in network.blocks if any(path.startswith(f"{block}.") for path in candidates)]
     given = capture_inputs(network.model, wanted, kwargs, args=args) if wanted else {}
     outside = dict.fromkeys(candidates, "it lies outside the repeated blocks")
     for block in wanted:
         inside = [path for path in candidates if path.startswith(f"{block}.")]
-        signature = block_signature(network, block), tuple(path.removeprefix(block) for path in inside)
-        if signature not in firsts:
-            relative = [path.removeprefix(f"{block}.") for path in inside]
+        relative = [path.removeprefix(f"{block}.") for path in inside]
+        signature, module = (block_signature(network, block), tuple(relative)), network.model.get_submodule(block)
+        here = firsts.get(signature)
+        if here is None or not _hold_in_block(module, given[block], here[0]):
             others = [path.removeprefix(f"{block}.") for path in every if path.startswith(f"{block}.")]
-            found, problems = _find_in_block(network.model.get_submodule(block), given[block], relative, others)
-            absolute = [group.moved("", f"{block}.") for group in found]
-            firsts[signature] = block, absolute, {f"{block}.{path}": reason for path, reason in problems.items()}
-        first, found, problems = firsts[signature]
-        groups += [group.moved(first, block) for group in found]
+            here = _find_in_block(module, given[block], relative, others)
+            firsts.setdefault(signature, here)
+        groups += [group.moved("", f"{block}.") for group in here[0]]
+        refused |= {f"{block}.{path}": reason for path, reason in here[1].items()}
         for path in inside:
             outside.pop(path)
-        refused |= {block + path.removeprefix(first): reason for path, reason in problems.items()}
     return groups, refused | outside
+
+
+def _hold_in_block(block: nn.Module, given: Arguments, groups: Sequence[Prunable]) -> bool:
+    """Whether what was found in a block of the same layers is true of this one, whose forward may go another way."""
+    try:
+        with double_precision():
+            return not groups or holds_in(MaskedModel(block, *given), groups)
+    except Exception:  # any code of a block may fail, in any way
+        return False
 
 
 def _find_in_block(block: nn.Module, given: Arguments, candidates: Sequence[str], every: Sequence[str]) -> Found:

@@ -298,3 +298,34 @@ def test_a_cut_that_does_not_fit_is_refused_before_anything_changes() -> None:
     assert model.first.weight.shape == (8, 8, 3, 3)
     with pytest.raises(StructureError, match="makes no sense"):
         prune_from_dict({"slices": [{"module": "first"}]})
+
+
+class Averaging(nn.Module):
+    """Two residual blocks of the same layers, the second of which divides its channels by their mean."""
+
+    class Block(nn.Module):
+        def __init__(self, divides: bool) -> None:
+            super().__init__()
+            self.up, self.down, self.divides = nn.Linear(8, 16), nn.Linear(16, 8), divides
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = torch.relu(self.up(x))
+            y: Tensor = x + self.down(h / (1 + h.mean(-1, keepdim=True)) if self.divides else h)
+            return y
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(self.Block(divides=place == 1) for place in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def test_channels_of_a_block_that_goes_another_way_than_its_likes_are_looked_at_apart() -> None:
+    torch.manual_seed(0)
+    layers = {f"layers.{place}.up" for place in range(3)}
+    groups, refused = find_prunable(Network(Averaging()), (torch.randn(4, 8),), {}, layers=layers)
+    assert [group.name for group in groups] == ["layers.0.up", "layers.2.up"]
+    assert list(refused) == ["layers.1.up"]
