@@ -12,8 +12,7 @@ from torch.library import Library
 from goldstick.errors import KernelError
 from goldstick.kernels import cpu
 from goldstick.kernels.fused import in_cpp
-from goldstick.kernels.hadamard_op import hadamard
-from goldstick.kernels.kv_nibbles import numbers_of
+from goldstick.kernels.kv_numbers import CODINGS, NIBBLES, kv_numbers
 from goldstick.kernels.prepared import runs_at_once
 
 _library = Library("goldstick", "FRAGMENT")
@@ -29,10 +28,6 @@ MOST_SHARING = 64
 """Query heads that may share a head of the cache."""
 
 _MOST_RUNS = 3
-
-_NIBBLES = torch.uint8
-CODINGS = {torch.int8: 1, torch.float8_e4m3fn: 2, _NIBBLES: 3}
-"""What codes lie in, as C++ counts it; all else are floats."""
 
 
 def attend(
@@ -89,7 +84,7 @@ def _check_attention(
     coded = [run for run in keys if run.dtype in CODINGS]
     for runs, scales in ((keys, key_scales), (values, value_scales)):
         for run, other in zip(runs, keys, strict=True):
-            of_token = channels // 2 if run.dtype == _NIBBLES else channels
+            of_token = channels // 2 if run.dtype == NIBBLES else channels
             shape = (batch, kv_heads, other.shape[2], of_token)
             if run.shape != shape or not (run.dtype == q.dtype or run.dtype in CODINGS):
                 raise KernelError(f"attend does not take a run of {list(run.shape)} in {run.dtype} beside {q.dtype}")
@@ -108,7 +103,7 @@ def _check_attention(
 def _shapes_of_scales(run: Tensor, channels: int) -> list[tuple[int, ...]]:
     """What the scales of a run of codes may be like."""
     by_token = tuple(run.shape[:3])
-    return [(*by_token, 2)] if run.dtype == _NIBBLES else [by_token, (run.shape[1], channels)]
+    return [(*by_token, 2)] if run.dtype == NIBBLES else [by_token, (run.shape[1], channels)]
 
 
 def _attend(
@@ -184,10 +179,9 @@ def _attend_in_torch(
     def numbers(run: Tensor, scales: Sequence[Tensor]) -> Tensor:
         if run.dtype not in CODINGS:
             return run.float()
-        if run.dtype == _NIBBLES:
-            return numbers_of(run, scales[0], channels, torch.float32, turned)
-        found = run.float() * (scales[0].unsqueeze(-1) if scales[0].ndim == 3 else scales[0][:, None])
-        return hadamard(found, turned) if turned else found
+        by_token = scales[0] if run.dtype == NIBBLES else scales[0].unsqueeze(-1)
+        scale = scales[0][:, None] if scales[0].ndim == 2 else by_token
+        return kv_numbers(run, scale, channels, torch.float32, turned)
 
     # [batch, kv_heads, tokens, channels]
     k = torch.cat([numbers(run, key_scales) for run in keys], dim=2)

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from goldstick.core.kv_cache import CODE_MAX, KVDtype
 from goldstick.errors import QuantizationError
-from goldstick.kernels.attention import CODINGS
-from goldstick.kernels.kv_nibbles import nibbles_of, numbers_of, turned_together
+from goldstick.kernels.kv_nibbles import nibbles_of, turned_together
+from goldstick.kernels.kv_numbers import CODINGS, kv_numbers
 from goldstick.nn.kv_buffer import KVBuffer, joined
 
 _FP8 = torch.float8_e4m3fn
@@ -33,12 +33,6 @@ def quantize_states(states: Tensor, scale: Tensor, dtype: KVDtype = "int8") -> T
     if dtype == "fp8":
         return ratio.clamp(-largest, largest).to(_FP8).view(torch.int8)
     return ratio.round().clamp(-largest, largest).to(torch.int8)
-
-
-def dequantize_states(codes: Tensor, scale: Tensor, dtype: torch.dtype, codes_are: KVDtype = "int8") -> Tensor:
-    """The numbers codes stand for, q · s in float32, then cast to ``dtype``."""
-    numbers = codes.view(_FP8) if codes_are == "fp8" else codes
-    return (numbers.float() * scale).to(dtype)
 
 
 def token_scale(states: Tensor, dtype: KVDtype = "int8") -> Tensor:
@@ -198,11 +192,10 @@ class QuantizedStates:
         """All tokens in the dtype they came in, [batch, kv_heads, tokens, channels]."""
         scale = self.fixed if self.scales is None else self.scales
         assert scale is not None
-        if self.dtype == "int4":
-            middle = numbers_of(self.codes, scale, self.channels, self.recent.dtype, self.turned)
-        else:
-            middle = dequantize_states(self.codes, scale, self.recent.dtype, self.dtype)
-        return torch.cat([self.first, middle, self.recent], dim=2)
+        codes = self.codes.view(_READ_AS[self.dtype])
+        middle = kv_numbers(codes, scale, self.channels, self.recent.dtype, self.turned)
+        floats = self.first.shape[2] + self.recent.shape[2]
+        return torch.cat([self.first, middle, self.recent], dim=2) if floats else middle
 
     def drop_first(self, tokens: int) -> None:
         """Forget the oldest tokens."""

@@ -142,6 +142,21 @@ def attend_token(
     precision: str,
     threads: int,
 ) -> None: ...
+def cache_numbers(
+    coding: int,
+    codes: int,
+    token_scale: int,
+    strides: tuple[int, int, int, int],
+    scale: int,
+    out: int,
+    batch: int,
+    kv_heads: int,
+    tokens: int,
+    channels: int,
+    turned: int,
+    precision: str,
+    threads: int,
+) -> None: ...
 def attend(
     q: int,
     out: int,

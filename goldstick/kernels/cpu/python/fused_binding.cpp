@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "decode/attention.hpp"
+#include "decode/cache_numbers.hpp"
 #include "base/floats.hpp"
 #include "decode/fused.hpp"
 #include "linear/hadamard.hpp"
@@ -126,6 +127,12 @@ void attend_token(Address x, Address cos, Address sin, Address q, Address out, A
         threads);
 }
 
+void check_turned(std::int64_t turned, std::int64_t channels) {
+    if (turned != 0 && ((turned & (turned - 1)) != 0 || turned < 1 || channels % turned != 0)) {
+        throw std::invalid_argument("channels are turned together by a power of two that divides them");
+    }
+}
+
 // Tokens, which CacheCoding they have, and of keys and values each: address, address of the tokens' scales (or 0), strides of
 // batch and head of both.
 using Strides = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
@@ -144,9 +151,7 @@ void attend_of(Address q, Address out, const std::vector<Given>& runs, Address k
                std::int64_t batch, std::int64_t heads, std::int64_t kv_heads, std::int64_t channels,
                std::int64_t q_stride, std::int64_t turned, float scaling, int threads) {
     check_heads(heads, kv_heads, channels);
-    if (turned != 0 && ((turned & (turned - 1)) != 0 || turned < 1 || channels % turned != 0)) {
-        throw std::invalid_argument("channels are turned together by a power of two that divides them");
-    }
+    check_turned(turned, channels);
     if (runs.size() > goldstick::kRuns) {
         throw std::invalid_argument("a cache has up to three runs of tokens");
     }
@@ -185,6 +190,28 @@ void attend(Address q, Address out, const std::vector<Given>& runs, Address key_
     run(q, out, runs, key_scale, value_scale, batch, heads, kv_heads, channels, q_stride, turned, scaling, threads);
 }
 
+template <typename T>
+void write_numbers_of(const goldstick::Run& run, Address scale, Address out, std::int64_t batch, std::int64_t kv_heads,
+                      std::int64_t tokens, std::int64_t channels, std::int64_t turned, int threads) {
+    const bool use_avx2 = goldstick::uses_avx2();
+    nb::gil_scoped_release released;
+    goldstick::write_numbers<T>({run, at<const float>(scale), at<T>(out), batch, kv_heads, tokens, channels, turned},
+                                std::max(threads, 1), use_avx2);
+}
+
+void cache_numbers(int coding, Address codes, Address token_scale, const Strides& strides, Address scale, Address out,
+                   std::int64_t batch, std::int64_t kv_heads, std::int64_t tokens, std::int64_t channels,
+                   std::int64_t turned, const std::string& precision, int threads) {
+    const goldstick::Run run = run_of(codes, token_scale, strides, coding);
+    if (run.coding == goldstick::CacheCoding::none || (token_scale == 0 && scale == 0)) {
+        throw std::invalid_argument("codes have scales");
+    }
+    check_turned(turned, channels);
+    const auto write = choose(precision_of(precision), write_numbers_of<float>, write_numbers_of<bfloat16>,
+                              write_numbers_of<float16>);
+    write(run, scale, out, batch, kv_heads, tokens, channels, turned, threads);
+}
+
 }  // namespace
 
 void define_fused(nb::module_& module) {
@@ -197,6 +224,8 @@ void define_fused(nb::module_& module) {
     module.def("attend_token", &attend_token, "x"_a, "cos"_a, "sin"_a, "q"_a, "out"_a, "keys"_a, "values"_a, "batch"_a,
                "heads"_a, "kv_heads"_a, "channels"_a, "angle_stride"_a, "capacity"_a, "filled"_a, "scaling"_a,
                "precision"_a, "threads"_a);
+    module.def("cache_numbers", &cache_numbers, "coding"_a, "codes"_a, "token_scale"_a, "strides"_a, "scale"_a, "out"_a,
+               "batch"_a, "kv_heads"_a, "tokens"_a, "channels"_a, "turned"_a, "precision"_a, "threads"_a);
     module.def("attend", &attend, "q"_a, "out"_a, "runs"_a, "key_scale"_a, "value_scale"_a, "batch"_a, "heads"_a,
                "kv_heads"_a, "channels"_a, "q_stride"_a, "turned"_a, "scaling"_a, "precision"_a, "threads"_a);
 }
