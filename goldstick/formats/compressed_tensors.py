@@ -66,7 +66,7 @@ class CompressedTensors(StorageFormat):
                 "'unfoldable: multiply' gives it a factor for each input, which compressed-tensors has no place for "
                 "('unfoldable: skip' does without)"
             )
-        if layer.fractional_zeros:
+        if layer.fractional_zeros and not grid.symmetric:
             return "its zeros are integers and this algorithm's are fractions"
         if layer.kind == "experts" and (not grid.symmetric or layer.scheme.activation):
             return "its readers in transformers load experts with symmetric weights and float activations only"

@@ -63,7 +63,7 @@ def refuses_weight_only(layer: StoredLayer, title: str) -> str | None:
         return f"{title} files say nothing of rounded activations, and its scheme is {layer.scheme.label}"
     if layer.multiplied:
         return f"'unfoldable: multiply' gives it a factor for each input, which {title} has no place for"
-    if layer.fractional_zeros:
+    if layer.fractional_zeros and not layer.scheme.weight.symmetric:
         return "its zeros are integers and this algorithm's are fractions"
     return refuses_scales(layer, title)
 

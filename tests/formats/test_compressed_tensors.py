@@ -130,6 +130,10 @@ def test_what_its_readers_would_get_wrong_is_refused_with_the_reason(refused: St
     assert reason in (FORMAT.refuses(refused) or "")
 
 
+def test_a_symmetric_layer_has_no_zeros_that_could_be_fractions() -> None:
+    assert FORMAT.refuses(layer("a", "w4a16-g32", fractional_zeros=True)) is None
+
+
 @pytest.mark.parametrize("name", [*NAMES, *INTEGER])
 def test_linear_layers_of_every_preset_are_held(name: str) -> None:
     assert FORMAT.refuses(layer("a", name)) is None

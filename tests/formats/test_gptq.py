@@ -132,7 +132,7 @@ LAYER = layer_of(GOLDEN)
         ({"kind": "experts"}, "no experts"),
         ({"name": "up"}, "after a linear layer's weight"),
         ({"multiplied": True}, "factor for each input"),
-        ({"fractional_zeros": True}, "fractions"),
+        ({"fractional_zeros": True, "scheme": Scheme.parse("w4a16-g4-asym")}, "fractions"),
         ({"scale_dtype": torch.float32}, "its scales are float32.*convert the float model"),
         ({"scheme": Scheme.parse("w8a8-dynamic")}, "nothing of rounded activations"),
         ({"scheme": Scheme.parse("w5a16-g4")}, "know 2, 3, 4, 8 bits, not 5"),
@@ -146,6 +146,10 @@ def test_what_version_1_cannot_hold_is_refused_with_the_reason(changes: dict[str
     assert refusal is not None
     with pytest.raises(FormatError, match=reason):
         raise FormatError(refusal)
+
+
+def test_a_symmetric_layer_has_no_zeros_that_could_be_fractions() -> None:
+    assert V2.refuses(LAYER) is None and V2.refuses(layer_of(GOLDEN, fractional_zeros=True)) is None
 
 
 def test_layers_that_one_config_cannot_describe_are_refused_together() -> None:
