@@ -79,8 +79,8 @@ def search_recipe(
         schemes=schemes, exclude=exclude, effort=effort, rules=rules_of(runtime, tensor_parallel),
     )  # fmt: skip
     settings = SearchSettings(
-        text=text, held_out=held_out, held_out_rows=held_out_rows, data_dir=data_dir, effort=effort, journal=journal,
-        progress=progress, ranks=ranks or Ranks(),
+        text=text, held_out=held_out, held_out_rows=held_out_rows, data_dir=data_dir, effort=effort, prune=prune,
+        journal=journal, progress=progress, ranks=ranks or Ranks(),
     )  # fmt: skip
     if prune:
         refuse_pruning(layers, target, settings)

@@ -93,6 +93,7 @@ class Search:
             "groups": {group.name: dict(group.nbytes) for group in layers.groups},
             "seed": text.seed,
             "rounded": repr((layers.method, layers.calibration)) if inputs else "to nearest",
+            "calibrated": self._data() if layers.method != "rtn" or settings.prune else "",
         }
         self.journal = Journal(settings.journal, identity, ranks) if whole is None else whole.journal.part(part)
         self.offset = 0.0 if whole is None else fmean(self.tuning.kl())
@@ -100,6 +101,11 @@ class Search:
             layers, network, self.rounded, RowLosses(model, in_batches(rows.searched)), self.journal,
             seed=text.seed, progress=self.progress, ranks=ranks, floats=self.searched,
         )  # fmt: skip
+
+    def _data(self) -> str:
+        """What tells the data that layers are calibrated, or channels scored, on from others."""
+        layers = self.layers
+        return recipe_data(layers, layers.calibration, self.searched.model, self.settings.data_dir).fingerprint
 
     def run(self) -> Found:
         """Search."""

@@ -22,6 +22,7 @@ class SearchSettings:
         data_dir: Where sets of text known by name lie.
         effort: ``fast`` takes gradients alone; ``default`` measures what is near the decision and tries exchanges;
             ``best`` measures all.
+        prune: Whether layers may lose channels, which are scored on the recipe's calibration data.
         journal: The file that lets a search that was stopped go on.
         progress: Told what is done.
         ranks: Who does it together; all of them find the same.
@@ -32,6 +33,7 @@ class SearchSettings:
     held_out_rows: int = 32
     data_dir: Path | None = None
     effort: Effort = "default"
+    prune: bool = False
     journal: Path | None = None
     progress: Progress = quiet
     ranks: Ranks = field(default_factory=Ranks)

@@ -60,8 +60,9 @@ def data(source: Path) -> Calibration:
 
 
 def found_for(source: Path, target: Target, **options: object) -> Found:
-    given = {"schemes": SCHEMES, "method": "rtn", "held_out_rows": 4, "effort": "fast", "prune": True} | options
-    return search_recipe(source, target, text=data(source), calibration=data(source), **given)  # type: ignore[arg-type]
+    given = {"schemes": SCHEMES, "method": "rtn", "held_out_rows": 4, "effort": "fast", "prune": True}
+    given |= {"calibration": data(source)} | options
+    return search_recipe(source, target, text=data(source), **given)  # type: ignore[arg-type]
 
 
 def least_of(source: Path) -> int:
@@ -163,6 +164,31 @@ def test_a_search_that_is_killed_finds_the_same(
     again = found_for(idle, target, effort="default", journal=journal)
     assert again.recipe == uninterrupted.recipe
     assert again.record == uninterrupted.record
+
+
+@pytest.mark.parametrize("method", ["rtn", "gptq"])
+def test_a_journal_is_of_the_text_that_channels_are_scored_and_layers_calibrated_on(
+    method: str, idle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "model", Target(size=int(1.5 * least_of(idle)))
+    shutil.copytree(idle, source)
+    other = tmp_path / "other.txt"
+    given = data(source).model_copy(update={"dataset": str(other)})
+    measured: list[str] = []
+    keep, keep_all = Journal.keep, Journal.keep_all
+    monkeypatch.setattr(Journal, "keep", lambda self, *told: measured.append(told[0]) or keep(self, *told))
+    monkeypatch.setattr(Journal, "keep_all", lambda self, told: measured.extend(told) or keep_all(self, told))
+
+    def searched(text: str) -> list[str]:
+        other.write_text(text)
+        measured.clear()
+        options = {"method": method, "prune": method == "rtn", "journal": tmp_path / "journal.json"}
+        found_for(source, target, calibration=given, **options)
+        return list(measured)
+
+    first = searched("The harbour lies on the north side of the island. " * 8)
+    assert first and not searched("The harbour lies on the north side of the island. " * 8)
+    assert searched("A letter came from the city where nobody had been for years. " * 8)
 
 
 def test_the_command_says_which_channels_go(idle: Path, tmp_path: Path) -> None:
