@@ -17,12 +17,17 @@ from goldstick.core.scheme import Scheme
 from goldstick.errors import RecipeError
 from goldstick.formats.native import NATIVE
 from goldstick.jobs.load.find_model import find_model
-from goldstick.jobs.plan.plan import make_plan
+from goldstick.jobs.plan.plan import Plan, make_plan
 from goldstick.jobs.search.ask import search
+from goldstick.jobs.search.runtimes import RUNTIMES
 from goldstick.jobs.sensitivity.choices import in_order
 from goldstick.recipes.calibration import Calibration
 from goldstick.recipes.recipe import Export, Recipe
 from goldstick.report.sensitivity import Choice, LayerSensitivity, Sensitivity
+
+_SEARCHED = RUNTIMES["goldstick"]
+#: What a stage says of which layers it rounds, and to what.
+_OF_LAYERS = ("targets", "scheme", "unrecognised", "group_size_mismatch")
 
 
 def sensitivity_for_size(
@@ -49,15 +54,18 @@ def sensitivity_for_size(
         progress: Told what is done.
 
     Raises:
-        RecipeError: The recipe has other stages or names another format than the native one, or its grid is none of
-            whole numbers.
+        RecipeError: The recipe has other stages, options that a search does not take, or names another format than the
+            native one; its grid is none of whole numbers, or its groups do not divide a layer's inputs.
         UsageError, DataError, SourceError: As :func:`goldstick.search` has them.
     """
     stage = _only_stage(recipe)
     _refuse_another_format(recipe)
     grids = {choice: _label(stage, choice) for choice in in_order(tried)}
+    _refuse_other_options(stage)
     with checkpoint_directory(find_model(model)) as directory:
         plan = make_plan(directory, recipe)
+    if any(isinstance(choice, int) for choice in grids):
+        _refuse_other_groups(_scheme(stage), plan)
     left = [site.name for site in plan.network.sites if site.name not in plan.resolution.assignments]
     found = search(
         model, **asked, schemes=tuple(grids.values()), exclude=left, effort="best",
@@ -84,15 +92,44 @@ def _refuse_another_format(recipe: Recipe) -> None:
         )
 
 
+def _refuse_other_options(stage: Quantizer) -> None:
+    """A search rounds in its own way, and would pass over what else a recipe says of it."""
+    searched = (
+        GPTQ(range_search=_SEARCHED.data_search) if isinstance(stage, GPTQ) else RTN(range_search=_SEARCHED.search)
+    )
+    for field in dataclasses.fields(stage):
+        given, own = getattr(stage, field.name), getattr(searched, field.name)
+        if field.name not in _OF_LAYERS and given != own:
+            remedy = f"say {field.name}: {own}" if isinstance(own, str | int | float) else f"leave {field.name} out"
+            raise RecipeError(
+                f"The {stage.name} of this recipe has {field.name}: {given}, which a search for a size does not take: "
+                f"{remedy}."
+            )
+
+
+def _refuse_other_groups(scheme: Scheme, plan: Plan) -> None:
+    for name, found in plan.resolution.assignments.items():
+        if found.scheme.weight.group_size != scheme.weight.group_size:
+            raise RecipeError(
+                f"{name} has {found.site.in_features} inputs, which groups of {scheme.weight.group_size} do not "
+                "divide, and a search makes no others: give a group size that divides them, or leave such layers float "
+                "by --group-size-mismatch skip."
+            )
+
+
 def _label(stage: Quantizer, choice: Choice) -> str:
     if isinstance(choice, str):
         if choice in MIXTURES:
             raise RecipeError(f"{choice} is a whole mixture; a search chooses among schemes of layers, such as q4_k.")
         return Scheme.parse(choice).label
-    scheme = Scheme.parse(stage.scheme) if isinstance(stage.scheme, str) else stage.scheme
+    scheme = _scheme(stage)
     if not scheme.weight.plain or scheme.activation:
         raise RecipeError(f"It tries integer widths of weights alone, not {scheme.label}; give one such as w4a16-g128.")
     return dataclasses.replace(scheme, weight=dataclasses.replace(scheme.weight, bits=choice)).label
+
+
+def _scheme(stage: Quantizer) -> Scheme:
+    return Scheme.parse(stage.scheme) if isinstance(stage.scheme, str) else stage.scheme
 
 
 def _sensitivity(model: str, record: Mapping[str, Any], grids: Mapping[Choice, str]) -> Sensitivity:

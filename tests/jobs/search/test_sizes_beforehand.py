@@ -126,3 +126,33 @@ def test_a_recipe_of_another_format_has_no_size_searched_for(source_with_text: P
     assert done.exit_code == 2 and "the format native" in done.stderr and "search MODEL --for" in done.stderr, (
         done.output
     )
+
+
+@pytest.mark.parametrize(
+    ("stage", "options", "words"),
+    [
+        ("rtn: {scheme: w4a16-g32, range_search: minmax}", (), "say range_search: mse"),
+        ("rtn: {scheme: w4a16-g32, range_search: mse, overrides: {lm_head: w8a16-g32}}", (), "leave overrides out"),
+        ("gptq: {scheme: w4a16-g32, order: natural}", (), "say order: gar"),
+        ("rtn: {scheme: w4a16-g24, range_search: mse}", ("--group-size-mismatch", "smaller"), "do not divide"),
+    ],
+)
+def test_options_that_a_search_does_not_take_are_refused(
+    stage: str, options: tuple[str, ...], words: str, source_with_text: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(f"stages: [{{{stage}}}]\n")
+    done = run("sensitivity", str(source_with_text), "-r", str(file), *options, "--recipe-for-size", "70%")
+    assert done.exit_code == 2 and words in " ".join(done.stderr.split()), done.output
+
+
+def test_layers_that_a_recipe_leaves_float_stay_so_at_a_size(source_with_text: Path, tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text("stages: [{rtn: {scheme: w4a16-g32, range_search: mse, targets: {include: ['*mlp*']}}}]\n")
+    done = run(
+        "sensitivity", str(source_with_text), "-r", str(file), "--bits", "2,4,8", "--recipe-for-size", "90%", "--json",
+        "--dataset", str(source_with_text / "text.txt"), "--samples", "2", "--seq-len", "16", "--held-out-rows", "3",
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert all("mlp" in layer["name"] for layer in found["layers"])
