@@ -18,7 +18,7 @@ from goldstick.checkpoint.safetensors_file import TensorInfo, read_header
 from goldstick.checkpoint.strict_json import parse_object, size_limit
 from goldstick.core.utf8_paths import require_utf8
 from goldstick.errors import FormatError, SourceError
-from goldstick.formats.modelopt import BESIDE_CONFIG, beside_config
+from goldstick.formats.config_beside import BESIDE, OVERLOOKED
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
@@ -226,16 +226,37 @@ def refuse_links_out(path: Path, directory: Path | None = None) -> None:
 
 
 def read_config(directory: Path, when_missing: str = "no checkpoint of a transformers model") -> dict[str, Any]:
-    """The config.json of a checkpoint, with the ``quantization_config`` that Model Optimizer may write beside it.
+    """The config.json of a checkpoint, with the ``quantization_config`` that other tools may write beside it.
 
     Raises:
         SourceError: See :func:`read_json`.
     """
     config = read_json(directory / "config.json", f"{when_missing}: it has no config.json{_hint(directory)}")
-    if config.get("quantization_config") is None and (directory / BESIDE_CONFIG).is_file():
-        table = beside_config(read_json(directory / BESIDE_CONFIG, when_missing))
-        config |= {} if table is None else {"quantization_config": table}
+    if config.get("quantization_config") is None and (found := _told_beside(directory)) is not None:
+        config["quantization_config"] = found[1]
     return config
+
+
+def overlooked_config(directory: Path) -> str | None:
+    """The file beside config.json that says how weights are quantized and that only its writer and goldstick look for.
+
+    Raises:
+        SourceError: See :func:`read_json`.
+    """
+    if read_json(directory / "config.json", "no checkpoint: it has no config.json").get("quantization_config"):
+        return None
+    found = _told_beside(directory)
+    return found[0] if found is not None and found[0] in OVERLOOKED else None
+
+
+def _told_beside(directory: Path) -> tuple[str, dict[str, Any]] | None:
+    """The file that says how weights are quantized in the place of config.json, and what it says."""
+    for name, table_of in BESIDE.items():
+        if (directory / name).is_file():
+            table = table_of(read_json(directory / name, "no checkpoint"))
+            if table is not None:
+                return name, table
+    return None
 
 
 def _hint(directory: Path) -> str:

@@ -7,7 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.checkpoint.file_state import file_sha256
-from goldstick.checkpoint.source import INDEX_NAME, PICKLES, SINGLE_NAME, named_by_autogptq, read_json
+from goldstick.checkpoint.source import (
+    INDEX_NAME,
+    PICKLES,
+    SINGLE_NAME,
+    named_by_autogptq,
+    overlooked_config,
+    read_json,
+)
 from goldstick.errors import GoldstickError
 from goldstick.jobs.doctor.finding import Finding
 
@@ -42,6 +49,16 @@ def file_findings(directory: Path) -> Iterator[Finding]:
             what="a weight file has the name that AutoGPTQ gave it, by which transformers does not find it",
             where=tuple(odd),
             remedy=f"rename it {SINGLE_NAME}",
+        )
+    if (beside := _overlooked(directory)) is not None:
+        yield Finding(
+            severity="remark",
+            check="config-beside",
+            what="how weights are quantized stands beside config.json, where transformers does not look: it fills "
+            "quantized layers at random. goldstick reads it",
+            where=(beside,),
+            remedy="write its table into config.json as 'quantization_config', or export the checkpoint anew "
+            "('goldstick export')",
         )
     pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
     if pickles and files:
@@ -85,6 +102,13 @@ def _used(directory: Path) -> set[Any] | None:
     except GoldstickError:
         return None
     return {name} if name is not None else None
+
+
+def _overlooked(directory: Path) -> str | None:
+    try:
+        return overlooked_config(directory)
+    except GoldstickError:
+        return None
 
 
 def _named(directory: Path) -> set[Any] | None:

@@ -16,6 +16,7 @@ from goldstick.formats.mxfp4 import MXFP4
 from goldstick.formats.native import NATIVE
 from goldstick.hf.initialisers import initialisers_fail
 from goldstick.jobs.doctor.runtimes.arguments import groups_of
+from goldstick.jobs.doctor.runtimes.config_beside import config_beside_rule
 from goldstick.jobs.doctor.runtimes.own_cache import own_cache_rule
 from goldstick.jobs.doctor.runtimes.runtime import (
     AMD,
@@ -201,6 +202,7 @@ TRANSFORMERS = Runtime(
             read_in=f"{_COMPRESSED}, with compressed-tensors 0.20.0",
             find=turned_at_run_time,
         ),
+        config_beside_rule("transformers/quantizers/auto.py (get_hf_quantizer)"),
         own_cache_rule("transformers without goldstick", "transformers/quantizers"),
         Rule(
             check="inputs",
