@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from goldstick.algorithms import RTN, Quantizer
-from goldstick.algorithms.base import rounds
 from goldstick.algorithms.gptq import GPTQ
 from goldstick.checkpoint.gguf.directory import checkpoint_directory
 from goldstick.core.mixture import MIXTURES
@@ -76,11 +75,11 @@ def sensitivity_for_size(
     return _sensitivity(str(model), found.search, grids), found
 
 
-def _only_stage(recipe: Recipe) -> Quantizer:
-    stages = [stage for stage in recipe.stages if rounds(stage)]
-    if len(recipe.stages) != 1 or not stages or not isinstance(stages[0], RTN | GPTQ):
+def _only_stage(recipe: Recipe) -> RTN | GPTQ:
+    stage = recipe.stages[0]
+    if len(recipe.stages) != 1 or not isinstance(stage, RTN | GPTQ):
         raise RecipeError("A recipe for a size is found for one stage that is rtn or gptq, such as gptq-w4a16-g128.")
-    return stages[0]
+    return stage
 
 
 def _refuse_another_format(recipe: Recipe) -> None:
@@ -92,11 +91,10 @@ def _refuse_another_format(recipe: Recipe) -> None:
         )
 
 
-def _refuse_other_options(stage: Quantizer) -> None:
+def _refuse_other_options(stage: RTN | GPTQ) -> None:
     """A search rounds in its own way, and would pass over what else a recipe says of it."""
-    searched = (
-        GPTQ(range_search=_SEARCHED.data_search) if isinstance(stage, GPTQ) else RTN(range_search=_SEARCHED.search)
-    )
+    search = _SEARCHED.data_search if isinstance(stage, GPTQ) else _SEARCHED.search
+    searched: Quantizer = dataclasses.replace(type(stage)(), range_search=search)  # type: ignore[arg-type]
     for field in dataclasses.fields(stage):
         given, own = getattr(stage, field.name), getattr(searched, field.name)
         if field.name not in _OF_LAYERS and given != own:
