@@ -67,12 +67,24 @@ def scheme_of_group(group: Mapping[str, Any]) -> Scheme:
         raise FormatError(
             f"goldstick rounds no outputs of layers, and a group has output_activations: {shown(outputs)}."
         )
-    activation = _activation(inputs) if inputs else None
-    grid = _float_grid(weights) if weights.get("type") == "float" else _integer_grid(weights)
+    activation = None if inputs is None else _activation(_completed(inputs))
+    weights = _completed(weights)
+    grid = _float_grid(weights) if weights["type"] == "float" else _integer_grid(weights)
     try:
         return Scheme(weight=grid, activation=activation)
     except RecipeError as error:
         raise FormatError(f"A group of the config makes no sense: {error}") from error
+
+
+def _completed(args: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of weights or of inputs with the library's own for those that a config leaves out."""
+    told = {name: value.lower() if name in ("type", "strategy") and isinstance(value, str) else value
+            for name, value in args.items()}  # fmt: skip
+    size = told.get("group_size")
+    if told.get("strategy") is None:
+        by_group = type(size) is int and size > 0
+        told["strategy"] = "tensor" if size is None else "group" if by_group else "channel"
+    return {"num_bits": 8, "type": "int", "symmetric": True, "dynamic": False, **told}
 
 
 def _integer_grid(weights: Mapping[str, Any]) -> Grid:

@@ -147,6 +147,22 @@ def test_the_config_says_the_scheme_and_is_theirs(name: str) -> None:
     assert scheme_of_group(theirs.model_dump(mode="json")) == scheme
 
 
+@pytest.mark.parametrize(
+    "group",
+    [
+        {"weights": {"num_bits": 4, "group_size": 32}},
+        {"weights": {"group_size": -1}},
+        {"weights": {"strategy": "CHANNEL", "type": "INT"}, "input_activations": {}},
+        {"weights": {"strategy": "channel"}, "input_activations": {"strategy": "Token", "dynamic": True}},
+        {"weights": {"type": "float"}, "input_activations": {"type": "float"}},
+    ],
+    ids=str,
+)
+def test_what_a_config_leaves_out_is_as_the_library_has_it(group: dict[str, Any]) -> None:
+    whole = QuantizationScheme(targets=["Linear"], **group).model_dump(mode="json")
+    assert scheme_of_group({"targets": ["Linear"], **group}) == scheme_of_group(whole)
+
+
 def broken(name: str, **changes: Any) -> dict[str, Tensor]:
     scheme = Scheme.parse(name)
     tensor = quantize_with_search(torch.randn(16, 128).bfloat16(), scheme.weight, "minmax")
