@@ -45,6 +45,9 @@ _HOMES = {
     "set_input_bits": "goldstick.api",
 }
 
+#: Modules that hold more of it.
+_MODULES = ("api", "errors")
+
 __all__ = [
     "RTN",
     "GoldstickError",
@@ -68,6 +71,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"goldstick.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module 'goldstick' has no attribute {name!r}")
     value = getattr(importlib.import_module(_HOMES[name]), name)

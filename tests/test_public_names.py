@@ -74,6 +74,11 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = goldstick.aply
 
 
+def test_documented_modules_are_there_without_an_import_of_their_own() -> None:
+    found = [f"goldstick.{module}.{name}" for module, name in (("errors", "UsageError"), ("api", "doctor"))]
+    subprocess.run([sys.executable, "-c", f"import goldstick; {'; '.join(found)}"], check=True)
+
+
 def test_importing_and_listing_loads_no_torch() -> None:
     script = "import sys, goldstick; dir(goldstick); goldstick.GoldstickError; print('torch' in sys.modules)"
     found = subprocess.run(
