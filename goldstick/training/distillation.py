@@ -12,7 +12,6 @@ from goldstick.core.token_mask import predicted_mask
 from goldstick.errors import UsageError
 from goldstick.structure.trace import tensors_in
 from goldstick.training.float_weights import as_held
-from goldstick.training.task import IGNORED
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
@@ -21,9 +20,9 @@ def distilled(loss: Loss, teacher: nn.Module, share: float, temperature: float) 
     """A loss with a teacher (arXiv 1503.02531): (1 − share)·loss + share·T²·KL(softmax(t / T) ‖ softmax(z / T)).
 
     z and t are the scores that the network and its teacher give for the same inputs, in the one forward that the loss
-    makes; the divergence is a mean over rows, over the tokens whose next one is a target, or over the places of a dense
-    prediction. Where classes lie is told by the batch (see :func:`class_axis`). Without gradients, when statistics are
-    measured, it is the loss alone.
+    makes; the divergence is a mean over rows, over the tokens whose scores the loss counts where there are labels, or
+    over the places of a dense prediction. Where classes lie is told by the batch (see :func:`class_axis`). Without
+    gradients, when statistics are measured, it is the loss alone.
 
     Args:
         loss: (model, batch) → a scalar, which calls the model.
@@ -52,7 +51,10 @@ def distilled(loss: Loss, teacher: nn.Module, share: float, temperature: float) 
             raise UsageError("training.distill compares what the network gives, and the loss does not call it.")
         positional, named, output = calls[-1]
         wanted = _taught(teacher, positional, named)
-        z, t = (_scores(given, named.get("labels"), batch) / temperature for given in (output, wanted))
+        z, t = (_scores(given, batch) / temperature for given in (output, wanted))
+        if named.get("labels") is not None and z.ndim == 3:
+            counted = _counted(own, output, batch)
+            z, t = z[counted], t[counted]
         return (1 - share) * own + share * temperature**2 * _divergence(t, z).mean()
 
     return with_teacher
@@ -75,7 +77,7 @@ def agreement(teacher: nn.Module) -> Loss:
 
     def loss(model: nn.Module, batch: Mapping[str, Any]) -> Tensor:
         own, wanted = model(**batch), _taught(teacher, (), dict(batch))
-        z, t = (_scores(given, None, batch) for given in (own, wanted))
+        z, t = (_scores(given, batch) for given in (own, wanted))
         divergence, mask = _divergence(t, z), predicted_mask(batch).of(z)
         return (divergence if mask is None else divergence[mask.bool()]).mean()
 
@@ -107,14 +109,25 @@ def class_axis(scores: Tensor, batch: Any) -> int:
     return -1 if shape[:-1] in shapes and (shape[0], *shape[2:]) not in shapes else 1
 
 
-def _scores(output: Any, labels: Tensor | None, batch: Any) -> Tensor:
-    """Float32 [..., classes]; of a language model, of the tokens whose next one is a target."""
+def _scores(output: Any, batch: Any) -> Tensor:
+    """Float32 [..., classes]."""
     scores = getattr(output, "logits", output)
     if not isinstance(scores, Tensor) or scores.ndim < 2:
         raise UsageError(
             f"Distillation compares scores [rows, classes], and the network gives a {type(output).__name__}."
         )
-    axis = class_axis(scores, batch)
-    if labels is None or scores.ndim != 3 or axis == 1:
-        return scores.movedim(axis, -1).float()
-    return scores[:, :-1][labels[:, 1:] != IGNORED].float()
+    scores = scores.movedim(class_axis(scores, batch), -1)
+    if scores.shape[-1] == 1:
+        raise UsageError(
+            "Distillation compares scores of classes, and the network gives one number a row, as a regression does, of "
+            "which it would learn nothing; leave it out, or give TrainingTask a loss that compares the numbers."
+        )
+    return scores.float()
+
+
+def _counted(loss: Tensor, output: Any, batch: Any) -> Tensor:
+    """Which tokens a loss counts the scores of, bool [rows, tokens]: models predict the next token, or this one."""
+    scores = getattr(output, "logits", output)
+    (gradient,) = torch.autograd.grad(loss, scores, retain_graph=True, materialize_grads=True)
+    counted: Tensor = (gradient != 0).any(class_axis(scores, batch))
+    return counted

@@ -197,7 +197,7 @@ class _Run:
             if not math.isfinite(value):
                 raise TrainingError(
                     f"The loss is {value} in step {state.step + 1} of {self.description}: the training diverged. Lower "
-                    "training.rate, or look for NaN in the data."
+                    "training.rate, or look for NaN in the data and for batches without a target, all labels -100."
                 )
             loss.backward()  # type: ignore[no-untyped-call]
             self.workers.add_gradients(learning, part)

@@ -67,6 +67,24 @@ def test_of_a_language_model_the_tokens_count_whose_next_one_is_a_target() -> No
     torch.testing.assert_close(found.double(), torch.stack(counted).mean(), rtol=1e-5, atol=1e-7)
 
 
+class Tagging(Language):
+    """Scores for each token's own class."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **_: Any) -> SimpleNamespace:
+        scores = self.table(input_ids)
+        loss = None if labels is None else nn.functional.cross_entropy(scores.flatten(0, 1), labels.flatten())
+        return SimpleNamespace(logits=scores, loss=loss)
+
+
+def test_of_a_model_that_predicts_no_next_token_the_tokens_count_that_have_a_target() -> None:
+    student, teacher = Tagging(), Tagging()
+    ids, labels = torch.randint(11, (2, 6)), torch.full((2, 6), -100)
+    labels[0, 0], labels[1, 3], labels[1, 5] = 4, 0, 10
+    found = distilled(supervised, teacher, 1.0, 1.0)(student, {"input_ids": ids, "labels": labels})
+    apart = divergence(student.table(ids), teacher.table(ids), 1.0)
+    torch.testing.assert_close(found.double(), apart[labels >= 0].mean(), rtol=1e-5, atol=1e-7)
+
+
 class Translation(Language):
     """Scores for each token of a decoder."""
 
@@ -150,6 +168,9 @@ def test_what_cannot_be_distilled_is_said() -> None:
     with pytest.raises(UsageError, match="does not call it"):
         task = TrainingTask(batches=batches(1), loss=lambda model, batch: next(model.parameters()).sum())
         goldstick.apply(TinyResidual(), recipe, training=task)
+    with pytest.raises(UsageError, match="one number a row, as a regression does"):
+        one = distilled(lambda model, batch: model(batch).square().mean(), nn.Linear(3, 1), 0.5, 1.0)
+        one(nn.Linear(3, 1), torch.ones(2, 3))
     with pytest.raises(UsageError, match="gives a tuple"):
         pair = distilled(lambda model, batch: model(batch)[0].sum(), Pair(), 0.5, 1.0)
         pair(Pair(), torch.ones(2, 3))
