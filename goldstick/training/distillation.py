@@ -126,8 +126,11 @@ def _scores(output: Any, batch: Any) -> Tensor:
 
 
 def _counted(loss: Tensor, output: Any, batch: Any) -> Tensor:
-    """Which tokens a loss counts the scores of, bool [rows, tokens]: models predict the next token, or this one."""
+    """Which tokens a loss counts the scores of, bool [rows, tokens]: models predict the next token, or this one.
+
+    All, where the loss is made of other tensors than the scores that are given, such as those before a cast.
+    """
     scores = getattr(output, "logits", output)
     (gradient,) = torch.autograd.grad(loss, scores, retain_graph=True, materialize_grads=True)
     counted: Tensor = (gradient != 0).any(class_axis(scores, batch))
-    return counted
+    return counted if bool(counted.any()) else torch.ones_like(counted)

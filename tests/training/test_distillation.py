@@ -85,6 +85,23 @@ def test_of_a_model_that_predicts_no_next_token_the_tokens_count_that_have_a_tar
     torch.testing.assert_close(found.double(), apart[labels >= 0].mean(), rtol=1e-5, atol=1e-7)
 
 
+class Casting(Tagging):
+    """Gives other tensors than its loss is made of."""
+
+    def forward(self, input_ids: Tensor, labels: Tensor | None = None, **_: Any) -> SimpleNamespace:
+        found = super().forward(input_ids, labels)
+        return SimpleNamespace(logits=found.logits.double(), loss=found.loss)
+
+
+def test_all_tokens_count_where_the_loss_is_of_other_tensors_than_the_scores() -> None:
+    student, teacher = Casting(), Casting()
+    ids, labels = torch.randint(11, (2, 6)), torch.full((2, 6), -100)
+    labels[0, 0] = 4
+    found = distilled(supervised, teacher, 1.0, 1.0)(student, {"input_ids": ids, "labels": labels})
+    expected = divergence(student.table(ids), teacher.table(ids), 1.0).mean()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-7)
+
+
 class Translation(Language):
     """Scores for each token of a decoder."""
 
