@@ -118,7 +118,7 @@ def test_values_that_are_no_tensors_belong_to_both_parts(extra: Any, finish: str
 def test_a_graph_is_not_cut_by_its_nodes() -> None:
     found = compressed(Graph(), "validate", graph())
     assert {record.notes["tokens"] for record in found.report.layers if "tokens" in record.notes} == {40}
-    with pytest.raises(QuantizationError, match=r"there is 1 batch; give at least 2"):
+    with pytest.raises(QuantizationError, match=r"there is 1 batch, which cannot be taken apart; give at least 2"):
         compressed(Graph(), FINISHES["distill"], graph())
 
 
