@@ -18,8 +18,8 @@ enum class CacheCoding : std::uint8_t { none, int8, fp8, int4 };
 
 // Keys or values of a run of tokens, of one sequence and one head after another.
 struct Run {
-    const void* data;           // [batch, kv_heads, …, channels]; of int4 half as many bytes
-    const float* token_scale;   // of codes: [batch, kv_heads, …], or null; of int4 with a minimum each, [batch, kv_heads, …, 2]
+    const void* data;          // [batch, kv_heads, …, channels]; of int4 half as many bytes
+    const float* token_scale;  // of codes: [batch, kv_heads, …], or null; of int4 [batch, kv_heads, …, 2], with minimums
     std::int64_t batch_stride, head_stride;  // of `data`, in elements; tokens lie one after the other
     std::int64_t scale_batch_stride, scale_head_stride;  // of `token_scale`
     CacheCoding coding;

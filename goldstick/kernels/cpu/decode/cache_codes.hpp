@@ -1,4 +1,5 @@
-// Keys and values of one token, rounded into a cache: the arithmetic of nn/kv_cache.py and kernels/kv_nibbles.py, to the bit.
+// Keys and values of one token, rounded into a cache: the arithmetic of nn/kv_cache.py and kernels/kv_nibbles.py, to the
+// bit.
 #pragma once
 
 #include <cstdint>

@@ -133,8 +133,8 @@ void check_turned(std::int64_t turned, std::int64_t channels) {
     }
 }
 
-// Tokens, which CacheCoding they have, and of keys and values each: address, address of the tokens' scales (or 0), strides of
-// batch and head of both.
+// Tokens, which CacheCoding they have, and of keys and values each: address, address of the tokens' scales (or 0),
+// strides of batch and head of both.
 using Strides = std::tuple<std::int64_t, std::int64_t, std::int64_t, std::int64_t>;
 using Given = std::tuple<std::int64_t, int, Address, Address, Strides, Address, Address, Strides>;
 
