@@ -18,6 +18,11 @@ from goldstick.checkpoint.source import (
 from goldstick.errors import GoldstickError
 from goldstick.jobs.doctor.finding import Finding
 
+#: What to do where a config lies beside config.json.
+INTO_CONFIG = (
+    "write its table into config.json as 'quantization_config', or export the checkpoint anew ('goldstick export')"
+)
+
 
 def file_findings(directory: Path) -> Iterator[Finding]:
     """Weight files that are equal, or that the index does not name."""
@@ -57,8 +62,7 @@ def file_findings(directory: Path) -> Iterator[Finding]:
             what="how weights are quantized stands beside config.json, where transformers does not look: it fills "
             "quantized layers at random. goldstick reads it",
             where=(beside,),
-            remedy="write its table into config.json as 'quantization_config', or export the checkpoint anew "
-            "('goldstick export')",
+            remedy=INTO_CONFIG,
         )
     pickles = sorted(path.name for path in directory.iterdir() if path.suffix in PICKLES)
     if pickles and files:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from goldstick.checkpoint.source import overlooked_config
 from goldstick.errors import GoldstickError
+from goldstick.jobs.doctor.files import INTO_CONFIG
 from goldstick.jobs.doctor.runtimes.runtime import Rule
 from goldstick.jobs.doctor.runtimes.subject import Subject
 
@@ -17,8 +18,7 @@ def config_beside_rule(read_in: str) -> Rule:
         severity="fault",
         what="how weights are quantized stands beside config.json, so that transformers takes the model for a float "
         "one and fills its quantized layers at random; goldstick.load reads it",
-        remedy="write the file's table into config.json as 'quantization_config', or export the checkpoint anew "
-        "('goldstick export')",
+        remedy=INTO_CONFIG,
         read_in=read_in,
         find=_config_beside,
     )

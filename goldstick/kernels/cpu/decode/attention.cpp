@@ -27,12 +27,6 @@ GOLDSTICK_INLINE void call_ahead(const std::byte* from, std::int64_t bytes) {
 #endif
 }
 
-template <typename T>
-GOLDSTICK_INLINE const float* widened(const T* from, std::int64_t elements, float* to, bool use_avx2) {
-    widen(from, elements, to, use_avx2);
-    return to;
-}
-
 // Tokens `begin` … of a run and head as floats [count][channels], of codes without their scales.
 template <typename T>
 GOLDSTICK_INLINE const float* floats(const Run& run, std::int64_t batch, std::int64_t head, std::int64_t begin,
@@ -41,17 +35,16 @@ GOLDSTICK_INLINE const float* floats(const Run& run, std::int64_t batch, std::in
     const std::int64_t at = batch * run.batch_stride + head * run.head_stride + begin * of_token;
     const std::int64_t elements = count * of_token, bytes = run.coding == CacheCoding::none ? sizeof(T) : 1;
     call_ahead(static_cast<const std::byte*>(run.data) + (at + elements) * bytes, elements * bytes);
-    switch (run.coding) {
-        case CacheCoding::none: break;
-        case CacheCoding::int8: return widened(static_cast<const std::int8_t*>(run.data) + at, elements, to, use_avx2);
-        case CacheCoding::fp8: return widened(static_cast<const Fp8*>(run.data) + at, elements, to, use_avx2);
-        case CacheCoding::int4: return widened(static_cast<const Nibbles*>(run.data) + at, elements, to, use_avx2);
+    if (run.coding != CacheCoding::none) {
+        widen_codes(run.coding, run.data, at, elements, to, use_avx2);
+        return to;
     }
     const T* from = static_cast<const T*>(run.data) + at;
     if constexpr (sizeof(T) == sizeof(float)) {
         return from;
     } else {
-        return widened(from, elements, to, use_avx2);
+        widen(from, elements, to, use_avx2);
+        return to;
     }
 }
 

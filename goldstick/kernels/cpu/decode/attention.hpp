@@ -11,10 +11,9 @@
 
 #include <cstdint>
 
-namespace goldstick {
+#include "decode/widen.hpp"
 
-// What numbers of a run are: T, or codes. Those of int4, two in a byte, count steps from a minimum on.
-enum class CacheCoding : std::uint8_t { none, int8, fp8, int4 };
+namespace goldstick {
 
 // Keys or values of a run of tokens, of one sequence and one head after another.
 struct Run {

@@ -14,15 +14,6 @@ namespace {
 
 constexpr std::int64_t kTile = 32;  // tokens that are widened together
 
-GOLDSTICK_INLINE void widen_codes(const Run& run, std::int64_t at, std::int64_t count, float* to, bool use_avx2) {
-    switch (run.coding) {
-        case CacheCoding::none: break;
-        case CacheCoding::int8: return widen(static_cast<const std::int8_t*>(run.data) + at, count, to, use_avx2);
-        case CacheCoding::fp8: return widen(static_cast<const Fp8*>(run.data) + at, count, to, use_avx2);
-        case CacheCoding::int4: return widen(static_cast<const Nibbles*>(run.data) + at, count, to, use_avx2);
-    }
-}
-
 // Tokens `begin` … of one sequence and head.
 template <typename T>
 GOLDSTICK_INLINE void write_tile(const CacheNumbers<T>& call, std::int64_t head, std::int64_t begin, std::int64_t count,
@@ -32,7 +23,7 @@ GOLDSTICK_INLINE void write_tile(const CacheNumbers<T>& call, std::int64_t head,
     const std::int64_t channels = call.channels, of_token = nibbles ? channels / 2 : channels;
     const std::int64_t sequence = head / call.kv_heads, own = head % call.kv_heads;
     const std::int64_t at = sequence * run.batch_stride + own * run.head_stride + begin * of_token;
-    widen_codes(run, at, count * of_token, tile, use_avx2);
+    widen_codes(run.coding, run.data, at, count * of_token, tile, use_avx2);
     const float* const token_scale =
         run.token_scale ? run.token_scale + sequence * run.scale_batch_stride + own * run.scale_head_stride : nullptr;
     const float* const scale = call.scale ? call.scale + own * channels : nullptr;

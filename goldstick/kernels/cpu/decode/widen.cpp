@@ -99,6 +99,15 @@ void widen(const Nibbles* from, std::int64_t count, float* to, bool use_avx2) {
     }
 }
 
+void widen_codes(CacheCoding coding, const void* codes, std::int64_t at, std::int64_t count, float* to, bool use_avx2) {
+    switch (coding) {
+        case CacheCoding::none: break;
+        case CacheCoding::int8: return widen(static_cast<const std::int8_t*>(codes) + at, count, to, use_avx2);
+        case CacheCoding::fp8: return widen(static_cast<const Fp8*>(codes) + at, count, to, use_avx2);
+        case CacheCoding::int4: return widen(static_cast<const Nibbles*>(codes) + at, count, to, use_avx2);
+    }
+}
+
 void widen(const bfloat16* from, std::int64_t count, float* to, bool use_avx2) {
     widen_all(from, count, to, use_avx2);
 }

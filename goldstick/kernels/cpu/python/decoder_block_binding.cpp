@@ -161,7 +161,7 @@ bool run(nb::list prepared, Address x, Address y, std::int64_t batch, Address co
             if (!has_room(keys, filled, before) || !has_room(values, filled, before)) {
                 throw std::invalid_argument("there is no room for another token");
             }
-            if (std::get<0>(keys) != std::get<0>(values) || turned < 0) {
+            if (std::get<0>(keys) != std::get<0>(values) || turned < 0 || (turned & (turned - 1)) != 0) {
                 throw std::invalid_argument("keys and values of a cache are stored alike");
             }
         }
